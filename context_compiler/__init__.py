@@ -1,0 +1,1 @@
+"""Context middleware for Pydantic AI."""

@@ -1,0 +1,70 @@
+"""Everything this package raises on purpose, in one tree.
+
+ContextCompilerError
+├── TemplateError      a template is missing, unreadable or wrong (name, path, line)
+├── CompileError       a summary could not be made (model, phase)
+├── TranscriptError    a transcript could not be read (file, index)
+├── StoreError         the record could not be opened, read or written
+├── BudgetError        a strict call could not be kept within its budget
+├── FidelityError      a fidelity is not one of the known modes (where, value)
+└── SettingsError      an argument or environment variable has a wrong value
+
+A message says what is wrong, where, and what to do about it. The capability raises none of these: it
+falls back and reports them through `on_error`.
+"""
+
+from __future__ import annotations
+
+
+class ContextCompilerError(Exception):
+    """The root: catching it catches everything this package raises on purpose."""
+
+
+class TemplateError(ContextCompilerError):
+    """A template is missing, unreadable, outside its roots, or wrong."""
+
+    def __init__(self, message: str, *, name: str, path: str | None = None, line: int | None = None) -> None:
+        """Keep the place beside the message: `name`, the file's `path` and the 1-based `line`, where known."""
+        place = f"{path or name}:{line}" if line else (path or name)
+        super().__init__(f"{place}: {message}")
+        self.name, self.path, self.line = name, path, line
+
+
+class CompileError(ContextCompilerError):
+    """A summary could not be made."""
+
+    def __init__(self, message: str, *, model: str, phase: str) -> None:
+        """Say which `model` failed in which `phase`: prompt, call, timeout, usage, or answer."""
+        super().__init__(f"{phase} ({model}): {message}")
+        self.model, self.phase = model, phase
+
+
+class TranscriptError(ContextCompilerError):
+    """A transcript could not be read."""
+
+    def __init__(self, message: str, *, file: str, index: int | None = None) -> None:
+        """Name the `file` and, where one message is at fault, its 0-based `index`."""
+        place = file if index is None else f"{file}[{index}]"
+        super().__init__(f"{place}: {message}")
+        self.file, self.index = file, index
+
+
+class StoreError(ContextCompilerError):
+    """The record could not be opened, read or written."""
+
+
+class BudgetError(ContextCompilerError):
+    """A strict call could not be kept within its budget."""
+
+
+class FidelityError(ContextCompilerError, ValueError):
+    """A fidelity is not one of the known modes."""
+
+    def __init__(self, message: str, *, where: str, value: object) -> None:
+        """Name the place (`where`) that gave the unknown `value`."""
+        super().__init__(f"{where}: {message}")
+        self.where, self.value = where, value
+
+
+class SettingsError(ContextCompilerError, ValueError):
+    """An argument or an environment variable has a wrong value."""

@@ -1,0 +1,68 @@
+"""Names by content: the name of a message depends on what it says and on everything before it.
+
+Equal prefixes therefore share names, a fork costs only what is new, and a file can prove itself. The
+idea of chained content ids is git's; `VERSION` allows the rule to change without confusing old names.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b, sha256
+
+VERSION = "c1:"
+
+VOLATILE = frozenset(
+    {
+        "timestamp",
+        "run_id",
+        "conversation_id",
+        "instructions",
+        "usage",
+        "model_name",
+        "metadata",
+        "provider_name",
+        "provider_url",
+        "provider_details",
+        "provider_response_id",
+        "finish_reason",
+        "state",
+        "vendor_details",
+        "vendor_id",
+        "failed_attempts",
+        "workspace",
+    }
+)
+"""What a host stamps on a message, or an application makes anew on each request: it names nothing."""
+
+
+def blob_id(body: bytes) -> str:
+    """Name a blob by its bytes."""
+    return blake2b(body, digest_size=16).hexdigest()
+
+
+def text_hash(text: str) -> str:
+    """SHA-256 of a text, in hex: the form in which people compare files."""
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def identity(body: bytes) -> str:
+    """Name one message by what it says to a model, leaving out what hosts stamp on it.
+
+    `body` is the message's JSON. Two messages that differ only in times, run ids or usage are one.
+    """
+    data = json.loads(body)
+    kept = {key: value for key, value in data.items() if key not in VOLATILE}
+    kept["parts"] = [_without_stamps(part) for part in data.get("parts", [])]
+    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return blake2b(canonical.encode(), digest_size=16).hexdigest()
+
+
+def _without_stamps(part: object) -> object:
+    if not isinstance(part, dict):
+        return part
+    return {key: value for key, value in part.items() if key not in ("timestamp", "metadata") and value is not None}
+
+
+def chained(parent: str | None, content: str) -> str:
+    """Name a message reached by way of `parent`; `content` is its `identity`."""
+    return VERSION + blake2b(f"{parent or ''}\x00{content}".encode(), digest_size=16).hexdigest()

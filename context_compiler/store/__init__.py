@@ -1,0 +1,92 @@
+"""Where the record lives: a protocol in three parts, and two stores that keep it.
+
+`Recorder` is the path of a request, `Reader` looks, `Keeper` tidies up; a `Store` is all three. Whatever
+passes the conformance suite in `tests/store` is a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from context_compiler.record import Compile, Cycle, Entry, Record, SessionInfo
+
+
+class Recorder(Protocol):
+    """The path of a request. Append-only: saving the same entry again is a no-op."""
+
+    async def save(self, entry: Entry) -> Record:
+        """Keep an entry in one transaction and give back its record with `id` and `summary_id`.
+
+        Only the messages of the two chains that are not there yet are written. The same request (session,
+        run, request index, raw tip and view tip) saved twice is one row.
+
+        Raises:
+            StoreError: it could not be kept; nothing of it was.
+        """
+        ...
+
+    async def find_compile(self, cache_key: str) -> tuple[int, Compile] | None:
+        """The reusable compile with that cache key and its row number."""
+        ...
+
+    async def find_cycle(self, tips: Sequence[str]) -> Cycle | None:
+        """The newest cycle of the last of `tips` that has one: the longest known ancestor of a chain."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections; the store opens them again when it is used again."""
+        ...
+
+
+class Reader(Protocol):
+    """Looking at what is on the record."""
+
+    async def chain(self, tip: str) -> list[bytes]:
+        """The message bodies of the chain that ends in `tip`, oldest first; StoreError if it is unknown."""
+        ...
+
+    async def view(self, view_id: int) -> Record | None:
+        """One request with its compile."""
+        ...
+
+    async def views(self, session_id: str | None = None, *, limit: int | None = None) -> list[Record]:
+        """Requests, newest first; each with its compile."""
+        ...
+
+    async def summaries(self, session_id: str, *, limit: int | None = None) -> list[Compile]:
+        """Compiles of a session, newest first."""
+        ...
+
+    async def sessions(self) -> list[SessionInfo]:
+        """Every conversation, the one used last first."""
+        ...
+
+    async def transcript(self, session_id: str) -> list[bytes]:
+        """The bodies of a session's raw history as last seen; empty when it is unknown."""
+        ...
+
+
+class Keeper(Protocol):
+    """Keeping the record small and sound."""
+
+    async def delete(self, session_id: str) -> int:
+        """Remove a conversation and everything only it used; the number of requests removed."""
+        ...
+
+    async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
+        """Remove old requests (by age, or all but the newest of each session); no kept chain is ever broken."""
+        ...
+
+    async def verify(self) -> tuple[str, ...]:
+        """Every defect found by deriving each name again from what reading returns; empty when sound."""
+        ...
+
+    def export(self) -> AsyncIterator[Mapping[str, object]]:
+        """Everything, one JSON-ready mapping a row, messages before the views that use them."""
+        ...
+
+
+@runtime_checkable
+class Store(Recorder, Reader, Keeper, Protocol):
+    """A place for the record."""
