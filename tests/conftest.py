@@ -1,0 +1,39 @@
+"""What all tests share: bounded property tests, the folder of real transcripts, a loop for `run_sync`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+SLOW_DATA = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+settings.register_profile("quick", max_examples=50, deadline=None, suppress_health_check=SLOW_DATA)
+settings.register_profile("thorough", max_examples=1_000, deadline=None, suppress_health_check=SLOW_DATA)
+settings.load_profile("quick")  # `pytest --hypothesis-profile=thorough` for the other
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """Real transcripts, which are not part of this repository; the test is skipped without them."""
+    given = os.environ.get("CONTEXT_COMPILER_DATA")
+    folder = Path(given) if given else Path(__file__).parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no real transcripts at {folder}; CONTEXT_COMPILER_DATA may name their folder")
+    return folder
+
+
+@pytest.fixture
+def sync_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """The loop that `run_sync` finds in a test that is not async; the host would leave its own one open."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield loop
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    asyncio.set_event_loop(None)
+    loop.close()

@@ -1,0 +1,1 @@
+"""Providers and histories for tests: nothing here is shipped."""
