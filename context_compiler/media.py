@@ -1,0 +1,177 @@
+"""What an image, a sound, a film or a document costs, by the providers' public rules.
+
+One message may be sent to any provider, so each kind has one price: the dearest of the rules for a request
+that sets no level of detail. Tokens; (a) to (c) name the pages below.
+
+| kind     | OpenAI (a)                                | Anthropic (b)                | Google (c)              |
+|----------|-------------------------------------------|------------------------------|-------------------------|
+| image    | 85 + 170 a tile of 512 px, fitted into    | 1 a patch of 28 px, fitted   | 258 a tile of 768 px;   |
+|          | 2,048 px and its short side into 768 px;  | into 2,576 px and 4,784      | from Gemini 3 on up to  |
+|          | small models 1.62 a patch of 32 px, with  | patches (older models 1,568  | 1,120 an image          |
+|          | at most 1,536 patches                     | and 1,568)                   |                         |
+| audio    | 10 a second                               | not accepted                 | 32 a second             |
+| video    | not accepted                              | not accepted                 | about 300 a second      |
+| document | its text, and an image of each page       | 1,500 to 3,000 a page        | 258 to 560 a page       |
+
+So an image costs what its size says, at least 1,120, and 1,600 where its size cannot be read; a second of
+sound 32, a second of film 300, a page of a document 3,000.
+
+(a) https://platform.openai.com/docs/guides/images-vision, /guides/pdf-files, /guides/realtime-costs
+(b) https://platform.claude.com/docs/en/build-with-claude/vision, /pdf-support
+(c) https://ai.google.dev/gemini-api/docs/tokens, /media-resolution, /video-understanding
+
+Left out on purpose: the 2.46 tokens a patch of OpenAI's nano models, and levels of detail that a caller asks for.
+Sizes and durations are read from headers; where there is none, from the number of bytes. A header is a
+stranger's claim: nothing here raises, loops for long or returns more than a provider would accept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import ceil, sqrt
+from typing import Literal
+
+UNREAD_IMAGE = 1_600
+"""Tokens of an image whose size is unknown: about 1.2 megapixels."""
+GOOGLE_IMAGE = 1_120
+
+SOUND_A_SECOND, FILM_A_SECOND, PAGE = 32, 300, 3_000
+UNREAD_SECONDS = 60.0
+MOST_SECONDS = 9.5 * 3600
+"""The longest recording that any of the three accepts."""
+UNREAD_PAGES, MOST_PAGES = 1, 1_000
+
+BYTES_A_PAGE = 30_000
+SOUND_BYTES_A_SECOND = 8_000.0
+"""64 kbit/s: less than music has, so that a length guessed from bytes is rather too long."""
+FILM_BYTES_A_SECOND = 100_000.0
+
+MOST_SEGMENTS = 1_000
+"""How many segments of a JPEG are looked through for its size."""
+
+_PAGE_OBJECT = re.compile(rb"/Type\s{0,8}/Page(?![A-Za-z])")
+_LINEARIZED = re.compile(rb"/Linearized\b[^>]*/N\s{1,8}(\d{1,6})\b")
+
+
+def image_tokens(data: bytes | None) -> int:
+    """Tokens of one image (PNG, JPEG, GIF or WebP); `data` is None for one that is only referred to."""
+    width, height = image_size(data or b"")
+    if width < 1 or height < 1:
+        return UNREAD_IMAGE
+    return max(_tiles(width, height), _patches(width, height), _fine_patches(width, height), GOOGLE_IMAGE)
+
+
+def audio_tokens(data: bytes | None) -> int:
+    """Tokens of one recording of sound; a minute's worth where there is no data."""
+    return ceil(_seconds(data, SOUND_BYTES_A_SECOND) * SOUND_A_SECOND)
+
+
+def video_tokens(data: bytes | None) -> int:
+    """Tokens of one film with its sound; a minute's worth where there is no data."""
+    return ceil(_seconds(data, FILM_BYTES_A_SECOND) * FILM_A_SECOND)
+
+
+def document_tokens(data: bytes | None) -> int:
+    """Tokens of one PDF or other document that is not plain text; one page's where there is no data."""
+    return PAGE * (_pages(data) if data else UNREAD_PAGES)
+
+
+def image_size(data: bytes) -> tuple[int, int]:
+    """Width and height in pixels by the file's header; (0, 0) where it cannot be read."""
+    for magic, read in _SIZES.items():
+        if data.startswith(magic):
+            return read(data)
+    return 0, 0
+
+
+def _png(data: bytes) -> tuple[int, int]:
+    return _number(data[16:20], "big"), _number(data[20:24], "big")
+
+
+def _gif(data: bytes) -> tuple[int, int]:
+    return _number(data[6:8]), _number(data[8:10])
+
+
+def _webp(data: bytes) -> tuple[int, int]:
+    match data[8:16]:
+        case b"WEBPVP8 ":
+            return _number(data[26:28]) & 0x3FFF, _number(data[28:30]) & 0x3FFF
+        case b"WEBPVP8L":
+            bits = _number(data[21:25])
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        case b"WEBPVP8X":
+            return _number(data[24:27]) + 1, _number(data[27:30]) + 1
+        case _:
+            return 0, 0
+
+
+def _jpeg(data: bytes) -> tuple[int, int]:
+    at = 2
+    for _ in range(MOST_SEGMENTS):
+        marker = data[at + 1 : at + 2]
+        if data[at : at + 1] != b"\xff" or not marker:
+            break
+        if marker == b"\xff":  # padding
+            at += 1
+            continue
+        if 0xC0 <= marker[0] <= 0xCF and marker[0] not in (0xC4, 0xC8, 0xCC):  # a frame, not a table
+            return _number(data[at + 7 : at + 9], "big"), _number(data[at + 5 : at + 7], "big")
+        at += 2 + _number(data[at + 2 : at + 4], "big")
+    return 0, 0
+
+
+_SIZES: dict[bytes, Callable[[bytes], tuple[int, int]]] = {
+    b"\x89PNG\r\n\x1a\n": _png,
+    b"\xff\xd8": _jpeg,
+    b"GIF8": _gif,
+    b"RIFF": _webp,
+}
+
+
+def _tiles(width: int, height: int) -> int:
+    fit = min(1.0, 2048 / max(width, height), 768 / min(width, height))
+    return 85 + 170 * ceil(width * fit / 512) * ceil(height * fit / 512)
+
+
+def _patches(width: int, height: int) -> int:
+    return ceil(1.62 * min(1_536, ceil(width / 32) * ceil(height / 32)))
+
+
+def _fine_patches(width: int, height: int) -> int:
+    fit = min(1.0, 2576 / max(width, height), sqrt(4_784 * 28 * 28 / (width * height)))
+    return min(4_784, ceil(width * fit / 28) * ceil(height * fit / 28))
+
+
+def _seconds(data: bytes | None, bytes_a_second: float) -> float:
+    if not data:
+        return UNREAD_SECONDS
+    told = _wav_seconds(data) or _mp4_seconds(data) or len(data) / bytes_a_second
+    return min(max(told, 1.0), MOST_SECONDS)
+
+
+def _wav_seconds(data: bytes) -> float:
+    rate = _number(data[28:32]) if data.startswith(b"RIFF") and data[8:16] == b"WAVEfmt " else 0
+    return len(data) / rate if rate else 0.0
+
+
+def _mp4_seconds(data: bytes) -> float:
+    at = data.find(b"mvhd") + 4
+    if at < 4 or data[4:8] != b"ftyp":
+        return 0.0
+    wide = data[at : at + 1] == b"\x01"
+    scale = data[at + 20 : at + 24] if wide else data[at + 12 : at + 16]
+    length = data[at + 24 : at + 32] if wide else data[at + 16 : at + 20]
+    return _number(length, "big") / (_number(scale, "big") or 1)
+
+
+def _pages(data: bytes) -> int:
+    told = 0
+    if data.startswith(b"%PDF"):  # whose page objects may lie in compressed streams, out of sight
+        first_part = _LINEARIZED.search(data, 0, 1_024)
+        told = max(sum(1 for _ in _PAGE_OBJECT.finditer(data)), int(first_part[1]) if first_part else 0)
+    return min(MOST_PAGES, told or ceil(len(data) / BYTES_A_PAGE))
+
+
+def _number(data: bytes, order: Literal["little", "big"] = "little") -> int:
+    return int.from_bytes(data, order)
