@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -30,6 +31,14 @@ from context_compiler.tokens import TokenCounter
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 """When everything that a builder makes happened, unless it says otherwise."""
+
+
+class Drawn(list[ModelMessage]):
+    """A list that prints what a person can read when a test fails: long texts and messages are cut."""
+
+    def __repr__(self) -> str:
+        shown = (re.sub(r"'([^']{80})[^']{80,}'", r"'\1…'", repr(message)) for message in self)
+        return "[\n  " + ",\n  ".join(text if len(text) < 1_500 else text[:1_500] + "…" for text in shown) + "\n]"
 
 
 def user(*content: Any, system: str | None = None, run_id: str | None = None) -> ModelRequest:

@@ -6,7 +6,6 @@ def test_something(history): ...
 
 from __future__ import annotations
 
-import re
 import warnings
 from copy import deepcopy
 from datetime import timedelta
@@ -30,6 +29,7 @@ from pydantic_ai.usage import RequestUsage
 from tests.support import parts
 from tests.support.builders import (
     WHEN,
+    Drawn,
     answer,
     answered_id,
     assert_pairs_whole,
@@ -73,6 +73,7 @@ def histories(
     max_steps: int = 3,
     broken: bool = True,
     wire: bool = False,
+    future: bool = True,
     surrogates: bool = False,
     ends: Ends = "any",
 ) -> list[ModelMessage]:
@@ -86,10 +87,11 @@ def histories(
         broken: With unanswered, late, repeated and orphaned results, ids used again, lost answers, and
             provider's own calls without their returns. False: every pair is whole.
         wire: Only what a provider takes: no blank prompts, no parts from the future, no files to download.
+        future: With parts of a kind that no host knows; a host's own models fail on these.
         surrogates: Also user texts that cannot be written as UTF-8.
         ends: With what the last request comes: a new prompt, the results of the last calls, or any of both.
     """
-    writer = _Writer(draw, broken=broken, wire=wire, surrogates=surrogates)
+    writer = _Writer(draw, broken=broken, wire=wire, future=future and not wire, surrogates=surrogates)
     turns = draw(st.integers(min_turns, max_turns))
     for turn in range(turns):
         writer.begin(turn)
@@ -107,20 +109,13 @@ def histories(
         return Drawn(deepcopy(writer.messages))
 
 
-class Drawn(list[ModelMessage]):
-    """A list that prints what a person can read when a test fails: long texts and messages are cut."""
-
-    def __repr__(self) -> str:
-        shown = (re.sub(r"'([^']{80})[^']{80,}'", r"'\1…'", repr(message)) for message in self)
-        return "[\n  " + ",\n  ".join(text if len(text) < 1_500 else text[:1_500] + "…" for text in shown) + "\n]"
-
-
 class _Writer:
     """Writes one history, message by message."""
 
-    def __init__(self, draw: st.DrawFn, *, broken: bool, wire: bool, surrogates: bool) -> None:
+    def __init__(self, draw: st.DrawFn, *, broken: bool, wire: bool, future: bool, surrogates: bool) -> None:
         self.messages: list[ModelMessage] = []
-        self._draw, self._broken, self._wire, self._surrogates = draw, broken, wire, surrogates
+        self._draw, self._broken, self._surrogates = draw, broken, surrogates
+        self._wire, self._future = wire, future
         self._stamped = draw(st.sampled_from(["all", "none", "some"]))
         self._reuse = broken and draw(st.booleans())
         self._ids = 0
@@ -144,7 +139,9 @@ class _Writer:
             said += self._strays()
         said.append(self._draw(parts.prompts(wire=self._wire, surrogates=self._surrogates)))
         if self._sometimes(3):
-            said.insert(self._draw(st.integers(0, len(said))), self._draw(parts.control(wire=self._wire)))
+            said.insert(
+                self._draw(st.integers(0, len(said))), self._draw(parts.control(wire=self._wire, future=self._future))
+            )
         if len(said) > 1 and self._sometimes(4):
             self._request([said.pop(0)])
         self._request(said)
@@ -155,10 +152,10 @@ class _Writer:
             self._loaded()
             return
         calls = [self._call() for _ in range(self._draw(st.sampled_from([1, 1, 1, 2, 3])))]
-        self._response([*self._opening(), *calls, *self._native(whole)])
+        self._response([*self._opening(), *self._extra(), *calls, *self._native(whole)])
         returned: list[Any] = []
         for made in calls:
-            fate = self._draw(st.sampled_from(["answered", "answered", "answered", "lost", "late", "twice"]))
+            fate = self._draw(st.sampled_from(["answered"] * 7 + ["lost", "late", "twice"]))
             if whole or not self._broken or fate in ("answered", "twice"):
                 given = self._answers(made)
                 returned += given
@@ -167,7 +164,7 @@ class _Writer:
             elif fate == "late":
                 self._late.append(made)
         if self._sometimes(8):
-            returned.append(self._draw(parts.control(wire=self._wire)))
+            returned.append(self._control())
         if returned:
             self._request(returned)
 
@@ -175,8 +172,7 @@ class _Writer:
         """What the assistant says last; when pairs may be broken, now and then nothing."""
         if self._broken and self._sometimes(6):
             return
-        more = [self._draw(parts.extras(wire=self._wire))] if self._sometimes(3) else []
-        self._response([*self._opening(), *self._native(False), *more, self._draw(parts.final_text())])
+        self._response([*self._opening(), *self._native(False), *self._extra(), self._draw(parts.final_text())])
 
     def _strays(self) -> list[Any]:
         """Results of earlier calls, of calls answered before, and of calls that nobody made."""
@@ -193,6 +189,12 @@ class _Writer:
         """Thinking and text before calls; either may be missing."""
         said = [self._draw(parts.thinking())] if self._sometimes(4) else []
         return said + ([self._draw(parts.final_text())] if self._sometimes(3) else [])
+
+    def _extra(self) -> list[Any]:
+        return [self._draw(parts.extras(wire=self._wire, future=self._future))] if self._sometimes(4) else []
+
+    def _control(self) -> Any:
+        return self._draw(parts.control(wire=self._wire, future=self._future))
 
     def _native(self, whole: bool) -> list[Any]:
         if not self._sometimes(6):

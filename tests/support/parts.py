@@ -164,18 +164,21 @@ def native_pair(ident: str, query: str) -> list[Any]:
 
 
 @cache
-def extras(*, wire: bool) -> st.SearchStrategy[Any]:
+def extras(*, wire: bool, future: bool) -> st.SearchStrategy[Any]:
     """What else a response may hold besides text, thinking and calls."""
-    files = st.builds(FilePart, content=st.just(PNG))
-    folded = st.builds(CompactionPart, content=texts(), provider_name=st.just("acme"))
-    if wire:
-        return files | folded
-    spoken = st.builds(SpeechPart, speaker=st.just("assistant"), transcript=texts())
-    return st.one_of(files, folded, spoken, st.builds(FuturePart, content=texts()))
+    kinds: list[st.SearchStrategy[Any]] = [
+        st.builds(FilePart, content=st.just(PNG)),
+        st.builds(CompactionPart, content=texts(), provider_name=st.just("acme")),
+    ]
+    if not wire:
+        kinds.append(st.builds(SpeechPart, speaker=st.just("assistant"), transcript=texts()))
+    if future:
+        kinds.append(st.builds(FuturePart, content=texts()))
+    return st.one_of(kinds)
 
 
 @cache
-def control(*, wire: bool) -> st.SearchStrategy[Any]:
+def control(*, wire: bool, future: bool) -> st.SearchStrategy[Any]:
     """What the host notes in a request for itself, and summaries that an application put there."""
     tone = InstructionId(AgentInstructionSource(), name="tone")
     named = InstructionPart(content="be brief", on_change="append", name="tone", id=tone)
@@ -192,7 +195,9 @@ def control(*, wire: bool) -> st.SearchStrategy[Any]:
     if load := getattr(pydantic_ai.messages, "CapabilityLoadDeltaPart", None):
         deltas.append(st.just(load(loaded=["maps"])))
     if not wire:
-        deltas += [st.builds(FuturePart, content=texts()), texts().map(lambda said: retry_prompt(said, tool=None))]
+        deltas.append(texts().map(lambda said: retry_prompt(said, tool=None)))
+    if future:
+        deltas.append(st.builds(FuturePart, content=texts()))
     return st.one_of(deltas)
 
 

@@ -17,12 +17,14 @@ from pydantic_ai.messages import (
     ImageUrl,
     ModelMessage,
     ModelMessagesTypeAdapter,
+    ModelResponse,
     NativeToolCallPart,
     NativeToolReturnPart,
     TextContent,
     TextPart,
     UserPromptPart,
 )
+from pydantic_ai.models.function import FunctionModel
 
 from tests.support.anthropic_server import AnthropicServer
 from tests.support.histories import (
@@ -131,7 +133,7 @@ def answered_turns_later(history: History) -> bool:
 def test_everything_occurs() -> None:
     missing = dict(OCCURS)
 
-    @settings(max_examples=300, phases=[Phase.generate], derandomize=True, database=None)
+    @settings(max_examples=400, phases=[Phase.generate], derandomize=True, database=None)
     @given(histories())
     def look(history: History) -> None:
         for what in [what for what, occurs in missing.items() if occurs(history)]:
@@ -158,6 +160,12 @@ def test_the_end_can_be_chosen(data: st.DataObject, ends: Any) -> None:
     history = data.draw(histories(ends=ends))
     called = [ident for message in history[-2:-1] for ident in calls_of([message])]
     assert (ends == "results") == bool(called and set(called) <= set(answers_of(history[-1:])))
+
+
+@given(histories(future=False))
+def test_the_host_runs_whatever_it_knows(history: History) -> None:
+    agent = Agent(FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart(content="fine")])))
+    assert asyncio.run(agent.run(message_history=history)).output == "fine"
 
 
 @given(histories(wire=True))
