@@ -7,9 +7,14 @@ passes the conformance suite in `tests/store` is a store.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from context_compiler.record import Compile, Cycle, Entry, Record, SessionInfo
+from context_compiler.store.memory import MemoryStore
+from context_compiler.store.sqlite import SQLiteStore
+
+__all__ = ["Keeper", "MemoryStore", "Reader", "Recorder", "SQLiteStore", "Store", "open_store"]
 
 
 class Recorder(Protocol):
@@ -18,8 +23,10 @@ class Recorder(Protocol):
     async def save(self, entry: Entry) -> Record:
         """Keep an entry in one transaction and give back its record with `id` and `summary_id`.
 
-        Only the messages of the two chains that are not there yet are written. The same request (session,
-        run, request index, raw tip and view tip) saved twice is one row.
+        Only the messages of the two chains that are not there yet are read and written. The same request
+        (session, run, request index, raw tip and view tip) saved twice is one row. `summary_id` is the
+        record's own or else the row of the entry's compile; where another process has stored a compile under
+        the same cache key, that one's. Only a compile whose status is ok keeps its cache key.
 
         Raises:
             StoreError: it could not be kept; nothing of it was.
@@ -63,7 +70,10 @@ class Reader(Protocol):
         ...
 
     async def transcript(self, session_id: str) -> list[bytes]:
-        """The bodies of a session's raw history as last seen; empty when it is unknown."""
+        """The bodies of a session's raw history as last seen; empty when it is unknown.
+
+        Where several vaults have a session of that name, it is the one used last.
+        """
         ...
 
 
@@ -71,11 +81,20 @@ class Keeper(Protocol):
     """Keeping the record small and sound."""
 
     async def delete(self, session_id: str) -> int:
-        """Remove a conversation and everything only it used; the number of requests removed."""
+        """Remove a conversation and everything only it used; the number of requests removed.
+
+        Messages and compiles that another conversation uses stay, as that one's.
+        """
         ...
 
     async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
-        """Remove old requests (by age, or all but the newest of each session); no kept chain is ever broken."""
+        """Remove old requests, with everything that no remaining one needs; no kept chain is ever broken.
+
+        A request goes when it is older than `older_than_days` *and* not among the newest `keep_last` of its
+        session; a limit that is not given spares nothing, and with neither only what nothing points to goes.
+        A session keeps its raw history, its newest cycle and the compiles of its remaining requests and
+        turns; one without any request left goes altogether.
+        """
         ...
 
     async def verify(self) -> tuple[str, ...]:
@@ -83,10 +102,20 @@ class Keeper(Protocol):
         ...
 
     def export(self) -> AsyncIterator[Mapping[str, object]]:
-        """Everything, one JSON-ready mapping a row, messages before the views that use them."""
+        """Everything, one JSON-ready mapping a row: its `table`, its columns, contents as text.
+
+        Rows come after those that they point to. The search index is left out: it repeats the messages.
+        """
         ...
 
 
 @runtime_checkable
 class Store(Recorder, Reader, Keeper, Protocol):
     """A place for the record."""
+
+
+def open_store(store: str | Path | Store | None) -> Store:
+    """A store as given, the SQLite file at a path, or for None one in memory; no file is touched yet."""
+    if store is None:
+        return MemoryStore()
+    return SQLiteStore(store) if isinstance(store, str | Path) else store

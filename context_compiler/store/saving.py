@@ -1,0 +1,178 @@
+"""One entry, one transaction: what is already there is left alone, what is new is written once."""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from context_compiler import ids
+from context_compiler.record import Chain, Compile, Cycle, Entry, Record
+from context_compiler.store import rows
+from context_compiler.store.schema import transaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message that is not in the file yet."""
+
+    id: str
+    parent: str | None
+    position: int
+    content: str
+    body: bytes | str
+    """As it is stored."""
+    text: str
+    """What the search index gets; empty for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What the chains of an entry add, and the known messages that they start from."""
+
+    messages: list[Message] = field(default_factory=list[Message])
+    anchors: list[str] = field(default_factory=list[str])
+
+
+def save(db: sqlite3.Connection, entry: Entry) -> Record:
+    """Keep an entry and give back its record with `id` and `summary_id`; a known one is only looked up.
+
+    Bodies are fetched and compressed before the transaction begins, so that others wait for the writing alone.
+    """
+    news = _news(db, entry)
+    with transaction(db):
+        if not all(_known(db, anchor) for anchor in news.anchors):
+            news = _news(db, entry)  # pruned in between by another process
+        for message in news.messages:
+            _add(db, message)
+        record = replace(
+            entry.record,
+            raw_tip=_tip(entry.record.raw_tip, entry.raw),
+            view_tip=_tip(entry.record.view_tip, entry.view),
+            compile=entry.compile or entry.record.compile,
+        )
+        session = _session(db, record)
+        if entry.compile is not None and rows.reusable(entry.compile):
+            _compile(db, entry.compile, session)  # worth keeping even where the request is known already
+        return _stored(db, record, session) or _insert(db, record, session, entry)
+
+
+def _news(db: sqlite3.Connection, entry: Entry) -> News:
+    news = News()
+    fresh: set[str] = set()
+    for chain, searchable in ((entry.raw, True), (entry.view, False)):
+        if chain is None:
+            continue
+        names = chain.ids
+        known = _known_prefix(db, names, fresh)
+        if known and names[known - 1] not in fresh:
+            news.anchors.append(names[known - 1])
+        for index in range(known, len(names)):
+            body = chain.body(index)
+            news.messages.append(
+                Message(
+                    id=names[index],
+                    parent=names[index - 1] if index else None,
+                    position=index,
+                    content=ids.blob_id(body),
+                    body=rows.pack(body),
+                    text=chain.text(index) if searchable else "",
+                )
+            )
+        fresh.update(names[known:])
+    return news
+
+
+def _known_prefix(db: sqlite3.Connection, names: Sequence[str], fresh: set[str]) -> int:
+    """How many of a chain's first messages are known; halving works, because with a message come all before it."""
+    return bisect_left(range(len(names)), True, key=lambda i: names[i] not in fresh and not _known(db, names[i]))
+
+
+def _known(db: sqlite3.Connection, name: str) -> bool:
+    return db.execute("SELECT 1 FROM nodes WHERE id = ?", (name,)).fetchone() is not None
+
+
+def _add(db: sqlite3.Connection, message: Message) -> None:
+    db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (message.content, message.body))
+    node = (message.id, message.parent, message.content, message.position)
+    added = db.execute("INSERT OR IGNORE INTO nodes VALUES (?, ?, ?, ?)", node).rowcount
+    if added and message.text.strip():
+        text = message.text.encode("utf-8", "replace").decode()
+        db.execute("INSERT INTO messages_fts (text, node) VALUES (?, ?)", (text, message.id))
+
+
+def _tip(given: str | None, chain: Chain | None) -> str | None:
+    return chain.ids[-1] if given is None and chain is not None and chain.ids else given
+
+
+def _session(db: sqlite3.Connection, record: Record) -> int:
+    """The row of the record's conversation, made at its first request."""
+    key = (record.session_id, record.vault_name)
+    found = db.execute("SELECT id FROM sessions WHERE session_id = ? AND vault_name = ?", key).fetchone()
+    return found["id"] if found else insert(db, "sessions", (*key, None, rows.stamp(record.created_at)))
+
+
+def _stored(db: sqlite3.Connection, record: Record, session: int) -> Record | None:
+    key = (session, record.run_id, record.request_index, record.raw_tip, record.view_tip)
+    found = db.execute(
+        "SELECT id, summary FROM views WHERE session = ? AND ifnull(run_id, '') = ifnull(?, '') AND request_index = ?"
+        " AND ifnull(raw_tip, '') = ifnull(?, '') AND ifnull(view_tip, '') = ifnull(?, '')",
+        key,
+    ).fetchone()
+    return replace(record, id=found["id"], summary_id=found["summary"]) if found else None
+
+
+def _insert(db: sqlite3.Connection, record: Record, session: int, entry: Entry) -> Record:
+    made = None if entry.compile is None else _compile(db, entry.compile, session)
+    record = replace(record, summary_id=made if record.summary_id is None else record.summary_id)
+    if entry.cycle is not None:
+        _cycle(db, entry.cycle, session)
+    if entry.raw is not None and entry.raw.ids:
+        advance(db, session, entry.raw.ids[-1])
+    return replace(record, id=insert(db, "views", rows.view_row(record, session)))
+
+
+def _compile(db: sqlite3.Connection, compile: Compile, session: int) -> int:
+    """The row of a compile: the one that another process stored under its cache key, or its own."""
+    found = db.execute("SELECT id FROM context_summaries WHERE cache_key = ?", (rows.reusable(compile),)).fetchone()
+    if found:
+        return found["id"]
+    for body in rows.texts_of(compile).values():
+        _content(db, body)
+    return insert(db, "context_summaries", rows.summary_row(compile, session))
+
+
+def _cycle(db: sqlite3.Connection, cycle: Cycle, session: int) -> None:
+    state = _content(db, rows.to_bytes(cycle.state))
+    db.execute("DELETE FROM cycles WHERE raw_tip = ? AND session = ?", (cycle.tip, session))
+    insert(db, "cycles", (session, cycle.tip, state))
+
+
+def _content(db: sqlite3.Connection, body: bytes) -> str:
+    name = ids.blob_id(body)
+    db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (name, rows.pack(body)))
+    return name
+
+
+def insert(db: sqlite3.Connection, table: str, values: Sequence[rows.Column]) -> int:
+    """Add a sealed row to `table` and give its number."""
+    row: int = db.execute(f"SELECT ifnull(max(rowid), 0) + 1 FROM {table}").fetchone()[0]
+    columns = ("rowid", *rows.SEALED[table], "seal")
+    marks = ", ".join("?" * len(columns))
+    sealed = (row, *values, rows.seal(row, values))
+    db.execute(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", sealed)
+    return row
+
+
+def reseal(db: sqlite3.Connection, table: str, row: int) -> None:
+    """Renew the seal of a row that has just been changed on purpose."""
+    columns = rows.SEALED[table]
+    values = db.execute(f"SELECT {', '.join(columns)} FROM {table} WHERE rowid = ?", (row,)).fetchone()
+    db.execute(f"UPDATE {table} SET seal = ? WHERE rowid = ?", (rows.seal(row, tuple(values)), row))
+
+
+def advance(db: sqlite3.Connection, session: int, tip: str) -> None:
+    """Let a conversation's raw history end in `tip`."""
+    db.execute("UPDATE sessions SET raw_tip = ? WHERE id = ?", (tip, session))
+    reseal(db, "sessions", session)

@@ -1,0 +1,145 @@
+"""The tables of the record as dictionaries: the same rows as in a file, without one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from context_compiler import ids
+from context_compiler.record import Chain
+from context_compiler.store import rows
+from context_compiler.store.rows import Column, Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A message as reached by way of `parent`."""
+
+    parent: str | None
+    content: str
+    position: int
+
+
+def _no_rows() -> dict[str, dict[int, Row]]:
+    return {table: {} for table in rows.SEALED}
+
+
+@dataclass(slots=True)
+class Tables:
+    """Rows by table and number, messages by name, bodies by hash."""
+
+    contents: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    nodes: dict[str, Node] = field(default_factory=dict[str, Node])
+    rows: dict[str, dict[int, Row]] = field(default_factory=_no_rows)
+    index: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
+    """Row numbers by what is unique about a row; see `key`."""
+
+    def add_messages(self, chains: Iterable[Chain | None]) -> None:
+        """Read all that is new, then keep it: a message that cannot be read leaves no half chain behind."""
+        contents: dict[str, bytes] = {}
+        nodes: dict[str, Node] = {}
+        for chain in chains:
+            if chain is None:
+                continue
+            names = chain.ids
+            for at in range(self._known(names, nodes), len(names)):
+                body = chain.body(at)
+                content = ids.blob_id(body)
+                contents[content] = body
+                nodes[names[at]] = Node(parent=names[at - 1] if at else None, content=content, position=at)
+        self.contents.update(contents)
+        self.nodes.update(nodes)
+
+    def _known(self, names: Sequence[str], fresh: Collection[str]) -> int:
+        """How many of a chain's first messages are known; halving works, as with a message come all before it."""
+        return bisect_left(
+            range(len(names)), True, key=lambda at: names[at] not in self.nodes and names[at] not in fresh
+        )
+
+    def add_body(self, body: bytes) -> str:
+        """Keep a text or payload and give its hash."""
+        name = ids.blob_id(body)
+        self.contents[name] = body
+        return name
+
+    def insert(self, table: str, values: Sequence[Column]) -> int:
+        """Add a row and give its number."""
+        row = dict(zip(rows.SEALED[table], values, strict=True))
+        number = next(reversed(self.rows[table]), 0) + 1
+        self.rows[table][number] = row
+        self.index[key(table, row)] = number
+        return number
+
+    def change(self, table: str, number: int, **values: Column) -> None:
+        """Change a row in place."""
+        self.rows[table][number] = {**self.rows[table][number], **values}
+
+    def remove(self, table: str, numbers: Iterable[int]) -> int:
+        """Remove rows; how many there were."""
+        gone = [self.rows[table].pop(number) for number in list(numbers)]
+        for row in gone:
+            self.index.pop(key(table, row), None)
+        return len(gone)
+
+    def where(self, table: str, wanted: Callable[[Row], object]) -> list[int]:
+        """The numbers of the rows that are wanted, oldest first."""
+        return [number for number, row in self.rows[table].items() if wanted(row)]
+
+    def column(self, table: str, name: str) -> set[Column]:
+        """Every value of a column."""
+        return {row[name] for row in self.rows[table].values()}
+
+    def ancestry(self, tip: str | None) -> Iterator[str]:
+        """A message and all before it, newest first."""
+        while tip is not None and tip in self.nodes:
+            yield tip
+            tip = self.nodes[tip].parent
+
+    def sweep(self) -> None:
+        """Remove the messages and bodies that no row needs."""
+        tips = self.column("sessions", "raw_tip") | self.column("views", "raw_tip") | self.column("views", "view_tip")
+        tips |= self.column("context_summaries", "covered_tip") | self.column("cycles", "raw_tip")
+        kept: set[str] = set()
+        for tip in tips:
+            for name in self.ancestry(tip if isinstance(tip, str) else None):
+                if name in kept:
+                    break
+                kept.add(name)
+        self.nodes = {name: node for name, node in self.nodes.items() if name in kept}
+        used: set[Column] = {node.content for node in self.nodes.values()} | self.column("cycles", "state")
+        for text in rows.TEXTS:
+            used |= self.column("context_summaries", text)
+        self.contents = {name: body for name, body in self.contents.items() if name in used}
+
+    def defects(self) -> Iterator[str]:
+        """Names that do not follow from what they name."""
+        for name, body in self.contents.items():
+            if ids.blob_id(body) != name:
+                yield f"contents {name}: the body is another than the one that was named"
+        for name, node in self.nodes.items():
+            if ids.chained(node.parent, ids.identity(self.contents[node.content])) != name:
+                yield f"nodes {name}: the name does not follow from content and parent"
+
+    def export(self) -> Iterator[Mapping[str, object]]:
+        """Every row, ready for JSON, each after those that it points to."""
+        for name, body in self.contents.items():
+            yield {"table": "contents", "hash": name, "body": rows.to_text(body)}
+        for name, node in sorted(self.nodes.items(), key=lambda item: (item[1].position, item[0])):
+            place = {"parent": node.parent, "content": node.content, "position": node.position}
+            yield {"table": "nodes", "id": name, **place}
+        for table, found in self.rows.items():
+            for number, row in found.items():
+                yield {"table": table, "id": number, **row, "seal": rows.seal(number, list(row.values()))}
+
+
+def key(table: str, row: Row) -> Hashable:
+    """What is unique about a row; None where nothing is."""
+    if table == "sessions":
+        return table, row["session_id"], row["vault_name"]
+    if table == "views":
+        chains = row["raw_tip"] or "", row["view_tip"] or ""
+        return table, row["session"], row["run_id"] or "", row["request_index"], *chains
+    if table == "cycles":
+        return table, row["session"], row["raw_tip"]
+    return None if row["cache_key"] is None else (table, row["cache_key"])

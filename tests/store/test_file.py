@@ -1,0 +1,308 @@
+"""The file: made at first use, found again, left alone by readers, and never in the way of a program's end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from context_compiler.errors import StoreError
+from context_compiler.store import MemoryStore, SQLiteStore, open_store
+from context_compiler.store.schema import MIGRATIONS, migrate
+from tests.store.entries import Talk, compiled, cycle, request, talk
+
+TABLES = {
+    "contents": ["hash", "body"],
+    "nodes": ["id", "parent", "content", "position"],
+    "sessions": ["id", "session_id", "vault_name", "raw_tip", "created_at", "seal"],
+    "cycles": ["session", "raw_tip", "state", "seal"],
+    "messages_fts": ["text", "node"],
+}
+
+
+def ask(path: Path, query: str) -> list[tuple[object, ...]]:
+    """What another program reads in the file."""
+    db = sqlite3.connect(path)
+    found = db.execute(query).fetchall()
+    db.close()
+    return found
+
+
+def alone(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own that must end by itself."""
+    command = [sys.executable, "-W", "error", "-c", script, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+async def test_nothing_is_touched_before_the_first_use(tmp_path: Path):
+    store = SQLiteStore(tmp_path / "system" / "context.db")
+    await store.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_first_use_makes_a_private_file_in_an_ignored_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    store = SQLiteStore(tmp_path / "system" / "context.db")
+    with caplog.at_level(logging.INFO, "context_compiler.store"):
+        await store.save(request(talk(1)))
+        await store.close()
+        await store.save(request(talk(2)))
+    assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "system" / "context.db-wal").stat().st_mode) == 0o600
+    assert (tmp_path / "system" / ".gitignore").read_text() == "*\n"
+    assert [record.getMessage() for record in caplog.records] == [f"recording requests in {store.path}"]
+    await store.close()
+
+
+async def test_a_folder_that_was_there_is_left_as_it_is(tmp_path: Path):
+    store = SQLiteStore(tmp_path / "context.db")
+    await store.sessions()
+    await store.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["context.db"]
+
+
+async def test_the_file_is_a_write_ahead_log_with_the_published_tables(file: SQLiteStore):
+    await file.sessions()
+    assert ask(file.path, "PRAGMA journal_mode") == [("wal",)]
+    assert ask(file.path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
+    for table, columns in TABLES.items():
+        assert [row[1] for row in ask(file.path, f"PRAGMA table_info({table})")] == columns
+
+
+async def test_bodies_are_kept_once_and_compressed_when_that_pays(file: SQLiteStore):
+    text = "the same words " * 100
+    await file.save(request(Talk(text), Talk("a summary", "and"), compile=compiled(summary="short", raw_output=text)))
+    kept = ask(file.path, "SELECT typeof(body), length(body) FROM contents")
+    assert ("text", len("short")) in kept
+    assert all(size < 400 for kind, size in kept if kind == "blob" and isinstance(size, int))
+    assert {kind for kind, _ in kept} == {"text", "blob"}
+
+
+async def test_what_was_said_can_be_searched_and_what_was_shown_cannot(file: SQLiteStore):
+    raw = talk(2, about="sailing")
+    await file.save(request(raw, Talk("a summary of sailing")))
+    found = ask(file.path, "SELECT node FROM messages_fts WHERE messages_fts MATCH 'sailing' ORDER BY rowid")
+    assert [node for (node,) in found] == list(raw.ids)
+
+
+async def test_a_message_without_text_is_not_indexed(file: SQLiteStore):
+    await file.save(request(Talk("", " \n", "words")))
+    assert ask(file.path, "SELECT text FROM messages_fts") == [("words",)]
+
+
+async def test_the_former_name_is_used_where_only_that_exists(tmp_path: Path):
+    former = SQLiteStore(tmp_path / "context_compiler.db")
+    await former.save(request(talk(1)))
+    await former.close()
+    store = SQLiteStore(tmp_path / "context.db")
+    assert len(await store.views()) == 1
+    await store.close()
+    assert not (tmp_path / "context.db").exists()
+
+
+async def test_the_usual_name_wins_where_both_exist(tmp_path: Path):
+    for name in ("context.db", "context_compiler.db"):
+        store = SQLiteStore(tmp_path / name)
+        await store.save(request(talk(1), session_id=name))
+        await store.close()
+    store = SQLiteStore(tmp_path / "context.db")
+    assert [info.session_id for info in await store.sessions()] == ["context.db"]
+    await store.close()
+
+
+async def test_a_reader_sees_what_a_writer_writes_and_changes_nothing(file: SQLiteStore):
+    await file.save(request(talk(2)))
+    reader = SQLiteStore(file.path, read_only=True)
+    assert len(await reader.views()) == 1
+    await file.save(request(talk(3)))
+    assert len(await reader.views()) == 2
+    assert await reader.verify() == ()
+    assert len([row async for row in reader.export()]) > 0
+    with pytest.raises(StoreError, match="open it without read_only"):
+        await reader.save(request(talk(4)))
+    await reader.close()
+    assert len(await file.views()) == 2
+
+
+async def test_a_reader_makes_nothing(tmp_path: Path):
+    reader = SQLiteStore(tmp_path / "system" / "context.db", read_only=True)
+    with pytest.raises(StoreError, match=r"context\.db: there is no record here"):
+        await reader.sessions()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_reader_says_so_when_the_file_is_still_empty(tmp_path: Path):
+    (tmp_path / "context.db").touch()
+    with pytest.raises(StoreError, match="open it once for writing"):
+        await SQLiteStore(tmp_path / "context.db", read_only=True).sessions()
+
+
+async def test_an_empty_file_becomes_a_record(tmp_path: Path):
+    (tmp_path / "context.db").touch()
+    store = SQLiteStore(tmp_path / "context.db")
+    await store.save(request(talk(1)))
+    await store.close()
+    assert ask(store.path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
+
+
+async def test_migrating_again_changes_nothing(file: SQLiteStore):
+    await file.save(request(talk(1)))
+    await file.close()
+    db = sqlite3.connect(file.path, isolation_level=None)
+    before = list(db.iterdump())
+    migrate(db)
+    assert list(db.iterdump()) == before
+    db.close()
+
+
+async def test_a_newer_schema_is_refused(file: SQLiteStore):
+    await file.sessions()
+    await file.close()
+    ask(file.path, "PRAGMA user_version = 99")
+    with pytest.raises(StoreError, match="newer version .schema 99.*upgrade context-compiler"):
+        await file.save(request(talk(1)))
+
+
+async def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path: Path):
+    path = tmp_path / "context.db"
+    ask(path, "CREATE TABLE sessions (id)")
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="belongs to another program"):
+        await SQLiteStore(path).save(request(talk(1)))
+    assert path.read_bytes() == before
+
+
+def test_a_store_outlives_the_event_loop_that_opened_it(tmp_path: Path):
+    store = SQLiteStore(tmp_path / "context.db")
+    for turn in range(1, 4):
+        asyncio.run(store.save(request(talk(turn))))
+    asyncio.run(store.close())
+    assert ask(store.path, "SELECT count(*) FROM views") == [(3,)]
+    assert [path.name for path in tmp_path.iterdir()] == ["context.db"]
+    assert threads() == []
+
+
+def test_several_threads_with_loops_of_their_own_use_one_store(tmp_path: Path):
+    store = SQLiteStore(tmp_path / "context.db", busy_timeout_ms=5_000)
+
+    async def some(name: str) -> None:
+        for turn in range(1, 11):
+            await store.save(request(talk(turn), session_id=name))
+        await store.close()
+
+    workers = [threading.Thread(target=lambda name=name: asyncio.run(some(name))) for name in ("a", "b", "c")]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert ask(store.path, "SELECT session, count(*) FROM views GROUP BY session") == [(1, 10), (2, 10), (3, 10)]
+
+
+def threads() -> list[str]:
+    """Threads that sit on a connection."""
+    return [one.name for one in threading.enumerate() if "connection_worker" in one.name]
+
+
+async def test_a_store_that_is_dropped_lets_go_of_its_file(tmp_path: Path):
+    store = SQLiteStore(tmp_path / "context.db")
+    await store.save(request(talk(1)))
+    assert len(threads()) == 1
+    del store
+    gc.collect()
+    for _ in range(100):
+        if not threads():
+            break
+        await asyncio.sleep(0.01)
+    assert threads() == []
+    assert [path.name for path in tmp_path.iterdir()] == ["context.db"]
+
+
+async def test_a_cancelled_save_is_whole_or_absent(file: SQLiteStore):
+    for turn in range(1, 30):
+        task = asyncio.ensure_future(file.save(request(talk(turn), compile=compiled(), cycle=cycle(talk(turn).tip))))
+        await asyncio.sleep(turn * 0.0001)
+        task.cancel()
+        await asyncio.wait([task])
+    assert await file.verify() == ()
+    await file.save(request(talk(30)))
+    assert (await file.views(limit=1))[0].turn_index == 29
+
+
+async def test_an_export_is_one_picture_and_does_not_stop_saving(file: SQLiteStore):
+    for turn in range(1, 4):
+        await file.save(request(talk(turn)))
+    seen: list[object] = []
+    async for row in file.export():
+        if not seen:
+            await file.save(request(talk(9), session_id="meanwhile"))
+        seen.append(row["table"])
+    assert seen.count("views") == 3
+    assert len(await file.views()) == 4
+
+
+async def test_an_export_can_be_left_halfway(file: SQLiteStore):
+    await file.save(request(talk(3)))
+    rows = file.export()
+    await anext(rows)
+    await rows.aclose()
+    assert await file.delete("s") == 1
+
+
+SCRIPT = """
+import asyncio, sys
+from context_compiler.store import SQLiteStore
+from tests.store.entries import request, talk
+store = SQLiteStore(sys.argv[1])
+asyncio.run(store.save(request(talk(2))))
+print("saved", flush=True)
+"""
+
+
+def test_a_program_that_never_closes_its_store_ends(tmp_path: Path):
+    done = alone(SCRIPT, tmp_path / "context.db")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "saved\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["context.db"], "closed at exit"
+
+
+def test_a_program_that_dies_of_an_error_ends(tmp_path: Path):
+    done = alone(SCRIPT + "raise SystemExit(3)", tmp_path / "context.db")
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_a_program_that_keeps_its_loop_open_ends(tmp_path: Path):
+    script = SCRIPT.replace("asyncio.run(", "loop = asyncio.new_event_loop(); loop.run_until_complete(")
+    done = alone(
+        "import warnings; warnings.simplefilter('ignore', ResourceWarning)\n" + script, tmp_path / "context.db"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "saved\n", "")
+
+
+def test_a_relative_path_means_the_folder_it_was_given_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    store = SQLiteStore()
+    monkeypatch.chdir(tmp_path)
+    assert store.path == tmp_path / "here" / "system" / "context.db"
+    assert SQLiteStore("~/context.db").path == Path(os.path.expanduser("~/context.db"))
+
+
+def test_a_store_is_opened_from_what_the_caller_has(tmp_path: Path):
+    store = MemoryStore()
+    assert open_store(store) is store
+    assert isinstance(open_store(None), MemoryStore)
+    for path in (tmp_path / "x.db", str(tmp_path / "x.db")):
+        opened = open_store(path)
+        assert isinstance(opened, SQLiteStore)
+        assert opened.path == tmp_path / "x.db"
+    with pytest.raises(StoreError, match="MemoryStore"):
+        open_store(":memory:")
