@@ -1,1 +1,74 @@
-"""Context middleware for Pydantic AI."""
+"""Context middleware for Pydantic AI: what a model sees of a long conversation, budgeted, recorded, fail-open."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from context_compiler.capability import ContextCompiler
+    from context_compiler.compiler import compile_view
+    from context_compiler.errors import ContextCompilerError
+    from context_compiler.fidelity import Fidelity
+    from context_compiler.library import TemplateLibrary, list_templates
+    from context_compiler.processor import build_compiling_history_processor
+    from context_compiler.record import Record
+    from context_compiler.settings import Settings
+    from context_compiler.store import Store
+    from context_compiler.store.memory import MemoryStore
+    from context_compiler.store.sqlite import SQLiteStore
+    from context_compiler.template import Template
+    from context_compiler.tokens import TokenCounter
+    from context_compiler.view import View
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ContextCompiler",
+    "ContextCompilerError",
+    "Fidelity",
+    "MemoryStore",
+    "Record",
+    "SQLiteStore",
+    "Settings",
+    "Store",
+    "Template",
+    "TemplateLibrary",
+    "TokenCounter",
+    "View",
+    "build_compiling_history_processor",
+    "compile_view",
+    "list_templates",
+]
+
+_HOMES = {
+    "ContextCompiler": "capability",
+    "ContextCompilerError": "errors",
+    "Fidelity": "fidelity",
+    "MemoryStore": "store.memory",
+    "Record": "record",
+    "SQLiteStore": "store.sqlite",
+    "Settings": "settings",
+    "Store": "store",
+    "Template": "template",
+    "TemplateLibrary": "library",
+    "TokenCounter": "tokens",
+    "View": "view",
+    "build_compiling_history_processor": "processor",
+    "compile_view": "compiler",
+    "list_templates": "library",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used, so that importing the package costs next to nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted(__all__)

@@ -60,7 +60,11 @@ def identity(body: bytes) -> str:
 def _without_stamps(part: object) -> object:
     if not isinstance(part, dict):
         return part
-    return {key: value for key, value in part.items() if key not in ("timestamp", "metadata") and value is not None}
+    return {key: value for key, value in part.items() if key not in ("timestamp", "metadata") and value not in _UNSAID}
+
+
+_UNSAID: tuple[object, ...] = (None, [], {})
+"""Fields that one version of the host writes out and another leaves out."""
 
 
 def chained(parent: str | None, content: str) -> str:

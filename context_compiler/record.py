@@ -96,7 +96,7 @@ class Record:
     raw_tip: str | None
     view_tip: str | None
     status: str
-    """First word raw, compiled, cycle, fallback, floor_over_budget or dry_run; then, after `;`, why a column is NULL."""
+    """First word raw, compiled, cycle, fallback, floor_over_budget or dry_run; after `;` why a column is NULL."""
     error: str | None
     budget: int | None
     tokens_raw: int

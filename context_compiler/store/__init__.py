@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from context_compiler.record import Compile, Cycle, Entry, Record, SessionInfo
+from context_compiler.record import Chain, Compile, Cycle, Entry, Record, SessionInfo
 from context_compiler.store.memory import MemoryStore
 from context_compiler.store.sqlite import SQLiteStore
 
@@ -27,6 +27,14 @@ class Recorder(Protocol):
         (session, run, request index, raw tip and view tip) saved twice is one row. `summary_id` is the
         record's own or else the row of the entry's compile; where another process has stored a compile under
         the same cache key, that one's. Only a compile whose status is ok keeps its cache key.
+
+        Raises:
+            StoreError: it could not be kept; nothing of it was.
+        """
+        ...
+
+    async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
+        """Keep a raw history without a request, as the newest of its conversation.
 
         Raises:
             StoreError: it could not be kept; nothing of it was.

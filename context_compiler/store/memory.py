@@ -30,7 +30,7 @@ class MemoryStore:
             view_tip=_tip(entry.record.view_tip, entry.view),
             compile=entry.compile or entry.record.compile,
         )
-        session = self._session(record)
+        session = self._session(record.session_id, record.vault_name, record.created_at)
         if entry.compile is not None and rows.reusable(entry.compile):
             self._compile(entry.compile, session)  # worth keeping even where the request is known already
         unsaved = dict(zip(rows.VIEW, rows.view_row(record, session), strict=True))
@@ -38,6 +38,13 @@ class MemoryStore:
         if known is not None:
             return replace(record, id=known, summary_id=self._tables.rows["views"][known]["summary"])
         return self._insert(record, session, entry)
+
+    async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
+        """Keep a raw history without a request, as the newest of its conversation."""
+        self._tables.add_messages((raw, None))
+        session = self._session(session_id, vault_name, datetime.now(UTC))
+        if raw.ids:
+            self._tables.change("sessions", session, raw_tip=raw.ids[-1])
 
     async def find_compile(self, cache_key: str) -> tuple[int, Compile] | None:
         """The reusable compile with that cache key and its row number."""
@@ -114,9 +121,9 @@ class MemoryStore:
         for row in list(self._tables.export()):
             yield row
 
-    def _session(self, record: Record) -> int:
-        known = self._tables.index.get(("sessions", record.session_id, record.vault_name))
-        values = (record.session_id, record.vault_name, None, rows.stamp(record.created_at))
+    def _session(self, session_id: str, vault_name: str, created_at: datetime) -> int:
+        known = self._tables.index.get(("sessions", session_id, vault_name))
+        values = (session_id, vault_name, None, rows.stamp(created_at))
         return self._tables.insert("sessions", values) if known is None else known
 
     def _insert(self, record: Record, session: int, entry: Entry) -> Record:

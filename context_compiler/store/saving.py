@@ -6,6 +6,7 @@ import sqlite3
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 from context_compiler import ids
 from context_compiler.record import Chain, Compile, Cycle, Entry, Record
@@ -40,10 +41,10 @@ def save(db: sqlite3.Connection, entry: Entry) -> Record:
 
     Bodies are fetched and compressed before the transaction begins, so that others wait for the writing alone.
     """
-    news = _news(db, entry)
+    news = _news(db, entry.raw, entry.view)
     with transaction(db):
         if not all(_known(db, anchor) for anchor in news.anchors):
-            news = _news(db, entry)  # pruned in between by another process
+            news = _news(db, entry.raw, entry.view)  # pruned in between by another process
         for message in news.messages:
             _add(db, message)
         record = replace(
@@ -52,16 +53,29 @@ def save(db: sqlite3.Connection, entry: Entry) -> Record:
             view_tip=_tip(entry.record.view_tip, entry.view),
             compile=entry.compile or entry.record.compile,
         )
-        session = _session(db, record)
+        session = _session(db, record.session_id, record.vault_name, record.created_at)
         if entry.compile is not None and rows.reusable(entry.compile):
             _compile(db, entry.compile, session)  # worth keeping even where the request is known already
         return _stored(db, record, session) or _insert(db, record, session, entry)
 
 
-def _news(db: sqlite3.Connection, entry: Entry) -> News:
+def archive(db: sqlite3.Connection, session_id: str, vault_name: str, raw: Chain) -> None:
+    """Keep a raw history without a request, as the newest of its conversation."""
+    news = _news(db, raw, None)
+    with transaction(db):
+        if not all(_known(db, anchor) for anchor in news.anchors):
+            news = _news(db, raw, None)
+        for message in news.messages:
+            _add(db, message)
+        session = _session(db, session_id, vault_name, datetime.now(UTC))
+        if raw.ids:
+            advance(db, session, raw.ids[-1])
+
+
+def _news(db: sqlite3.Connection, raw: Chain | None, view: Chain | None) -> News:
     news = News()
     fresh: set[str] = set()
-    for chain, searchable in ((entry.raw, True), (entry.view, False)):
+    for chain, searchable in ((raw, True), (view, False)):
         if chain is None:
             continue
         names = chain.ids
@@ -106,11 +120,11 @@ def _tip(given: str | None, chain: Chain | None) -> str | None:
     return chain.ids[-1] if given is None and chain is not None and chain.ids else given
 
 
-def _session(db: sqlite3.Connection, record: Record) -> int:
-    """The row of the record's conversation, made at its first request."""
-    key = (record.session_id, record.vault_name)
+def _session(db: sqlite3.Connection, session_id: str, vault_name: str, created_at: datetime) -> int:
+    """The row of a conversation, made when it is first heard of."""
+    key = (session_id, vault_name)
     found = db.execute("SELECT id FROM sessions WHERE session_id = ? AND vault_name = ?", key).fetchone()
-    return found["id"] if found else insert(db, "sessions", (*key, None, rows.stamp(record.created_at)))
+    return found["id"] if found else insert(db, "sessions", (*key, None, rows.stamp(created_at)))
 
 
 def _stored(db: sqlite3.Connection, record: Record, session: int) -> Record | None:

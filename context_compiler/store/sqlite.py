@@ -20,7 +20,7 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from context_compiler.errors import StoreError
-from context_compiler.record import Compile, Cycle, Entry, Record, SessionInfo
+from context_compiler.record import Chain, Compile, Cycle, Entry, Record, SessionInfo
 from context_compiler.store import reading, saving, upkeep
 from context_compiler.store.connection import Connection
 from context_compiler.store.files import FAILURES, explained, locate
@@ -70,6 +70,10 @@ class SQLiteStore:
     async def save(self, entry: Entry) -> Record:
         """Keep an entry in one transaction and give back its record with `id` and `summary_id`."""
         return await self._run(partial(saving.save, entry=entry))
+
+    async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
+        """Keep a raw history without a request, as the newest of its conversation."""
+        await self._run(partial(saving.archive, session_id=session_id, vault_name=vault_name, raw=raw))
 
     async def find_compile(self, cache_key: str) -> tuple[int, Compile] | None:
         """The reusable compile with that cache key and its row number."""

@@ -1,0 +1,142 @@
+"""One advance from end to end, for a live agent and a one-shot view alike: cut, perhaps ask a model, freeze."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from context_compiler.advance import cut, freeze, order, refusal, why_no_model
+from context_compiler.agent import Answer
+from context_compiler.cutting import Cut, Options
+from context_compiler.frozen import Frozen
+from context_compiler.history import History
+from context_compiler.limits import Limits
+from context_compiler.prompt import Order
+from context_compiler.record import Compile
+from context_compiler.recording import Where, compile_row
+from context_compiler.shapes import Shape, stays
+from context_compiler.tokens import TokenCounter
+from context_compiler.turns import Outline, Pairing
+from context_compiler.view import summary_of
+
+Ask = Callable[[Order], Awaitable[Answer]]
+"""The compile agent, seen from here: an order in, an answer out, no memory."""
+
+RAW = Frozen(
+    decided=0,
+    tip="",
+    kept=(),
+    note="",
+    quotes="",
+    channel="user",
+    summary="",
+    summary_id=None,
+    covered=(),
+    compiled_turn=-1,
+    turn=-1,
+    tight=1.0,
+    ratio=1.0,
+    config="",
+)
+"""The state before any cycle: everything stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advanced:
+    """What one advance decided, and the row that says so."""
+
+    frozen: Frozen
+    cut: Cut
+    row: Compile | None
+    """None when nothing was left out."""
+    fits: bool
+
+
+def repaired(pairing: Pairing) -> dict[int, Shape]:
+    """The shapes of messages with broken parts."""
+    return {index: Shape(skip=parts) for index, parts in pairing.broken.items()}
+
+
+def carried(history: History) -> int:
+    """What a view carries for others whatever it leaves out, in exact tokens."""
+    return sum(item.tokens for _, item in history.items() if stays(item))
+
+
+async def advanced(
+    history: History,
+    turns: Outline,
+    base: Mapping[int, Shape],
+    options: Options,
+    marks: Limits,
+    *,
+    counter: TokenCounter,
+    previous: Frozen | None,
+    overhead: int,
+    where: Where,
+    ask: Ask | None,
+    one_shot: bool = False,
+    ratio: float = 1.0,
+    tight: float = 1.0,
+) -> Advanced:
+    """Cut back, ask a model if that is worth it, and freeze what comes of it.
+
+    Raises:
+        CompileError: the model was asked and failed; an answer that is empty or saves nothing is refused instead.
+    """
+    done = cut(
+        history, turns, base, options, marks, counter=counter, previous=previous, overhead=overhead, one_shot=one_shot
+    )
+    asked: Order | None = None
+    answer: Answer | None = None
+    error = why_no_model(done, options, where.turn_index) or ("asked in this turn already" if ask is None else None)
+    status = "deterministic"
+    if ask is not None and error is None:
+        asked = order(done, options)
+        answer = await ask(asked)
+        error = answer.refused or refusal(done, answer.text, counter)
+        status = "refused" if error else "ok"
+    frozen = freeze(
+        done,
+        options,
+        summary=answer.text if answer and status == "ok" else "",
+        row=answer.row if answer else None,
+        turn=where.turn_index,
+        asked=asked is not None or ask is None,
+        ratio=ratio,
+        tight=tight,
+    )
+    row = None
+    if done.out and not (answer and answer.row):
+        row = compile_row(
+            where,
+            done,
+            options,
+            order=asked,
+            answer=answer,
+            status=status,
+            error=error,
+            summary=summary_of(frozen),
+            quotes=frozen.quotes,
+            budget_used=counter.text(frozen.note) + counter.text(frozen.quotes),
+        )
+    return Advanced(frozen=frozen, cut=done, row=row, fits=done.bench.total - done.bench.summary <= done.target)
+
+
+def why_kept(frozen: Frozen, turns: Outline, length: int) -> tuple[tuple[int, str], ...]:
+    """Every message of a view and why it is there."""
+    shapes = dict(frozen.kept)
+    active = turns.active.start if turns.turns else 0
+    reasons: list[tuple[int, str]] = []
+    for index in range(length):
+        shape = shapes.get(index) if index < frozen.decided else Shape()
+        if shape is None:
+            continue
+        reason = "carried for the host" if shape.bare else "active turn" if index >= active else "recent turn"
+        reasons.append((index, f"{reason}, as a skeleton" if shape.skeleton else reason))
+    return tuple(reasons)
+
+
+def sections_of(frozen: Frozen, view: History, counter: TokenCounter) -> dict[str, int]:
+    """Exact tokens of a view's messages by section: note, quotes, and the messages themselves."""
+    note, quotes = counter.text(frozen.note), counter.text(frozen.quotes)
+    return {"summary": note, "quotes": quotes, "messages": view.tokens - note - quotes}

@@ -1,0 +1,68 @@
+"""One stateless question to a model: a prompt in, notes out. No tools, no history, no capabilities.
+
+The compiler's agent keeps its own usage; whoever asked adds its tokens to the run's, but not its requests,
+which would count against the limits of a run that passes without us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pydantic_ai import Agent
+from pydantic_ai.exceptions import AgentRunError, UserError
+from pydantic_ai.models import KnownModelName, Model
+
+from context_compiler.errors import CompileError
+from context_compiler.prompt import filled
+from context_compiler.prose import prose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back, and what it cost. Plain data: it can be journalled and replayed."""
+
+    text: str
+    usage: dict[str, int] = field(default_factory=dict[str, int])
+    latency_ms: float = 0.0
+    refused: str | None = None
+    """Why nobody was asked after all."""
+    row: int | None = None
+    """The stored compile that this is, when nobody had to be asked."""
+
+
+def named(model: Model | str) -> str:
+    """What a model is called on the record."""
+    return model if isinstance(model, str) else model.model_name
+
+
+async def ask(prompts: Sequence[str], model: Model | KnownModelName | str, *, timeout: float) -> Answer:
+    """Ask a model for notes, chunk after chunk, each with the notes so far; the last answer is the summary.
+
+    Args:
+        prompts: In order; from the second on each has a slot for the answer before.
+        model: A model or its name.
+        timeout: Seconds for all of them together.
+
+    Raises:
+        CompileError: it could not be reached, or took too long. An empty answer is for the caller to judge.
+    """
+    started = time.perf_counter()
+    usage = {"input_tokens": 0, "output_tokens": 0, "requests": 0}
+    text = ""
+    try:
+        agent = Agent(model, instructions=prose("instructions"), name="context_compiler", output_type=str, retries=0)
+        async with asyncio.timeout(timeout):
+            for number, prompt in enumerate(prompts):
+                result = await agent.run(filled(prompt, text) if number else prompt)
+                text = result.output.strip()
+                usage["input_tokens"] += result.usage.input_tokens
+                usage["output_tokens"] += result.usage.output_tokens
+                usage["requests"] += result.usage.requests
+    except TimeoutError:
+        raise CompileError(f"no answer within {timeout:g} s", model=named(model), phase="timeout") from None
+    except (AgentRunError, UserError) as error:
+        raise CompileError(str(error), model=named(model), phase="call") from error
+    return Answer(text=text, usage=usage, latency_ms=(time.perf_counter() - started) * 1000)

@@ -1,0 +1,175 @@
+"""`ContextCompiler`: attach it to an agent, and every request carries a view instead of its whole history.
+
+The raw history is never touched, every view goes on the record before it is sent, and whatever fails here,
+the run goes on: with the last good view, with raw history, or with the least that is possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from copy import copy
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from typing import Any
+
+from pydantic_ai import RunContext
+from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, durable_operation
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models import Model, ModelRequestContext
+from pydantic_ai.usage import RequestUsage
+
+from context_compiler.agent import Answer
+from context_compiler.errors import SettingsError
+from context_compiler.failing import attempt
+from context_compiler.middleware import Middleware
+from context_compiler.overflow import RetryModelRequest, TightModel, is_overflow
+from context_compiler.prompt import Order
+from context_compiler.record import Record
+from context_compiler.request import Request, host_facts, session_of
+from context_compiler.run import Run
+from context_compiler.view import View
+from context_compiler.wanted import Wanted
+
+
+@dataclass
+class ContextCompiler(Wanted, AbstractCapability[Any]):
+    """Compiles what each model request carries, within a token budget.
+
+    With `model=None` the run's own model writes the summaries, at its usual price; `model="none"` asks none.
+    """
+
+    _: KW_ONLY
+    id: str | None = "context_compiler"
+    """Stable, because durable engines name their steps by it."""
+    _ware: Middleware = field(init=False, repr=False, compare=False)
+    _run: Run = field(init=False, repr=False, compare=False, default_factory=Run)
+    _request: Request | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Check every value: a YAML spec hands them over unchecked.
+
+        Raises:
+            SettingsError: A value is wrong; the message says what is allowed.
+        """
+        if self.defer_loading:
+            raise SettingsError("defer_loading would keep the compiler silent until the model loads it: leave it out")
+        self._ware = Middleware(self)
+
+    @property
+    def last_view(self) -> View | None:
+        """The view that was sent last, by whichever run."""
+        return self._ware.last_view
+
+    async def views(self, session: str | None = None) -> list[Record]:
+        """What was sent, newest first; of one conversation, or of all."""
+        return await self._ware.archive.store.views(session)
+
+    async def transcript(self, session: str) -> list[ModelMessage]:
+        """The raw history of a conversation as last seen, without loss."""
+        return await self._ware.archive.transcript(session)
+
+    def get_ordering(self) -> CapabilityOrdering | None:
+        """Innermost: nobody edits a view after it was counted and recorded."""
+        return CapabilityOrdering(position="innermost")
+
+    async def for_run(self, ctx: RunContext[Any]) -> ContextCompiler:
+        """A copy with its own run state; everything else is shared."""
+        mine = copy(self)
+        mine._run, mine._request = Run(), None
+        return mine
+
+    async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[Any]]) -> Any:
+        """Keep the last answer too, and let go of the store when the last run ends, however it ends."""
+        self._ware.runs += 1
+        try:
+            result = await handler()
+            await self._ware.finished(self._run, session_of(ctx), list(ctx.messages))
+            return result
+        finally:
+            self._ware.runs -= 1
+            await self._ware.rest()
+
+    async def _view(self, ctx: RunContext[Any], given: ModelRequestContext) -> ModelRequestContext:
+        facts = attempt(lambda: host_facts(ctx, given, self._ware.counter))
+        if facts.value is None:
+            await self._ware.report(facts.error or RuntimeError("the request could not be read"))
+            return given
+        self._request = request = Request(
+            messages=given.messages,
+            **facts.value,
+            find=lambda ids, config: self.find_cycle(ctx, ids, config),
+            ask=lambda order: self._ask(ctx, order),
+        )
+        with ctx.tracer.start_as_current_span("context_compiler.view") as span:
+            messages = await self._ware.messages(self._run, request)
+            span.set_attributes(_figures(self._ware.last_view))
+        return replace(given, messages=messages)
+
+    if RetryModelRequest is not None:
+
+        async def prepare_model_request(
+            self, ctx: RunContext[Any], request_context: ModelRequestContext
+        ) -> ModelRequestContext:
+            """Send a view instead of the whole history."""
+            return await self._view(ctx, request_context)
+
+        async def on_model_request_error(
+            self, ctx: RunContext[Any], *, request_context: ModelRequestContext, error: Exception
+        ) -> ModelResponse:
+            """Try once more with less when the provider says that the context is too long."""
+            if RetryModelRequest is None or self._run.refused or not is_overflow(error):
+                raise error
+            self._run.tighten()
+            raise RetryModelRequest from error
+
+    else:
+
+        async def before_model_request(
+            self, ctx: RunContext[Any], request_context: ModelRequestContext
+        ) -> ModelRequestContext:
+            """Send a view instead of the whole history."""
+            return await self._view(ctx, request_context)
+
+        def get_wrapper_model(self, model: Model) -> Model | None:
+            """Try once more with less when the provider says that the context is too long."""
+            return TightModel(model, self._tighter)
+
+    async def _tighter(self, error: BaseException) -> list[ModelMessage] | None:
+        if self._request is None or self._run.refused or not is_overflow(error):
+            return None
+        self._run.tighten()
+        return await self._ware.messages(self._run, self._request)
+
+    async def after_model_request(
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
+    ) -> ModelResponse:
+        """Learn how the model counts from what it reports."""
+        self._ware.learn(self._run, self._request, response.usage.input_tokens)
+        return response
+
+    async def _ask(self, ctx: RunContext[Any], order: Order) -> Answer:
+        answer = Answer(**await self.compile(ctx, {"key": order.key, "prompts": list(order.prompts)}))
+        spent = {name: answer.usage.get(name, 0) for name in ("input_tokens", "output_tokens")}
+        ctx.usage.incr(RequestUsage(**spent))
+        return answer
+
+    @durable_operation(name="compile")
+    async def compile(self, ctx: RunContext[Any], order: dict[str, Any]) -> dict[str, Any]:
+        """One compile as the host's durable operation: a resumed workflow replays its result."""
+        return asdict(await self._ware.compile(order["key"], order["prompts"], ctx.model))  # pyright: ignore[reportArgumentType]
+
+    @durable_operation(name="find_cycle")
+    async def find_cycle(self, ctx: RunContext[Any], ids: list[str], config: str) -> str | None:
+        """The look-up of an earlier run's cycle, replayed too: what a resumed run finds must not have changed."""
+        return await self._ware.find(ids, config)
+
+
+def _figures(view: View | None) -> dict[str, str | int]:
+    """What a span may say of a view: figures, no content."""
+    if view is None or view.record is None:
+        return {}
+    return {
+        "context_compiler.status": view.status,
+        "context_compiler.budget": view.budget,
+        "context_compiler.tokens_raw": view.record.tokens_raw,
+        "context_compiler.tokens_sent": view.record.tokens_sent,
+    }

@@ -1,0 +1,62 @@
+"""What an advance works with: how views are written, and what stays after cutting back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from context_compiler.budget import Bench
+from context_compiler.fidelity import Fidelity
+from context_compiler.frozen import Frozen
+from context_compiler.history import History
+from context_compiler.limits import Limits
+from context_compiler.specifics import Pin
+from context_compiler.template import Template
+from context_compiler.tokens import TokenCounter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How views are written, checked once."""
+
+    template: Template
+    extractive: Template
+    """What a note says where no model is asked."""
+    fidelity: Fidelity
+    named: bool
+    """The caller named the fidelity, which then caps quotes too."""
+    recent_turns: int | None
+    """Turns before the active one to keep if they fit; None is all."""
+    recent_tool_results: int | None
+    tool_history: str
+    inject: str
+    model: str
+    """What the compiler's model is called; "none" is no model."""
+    every_turn: bool
+    prompt_room: int
+    config: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What stays after cutting back, and what is new among what went."""
+
+    bench: Bench
+    limits: Limits
+    target: int
+    """What messages, note and quotes may cost together, in exact tokens."""
+    out: tuple[int, ...]
+    span: tuple[int, ...]
+    """What is out and not covered by the last model compile."""
+    pinned: tuple[Pin, ...]
+    previous: Frozen | None
+    reserve: int
+
+    @property
+    def history(self) -> History:
+        """The whole raw history."""
+        return self.bench.history
+
+    @property
+    def counter(self) -> TokenCounter:
+        """What prices everything."""
+        return self.bench.counter

@@ -1,0 +1,114 @@
+"""The one place that fails open: whatever goes wrong in here, the conversation goes on.
+
+Cancellation is no failure and passes through, and so does the control flow of a durable execution engine,
+which stops and resumes runs by exceptions of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from pydantic_ai.messages import ModelMessage, ModelRequest
+
+T = TypeVar("T")
+
+ENGINES = ("dbos", "temporalio", "prefect")
+"""Packages whose exceptions are control flow."""
+
+
+def passes(error: Exception) -> bool:
+    """Whether an exception is somebody's control flow rather than a failure."""
+    return type(error).__module__.split(".")[0] in ENGINES
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T]):
+    """What an attempt gave: a value, or the reason why there is none."""
+
+    value: T | None = None
+    error: Exception | None = None
+
+
+def attempt(work: Callable[[], T]) -> Outcome[T]:
+    """Do something that may fail in any way."""
+    try:
+        return Outcome(value=work())
+    except Exception as error:
+        if passes(error):
+            raise
+        return Outcome(error=error)
+
+
+async def attempted(work: Awaitable[T]) -> Outcome[T]:
+    """Wait for something that may fail in any way."""
+    try:
+        return Outcome(value=await work)
+    except Exception as error:
+        if passes(error):
+            raise
+        return Outcome(error=error)
+
+
+class Breaker:
+    """After three failures in a row, a pause; each further failure doubles it, a success ends it."""
+
+    def __init__(self, *, limit: int = 3, pause: float = 15.0, longest: float = 600.0) -> None:
+        """Pauses in seconds."""
+        self.limit, self.pause, self.longest = limit, pause, longest
+        self.failures = 0
+        self._until = 0.0
+
+    @property
+    def open(self) -> bool:
+        """Whether to stay away for now."""
+        return time.monotonic() < self._until
+
+    def succeeded(self) -> None:
+        """Forget all failures."""
+        self.failures, self._until = 0, 0.0
+
+    def failed(self) -> None:
+        """Count a failure."""
+        self.failures += 1
+        if self.failures >= self.limit:
+            wait = min(self.longest, self.pause * 2 ** (self.failures - self.limit))
+            self._until = time.monotonic() + wait
+
+
+def floor(messages: Sequence[ModelMessage], limit: int | None) -> list[ModelMessage]:
+    """The last exchange alone, every text cut to fit: a tail cut that depends on nothing else.
+
+    Args:
+        messages: The raw history, not empty.
+        limit: Tokens; None leaves texts as they are.
+    """
+    start = len(messages) - 1
+    if not _prompts(messages[start]) and start and not isinstance(messages[start - 1], ModelRequest):
+        start -= 1
+    prompt = next((index for index in range(start - 1, -1, -1) if _prompts(messages[index])), None)
+    kept = [*([messages[prompt]] if prompt is not None and not _prompts(messages[start]) else []), *messages[start:]]
+    if limit is None:
+        return kept
+    texts = sum(len(message.parts) for message in kept) or 1
+    each = max(1, limit // (2 * texts))
+    return [replace(message, parts=[_short(part, each) for part in message.parts]) for message in kept]
+
+
+def _prompts(message: ModelMessage) -> bool:
+    return any(part.part_kind == "user-prompt" for part in message.parts)
+
+
+def _short(part: Any, limit: int) -> Any:
+    """A part whose text is at most `limit` characters; what is no text becomes a word for it."""
+    if part.part_kind in ("tool-call", "builtin-tool-call"):
+        return part if len(str(part.args)) <= limit else replace(part, args={})
+    content = getattr(part, "content", "")
+    if isinstance(content, str):
+        return part if len(content) <= limit else replace(part, content=content[:limit])
+    if content is None or len(repr(content)) <= limit:
+        return part
+    text = " ".join(piece for piece in content if isinstance(piece, str)) if isinstance(content, list) else ""
+    return replace(part, content=text[:limit] or "[left out]"[:limit])

@@ -1,0 +1,148 @@
+"""Data stays data: text inside a fence can neither close it, nor open another, nor pass for our own notes.
+
+What looks like one of our lines gets a backslash in front: seen by a reader, taken off by a reader. Nothing
+else is changed but what no model should be sent: control characters and halves of surrogate pairs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from unicodedata import normalize
+
+SUMMARY_PREFIX = "Context summary (compiled):"
+"""How the note that stands for earlier turns begins."""
+
+INVISIBLE = "\u200b"
+"""Stands in the folded text for every character that shows nothing."""
+
+WIDE = "\u2a76"
+"""Stands in the folded text for the two signs that are several equals signs in one."""
+
+
+def fence(name: str, text: str) -> str:
+    """Put `text` between a BEGIN and an END line that carry `name`, so that it cannot end the block itself."""
+    title = re.sub(r"[^\w -]", "_", name).upper()
+    return f"=== BEGIN {title} ===\n{neutral(text)}\n=== END {title} ==="
+
+
+def neutral(text: str) -> str:
+    r"""Disarm every line of `text` that could pass for a fence or for `SUMMARY_PREFIX`.
+
+    Case, spacing, look-alike letters and signs, and characters that show nothing are seen through. All line
+    breaks become `\n`; other control characters but the tab are taken out. Doing it twice changes nothing more.
+    """
+    clean = _UNSEEN.sub("", _BREAKS.sub("\n", text))
+    clean = _HALVES.sub("\ufffd", clean)
+    seen = clean if clean.isascii() else clean.translate(_LOOKS_LIKE)
+    edges = [0, *sorted(_forgeries(seen)), len(clean)]
+    return "\\".join(clean[start:stop] for start, stop in pairwise(edges))
+
+
+_BREAKS = re.compile("\r\n?|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+_UNSEEN = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]")
+_HALVES = re.compile("[\ud800-\udfff]")
+
+
+def _folding() -> dict[int, str]:
+    """Every character that reads as one we use, one for one, so that positions stay what they are."""
+    ours = set("=():" + "begindcontexsumarypld")
+    blocks = (
+        (0xFF01, 0xFF5F),
+        (0x1D400, 0x1D6A4),
+        (0x24B6, 0x24EA),
+        (0x1D00, 0x1D2C),
+        (0x2070, 0x209D),
+        (0xFE50, 0xFE6C),
+    )
+    table = {
+        code: folded
+        for start, stop in blocks
+        for code in range(start, stop)
+        if len(folded := normalize("NFKC", chr(code)).casefold()) == 1 and folded in ours
+    }
+    for latin, others in _CONFUSED.items():
+        table |= {ord(other): latin for other in others}
+    for start, stop in _SHOWING_NOTHING:
+        table |= {code: INVISIBLE for code in range(start, stop)}
+    return table
+
+
+_CONFUSED = {
+    "=": "\ua78a\u1400\u2e40\u30a0\u2550\u2261\u2248\u2243\u225f\u224c\u22cd\u2263\U0001f7f0",
+    WIDE: "\u2a75\u2a76",
+    ":": "\u02d0\u0589\u05c3\u2236\ua789\ufe30\u02f8",
+    "(": "\u2768\u207d\u208d\u2985\u3014",
+    ")": "\u2769\u207e\u208e\u2986\u3015",
+    "a": "\u0430\u0410\u03b1\u0391\u0251",
+    "b": "\u0412\u0432\u0392\u03b2\u0299\u042c\u044c",
+    "c": "\u0441\u0421\u03f2\u03f9\u1d04",
+    "d": "\u0501\u0500\u1d05",
+    "e": "\u0435\u0415\u0395\u03b5\u0451\u0401\u1d07",
+    "g": "\u0261\u050d\u050c\u0262",
+    "i": "\u0456\u0406\u0399\u03b9\u0131\u0130\u026a\u04c0\u0457\u0407|",
+    "l": "\u029f\u04cf",
+    "m": "\u043c\u041c\u039c\u1d0d",
+    "n": "\u039d\u0274\u0578\u03b7\u043f",
+    "o": "\u043e\u041e\u03bf\u039f\u1d0f",
+    "p": "\u0440\u0420\u03c1\u03a1\u1d18",
+    "r": "\u0433\u0280",
+    "s": "\u0455\u0405\ua731",
+    "t": "\u0442\u0422\u03c4\u03a4\u1d1b",
+    "u": "\u03c5\u057d\u1d1c",
+    "x": "\u0445\u0425\u03c7\u03a7",
+    "y": "\u0443\u0423\u04af\u04ae\u03a5\u03b3\u028f",
+}
+
+_SHOWING_NOTHING = (
+    (0xAD, 0xAE),
+    (0x300, 0x370),
+    (0x61C, 0x61D),
+    (0x115F, 0x1161),
+    (0x17B4, 0x17B6),
+    (0x180B, 0x1810),
+    (0x200B, 0x2010),
+    (0x202A, 0x202F),
+    (0x2060, 0x2070),
+    (0x3164, 0x3165),
+    (0xFE00, 0xFE10),
+    (0xFEFF, 0xFF00),
+    (0xFFA0, 0xFFA1),
+    (0xE0000, 0xE0200),
+)
+
+_LOOKS_LIKE = _folding()
+
+
+def _word(letters: str) -> str:
+    return f"{INVISIBLE}*".join(map(re.escape, letters))
+
+
+_GAP = rf"[ \t\xa0\u2000-{INVISIBLE}\u3000]{{0,40}}"
+_SIGNS = f"(?:=(?:[ {INVISIBLE}]{{0,3}}=)++|{WIDE})"
+_RUN = re.compile(_SIGNS)
+_NAMED = re.compile(rf"{_GAP}(?:{_word('begin')}|{_word('end')})(?![^\W_])", re.IGNORECASE)
+_CLOSED = re.compile(rf"[\w {INVISIBLE}-]{{1,60}}?{_SIGNS}")
+_LEAD = re.compile(rf"[\s{INVISIBLE}>#*_~`|.+-]{{0,40}}")
+_MARKER = re.compile(_GAP.join(map(_word, ("context", "summary", "(", "compiled", ")", ":"))), re.IGNORECASE)
+
+
+def _forgeries(seen: str) -> Iterator[int]:
+    """Where to put a backslash: lines that begin like a fence, whole fences inside a line, and our marker."""
+    for run in _RUN.finditer(seen):
+        start = run.start()
+        named = _NAMED.match(seen, run.end())
+        if named and not _disarmed(seen, start):
+            line = seen.rfind("\n", max(0, start - 41), start) + 1
+            opens = (line or start <= 40) and _LEAD.fullmatch(seen, line, start)
+            signs = 3 if WIDE in run[0] else run[0].count("=")
+            if opens or (signs > 2 and _CLOSED.match(seen, named.end())):
+                yield start
+    for marker in _MARKER.finditer(seen):
+        if not _disarmed(seen, marker.start()):
+            yield marker.start()
+
+
+def _disarmed(seen: str, start: int) -> bool:
+    return start > 0 and seen[start - 1] == "\\"

@@ -1,0 +1,101 @@
+"""What stays as it is between two compiles: which messages a view keeps, in which shape, and what stands before them.
+
+A view then only grows at its end, so that a provider's prompt cache keeps hitting. A `Frozen` decides on a
+prefix of the raw history; it holds for every history that begins with that prefix, whoever sends it: an
+edited prompt, a fork, or a history that was built by hand and carries no ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from context_compiler.shapes import Shape, decode, encode
+
+Span = tuple[int, int]
+"""Positions `start` to before `stop`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """The state of one cycle. Positions are those of the raw history."""
+
+    decided: int
+    """How many leading messages this decides on; all after them stand whole."""
+    tip: str
+    """The chain id of the last of them; empty when there are none."""
+    kept: tuple[tuple[int, Shape], ...]
+    """What of those stays, in order; the rest is out."""
+    note: str
+    """The summary part as sent, prefix included; empty where there is none."""
+    quotes: str
+    """The fenced verbatim part as sent; empty where there is none."""
+    channel: str
+    """How the note is sent: user, system or compaction."""
+    summary: str
+    """What the last model compile wrote, to be updated by the next."""
+    summary_id: int | None
+    """Its row on the record."""
+    covered: tuple[Span, ...]
+    """What that compile covers."""
+    compiled_turn: int
+    """The user turn of the last model compile that was tried; -1 before the first."""
+    turn: int
+    """The user turn in which this cycle began."""
+    tight: float
+    """What is left of the budget after a provider refused it, as a share."""
+    ratio: float
+    """The model's learnt ratio, frozen so that bytes that did not change cannot drift over budget."""
+    config: str
+    """Names template, fidelity, model family and whatever else decides how a view is written."""
+
+    def to_json(self) -> str:
+        """As JSON text."""
+        data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        data["kept"] = [[start, stop, encode(shape)] for start, stop, shape in _runs(self.kept)]
+        return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Frozen | None:
+        """Back from JSON text; None when another version wrote something this one cannot read."""
+        try:
+            data = json.loads(text)
+            data["kept"] = tuple(
+                (index, shape)
+                for start, stop, coded in data["kept"]
+                for index in range(start, stop)
+                if (shape := decode(coded)) is not None
+            )
+            data["covered"] = tuple((int(a), int(b)) for a, b in data["covered"])
+            return cls(**data)
+        except (ValueError, TypeError, KeyError):
+            return None
+
+
+def _runs(kept: Sequence[tuple[int, Shape]]) -> list[tuple[int, int, Shape]]:
+    """Neighbours with the same shape as one run: start, stop, shape."""
+    runs: list[tuple[int, int, Shape]] = []
+    for index, shape in kept:
+        if runs and runs[-1][1] == index and runs[-1][2] == shape:
+            runs[-1] = (runs[-1][0], index + 1, shape)
+        else:
+            runs.append((index, index + 1, shape))
+    return runs
+
+
+def spans(positions: Iterable[int]) -> tuple[Span, ...]:
+    """Sorted positions as runs."""
+    found: list[Span] = []
+    for index in positions:
+        if found and found[-1][1] == index:
+            found[-1] = (found[-1][0], index + 1)
+        else:
+            found.append((index, index + 1))
+    return tuple(found)
+
+
+def positions(given: Iterable[Span]) -> set[int]:
+    """The reverse of `spans`."""
+    return {index for start, stop in given for index in range(start, stop)}

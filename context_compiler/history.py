@@ -1,0 +1,189 @@
+"""A history is a chain of messages, each read once: its items, its price, and its name by content.
+
+What reading costs depends on what is new. A message already seen is found by object identity; one that was
+just deserialised is found by its content.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest
+
+from context_compiler.ids import blob_id, chained, identity
+from context_compiler.items import Item, Kind, read_items
+from context_compiler.tokens import TokenCounter
+
+REMEMBERED = 50_000
+"""How many readings are remembered by content."""
+
+
+def _name_of(value: object) -> str:
+    return f"<{type(value).__qualname__}>"
+
+
+def message_body(message: ModelMessage) -> bytes:
+    """The canonical JSON of one message: what the record keeps, and what restores it without loss."""
+    dumped = ModelMessagesTypeAdapter.dump_json([message], warnings=False, fallback=_name_of)
+    return dumped[1:-1]
+
+
+def load_messages(bodies: Sequence[bytes]) -> list[ModelMessage]:
+    """Messages from their canonical JSON."""
+    return ModelMessagesTypeAdapter.validate_json(b"[" + b",".join(bodies) + b"]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One message as it was read."""
+
+    items: tuple[Item, ...]
+    tokens: int
+    name: str
+    """Its `identity`: what it says, whatever came before."""
+    request: bool
+    prompts: bool
+    """It holds a user prompt that this package did not write."""
+    calls: tuple[str, ...]
+    """Ids of the function calls it makes."""
+    answers: tuple[str, ...]
+    """Ids of the function calls it answers."""
+    exchanges: bool
+    """It calls a tool or answers a call, the provider's own tools included."""
+    run_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """A whole history, read. Position `i` means the same in every tuple; it is also a `Chain`."""
+
+    messages: tuple[ModelMessage, ...]
+    readings: tuple[Reading, ...]
+    ids: tuple[str, ...]
+    sums: tuple[int, ...]
+    """`sums[i]` is the price of the first `i` messages."""
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @property
+    def tip(self) -> str | None:
+        """The name of the whole history; None when it is empty."""
+        return self.ids[-1] if self.ids else None
+
+    @property
+    def tokens(self) -> int:
+        """What all its messages cost, in exact tokens."""
+        return self.sums[-1]
+
+    def body(self, index: int) -> bytes:
+        """The canonical JSON of message `index`."""
+        return message_body(self.messages[index])
+
+    def text(self, index: int) -> str:
+        """The searchable text of message `index`."""
+        return searchable(self.readings[index])
+
+    def items(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Item]]:
+        """Every item between two positions, each with the position of its message."""
+        for index in range(start, len(self.messages) if stop is None else stop):
+            for item in self.readings[index].items:
+                yield index, item
+
+
+SPOKEN = frozenset({Kind.USER, Kind.TEXT, Kind.CALL, Kind.RETURN, Kind.FEEDBACK, Kind.COMPACTION, Kind.OTHER})
+
+
+def searchable(reading: Reading) -> str:
+    """The text by which a message can be found: what was said, called and returned."""
+    said = (f"{item.tool} {item.text}" if item.tool else item.text for item in reading.items if item.kind in SPOKEN)
+    return "\n".join(text for text in said if text)
+
+
+class Reader:
+    """Reads histories, and remembers what it read by identity and by content. Shared by concurrent runs."""
+
+    def __init__(self, counter: TokenCounter) -> None:
+        """Price messages with `counter`."""
+        self.counter = counter
+        self._seen: dict[int, tuple[weakref.ref[ModelMessage], tuple[int, ...], Reading]] = {}
+        self._known: OrderedDict[str, Reading] = OrderedDict()
+
+    def read(self, messages: Sequence[ModelMessage], *, last: History | None = None) -> History:
+        """Read a history; `last` is what it was at the previous request of the same run.
+
+        The host may stamp or edit the last messages of a request but leaves older ones alone, so what `last`
+        shares with `messages` object for object is taken over without a second look.
+        """
+        kept = _shared(last, messages)
+        readings = list(last.readings[:kept]) if last else []
+        readings.extend(self.one(message) for message in messages[kept:])
+        ids = list(last.ids[:kept]) if last else []
+        parent = ids[-1] if ids else None
+        for reading in readings[kept:]:
+            parent = chained(parent, reading.name)
+            ids.append(parent)
+        sums = tuple(accumulate((reading.tokens for reading in readings), initial=0))
+        return History(messages=tuple(messages), readings=tuple(readings), ids=tuple(ids), sums=sums)
+
+    def one(self, message: ModelMessage) -> Reading:
+        """Read one message, or remember it."""
+        seen = self._seen.get(id(message))
+        look = _look(message)
+        if seen is not None and seen[0]() is message and seen[1] == look:
+            return seen[2]
+        reading = self._by_content(message)
+        key = id(message)
+        self._seen[key] = (weakref.ref(message, lambda _: self._seen.pop(key, None)), look, reading)
+        return reading
+
+    def _by_content(self, message: ModelMessage) -> Reading:
+        body = message_body(message)
+        name = blob_id(body)
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = _read(message, body, self.counter)
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return known
+
+
+def _look(message: ModelMessage) -> tuple[int, ...]:
+    """A cheap sign that a message or one of its parts was edited in place since it was read."""
+    look: list[int] = []
+    for part in message.parts:
+        look.append(id(part))
+        look.append(id(getattr(part, "content", None)))
+    return tuple(look)
+
+
+def _shared(last: History | None, messages: Sequence[ModelMessage]) -> int:
+    """How many leading messages are the same objects as last time, leaving out the two that a host may edit."""
+    if last is None:
+        return 0
+    whole = max(0, min(len(last) - 2, len(messages)))
+    if all(map(operator.is_, last.messages[:whole], messages[:whole])):
+        return whole
+    return next(i for i in range(whole) if last.messages[i] is not messages[i])
+
+
+def _read(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:
+    items = read_items(message, counter)
+    request = isinstance(message, ModelRequest)
+    functions = [item for item in items if item.call_id is not None and not item.native]
+    return Reading(
+        items=items,
+        tokens=sum(item.tokens for item in items),
+        name=identity(body),
+        request=request,
+        prompts=request and any(item.kind is Kind.USER and item.mark is None for item in items),
+        calls=tuple(str(item.call_id) for item in functions if item.kind is Kind.CALL),
+        answers=tuple(str(item.call_id) for item in functions if item.kind is Kind.RETURN),
+        exchanges=any(item.call_id is not None for item in items),
+        run_id=message.run_id,
+    )

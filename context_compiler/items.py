@@ -1,0 +1,251 @@
+"""One part of one message is one `Item`: the only place that knows what Pydantic AI's parts look like.
+
+Parts are told apart by `part_kind`, so that a part the installed host does not have yet needs no class
+here; a kind nobody knows becomes an `OTHER` item, is priced by its text, and passes through untouched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, cast
+
+from pydantic_ai.messages import ModelMessage
+from pydantic_core import to_json
+
+from context_compiler.content import (
+    is_media,
+    media_cost,
+    media_in,
+    placeholder,
+    user_content,
+    without_media,
+)
+from context_compiler.tokens import TokenCounter
+
+MARK = "context_compiler"
+"""The metadata key that says a part was written by this package. Users cannot set it through text."""
+
+MESSAGE_OVERHEAD = 4
+"""Tokens that a provider's framing costs for every part that becomes a message of its own."""
+
+CALL_OVERHEAD = 8
+"""Tokens that the framing of one tool call costs: its id, type and name fields."""
+
+
+class Kind(StrEnum):
+    """What a part is for, across hosts and providers."""
+
+    SYSTEM = "system"
+    USER = "user"
+    TEXT = "text"
+    THINKING = "thinking"
+    CALL = "call"
+    RETURN = "return"
+    FEEDBACK = "feedback"
+    """A retry prompt that answers no call."""
+    MEDIA = "media"
+    CONTROL = "control"
+    """What the host keeps in a history for itself: instruction baselines, deltas, availability."""
+    COMPACTION = "compaction"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One part, read once: what it says and what it costs."""
+
+    kind: Kind
+    text: str
+    tokens: int
+    """Exact tokens as sent, framing included."""
+    call_id: str | None = None
+    tool: str | None = None
+    native: bool = False
+    """The provider runs this tool itself; call and return share a response."""
+    loads: bool = False
+    """A capability load or tool search: the host forgets what was loaded if this goes."""
+    failed: bool = False
+    media: int = 0
+    """Tokens of pictures, sound and documents, already within `tokens`."""
+    mark: dict[str, Any] | None = None
+    """Our own metadata, when this package wrote the part."""
+
+
+CONTROL_KINDS = frozenset(
+    {
+        "instruction-baseline",
+        "instruction-delta",
+        "tool-availability-delta",
+        "model-settings-delta",
+        "capability-load-delta",
+    }
+)
+
+
+def read_items(message: ModelMessage, counter: TokenCounter) -> tuple[Item, ...]:
+    """Every part of a message as an item, in order."""
+    return tuple(read_part(part, counter) for part in message.parts)
+
+
+def read_part(part: Any, counter: TokenCounter) -> Item:
+    """One part as an item; a kind that nobody knows is `OTHER`."""
+    kind = getattr(part, "part_kind", "")
+    if kind in CONTROL_KINDS:
+        text = plain(getattr(part, "content", None))
+        return Item(kind=Kind.CONTROL, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD)
+    return _READERS.get(kind, _other)(part, counter)
+
+
+def plain(content: object) -> str:
+    """Any content as the text a model would read; what has no text form is named, never raised."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    try:
+        return to_json(content, fallback=_name_of, bytes_mode="base64", inf_nan_mode="constants").decode()
+    except (ValueError, TypeError, RecursionError):
+        return f"<{type(content).__qualname__}>"
+
+
+def _name_of(value: object) -> str:
+    return f"<{type(value).__qualname__}>"
+
+
+def _user(part: Any, counter: TokenCounter) -> Item:
+    texts: list[str] = []
+    media = 0
+    mark: dict[str, Any] | None = None
+    for piece in user_content(part.content):
+        text, cost = _piece(piece)
+        media += cost
+        texts.append(text)
+        mark = mark or mark_of(piece)
+    text = "\n".join(text for text in texts if text)
+    return Item(
+        kind=Kind.USER,
+        text=text,
+        tokens=sum(map(counter.text, texts)) + media + MESSAGE_OVERHEAD,
+        media=media,
+        mark=mark,
+    )
+
+
+def _piece(piece: object) -> tuple[str, int]:
+    """The text and the media tokens of one piece of content."""
+    if isinstance(piece, str):
+        return piece, 0
+    kind = getattr(piece, "kind", None)
+    if kind == "cache-point":
+        return "", 0
+    if is_media(piece):
+        return placeholder(piece), media_cost(piece)
+    content = getattr(piece, "content", None)
+    return (content, 0) if isinstance(content, str) else (plain(piece), 0)
+
+
+def mark_of(thing: Any) -> dict[str, Any] | None:
+    """Our own metadata on a part or a piece of content, if this package wrote it."""
+    metadata = getattr(thing, "metadata", None)
+    mark: object = cast(dict[str, object], metadata).get(MARK) if isinstance(metadata, dict) else None
+    return cast(dict[str, Any], mark) if isinstance(mark, dict) else None
+
+
+def _return(part: Any, counter: TokenCounter) -> Item:
+    content = part.content
+    media = 0
+    if not isinstance(content, str):
+        media = sum(map(media_cost, media_in(content)))
+        content = plain(without_media(content) if media else content)
+    return Item(
+        kind=Kind.RETURN,
+        text=content,
+        tokens=counter.text(content) + counter.text(part.tool_name) + media + MESSAGE_OVERHEAD,
+        call_id=part.tool_call_id,
+        tool=part.tool_name,
+        native=part.part_kind.startswith("builtin"),
+        loads=getattr(part, "tool_kind", None) in ("capability-load", "tool-search"),
+        failed=getattr(part, "outcome", "success") not in ("success", None),
+        media=media,
+    )
+
+
+def _retry(part: Any, counter: TokenCounter) -> Item:
+    text = plain(part.content)
+    answers = getattr(part, "tool_name", None) is not None
+    return Item(
+        kind=Kind.RETURN if answers else Kind.FEEDBACK,
+        text=text,
+        tokens=counter.text(text) + MESSAGE_OVERHEAD * 4,
+        call_id=part.tool_call_id if answers else None,
+        tool=getattr(part, "tool_name", None),
+        failed=True,
+    )
+
+
+def _call(part: Any, counter: TokenCounter) -> Item:
+    text = part.args if isinstance(part.args, str) else plain(part.args if part.args is not None else {})
+    return Item(
+        kind=Kind.CALL,
+        text=text,
+        tokens=counter.text(text) + counter.text(part.tool_name) + CALL_OVERHEAD,
+        call_id=part.tool_call_id,
+        tool=part.tool_name,
+        native=part.part_kind.startswith("builtin"),
+        loads=getattr(part, "tool_kind", None) in ("capability-load", "tool-search"),
+    )
+
+
+def _thinking(part: Any, counter: TokenCounter) -> Item:
+    text = part.content or ""
+    signature = part.signature if isinstance(part.signature, str) else ""
+    return Item(kind=Kind.THINKING, text=text, tokens=counter.text(text) + counter.text(signature) + MESSAGE_OVERHEAD)
+
+
+def _said(kind: Kind) -> Callable[[Any, TokenCounter], Item]:
+    """A reader of parts whose `content` is their text."""
+
+    def read(part: Any, counter: TokenCounter) -> Item:
+        text = plain(part.content)
+        return Item(kind=kind, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD, mark=mark_of(part))
+
+    return read
+
+
+def _file(part: Any, counter: TokenCounter) -> Item:
+    cost = media_cost(part.content)
+    return Item(kind=Kind.MEDIA, text=placeholder(part.content), tokens=cost + MESSAGE_OVERHEAD, media=cost)
+
+
+def _other(part: Any, counter: TokenCounter) -> Item:
+    content = getattr(part, "content", None)
+    text = content if isinstance(content, str) else plain(part)
+    return Item(kind=Kind.OTHER, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD)
+
+
+_READERS: dict[str, Callable[[Any, TokenCounter], Item]] = {
+    "system-prompt": _said(Kind.SYSTEM),
+    "user-prompt": _user,
+    "text": _said(Kind.TEXT),
+    "thinking": _thinking,
+    "tool-call": _call,
+    "builtin-tool-call": _call,
+    "tool-return": _return,
+    "builtin-tool-return": _return,
+    "retry-prompt": _retry,
+    "retry-feedback": _retry,
+    "compaction": _said(Kind.COMPACTION),
+    "file": _file,
+}
+
+
+def arguments(text: str) -> dict[str, object] | None:
+    """Tool arguments as a mapping, when their text is one."""
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return cast(dict[str, object], value) if isinstance(value, dict) else None

@@ -1,0 +1,225 @@
+"""Between the host and the compiler: one request in, the messages to send out, whatever happens.
+
+The order is always the same: the view (or what stands in for it), the record, callbacks, the messages.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage
+from pydantic_ai.models import Model
+
+from context_compiler.agent import Answer, ask, named
+from context_compiler.archive import Archive
+from context_compiler.cycles import Cycles
+from context_compiler.errors import BudgetError, CompileError
+from context_compiler.failing import Breaker, attempt, attempted
+from context_compiler.fallback import fallback
+from context_compiler.flights import Flights
+from context_compiler.frozen import Frozen
+from context_compiler.library import TemplateLibrary
+from context_compiler.live import Result, respond
+from context_compiler.record import Record
+from context_compiler.recording import NO_IDENTIFIERS, now
+from context_compiler.request import Request
+from context_compiler.run import Live, Run
+from context_compiler.settings import Settings
+from context_compiler.tokens import as_counter
+from context_compiler.view import View
+from context_compiler.wanted import Wanted
+
+LOG = logging.getLogger("context_compiler")
+
+
+class Middleware:
+    """What all runs of one `ContextCompiler` share."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        """Check what was asked for; open nothing.
+
+        Raises:
+            SettingsError: A value is wrong.
+        """
+        wanted.check()
+        self.wanted = wanted
+        self.counter = as_counter(wanted.counter)
+        self.runs = 0
+        self.last_view: View | None = None
+        self._cycles = Cycles()
+        self.archive = Archive(wanted, self._cycles, self.report)
+        self._flights = Flights()
+        self._breaker = Breaker()
+        self._live: Live | None = None
+
+    def _lively(self) -> Live:
+        """The shared state, made at the first request: that is when settings and folders are looked at."""
+        if self._live is None:
+            wanted = self.wanted
+            library = TemplateLibrary(vault=wanted.vault, system=wanted.system)
+            attempt(library.seed)
+            self._live = Live(
+                wishes=wanted.wishes(),
+                asked=wanted.asked(),
+                library=library,
+                settings=Settings.from_environment(),
+                counter=self.counter,
+                vault_name=wanted.vault_name,
+                model=wanted.compiler_name(),
+                cycles=self._cycles,
+            )
+        return self._live
+
+    async def messages(self, run: Run, request: Request) -> list[ModelMessage]:
+        """What to send for a request. Never raises but for cancellation."""
+        started = time.perf_counter()
+        outcome = await attempted(self._respond(run, request))
+        result = outcome.value
+        if result is None:
+            error = outcome.error or RuntimeError("no view")
+            await self.report(error)
+            result = await fallback(self._live, self.wanted, self.counter, run, request, error)
+        if result.view.status == "floor_over_budget":
+            await self.report(BudgetError(f"even the least is over the budget of {result.view.budget} tokens"))
+        view = await self._kept(run, request, result, (time.perf_counter() - started) * 1000)
+        run.requests += 1
+        self.last_view = view
+        await self._tell(self.wanted.on_view, view)
+        return request.messages if self.wanted.dry_run else view.messages
+
+    async def _respond(self, run: Run, request: Request) -> Result:
+        return await respond(self._lively(), run, request)
+
+    async def _kept(self, run: Run, request: Request, result: Result, latency: float) -> View:
+        """The view with its record, which is on disk before the request goes out."""
+        record = self._record(run, request, result, latency)
+        fresh = result.frozen is not None and result.frozen is not run.kept
+        record = await self.archive.keep(record, result, result.frozen if fresh else None)
+        if fresh and result.frozen is not None:
+            self._settle(run, result.frozen, record)
+        if result.began:
+            _log(record, result)
+        return replace(result.view, record=record)
+
+    def _settle(self, run: Run, frozen: Frozen, record: Record) -> None:
+        """Let the cycle know the row of its compile; its next request keeps that too."""
+        run.kept = frozen
+        if record.summary_id is not None and frozen.summary_id != record.summary_id and run.frozen is frozen:
+            run.frozen = replace(frozen, summary_id=record.summary_id)
+            if run.prefix is not None and run.prefix[0] is frozen:
+                run.prefix = (run.frozen, run.prefix[1])
+            self._cycles.keep(run.frozen)
+
+    def _record(self, run: Run, request: Request, result: Result, latency: float) -> Record:
+        view, ratio = result.view, result.ratio
+        notes = [NO_IDENTIFIERS]
+        if result.row is None and not (result.frozen and result.frozen.summary_id):
+            notes.append("summary: nothing was compiled")
+        status = "dry_run" if self.wanted.dry_run else view.status
+        sent = request.overhead + (result.raw.tokens if self.wanted.dry_run else view.tokens)
+        return Record(
+            session_id=request.session_id,
+            vault_name=self.wanted.vault_name,
+            turn_index=result.turn,
+            run_id=request.run_id,
+            request_index=run.requests,
+            raw_tip=result.raw.tip,
+            view_tip=result.sent.tip,
+            status="; ".join([status, *notes, *([] if view.error else ["error: none"])]),
+            error=view.error,
+            budget=view.budget,
+            tokens_raw=round((request.overhead + result.raw.tokens) * ratio),
+            tokens_sent=round(sent * ratio),
+            tokens_exact=sent,
+            ratio=ratio,
+            ledger=view.ledger,
+            request_hash=request.hash,
+            latency_ms=latency,
+            created_at=now(),
+            summary_id=result.frozen.summary_id if result.frozen and result.row is None else None,
+            compile=result.row,
+        )
+
+    async def compile(self, key: str, prompts: Sequence[str], model: Model) -> Answer:
+        """One compile: remembered, shared with whoever wants the same, or made.
+
+        Raises:
+            CompileError: the model failed, or is left alone after failing.
+        """
+        known = await self.archive.answered(key)
+        if known is not None:
+            return known
+        compiler: Model | str = self.wanted.model if self.wanted.model is not None else model
+        answer, first = await self._flights.join(key, lambda: self._made(key, prompts, compiler))
+        return answer if first else replace(answer, usage={})
+
+    async def _made(self, key: str, prompts: Sequence[str], compiler: Model | str) -> Answer:
+        if self._breaker.open:
+            raise CompileError("it failed too often and is left alone for a while", model=named(compiler), phase="call")
+        outcome = await attempted(ask(prompts, compiler, timeout=self.wanted.timeout))
+        if outcome.value is None:
+            self._breaker.failed()
+            raise outcome.error or CompileError("no answer", model=named(compiler), phase="answer")
+        self._breaker.succeeded()
+        self.archive.remember(key, outcome.value)
+        return outcome.value
+
+    async def find(self, ids: list[str], config: str) -> str | None:
+        """The newest cycle of the last of these ids that has one, as JSON."""
+        found = await self.archive.cycle(ids, config)
+        return found.to_json() if found else None
+
+    def learn(self, run: Run, request: Request | None, reported: int) -> None:
+        """Take a reported count in, if it is about a request of ours."""
+        if self._live is not None and request is not None and run.sent and not self.wanted.dry_run:
+            self._live.ratios.learn(request.family, exact=run.sent, reported=reported)
+
+    async def finished(self, run: Run, session_id: str, messages: list[ModelMessage]) -> None:
+        """Keep the raw history with the last answer of a run."""
+        if self._live is not None and messages:
+            reader = self._live.reader
+            history = attempt(lambda: reader.read(messages, last=run.raw)).value
+            if history is not None:
+                await self.archive.raw(session_id, history)
+
+    async def rest(self) -> None:
+        """Let go of the store when no run is left."""
+        if self.runs == 0:
+            await self.archive.rest()
+
+    async def report(self, error: Exception) -> None:
+        """Say what failed: in the log, and to `on_error`."""
+        LOG.warning("context_compiler: %s: %s", type(error).__name__, error)
+        await self._tell(self.wanted.on_error, error)
+
+    async def _tell(self, callback: Callable[[Any], Any] | None, what: Any) -> None:
+        if callback is None:
+            return
+        outcome = await attempted(_called(callback, what))
+        if outcome.error is not None:
+            LOG.warning("context_compiler: a callback raised %r", outcome.error)
+
+
+async def _called(callback: Callable[[Any], Any], what: Any) -> None:
+    """Call a callback, plain or async."""
+    given = callback(what)
+    if inspect.isawaitable(given):
+        await given
+
+
+def _log(record: Record, result: Result) -> None:
+    turns = sum(1 for reading in result.sent.readings if reading.prompts)
+    asked = 1 if result.row is not None and result.row.compiled_prompt else 0
+    LOG.info(
+        "%s → %s tokens, %d turns kept, %d compile, %.1f s",
+        f"{record.tokens_raw:,}",
+        f"{record.tokens_sent:,}",
+        turns,
+        asked,
+        record.latency_ms / 1000,
+    )

@@ -1,0 +1,115 @@
+"""What stands in place of what is left out: one note, and one fenced part with everything verbatim.
+
+The note is compiler-written text only. Whatever users, tools and documents said goes into the fenced part,
+which is always on the user channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from context_compiler.cutting import Cut, Options
+from context_compiler.extract import choose, passages, quoted
+from context_compiler.fences import fence, neutral
+from context_compiler.prompt import TITLES, about
+from context_compiler.prose import prose
+from context_compiler.sections import gathered
+from context_compiler.shapes import clamp
+from context_compiler.tokens import TokenCounter
+from context_compiler.view import note_text
+
+QUOTES = "QUOTED FROM EARLIER TURNS"
+SMALLEST = 16
+"""Below this many tokens a note or a quote says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What stands in place of what is out."""
+
+    note: str = ""
+    quotes: str = ""
+    channel: str = "user"
+
+
+def written_for(cut: Cut, options: Options, summary: str, covered: set[int]) -> Written:
+    """The note and the verbatim part, together within what was set aside and what is left below the target.
+
+    Args:
+        cut: What stays.
+        options: How views are written.
+        summary: What a model wrote; empty for a note that needs none.
+        covered: Positions that the summary covers; the rest of what is out may be quoted.
+    """
+    if not cut.out or not cut.reserve:
+        return Written()
+    counter = cut.counter
+    cap = min(cut.limits.cap(options.fidelity), cut.reserve)
+    note = _note(summary, cut, options, cap)
+    left = cut.target - (cut.bench.total - cut.bench.summary) - _cost(note, counter)
+    if options.named:
+        left = min(left, cap - _cost(note, counter))
+    own_body = options.template.compiler == "none" and not summary
+    loose = [] if own_body else [index for index in cut.out if index not in covered]
+    return Written(note=note, quotes=_quotes(cut, loose, left), channel=options.inject if summary else "user")
+
+
+def _cost(text: str, counter: TokenCounter) -> int:
+    return counter.text(text) + 8 if text else 0
+
+
+def _note(summary: str, cut: Cut, options: Options, cap: int) -> str:
+    counter = cut.counter
+    preface = prose("preface")
+    room = cap - _cost(note_text("x", preface), counter)
+    if room < SMALLEST:
+        return ""
+    body = neutral(summary) if summary else _own_note(cut, options, room)
+    return note_text(clamp(body, room, counter), preface)
+
+
+def _own_note(cut: Cut, options: Options, room: int) -> str:
+    """The note that needs no model: the template's own body where it is of that kind, else the shipped one."""
+    template = options.template if options.template.compiler != "agent" else options.extractive
+    values = gathered(cut.history, cut.out, cut.pinned, results=options.recent_tool_results, counter=cut.counter)
+    if "recent_turns" in template.wants():
+        found = choose(passages(cut.history, cut.bench.outline, cut.out, cut.counter), max(0, room // 2))
+        values["recent_turns"] = quoted(found)
+    fenced = {
+        name: fence(title, values[name]) if values.get(name, "").strip() else "" for name, title in TITLES.items()
+    }
+    gone = set(cut.out)
+    left_out = sum(turn.start in gone for turn in cut.bench.outline.turns)
+    return template.render({**fenced, "template": about(template), "cap": room, "turns_left_out": left_out})
+
+
+def _quotes(cut: Cut, loose: Sequence[int], room: int) -> str:
+    """Standing instructions, newest kept, then passages, fenced; at most `room` tokens, empty when nothing fits."""
+    counter = cut.counter
+    inner = room - _cost(fence(QUOTES, "x"), counter)
+    candidates = passages(cut.history, cut.bench.outline, loose, counter) if loose and inner > SMALLEST else ()
+    while inner > SMALLEST:
+        pinned = "\n".join(_pin_lines(cut, min(inner, cut.limits.room // 10)))
+        used = counter.text(pinned) + 8 if pinned else 0
+        body = "\n\n".join(block for block in (pinned, quoted(choose(candidates, inner - used))) if block)
+        if not body:
+            return ""
+        text = fence(QUOTES, body)
+        over = _cost(text, counter) - room
+        if over <= 0:
+            return text
+        inner -= over + 8
+    return ""
+
+
+def _pin_lines(cut: Cut, room: int) -> list[str]:
+    kept: list[str] = []
+    left = room - SMALLEST
+    for pin in reversed(cut.pinned):
+        line = f"- turn {pin.turn + 1}: {pin.text}"
+        left -= cut.counter.text(line) + 1
+        if left < 0:
+            break
+        kept.append(line)
+    return ["Standing instructions the user gave earlier:", *reversed(kept)] if kept else []

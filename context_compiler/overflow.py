@@ -1,0 +1,91 @@
+"""The provider says that the context is too long: seen through, and tried once more with less.
+
+From Pydantic AI 2.64 on the host makes another attempt itself; before that, a model around the model does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from pydantic_ai import exceptions
+from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+from pydantic_ai.models.wrapper import WrapperModel
+from pydantic_ai.settings import ModelSettings
+
+RetryModelRequest: type[Exception] | None = getattr(exceptions, "RetryModelRequest", None)
+"""What asks the host for another attempt; None where it cannot."""
+
+_TOO_LONG: type[Exception] | None = getattr(exceptions, "ModelContextWindowExceededError", None)
+_WORDS = (
+    "context_length_exceeded",
+    "maximum context length",
+    "reduce the length of the messages",
+    "prompt is too long",
+    "input token count",
+    "number of tokens allowed",
+    "input is too long",
+)
+
+
+def is_overflow(error: BaseException) -> bool:
+    """Whether a provider refused a request as too long; a group counts when one of its errors does."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_overflow(one) for one in error.exceptions)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if _TOO_LONG is not None and isinstance(error, _TOO_LONG):
+        return True
+    if not isinstance(error, ModelHTTPError) or error.status_code not in (400, 413, 422):
+        return False
+    said = str(error.body).lower()
+    return any(words in said for words in _WORDS)
+
+
+Tighter = Callable[[BaseException], Awaitable[list[ModelMessage] | None]]
+"""The messages for a second try, or None when there is none."""
+
+
+class TightModel(WrapperModel):
+    """Tries once more with a tighter view; in streams only while nothing has been said yet."""
+
+    def __init__(self, wrapped: Model, tighter: Tighter) -> None:
+        """Ask `tighter` what to send instead."""
+        super().__init__(wrapped)
+        self._tighter = tighter
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        """One request, and one more if it was too long."""
+        try:
+            return await self.wrapped.request(messages, model_settings, model_request_parameters)
+        except Exception as error:
+            less = await self._tighter(error)
+            if less is None:
+                raise
+            return await self.wrapped.request(less, model_settings, model_request_parameters)
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+        run_context: Any = None,
+    ) -> AsyncGenerator[StreamedResponse]:
+        """One streamed request, and one more if it was too long."""
+        async with AsyncExitStack() as stack:
+            rest = (model_settings, model_request_parameters, run_context)
+            try:
+                stream = await stack.enter_async_context(self.wrapped.request_stream(messages, *rest))
+            except Exception as error:
+                less = await self._tighter(error)
+                if less is None:
+                    raise
+                stream = await stack.enter_async_context(self.wrapped.request_stream(less, *rest))
+            yield stream

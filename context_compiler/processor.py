@@ -1,0 +1,162 @@
+"""The same compiler for `ProcessHistory`, whose host replaces the stored history by what a processor returns.
+
+So the raw messages are archived first, and our own part in a history says which archived chain stands behind
+it: the next call continues from the raw history, not from our own output.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic_ai import RunContext
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.usage import RequestUsage
+
+from context_compiler.agent import Answer
+from context_compiler.content import user_content
+from context_compiler.failing import attempted
+from context_compiler.history import load_messages
+from context_compiler.items import MARK, mark_of
+from context_compiler.middleware import Middleware
+from context_compiler.prompt import Order
+from context_compiler.record import Record
+from context_compiler.request import Request, run_facts
+from context_compiler.run import Run
+from context_compiler.template import Template
+from context_compiler.view import LEFT_OUT, View, marked_request
+from context_compiler.wanted import Wanted
+
+REMEMBERED = 64
+
+
+class CompilingHistoryProcessor:
+    """An async history processor, `(ctx, messages) -> messages`, that loses nothing."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        """Open nothing before the first call."""
+        self._ware = Middleware(wanted)
+        self._runs: OrderedDict[str, Run] = OrderedDict()
+        self._raw: OrderedDict[str, list[ModelMessage]] = OrderedDict()
+
+    async def __call__(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
+        """The view of what really was said, with a mark that says where all of it is."""
+        raw = await self._restored(messages)
+        run = _remembered(self._runs, ctx.run_id or "", Run())
+        view = await self._ware.messages(run, self._request(ctx, raw))
+        await self._ware.rest()
+        if view == raw or run.raw is None or run.raw.tip is None:
+            return view
+        _remembered(self._raw, run.raw.tip, raw)
+        return _tagged(view, run.raw.tip)
+
+    def _request(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> Request:
+        async def asked(order: Order) -> Answer:
+            answer = await self._ware.compile(order.key, order.prompts, ctx.model)  # pyright: ignore[reportArgumentType]
+            spent = {name: answer.usage.get(name, 0) for name in ("input_tokens", "output_tokens")}
+            ctx.usage.incr(RequestUsage(**spent))
+            return answer
+
+        return Request(
+            messages=messages, **run_facts(ctx, messages, self._ware.counter), find=self._ware.find, ask=asked
+        )
+
+    @property
+    def last_view(self) -> View | None:
+        """The view that was returned last."""
+        return self._ware.last_view
+
+    async def views(self, session: str | None = None) -> list[Record]:
+        """What was sent, newest first; of one conversation, or of all."""
+        return await self._ware.archive.store.views(session)
+
+    async def transcript(self, session: str) -> list[ModelMessage]:
+        """The raw history of a conversation, without loss, whatever the host has stored."""
+        return await self._ware.archive.transcript(session)
+
+    async def _restored(self, messages: list[ModelMessage]) -> list[ModelMessage]:
+        """The raw history behind our own output, and what came after it."""
+        mark = next((found for message in messages if (found := _mark(message)) and "responses" in found), None)
+        if mark is None:
+            return messages
+        raw = self._raw.get(mark["tip"])
+        if raw is None and self._ware.archive.whole:
+            bodies = (await attempted(self._ware.archive.store.chain(mark["tip"]))).value
+            raw = load_messages(bodies) if bodies else None
+        if raw is None:
+            return messages
+        return [*raw, *_after(messages, mark["responses"], mark["tail"])]
+
+
+def build_compiling_history_processor(
+    template: str | Template = "chat_compiler", **wanted: Any
+) -> CompilingHistoryProcessor:
+    """A history processor for `ProcessHistory`, with the arguments of `ContextCompiler`.
+
+    Prefer `ContextCompiler`: it leaves the stored history alone. This one is for where only a processor can
+    be given; the host then stores views, and `transcript(session)` gives back what they stand for.
+
+    Raises:
+        SettingsError: A value is wrong.
+    """
+    return CompilingHistoryProcessor(Wanted(template, **wanted))
+
+
+def _remembered(kept: OrderedDict[str, Any], key: str, new: Any) -> Any:
+    value = kept.setdefault(key, new)
+    kept.move_to_end(key)
+    if len(kept) > REMEMBERED:
+        kept.popitem(last=False)
+    return value
+
+
+def _mark(message: ModelMessage) -> dict[str, Any] | None:
+    """Our mark on any part of a message, wherever the host has merged it to."""
+    for part in message.parts:
+        for thing in (part, *user_content(getattr(part, "content", None))):
+            found = mark_of(thing)
+            if found is not None:
+                return found
+    return None
+
+
+def _tagged(view: Sequence[ModelMessage], tip: str) -> list[ModelMessage]:
+    """A view whose own part says which raw history stands behind it, and where the view ends."""
+    answers = [index for index, message in enumerate(view) if isinstance(message, ModelResponse)]
+    last = answers[-1] if answers else -1
+    tail = sum(len(message.parts) for message in view[last + 1 :])
+    own = next((index for index, message in enumerate(view) if _mark(message) is not None), None)
+    mark = {"v": 1, "tip": tip, "responses": len(answers), "tail": tail}
+    if own is None:
+        mark["tail"] += 1 if not answers else 0
+        return [marked_request(LEFT_OUT, mark), *view]
+    return [*view[:own], _marked(view[own], mark), *view[own + 1 :]]
+
+
+def _marked(message: ModelMessage, mark: dict[str, Any]) -> ModelMessage:
+    """The message with another mark on its own parts."""
+    parts: list[Any] = []
+    for part in message.parts:
+        if mark_of(part) is not None:
+            part = replace(part, metadata={MARK: mark})
+        elif any(mark_of(piece) is not None for piece in user_content(getattr(part, "content", None))):
+            part = replace(part, content=[replace(piece, metadata={MARK: mark}) for piece in part.content])
+        parts.append(part)
+    return replace(message, parts=parts)
+
+
+def _after(messages: Sequence[ModelMessage], responses: int, tail: int) -> list[ModelMessage]:
+    """What came after a view with that many responses and, after the last of them, that many parts."""
+    answers = [index for index, message in enumerate(messages) if isinstance(message, ModelResponse)]
+    start = answers[responses - 1] + 1 if 0 < responses <= len(answers) else 0
+    left = tail
+    for index in range(start, len(messages)):
+        message = messages[index]
+        if isinstance(message, ModelResponse):
+            return list(messages[index:])
+        if len(message.parts) > left:
+            return [replace(message, parts=message.parts[left:]), *messages[index + 1 :]]
+        left -= len(message.parts)
+    return []

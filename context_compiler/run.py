@@ -1,0 +1,127 @@
+"""What a live agent's requests share, what one run remembers, and a request once it is read.
+
+`Live` belongs to one compiler and is shared by its runs; `Run` belongs to one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler.advancing import carried, repaired
+from context_compiler.config import Wishes
+from context_compiler.cutting import Options
+from context_compiler.cycles import Cycles
+from context_compiler.frozen import Frozen
+from context_compiler.history import History, Reader
+from context_compiler.library import TemplateLibrary
+from context_compiler.limits import Asked, Limits, limits
+from context_compiler.ratios import Ratios
+from context_compiler.request import Request
+from context_compiler.settings import Settings
+from context_compiler.shapes import Shape
+from context_compiler.tokens import TokenCounter
+from context_compiler.turns import Outline, Pairing, outline, pair
+
+TIGHT = 0.7
+"""What is left of the budget once a provider has refused a request as too long."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run remembers from request to request."""
+
+    raw: History | None = None
+    view: History | None = None
+    frozen: Frozen | None = None
+    requests: int = 0
+    looked: bool = False
+    """Whether a cycle of an earlier run was looked for."""
+    asked_turn: int = -1
+    """The user turn in which a model was asked last, with or without success."""
+    tight: float = 1.0
+    opened_turn: int = -1
+    """The user turn whose first request `every_turn` has seen."""
+    prefix: tuple[Frozen, list[ModelMessage]] | None = None
+    sent: int = 0
+    """Exact tokens of the last request as sent; 0 when it was none of ours."""
+    budget: int = 0
+    """The budget of the last request, in exact tokens."""
+    turn: int = 0
+    kept: Frozen | None = None
+    """The cycle as it is on the record."""
+    refused: bool = False
+    """The provider has refused a request of this run as too long."""
+
+    def tighten(self) -> None:
+        """Go on with less, and without a model for this turn: the provider says the request was too long."""
+        self.tight = TIGHT * (min(1.0, self.sent / self.budget) if self.sent and self.budget else 1.0)
+        self.refused = True
+        self.asked_turn = self.turn
+
+
+@dataclass(slots=True, kw_only=True)
+class Live:
+    """What the requests of one compiler share."""
+
+    wishes: Wishes
+    asked: Asked
+    library: TemplateLibrary
+    settings: Settings
+    counter: TokenCounter
+    vault_name: str
+    model: str | None
+    """What the compiler's model is called; None is the run's own."""
+    cycles: Cycles = field(default_factory=Cycles)
+    ratios: Ratios = field(default_factory=Ratios)
+    reader: Reader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = Reader(self.counter)
+
+    def options(self, request: Request) -> Options:
+        """How views of this request are written; TemplateError where the template is missing or wrong."""
+        model = self.model if self.model is not None else request.model
+        return self.wishes.options(
+            self.library, self.settings, model=model, family=request.family, window=request.window
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """A request, read: everything that follows from its messages alone."""
+
+    history: History
+    pairing: Pairing
+    base: Mapping[int, Shape]
+    turns: Outline
+    turn: int
+    options: Options
+
+
+def read(live: Live, run: Run, request: Request) -> Sight:
+    """Read the messages of a request."""
+    history = live.reader.read(request.messages, last=run.raw)
+    run.raw = history
+    pairing = pair(history)
+    turns = outline(history, pairing)
+    turn = run.turn = max(0, turns.active.index) if turns.turns else 0
+    return Sight(
+        history=history, pairing=pairing, base=repaired(pairing), turns=turns, turn=turn, options=live.options(request)
+    )
+
+
+def marks_of(live: Live, run: Run, request: Request, sight: Sight, ratio: float) -> Limits:
+    """The limits of one request."""
+    return limits(
+        live.asked,
+        fixed=request.overhead + carried(sight.history),
+        window=request.window,
+        max_tokens=request.max_tokens,
+        threshold=sight.options.template.token_threshold,
+        fidelity=sight.options.fidelity,
+        ratio=ratio,
+        tight=run.tight,
+    )

@@ -1,0 +1,157 @@
+"""What a compile is told: the turns to fold in and what else a template may ask for, as named, priced text.
+
+Everything here is data about the conversation. It is fenced where it enters a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from context_compiler.history import History
+from context_compiler.items import Item, Kind
+from context_compiler.record import Drop
+from context_compiler.shapes import clamp
+from context_compiler.skeleton import call_line, outcome_line
+from context_compiler.specifics import Pin
+from context_compiler.tokens import TokenCounter
+
+EXPENDABLE = ("reflections", "tool_results", "plan", "topic")
+"""What goes first when a prompt is too long; never the latest input, the constraints or the turns themselves."""
+
+PLAN_TOKENS, TOPIC_TOKENS, INPUT_TOKENS = 400, 200, 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One named piece of what a compile is told."""
+
+    name: str
+    text: str
+    tokens: int
+
+
+def latest_input(history: History) -> str:
+    """What the user asked last."""
+    for reading in reversed(history.readings):
+        if reading.prompts:
+            return "\n".join(item.text for item in reading.items if item.kind is Kind.USER and item.mark is None)
+    return ""
+
+
+def topic(history: History) -> str:
+    """What the conversation began with: the first user prompt."""
+    return next((item.text for _, item in history.items() if item.kind is Kind.USER and item.mark is None), "")
+
+
+def plan(history: History, positions: Iterable[int]) -> str:
+    """The last answer that reads like a plan: three list lines or more."""
+    for index in sorted(positions, reverse=True):
+        for item in history.readings[index].items:
+            if item.kind is Kind.TEXT and sum(map(_is_list_line, item.text.splitlines())) >= 3:
+                return item.text
+    return ""
+
+
+def _is_list_line(line: str) -> bool:
+    line = line.lstrip()
+    return line[:2] in ("- ", "* ") or (line[:1].isdigit() and line[1:3].startswith((". ", ") ")))
+
+
+def lines(history: History, positions: Sequence[int], results: int | None) -> Iterator[str]:
+    """A conversation as `User: …`, `Assistant: …` and `[tool] …` lines.
+
+    Thinking and system text are left out, notes of an earlier view are called so; media stand as placeholders. Of tool
+    results only the last `results` stand whole (None: all), older ones as their outcome.
+    """
+    answers = [
+        (index, at)
+        for index in positions
+        for at, item in enumerate(history.readings[index].items)
+        if item.kind is Kind.RETURN
+    ]
+    whole = set(answers if results is None else answers[len(answers) - results :] if results else [])
+    for index in positions:
+        for at, item in enumerate(history.readings[index].items):
+            line = _line(item, (index, at) in whole)
+            if line:
+                yield line
+
+
+def _line(item: Item, whole: bool) -> str:
+    if item.mark is not None:
+        return f"Earlier notes: {item.text}"
+    if item.kind in (Kind.USER, Kind.FEEDBACK):
+        return f"User: {item.text}" if item.kind is Kind.USER else f"[retry] {item.text}"
+    if item.kind in (Kind.TEXT, Kind.MEDIA, Kind.COMPACTION, Kind.OTHER):
+        return f"Assistant: {item.text}" if item.text.strip() else ""
+    if item.kind is Kind.CALL:
+        return f"Assistant called {call_line(item.tool or 'tool', item.text)}"
+    if item.kind is Kind.RETURN:
+        return f"[tool] {item.tool}: {item.text if whole else outcome_line(item.text, failed=item.failed)}"
+    return ""
+
+
+def chunks(text_lines: Iterable[str], room: int, counter: TokenCounter) -> list[str]:
+    """The lines as texts of at most `room` tokens each; nothing is lost, a longer line is split."""
+    done: list[str] = []
+    current: list[str] = []
+    used = 0
+    for line in text_lines:
+        for piece in _pieces(line, room, counter):
+            cost = counter.text(piece) + 1
+            if current and used + cost > room:
+                done.append("\n".join(current))
+                current, used = [], 0
+            current.append(piece)
+            used += cost
+    return [*done, "\n".join(current)] if current else done
+
+
+def _pieces(line: str, room: int, counter: TokenCounter) -> Iterator[str]:
+    while counter.text(line) >= room:
+        piece = counter.head(line, room - 1) or line[:1]
+        yield piece
+        line = line[len(piece) :]
+    if line:
+        yield line
+
+
+def tool_results(history: History, positions: Sequence[int], results: int | None) -> str:
+    """The last tool results among these messages, whole."""
+    found = [item for index in positions for item in history.readings[index].items if item.kind is Kind.RETURN]
+    last = found if results is None else found[len(found) - results :] if results else []
+    return "\n".join(f"[tool] {item.tool}: {item.text}" for item in last)
+
+
+def gathered(
+    history: History, span: Sequence[int], pinned: Sequence[Pin], *, results: int | None, counter: TokenCounter
+) -> dict[str, str]:
+    """Every section but the turns themselves and the previous summary, by name."""
+    return {
+        "constraints": "\n".join(f"turn {pin.turn + 1}: {pin.text}" for pin in pinned),
+        "topic": clamp(topic(history), TOPIC_TOKENS, counter),
+        "plan": clamp(plan(history, span), PLAN_TOKENS, counter),
+        "tool_results": tool_results(history, span, results),
+        "reflections": "",
+        "latest_input": clamp(latest_input(history), INPUT_TOKENS, counter),
+    }
+
+
+def fitted(
+    given: Mapping[str, str], *, budgets: Mapping[str, int], room: int, counter: TokenCounter
+) -> tuple[dict[str, str], tuple[Drop, ...]]:
+    """Sections within their own budgets and, together, within `room`; expendable ones go first."""
+    kept = {name: clamp(text, budgets[name], counter) if name in budgets else text for name, text in given.items()}
+    dropped = [
+        Drop(what=name, reason="over its section budget", tokens=counter.text(text) - counter.text(kept[name]))
+        for name, text in given.items()
+        if kept[name] != text
+    ]
+    for name in EXPENDABLE:
+        if sum(map(counter.text, kept.values())) <= room:
+            break
+        if kept.get(name):
+            dropped.append(Drop(what=name, reason="the prompt was over its room", tokens=counter.text(kept[name])))
+            kept[name] = ""
+    return kept, tuple(dropped)

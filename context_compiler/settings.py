@@ -1,0 +1,112 @@
+"""Every default has an environment name, read when asked for and never at import.
+
+| variable | default | allowed |
+|---|---|---|
+| CONTEXT_COMPILER_RECENT_TURNS | 3 | a whole number from 0, or `all` |
+| CONTEXT_COMPILER_RECENT_TOOL_RESULTS | 3 | a whole number from 0, or `all` |
+| CONTEXT_COMPILER_TEMPLATE | chat_compiler | a template's name |
+| CONTEXT_COMPILER_DB | system/context.db | a file |
+| CONTEXT_COMPILER_SYSTEM | system | a folder |
+| CONTEXT_COMPILER_VAULT | none | a folder |
+| CONTEXT_COMPILER_TIMEOUT | 60 | seconds above 0 |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from math import isfinite
+from typing import Literal, Self, TypeAlias
+
+from context_compiler.errors import SettingsError
+
+Count: TypeAlias = int | Literal["all"]
+"""How many: a number from 0 up, or all of them."""
+
+COUNT_RULE = "a whole number from 0, or all"
+
+
+def count(value: object) -> Count:
+    """Read how many, from a number or from text; ValueError, which says what is allowed, for anything else."""
+    text = value.strip() if isinstance(value, str) else value
+    if text == "all":
+        return "all"
+    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10:
+        return int(text)
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
+        return text
+    raise ValueError(COUNT_RULE)
+
+
+def _words(value: object) -> str:
+    if isinstance(value, str) and value.strip() and "\0" not in value:
+        return value.strip()
+    raise ValueError("a text that is not empty")
+
+
+def _folder(value: object) -> str | None:
+    return None if value is None else _words(value)
+
+
+def _seconds(value: object) -> float:
+    try:
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
+    except (ValueError, OverflowError):
+        number = 0.0
+    if number > 0 and isfinite(number):
+        return number
+    raise ValueError("a number of seconds above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What holds where neither the caller nor the template says otherwise.
+
+    Raises:
+        SettingsError: a value is not allowed; the message names the variable, the value and what is.
+    """
+
+    context_compiler_recent_turns: Count = 3
+    """Turns kept as they are."""
+    context_compiler_recent_tool_results: Count = 3
+    """Tool results that a compile is shown whole."""
+    context_compiler_template: str = "chat_compiler"
+    context_compiler_db: str = "system/context.db"
+    context_compiler_system: str = "system"
+    context_compiler_vault: str | None = None
+    context_compiler_timeout: float = 60.0
+    """Seconds that all model calls of one compile may take together."""
+
+    def __post_init__(self) -> None:
+        for name, read in _RULES.items():
+            object.__setattr__(self, name, _read(name, read, getattr(self, name)))
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str] | None = None) -> Self:
+        """Read the environment as it is now; a variable that is unset or blank keeps its default.
+
+        Args:
+            env: What to read instead of `os.environ`.
+        """
+        given = os.environ if env is None else env
+        names = {field.name: field.name.upper() for field in fields(cls)}
+        return cls(**{name: given[key] for name, key in names.items() if given.get(key, "").strip()})  # pyright: ignore[reportArgumentType] # text becomes a value in __post_init__
+
+
+_RULES: dict[str, Callable[[object], object]] = {
+    "context_compiler_recent_turns": count,
+    "context_compiler_recent_tool_results": count,
+    "context_compiler_template": _words,
+    "context_compiler_db": _words,
+    "context_compiler_system": _words,
+    "context_compiler_vault": _folder,
+    "context_compiler_timeout": _seconds,
+}
+
+
+def _read(name: str, read: Callable[[object], object], value: object) -> object:
+    try:
+        return read(value)
+    except ValueError as allowed:
+        raise SettingsError(f"{name.upper()}={value!r}: give {allowed}") from None

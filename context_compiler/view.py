@@ -1,0 +1,152 @@
+"""A view is what one request carries instead of its whole history, and where every part of it came from.
+
+Order: what belongs to others (system text and the host's own parts of what is left out), one note with the
+summary, one fenced part with everything verbatim, then the kept messages, the active prompt and its run last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic_ai.messages import (
+    CompactionPart,
+    ModelMessage,
+    ModelRequest,
+    SystemPromptPart,
+    TextContent,
+    UserPromptPart,
+)
+
+from context_compiler.fences import SUMMARY_PREFIX
+from context_compiler.frozen import Frozen
+from context_compiler.history import History, Reader
+from context_compiler.items import MARK
+from context_compiler.record import Drop, Record
+from context_compiler.shapes import WHOLE, Shape, shaped
+
+LEFT_OUT = "[Earlier messages of this conversation are left out.]"
+"""Stands first where a view would otherwise begin with an answer: no provider accepts that."""
+
+_DAY_ONE = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The exact messages to send, and their provenance."""
+
+    messages: list[ModelMessage]
+    tokens: int
+    """Exact tokens of the messages alone."""
+    budget: int
+    status: str
+    """raw, compiled, cycle, fallback, floor_over_budget or dry_run."""
+    summary: str = ""
+    """What stands for the turns that are left out: the summary, or the passages quoted from them."""
+    ledger: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Where the tokens went, by section, and what was dropped for which reason."""
+    drops: tuple[Drop, ...] = ()
+    kept: tuple[tuple[int, str], ...] = ()
+    """Position of a raw message and why it is here."""
+    error: str | None = None
+    record: Record | None = None
+
+
+def note_text(text: str, preface: str) -> str:
+    """The summary part as sent: prefix, preface, text; empty for an empty text."""
+    return f"{SUMMARY_PREFIX}\n{preface.strip()}\n\n{text.strip()}" if text.strip() else ""
+
+
+def head(frozen: Frozen, *, stamp: datetime, mark: Mapping[str, Any]) -> ModelRequest | None:
+    """One request with the note and the verbatim part; None where there is neither."""
+    parts: list[Any] = []
+    if frozen.note:
+        parts.append(_note(frozen.note, frozen.channel, stamp, mark))
+    if frozen.quotes:
+        parts.append(_user(frozen.quotes, stamp, mark))
+    return ModelRequest(parts=parts) if parts else None
+
+
+def _user(text: str, stamp: datetime, mark: Mapping[str, Any]) -> UserPromptPart:
+    return UserPromptPart(content=[TextContent(content=text, metadata={MARK: dict(mark)})], timestamp=stamp)
+
+
+def _note(text: str, channel: str, stamp: datetime, mark: Mapping[str, Any]) -> Any:
+    if channel == "system":
+        return SystemPromptPart(content=text, timestamp=stamp, metadata={MARK: dict(mark)})
+    if channel == "compaction":
+        return CompactionPart(content=text, metadata={MARK: dict(mark)})
+    return _user(text, stamp, mark)
+
+
+def marked_request(text: str, mark: Mapping[str, Any]) -> ModelRequest:
+    """A request of ours alone, with a mark."""
+    return ModelRequest(parts=[_user(text, _DAY_ONE, mark)])
+
+
+def stamp_of(message: ModelMessage) -> datetime:
+    """When a message was made, as far as it says so: what we write carries the time of what it stands for."""
+    times = (getattr(part, "timestamp", None) for part in message.parts)
+    known = getattr(message, "timestamp", None) or next((time for time in times if time is not None), None)
+    return known or _DAY_ONE
+
+
+def assemble(history: History, frozen: Frozen, base: Mapping[int, Shape], reader: Reader) -> list[ModelMessage]:
+    """The messages of a view, freshly built but for those that stand whole.
+
+    Args:
+        history: The raw history.
+        frozen: What stays of its prefix, and what stands before it.
+        base: The shapes of broken messages after that prefix.
+        reader: Prices what is cut to size.
+    """
+    return [*opening(history, frozen, reader), *since(history, frozen.decided, base, reader)]
+
+
+def opening(history: History, frozen: Frozen, reader: Reader) -> list[ModelMessage]:
+    """The part of a view that a cycle fixed: what belongs to others, note, quotes, and what it kept."""
+    before: list[ModelMessage] = []
+    kept: list[ModelMessage] = []
+    said: set[str] = set()
+    for index, shape in frozen.kept:
+        message = shaped(history.messages[index], history.readings[index], shape, reader.counter)
+        if message is not None and shape.bare:
+            message = _unsaid(message, said)
+        if message is not None:
+            (before if shape.bare else kept).append(message)
+    stamp = stamp_of(history.messages[frozen.decided - 1]) if frozen.decided else _DAY_ONE
+    mark = {"v": 1, "tip": frozen.tip}
+    first = head(frozen, stamp=stamp, mark=mark)
+    if first is None and kept and not isinstance(kept[0], ModelRequest):
+        first = ModelRequest(parts=[_user(LEFT_OUT, stamp, mark)])
+    return [*before, *([first] if first else []), *kept]
+
+
+def since(history: History, start: int, base: Mapping[int, Shape], reader: Reader) -> list[ModelMessage]:
+    """Everything after a position, whole but for what is broken."""
+    if not any(index >= start for index in base):
+        return list(history.messages[start:])
+    shapes = ((index, base.get(index, WHOLE)) for index in range(start, len(history)))
+    built = (shaped(history.messages[index], history.readings[index], shape, reader.counter) for index, shape in shapes)
+    return [message for message in built if message is not None]
+
+
+def _unsaid(message: ModelMessage, seen: set[str]) -> ModelMessage | None:
+    """A hoisted message without system text that an earlier one already said."""
+    parts: list[Any] = []
+    for part in message.parts:
+        if part.part_kind == "system-prompt":
+            if part.content in seen:
+                continue
+            seen.add(part.content)
+        parts.append(part)
+    if len(parts) == len(message.parts):
+        return message
+    return type(message)(**{**message.__dict__, "parts": parts}) if parts else None
+
+
+def summary_of(frozen: Frozen) -> str:
+    """What stands for the turns that are left out, without prefix and preface."""
+    return frozen.summary or frozen.quotes or frozen.note
