@@ -82,7 +82,7 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
         self._ware.runs += 1
         try:
             result = await handler()
-            await self._ware.finished(self._run, session_of(ctx), list(ctx.messages))
+            await self._ware.finished(self._run, session_of(ctx), result.all_messages())
             return result
         finally:
             self._ware.runs -= 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from hashlib import blake2b, sha256
+from typing import cast
 
 VERSION = "c1:"
 
@@ -60,8 +61,15 @@ def identity(body: bytes) -> str:
 def _without_stamps(part: object) -> object:
     if not isinstance(part, dict):
         return part
-    return {key: value for key, value in part.items() if key not in ("timestamp", "metadata") and value not in _UNSAID}
+    given = cast(dict[str, object], part)
+    kept = {key: value for key, value in given.items() if key not in STAMPS and value not in _UNSAID}
+    if kept.get("part_kind") == "retry-prompt":
+        kept["part_kind"] = "tool-return" if kept.get("tool_name") else "retry-feedback"
+    return kept
 
+
+STAMPS = frozenset({"timestamp", "metadata", "outcome", "retry"})
+"""Fields of a part that name nothing: when and how often, and what a host makes of an old retry prompt."""
 
 _UNSAID: tuple[object, ...] = (None, [], {})
 """Fields that one version of the host writes out and another leaves out."""

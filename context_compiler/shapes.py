@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from pydantic_ai.messages import ModelMessage, TextPart, UserPromptPart
+from pydantic_ai.messages import ModelMessage, TextPart, ToolReturnPart, UserPromptPart
 
 from context_compiler.content import is_media, media_cost, placeholder, user_content, without_media
 from context_compiler.history import Reading
@@ -101,8 +101,17 @@ def _clamped(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any | 
     return write(part, item, max(1, limit - 16), counter) if write else None
 
 
+def _saying(part: Any, text: str) -> Any:
+    """The same part with another text; the host's deprecated retry prompts become what it loads them as."""
+    if part.part_kind != "retry-prompt":
+        return replace(part, content=text)
+    if part.tool_name is None:
+        return UserPromptPart(content=text, timestamp=part.timestamp)
+    return ToolReturnPart(part.tool_name, text, part.tool_call_id, timestamp=part.timestamp, outcome="retried")
+
+
 def _write_text(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
-    return replace(part, content=clamp(item.text, limit, counter))
+    return _saying(part, clamp(item.text, limit, counter))
 
 
 def _write_user(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
@@ -128,7 +137,7 @@ def _write_answer(part: Any, item: Item, limit: int, counter: TokenCounter) -> A
     if item.media:
         content = without_media(content)
     text = clamp(plain(content), max(1, limit - counter.text(item.tool or "")), counter)
-    return replace(part, content=text)
+    return _saying(part, text)
 
 
 def _write_call(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
@@ -185,7 +194,7 @@ def _skeleton(part: Any, item: Item, counter: TokenCounter) -> Any:
         return replace(part, args=_short_arguments(item.text, 96, counter))
     if item.kind is Kind.RETURN and item.tokens > 48:
         line = outcome_line(item.text, failed=item.failed)
-        return replace(part, content=f"{line}\n[outcome only; {item.tokens:,} tokens in full]")
+        return _saying(part, f"{line}\n[outcome only; {item.tokens:,} tokens in full]")
     if item.kind is Kind.TEXT and item.tokens > SKELETON_TEXT:
         return replace(part, content=clamp(item.text, SKELETON_TEXT, counter))
     return part
