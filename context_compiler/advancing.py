@@ -14,7 +14,7 @@ from context_compiler.limits import Limits
 from context_compiler.prompt import Order
 from context_compiler.record import Compile
 from context_compiler.recording import Where, compile_row
-from context_compiler.shapes import Shape, stays
+from context_compiler.shapes import Shape
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import Outline, Pairing
 from context_compiler.view import summary_of
@@ -59,7 +59,7 @@ def repaired(pairing: Pairing) -> dict[int, Shape]:
 
 def carried(history: History) -> int:
     """What a view carries for others whatever it leaves out, in exact tokens."""
-    return sum(item.tokens for _, item in history.items() if stays(item))
+    return sum(reading.stays for reading in history.readings)
 
 
 async def advanced(

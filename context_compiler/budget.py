@@ -13,7 +13,7 @@ from dataclasses import replace
 from context_compiler.history import History
 from context_compiler.items import Kind
 from context_compiler.record import Drop
-from context_compiler.shapes import WHOLE, Shape, largest, price, stays
+from context_compiler.shapes import WHOLE, Shape, largest, price
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import Group, Outline, Turn, closed
 
@@ -63,7 +63,7 @@ class Bench:
         before = self.total
         for index in sorted(gone):
             shape = self.shapes[index] or WHOLE
-            keeps = any(stays(item) for item in self.history.readings[index].items)
+            keeps = self.history.readings[index].stays > 0
             self.put(index, replace(shape, bare=True, skeleton=False, limit=None) if keeps else None)
         if gone:
             what = f"messages {min(gone)}-{max(gone)}" if len(gone) > 1 else f"message {min(gone)}"

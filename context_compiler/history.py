@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -21,6 +21,9 @@ from context_compiler.tokens import TokenCounter
 
 REMEMBERED = 50_000
 """How many readings are remembered by content."""
+
+RECENT = 8
+"""How many histories read lately may lend their ids to the next."""
 
 
 def _name_of(value: object) -> str:
@@ -55,6 +58,8 @@ class Reading:
     """Ids of the function calls it answers."""
     exchanges: bool
     """It calls a tool or answers a call, the provider's own tools included."""
+    stays: int
+    """Tokens of what stays when the message goes: another's system text, and what the host keeps for itself."""
     run_id: str | None
 
 
@@ -111,8 +116,9 @@ class Reader:
     def __init__(self, counter: TokenCounter) -> None:
         """Price messages with `counter`."""
         self.counter = counter
-        self._seen: dict[int, tuple[weakref.ref[ModelMessage], tuple[int, ...], Reading]] = {}
+        self._seen: dict[int, tuple[weakref.ref[ModelMessage], tuple[tuple[int, int], ...], Reading]] = {}
         self._known: OrderedDict[str, Reading] = OrderedDict()
+        self._recent: deque[History] = deque(maxlen=RECENT)
 
     def read(self, messages: Sequence[ModelMessage], *, last: History | None = None) -> History:
         """Read a history; `last` is what it was at the previous request of the same run.
@@ -122,14 +128,22 @@ class Reader:
         """
         kept = _shared(last, messages)
         readings = list(last.readings[:kept]) if last else []
-        readings.extend(self.one(message) for message in messages[kept:])
-        ids = list(last.ids[:kept]) if last else []
+        readings.extend(map(self.one, messages[kept:]))
+        ids = self._ids(readings)
+        sums = tuple(accumulate((reading.tokens for reading in readings), initial=0))
+        history = History(messages=tuple(messages), readings=tuple(readings), ids=tuple(ids), sums=sums)
+        self._recent.append(history)
+        return history
+
+    def _ids(self, readings: Sequence[Reading]) -> list[str]:
+        """One chained id a message; what a history read lately shares with this one is not hashed again."""
+        best = max(self._recent, key=lambda one: _same(one.readings, readings), default=None)
+        ids = list(best.ids[: _same(best.readings, readings)]) if best else []
         parent = ids[-1] if ids else None
-        for reading in readings[kept:]:
+        for reading in readings[len(ids) :]:
             parent = chained(parent, reading.name)
             ids.append(parent)
-        sums = tuple(accumulate((reading.tokens for reading in readings), initial=0))
-        return History(messages=tuple(messages), readings=tuple(readings), ids=tuple(ids), sums=sums)
+        return ids
 
     def one(self, message: ModelMessage) -> Reading:
         """Read one message, or remember it."""
@@ -153,13 +167,9 @@ class Reader:
         return known
 
 
-def _look(message: ModelMessage) -> tuple[int, ...]:
+def _look(message: ModelMessage) -> tuple[tuple[int, int], ...]:
     """A cheap sign that a message or one of its parts was edited in place since it was read."""
-    look: list[int] = []
-    for part in message.parts:
-        look.append(id(part))
-        look.append(id(getattr(part, "content", None)))
-    return tuple(look)
+    return tuple([(id(part), id(getattr(part, "content", None))) for part in message.parts])
 
 
 def _shared(last: History | None, messages: Sequence[ModelMessage]) -> int:
@@ -170,6 +180,14 @@ def _shared(last: History | None, messages: Sequence[ModelMessage]) -> int:
     if all(map(operator.is_, last.messages[:whole], messages[:whole])):
         return whole
     return next(i for i in range(whole) if last.messages[i] is not messages[i])
+
+
+def _same(one: Sequence[Reading], other: Sequence[Reading]) -> int:
+    """How many leading readings are the same objects."""
+    most = min(len(one), len(other))
+    if all(map(operator.is_, one, other)):
+        return most
+    return next(index for index in range(most) if one[index] is not other[index])
 
 
 def _read(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:
@@ -185,5 +203,6 @@ def _read(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:
         calls=tuple(str(item.call_id) for item in functions if item.kind is Kind.CALL),
         answers=tuple(str(item.call_id) for item in functions if item.kind is Kind.RETURN),
         exchanges=any(item.call_id is not None for item in items),
+        stays=sum(item.tokens for item in items if item.stays),
         run_id=message.run_id,
     )

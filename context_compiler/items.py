@@ -73,6 +73,11 @@ class Item:
     mark: dict[str, Any] | None = None
     """Our own metadata, when this package wrote the part."""
 
+    @property
+    def stays(self) -> bool:
+        """Whether it stays when its message goes: another's system text, or what the host keeps for itself."""
+        return self.loads or self.kind in (Kind.SYSTEM, Kind.CONTROL)
+
 
 CONTROL_KINDS = frozenset(
     {

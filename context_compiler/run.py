@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pydantic_ai.messages import ModelMessage
 
@@ -23,7 +24,7 @@ from context_compiler.request import Request
 from context_compiler.settings import Settings
 from context_compiler.shapes import Shape
 from context_compiler.tokens import TokenCounter
-from context_compiler.turns import Outline, Pairing, outline, pair
+from context_compiler.turns import Outline, Pairing, outline, pair, turn_index
 
 TIGHT = 0.7
 """What is left of the budget once a provider has refused a request as too long."""
@@ -89,16 +90,20 @@ class Live:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Sight:
     """A request, read: everything that follows from its messages alone."""
 
     history: History
     pairing: Pairing
     base: Mapping[int, Shape]
-    turns: Outline
     turn: int
     options: Options
+
+    @cached_property
+    def turns(self) -> Outline:
+        """The history as turns; only an advance needs them."""
+        return outline(self.history, self.pairing)
 
 
 def read(live: Live, run: Run, request: Request) -> Sight:
@@ -106,11 +111,8 @@ def read(live: Live, run: Run, request: Request) -> Sight:
     history = live.reader.read(request.messages, last=run.raw)
     run.raw = history
     pairing = pair(history)
-    turns = outline(history, pairing)
-    turn = run.turn = max(0, turns.active.index) if turns.turns else 0
-    return Sight(
-        history=history, pairing=pairing, base=repaired(pairing), turns=turns, turn=turn, options=live.options(request)
-    )
+    turn = run.turn = turn_index(history)
+    return Sight(history=history, pairing=pairing, base=repaired(pairing), turn=turn, options=live.options(request))
 
 
 def marks_of(live: Live, run: Run, request: Request, sight: Sight, ratio: float) -> Limits:

@@ -65,13 +65,8 @@ def price(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenC
     return 0 if left is None else sum(item.tokens for item in read_items(left, counter))
 
 
-def stays(item: Item) -> bool:
-    """Whether a part stays when its message goes: another's system text, or what the host keeps for itself."""
-    return item.kind in (Kind.SYSTEM, Kind.CONTROL) or item.loads
-
-
 def _part(part: Any, item: Item, shape: Shape, counter: TokenCounter) -> Any | None:
-    if shape.bare and not stays(item):
+    if shape.bare and not item.stays:
         return None
     if item.kind is Kind.THINKING and not shape.signed:
         return None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from context_compiler.history import History
-from context_compiler.items import Item, Kind
+from context_compiler.items import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +101,20 @@ def turn_starts(history: History) -> list[int]:
     A request with a user prompt begins one, unless it belongs to the run before it or only carries what a
     tool returned beside its result.
     """
+    readings = history.readings
     starts = [0]
-    run: str | None = None
-    for index, reading in enumerate(history.readings):
-        if reading.prompts and index:
-            same = reading.run_id is not None and reading.run_id == run
-            if not same and not (reading.answers and reading.run_id is None):
-                starts.append(index)
-        run = reading.run_id or run
+    for index in [index for index, reading in enumerate(readings) if reading.prompts and index]:
+        run = next((one.run_id for one in reversed(readings[max(0, index - 8) : index]) if one.run_id), None)
+        same = readings[index].run_id is not None and readings[index].run_id == run
+        if not same and not (readings[index].answers and readings[index].run_id is None):
+            starts.append(index)
     return starts
+
+
+def turn_index(history: History) -> int:
+    """The 0-based ordinal of the active user turn."""
+    starts = turn_starts(history)
+    return max(0, len(starts) - 1 if history.readings and history.readings[0].prompts else len(starts) - 2)
 
 
 Rule = Callable[[History, Pairing, list[int]], Iterable[int]]
@@ -184,8 +189,3 @@ def closed(out: set[int], ties: Iterable[tuple[int, int]]) -> set[int]:
                 left -= {call, answer}
                 changed = True
     return left
-
-
-def carried(items: Iterable[Item]) -> bool:
-    """Whether a message keeps something that the host forgets when it is gone."""
-    return any(item.kind is Kind.CONTROL or item.loads for item in items)
