@@ -101,7 +101,7 @@ class Keeper(Protocol):
         A request goes when it is older than `older_than_days` *and* not among the newest `keep_last` of its
         session; a limit that is not given spares nothing, and with neither only what nothing points to goes.
         A session keeps its raw history, its newest cycle and the compiles of its remaining requests and
-        turns; one without any request left goes altogether.
+        turns; one whose last request goes, goes altogether.
         """
         ...
 

@@ -102,12 +102,12 @@ class MemoryStore:
         tables, removed = self._tables, 0
         if older_than_days is not None or keep_last is not None:
             end = "~" if older_than_days is None else rows.stamp(datetime.now(UTC) - timedelta(days=older_than_days))
-            spared = self._last("views", keep_last or 0)
+            spared, before = self._last("views", keep_last or 0), tables.column("views", "session")
             old = tables.where("views", lambda row: row["created_at"] < end)
             removed = tables.remove("views", [number for number in old if number not in spared])
             tables.remove("cycles", set(tables.rows["cycles"]) - self._last("cycles", 1))
-            used = tables.column("views", "session")
-            self._forget([number for number in tables.rows["sessions"] if number not in used])
+            after = tables.column("views", "session")
+            self._forget([number for number in tables.rows["sessions"] if number in before - after])
             tables.remove("context_summaries", self._unused())
         tables.sweep()
         return removed

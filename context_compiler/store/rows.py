@@ -39,6 +39,15 @@ SEALED: Mapping[str, Sequence[str]] = {
 }
 """The columns of each row that does not prove itself; its `seal` covers them in this order."""
 
+TIPS = (
+    ("sessions", "raw_tip"),
+    ("views", "raw_tip"),
+    ("views", "view_tip"),
+    ("context_summaries", "covered_tip"),
+    ("cycles", "raw_tip"),
+)
+"""Columns that name a message; NULL or empty where no content is kept."""
+
 
 def pack(body: bytes) -> bytes | str:
     """A body as it is stored: text, or compressed bytes when that saves a tenth or it is no text."""

@@ -43,10 +43,7 @@ def save(db: sqlite3.Connection, entry: Entry) -> Record:
     """
     news = _news(db, entry.raw, entry.view)
     with transaction(db):
-        if not all(_known(db, anchor) for anchor in news.anchors):
-            news = _news(db, entry.raw, entry.view)  # pruned in between by another process
-        for message in news.messages:
-            _add(db, message)
+        _keep(db, news, entry.raw, entry.view)
         record = replace(
             entry.record,
             raw_tip=_tip(entry.record.raw_tip, entry.raw),
@@ -63,10 +60,7 @@ def archive(db: sqlite3.Connection, session_id: str, vault_name: str, raw: Chain
     """Keep a raw history without a request, as the newest of its conversation."""
     news = _news(db, raw, None)
     with transaction(db):
-        if not all(_known(db, anchor) for anchor in news.anchors):
-            news = _news(db, raw, None)
-        for message in news.messages:
-            _add(db, message)
+        _keep(db, news, raw, None)
         session = _session(db, session_id, vault_name, datetime.now(UTC))
         if raw.ids:
             advance(db, session, raw.ids[-1])
@@ -96,6 +90,14 @@ def _news(db: sqlite3.Connection, raw: Chain | None, view: Chain | None) -> News
             )
         fresh.update(names[known:])
     return news
+
+
+def _keep(db: sqlite3.Connection, news: News, raw: Chain | None, view: Chain | None) -> None:
+    """Write what is new, having read it again when another process has removed what it starts from."""
+    if not all(_known(db, anchor) for anchor in news.anchors):
+        news = _news(db, raw, view)
+    for message in news.messages:
+        _add(db, message)
 
 
 def _known_prefix(db: sqlite3.Connection, names: Sequence[str], fresh: set[str]) -> int:

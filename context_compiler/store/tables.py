@@ -98,8 +98,7 @@ class Tables:
 
     def sweep(self) -> None:
         """Remove the messages and bodies that no row needs."""
-        tips = self.column("sessions", "raw_tip") | self.column("views", "raw_tip") | self.column("views", "view_tip")
-        tips |= self.column("context_summaries", "covered_tip") | self.column("cycles", "raw_tip")
+        tips = {tip for table, column in rows.TIPS for tip in self.column(table, column)}
         kept: set[str] = set()
         for tip in tips:
             for name in self.ancestry(tip if isinstance(tip, str) else None):
@@ -113,13 +112,18 @@ class Tables:
         self.contents = {name: body for name, body in self.contents.items() if name in used}
 
     def defects(self) -> Iterator[str]:
-        """Names that do not follow from what they name."""
+        """Names that do not follow from what they name, and tips that name nothing."""
         for name, body in self.contents.items():
             if ids.blob_id(body) != name:
                 yield f"contents {name}: the body is another than the one that was named"
         for name, node in self.nodes.items():
             if ids.chained(node.parent, ids.identity(self.contents[node.content])) != name:
                 yield f"nodes {name}: the name does not follow from content and parent"
+
+        for table, column in rows.TIPS:
+            for number, row in self.rows[table].items():
+                if row[column] and row[column] not in self.nodes:
+                    yield f"{table} {number}: {column} {row[column]} is no known message"
 
     def export(self) -> Iterator[Mapping[str, object]]:
         """Every row, ready for JSON, each after those that it points to."""

@@ -17,10 +17,9 @@ from context_compiler.store import rows
 from context_compiler.store.saving import reseal
 from context_compiler.store.schema import transaction
 
-DROP_NODES = """
+DROP_NODES = f"""
 WITH RECURSIVE kept (id) AS (
-    SELECT raw_tip FROM sessions UNION SELECT raw_tip FROM views UNION SELECT view_tip FROM views
-    UNION SELECT covered_tip FROM context_summaries UNION SELECT raw_tip FROM cycles
+    {" UNION ".join(f"SELECT {column} FROM {table}" for table, column in rows.TIPS)}
     UNION SELECT n.parent FROM kept JOIN nodes n ON n.id = kept.id
 )
 DELETE FROM nodes WHERE id NOT IN (SELECT id FROM kept WHERE id NOT NULL)
@@ -43,7 +42,6 @@ WHERE id NOT IN (SELECT summary FROM views WHERE summary NOT NULL)
 AND (session, turn_index) NOT IN (SELECT session, turn_index FROM views)
 """
 OLD_CYCLES = "SELECT rowid FROM cycles WHERE rowid NOT IN (SELECT max(rowid) FROM cycles GROUP BY session)"
-UNUSED_SESSIONS = "SELECT id FROM sessions WHERE id NOT IN (SELECT session FROM views)"
 
 
 def delete(db: sqlite3.Connection, session_id: str) -> int:
@@ -61,12 +59,19 @@ def prune(db: sqlite3.Connection, older_than_days: float | None, keep_last: int 
     asked = older_than_days is not None or keep_last is not None
     age = None if older_than_days is None else rows.stamp(datetime.now(UTC) - timedelta(days=older_than_days))
     with _upkeep(db):
-        removed = _remove(db, "views", "id", _found(db, OLD_VIEWS, (age, keep_last))) if asked else 0
+        old = _found(db, OLD_VIEWS, (age, keep_last)) if asked else []
+        before = _sessions(db)
+        removed = _remove(db, "views", "id", old)
         if asked:
             _remove(db, "cycles", "rowid", _found(db, OLD_CYCLES))
-            _forget(db, _found(db, UNUSED_SESSIONS))
+            _forget(db, sorted(before - _sessions(db)))
             _remove(db, "context_summaries", "id", _found(db, UNUSED_SUMMARIES))
     return removed
+
+
+def _sessions(db: sqlite3.Connection) -> set[int]:
+    """Conversations with requests."""
+    return set(_found(db, "SELECT DISTINCT session FROM views"))
 
 
 @contextmanager

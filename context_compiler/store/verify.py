@@ -14,15 +14,6 @@ from context_compiler import ids
 from context_compiler.store import rows
 from context_compiler.store.schema import migrate, snapshot
 
-TIPS = (
-    ("sessions", "raw_tip"),
-    ("views", "raw_tip"),
-    ("views", "view_tip"),
-    ("context_summaries", "covered_tip"),
-    ("cycles", "raw_tip"),
-)
-"""Columns that name a message; NULL or empty where no content is kept."""
-
 
 def structure(db: sqlite3.Connection) -> Iterator[str]:
     """Pages, indexes and foreign keys."""
@@ -87,7 +78,7 @@ def _node(row: sqlite3.Row, identity: str | None) -> Iterator[str]:
 
 def tips(db: sqlite3.Connection) -> Iterator[str]:
     """Every chain that a row names is there."""
-    for table, column in TIPS:
+    for table, column in rows.TIPS:
         for row in db.execute(
             f"SELECT rowid AS id, {column} AS tip FROM {table}"
             f" WHERE {column} <> '' AND {column} NOT IN (SELECT id FROM nodes)"

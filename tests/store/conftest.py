@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from context_compiler.store import MemoryStore, SQLiteStore, Store
+from tests.store.entries import Talk, compiled, cycle, request, talk
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -24,3 +25,15 @@ async def file(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
     made = SQLiteStore(tmp_path / "context.db")
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def full(file: SQLiteStore) -> AsyncIterator[SQLiteStore]:
+    """A closed record with a row in every table."""
+    raw = talk(4)
+    made = compiled(raw.ids[2], cache_key="k")
+    await file.save(request(raw, Talk("a summary", "and", "then"), compile=made, cycle=cycle(raw.ids[2], '{"a": 1}')))
+    await file.save(request(raw.then("more", "words"), run_id=None))
+    assert await file.verify() == ()
+    await file.close()
+    yield file

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from pydantic_ai.messages import (
@@ -134,3 +136,11 @@ def cycle(tip: str, state: str = "{}") -> Cycle:
 
 def days_ago(days: float) -> datetime:
     return NOW - timedelta(days=days)
+
+
+def ask(path: Path, query: str) -> list[tuple[object, ...]]:
+    """What another program reads in the file."""
+    db = sqlite3.connect(path)
+    found = db.execute(query).fetchall()
+    db.close()
+    return found

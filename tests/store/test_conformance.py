@@ -130,73 +130,6 @@ async def test_a_large_and_an_odd_body_survive(store: Store):
     assert await store.transcript("s") == raw.bodies
 
 
-async def test_a_compile_is_found_by_its_key(store: Store):
-    await store.save(request(talk(1), compile=compiled(cache_key="k")))
-    assert await store.find_compile("k") == (1, compiled(cache_key="k"))
-    assert await store.find_compile("another") is None
-
-
-@pytest.mark.parametrize("status", ["deterministic", "refused; too long", "failed", "okay"])
-async def test_only_a_compile_that_went_well_is_found_again(store: Store, status: str):
-    await store.save(request(talk(1), compile=compiled(cache_key="k", status=status)))
-    assert await store.find_compile("k") is None
-    assert [found.cache_key for found in await store.summaries("s")] == [None]
-
-
-async def test_a_compile_with_notes_on_its_status_is_found_again(store: Store):
-    await store.save(request(talk(1), compile=compiled(cache_key="k", status="ok; survival: not measured")))
-    assert await store.find_compile("k") is not None
-
-
-async def test_the_first_compile_under_a_key_wins(store: Store):
-    first = await store.save(request(talk(1), compile=compiled(cache_key="k", summary="first")))
-    second = await store.save(request(talk(2), compile=compiled(cache_key="k", summary="second")))
-    assert (first.summary_id, second.summary_id) == (1, 1)
-    found = await store.view(2)
-    assert found is not None and found.compile is not None and found.compile.summary == "first"
-
-
-async def test_a_good_compile_is_kept_even_where_the_request_is_known(store: Store):
-    await store.save(request(talk(1)))
-    await store.save(request(talk(1), compile=compiled(cache_key="k")))
-    assert await store.find_compile("k") is not None
-
-
-async def test_a_request_names_the_stored_compile_that_it_uses(store: Store):
-    made = await store.save(request(talk(1), compile=compiled(cache_key="k")))
-    failed = compiled(status="failed", summary=None, raw_output=None, summary_json=None, survival=None)
-    used = await store.save(request(talk(2), summary_id=made.summary_id, compile=failed))
-    found = await store.view(used.id or 0)
-    assert found is not None and found.compile == made.compile
-    assert len(await store.summaries("s")) == 2
-
-
-async def test_the_cycle_of_the_longest_known_ancestor_is_found(store: Store):
-    raw = talk(4)
-    for at in (4, 2):
-        await store.save(request(raw, request_index=at, cycle=cycle(raw.ids[at], f"at {at}")))
-    assert await store.find_cycle(raw.then("more").ids) == cycle(raw.ids[4], "at 4")
-    assert await store.find_cycle(raw.ids[:4]) == cycle(raw.ids[2], "at 2")
-    assert await store.find_cycle(raw.ids[:2]) is None
-    assert await store.find_cycle([]) is None
-
-
-async def test_a_cycle_that_is_saved_again_replaces_the_former(store: Store):
-    raw = talk(2)
-    for at, state in enumerate(["old", "new"]):
-        await store.save(request(raw, request_index=at, cycle=cycle(raw.tip, state)))
-    assert await store.find_cycle(raw.ids) == cycle(raw.tip, "new")
-    assert [row["table"] async for row in store.export()].count("cycles") == 1
-
-
-async def test_of_several_cycles_with_one_tip_the_newest_is_found(store: Store):
-    raw = talk(2)
-    for at, session in enumerate(["a", "b", "a"]):
-        entry = request(raw, session_id=session, request_index=at, cycle=cycle(raw.tip, f"{session} {at}"))
-        await store.save(entry)
-    assert await store.find_cycle(raw.ids) == cycle(raw.tip, "a 2")
-
-
 async def test_requests_and_compiles_are_listed_newest_first(store: Store):
     for turn in range(1, 5):
         await store.save(request(talk(turn), compile=compiled(cache_key=str(turn))))
@@ -285,3 +218,28 @@ async def test_everything_is_exported_each_row_after_those_it_points_to(store: S
     assert [row["parent"] for row in nodes] == [None, *raw.ids[:-1]]
     (made,) = (row for row in found if row["table"] == "context_summaries")
     assert bodies[made["summary"]] == "They spoke of the weather."
+
+
+async def test_a_history_can_be_kept_without_a_request(store: Store):
+    raw = talk(3)
+    await store.archive("s", "", raw)
+    assert await store.transcript("s") == raw.bodies
+    assert await store.views() == []
+    (info,) = await store.sessions()
+    assert (info.requests, info.raw_tip, info.last_at) == (0, raw.tip, None)
+
+
+async def test_the_answer_to_the_last_request_is_added_to_its_conversation(store: Store):
+    await store.save(request(talk(3)))
+    answered = talk(3).then("the last answer")
+    await store.archive("s", "", answered)
+    await store.archive("s", "", answered)
+    assert answered.read == [5]
+    assert await store.transcript("s") == answered.bodies
+    assert len(await store.views()) == 1
+
+
+async def test_keeping_a_history_of_nothing_forgets_nothing(store: Store):
+    await store.save(request(talk(2)))
+    await store.archive("s", "", Talk())
+    assert await store.transcript("s") == talk(2).bodies

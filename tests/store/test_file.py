@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import logging
 import os
 import sqlite3
 import stat
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -18,7 +13,7 @@ import pytest
 from context_compiler.errors import StoreError
 from context_compiler.store import MemoryStore, SQLiteStore, open_store
 from context_compiler.store.schema import MIGRATIONS, migrate
-from tests.store.entries import Talk, compiled, cycle, request, talk
+from tests.store.entries import Talk, ask, compiled, request, talk
 
 TABLES = {
     "contents": ["hash", "body"],
@@ -27,20 +22,6 @@ TABLES = {
     "cycles": ["session", "raw_tip", "state", "seal"],
     "messages_fts": ["text", "node"],
 }
-
-
-def ask(path: Path, query: str) -> list[tuple[object, ...]]:
-    """What another program reads in the file."""
-    db = sqlite3.connect(path)
-    found = db.execute(query).fetchall()
-    db.close()
-    return found
-
-
-def alone(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own that must end by itself."""
-    command = [sys.executable, "-W", "error", "-c", script, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
 async def test_nothing_is_touched_before_the_first_use(tmp_path: Path):
@@ -180,111 +161,6 @@ async def test_a_database_of_another_program_is_refused_and_left_alone(tmp_path:
     with pytest.raises(StoreError, match="belongs to another program"):
         await SQLiteStore(path).save(request(talk(1)))
     assert path.read_bytes() == before
-
-
-def test_a_store_outlives_the_event_loop_that_opened_it(tmp_path: Path):
-    store = SQLiteStore(tmp_path / "context.db")
-    for turn in range(1, 4):
-        asyncio.run(store.save(request(talk(turn))))
-    asyncio.run(store.close())
-    assert ask(store.path, "SELECT count(*) FROM views") == [(3,)]
-    assert [path.name for path in tmp_path.iterdir()] == ["context.db"]
-    assert threads() == []
-
-
-def test_several_threads_with_loops_of_their_own_use_one_store(tmp_path: Path):
-    store = SQLiteStore(tmp_path / "context.db", busy_timeout_ms=5_000)
-
-    async def some(name: str) -> None:
-        for turn in range(1, 11):
-            await store.save(request(talk(turn), session_id=name))
-        await store.close()
-
-    workers = [threading.Thread(target=lambda name=name: asyncio.run(some(name))) for name in ("a", "b", "c")]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert ask(store.path, "SELECT session, count(*) FROM views GROUP BY session") == [(1, 10), (2, 10), (3, 10)]
-
-
-def threads() -> list[str]:
-    """Threads that sit on a connection."""
-    return [one.name for one in threading.enumerate() if "connection_worker" in one.name]
-
-
-async def test_a_store_that_is_dropped_lets_go_of_its_file(tmp_path: Path):
-    store = SQLiteStore(tmp_path / "context.db")
-    await store.save(request(talk(1)))
-    assert len(threads()) == 1
-    del store
-    gc.collect()
-    for _ in range(100):
-        if not threads():
-            break
-        await asyncio.sleep(0.01)
-    assert threads() == []
-    assert [path.name for path in tmp_path.iterdir()] == ["context.db"]
-
-
-async def test_a_cancelled_save_is_whole_or_absent(file: SQLiteStore):
-    for turn in range(1, 30):
-        task = asyncio.ensure_future(file.save(request(talk(turn), compile=compiled(), cycle=cycle(talk(turn).tip))))
-        await asyncio.sleep(turn * 0.0001)
-        task.cancel()
-        await asyncio.wait([task])
-    assert await file.verify() == ()
-    await file.save(request(talk(30)))
-    assert (await file.views(limit=1))[0].turn_index == 29
-
-
-async def test_an_export_is_one_picture_and_does_not_stop_saving(file: SQLiteStore):
-    for turn in range(1, 4):
-        await file.save(request(talk(turn)))
-    seen: list[object] = []
-    async for row in file.export():
-        if not seen:
-            await file.save(request(talk(9), session_id="meanwhile"))
-        seen.append(row["table"])
-    assert seen.count("views") == 3
-    assert len(await file.views()) == 4
-
-
-async def test_an_export_can_be_left_halfway(file: SQLiteStore):
-    await file.save(request(talk(3)))
-    rows = file.export()
-    await anext(rows)
-    await rows.aclose()
-    assert await file.delete("s") == 1
-
-
-SCRIPT = """
-import asyncio, sys
-from context_compiler.store import SQLiteStore
-from tests.store.entries import request, talk
-store = SQLiteStore(sys.argv[1])
-asyncio.run(store.save(request(talk(2))))
-print("saved", flush=True)
-"""
-
-
-def test_a_program_that_never_closes_its_store_ends(tmp_path: Path):
-    done = alone(SCRIPT, tmp_path / "context.db")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "saved\n", "")
-    assert [path.name for path in tmp_path.iterdir()] == ["context.db"], "closed at exit"
-
-
-def test_a_program_that_dies_of_an_error_ends(tmp_path: Path):
-    done = alone(SCRIPT + "raise SystemExit(3)", tmp_path / "context.db")
-    assert (done.returncode, done.stderr) == (3, "")
-
-
-def test_a_program_that_keeps_its_loop_open_ends(tmp_path: Path):
-    script = SCRIPT.replace("asyncio.run(", "loop = asyncio.new_event_loop(); loop.run_until_complete(")
-    done = alone(
-        "import warnings; warnings.simplefilter('ignore', ResourceWarning)\n" + script, tmp_path / "context.db"
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "saved\n", "")
 
 
 def test_a_relative_path_means_the_folder_it_was_given_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
