@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, compress, count
 
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest
 
@@ -24,6 +24,9 @@ REMEMBERED = 50_000
 
 RECENT = 8
 """How many histories read lately may lend their ids to the next."""
+
+CLOSE = 16
+"""So few new messages, and no other history can be a much nearer relative."""
 
 
 def _name_of(value: object) -> str:
@@ -116,7 +119,7 @@ class Reader:
     def __init__(self, counter: TokenCounter) -> None:
         """Price messages with `counter`."""
         self.counter = counter
-        self._seen: dict[int, tuple[weakref.ref[ModelMessage], tuple[tuple[int, int], ...], Reading]] = {}
+        self._seen: dict[int, tuple[weakref.ref[ModelMessage], list[object], Reading]] = {}
         self._known: OrderedDict[str, Reading] = OrderedDict()
         self._recent: deque[History] = deque(maxlen=RECENT)
 
@@ -127,29 +130,37 @@ class Reader:
         shares with `messages` object for object is taken over without a second look.
         """
         kept = _shared(last, messages)
-        readings = list(last.readings[:kept]) if last else []
-        readings.extend(map(self.one, messages[kept:]))
-        ids = self._ids(readings)
-        sums = tuple(accumulate((reading.tokens for reading in readings), initial=0))
-        history = History(messages=tuple(messages), readings=tuple(readings), ids=tuple(ids), sums=sums)
+        readings = (last.readings[:kept] if last else ()) + tuple(map(self.one, messages[kept:]))
+        known, share = (last, kept) if last and kept else self._kin(readings)
+        ids = list(known.ids[max(0, share - 1) : share]) if known else []
+        for reading in readings[share:]:
+            ids.append(chained(ids[-1] if ids else None, reading.name))
+        sums = accumulate((reading.tokens for reading in readings[share:]), initial=known.sums[share] if known else 0)
+        history = History(
+            messages=tuple(messages),
+            readings=readings,
+            ids=(known.ids[: max(0, share - 1)] if known else ()) + tuple(ids),
+            sums=(known.sums[:share] if known else ()) + tuple(sums),
+        )
         self._recent.append(history)
         return history
 
-    def _ids(self, readings: Sequence[Reading]) -> list[str]:
-        """One chained id a message; what a history read lately shares with this one is not hashed again."""
-        best = max(self._recent, key=lambda one: _same(one.readings, readings), default=None)
-        ids = list(best.ids[: _same(best.readings, readings)]) if best else []
-        parent = ids[-1] if ids else None
-        for reading in readings[len(ids) :]:
-            parent = chained(parent, reading.name)
-            ids.append(parent)
-        return ids
+    def _kin(self, readings: Sequence[Reading]) -> tuple[History | None, int]:
+        """The history read lately that shares most with this one, and how much."""
+        best: tuple[History | None, int] = (None, 0)
+        for history in reversed(self._recent):
+            share = _same(history.readings, readings)
+            if share > best[1]:
+                best = history, share
+            if share >= len(readings) - CLOSE:
+                break
+        return best
 
     def one(self, message: ModelMessage) -> Reading:
         """Read one message, or remember it."""
         seen = self._seen.get(id(message))
         look = _look(message)
-        if seen is not None and seen[0]() is message and seen[1] == look:
+        if seen and seen[0]() is message and len(seen[1]) == len(look) and all(map(operator.is_, seen[1], look)):
             return seen[2]
         reading = self._by_content(message)
         key = id(message)
@@ -167,27 +178,21 @@ class Reader:
         return known
 
 
-def _look(message: ModelMessage) -> tuple[tuple[int, int], ...]:
-    """A cheap sign that a message or one of its parts was edited in place since it was read."""
-    return tuple([(id(part), id(getattr(part, "content", None))) for part in message.parts])
+def _look(message: ModelMessage) -> list[object]:
+    """The parts and what they say, as objects: other ones mean that a message was edited in place."""
+    return [thing for part in message.parts for thing in (part, getattr(part, "content", None))]
 
 
 def _shared(last: History | None, messages: Sequence[ModelMessage]) -> int:
     """How many leading messages are the same objects as last time, leaving out the two that a host may edit."""
     if last is None:
         return 0
-    whole = max(0, min(len(last) - 2, len(messages)))
-    if all(map(operator.is_, last.messages[:whole], messages[:whole])):
-        return whole
-    return next(i for i in range(whole) if last.messages[i] is not messages[i])
+    return max(0, min(_same(last.messages, messages), len(last) - 2))
 
 
-def _same(one: Sequence[Reading], other: Sequence[Reading]) -> int:
-    """How many leading readings are the same objects."""
-    most = min(len(one), len(other))
-    if all(map(operator.is_, one, other)):
-        return most
-    return next(index for index in range(most) if one[index] is not other[index])
+def _same(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many leading elements are the same objects."""
+    return next(compress(count(), map(operator.is_not, one, other)), min(len(one), len(other)))
 
 
 def _read(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:

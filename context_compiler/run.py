@@ -77,6 +77,8 @@ class Live:
     """What the compiler's model is called; None is the run's own."""
     cycles: Cycles = field(default_factory=Cycles)
     ratios: Ratios = field(default_factory=Ratios)
+    paired: Pairing | None = None
+    """The pairing of the last history without open calls: the next one often continues it."""
     reader: Reader = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,7 +112,8 @@ def read(live: Live, run: Run, request: Request) -> Sight:
     """Read the messages of a request."""
     history = live.reader.read(request.messages, last=run.raw)
     run.raw = history
-    pairing = pair(history)
+    pairing = pair(history, live.paired)
+    live.paired = live.paired if pairing.waiting else pairing
     turn = run.turn = turn_index(history)
     return Sight(history=history, pairing=pairing, base=repaired(pairing), turn=turn, options=live.options(request))
 

@@ -16,6 +16,10 @@ from context_compiler.history import History
 from context_compiler.items import Kind
 
 
+NEAR = 8
+"""How many messages back the run before a prompt is looked for; hosts stamp nearly every message."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
     """Which message answers which, and what has no partner."""
@@ -25,6 +29,11 @@ class Pairing:
     broken: Mapping[int, frozenset[int]]
     """Parts without a partner, by position of their message: orphaned and duplicated answers, unanswered calls,
     and thinking that signs nothing else."""
+    length: int
+    tip: str | None
+    """How much of which history was paired."""
+    waiting: bool
+    """Some call has no answer yet, or never will."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +69,17 @@ class Outline:
         return self.turns[-1]
 
 
-def pair(history: History) -> Pairing:
-    """Pair calls with answers by id, in order, across any distance; an id may be used again once answered."""
+def pair(history: History, before: Pairing | None = None) -> Pairing:
+    """Pair calls with answers by id, in order, across any distance; an id may be used again once answered.
+
+    `before` is the pairing of a history that this one may continue; only what is new is then looked at.
+    """
+    if before is None or before.waiting or not continues(history, before):
+        before = Pairing(pairs=(), broken={}, length=0, tip=None, waiting=False)
     calls: defaultdict[tuple[str, bool], deque[tuple[int, int]]] = defaultdict(deque)
-    pairs: list[tuple[int, int]] = []
+    pairs = list(before.pairs)
     broken: defaultdict[int, set[int]] = defaultdict(set)
-    for index, reading in enumerate(history.readings):
+    for index, reading in enumerate(history.readings[before.length :], before.length):
         if not reading.exchanges:
             continue
         for position, item in enumerate(reading.items):
@@ -78,12 +92,23 @@ def pair(history: History) -> Pairing:
                 pairs.append((waiting.popleft()[0], index))
             else:
                 broken[index].add(position)
-    for index, position in (place for waiting in calls.values() for place in waiting):
+    left = [place for waiting in calls.values() for place in waiting]
+    for index, position in left:
         if index < len(history) - 1:
             broken[index].add(position)
+    found = {index: _unsigned(history, index, parts) for index, parts in broken.items()}
     return Pairing(
-        pairs=tuple(pairs), broken={index: _unsigned(history, index, parts) for index, parts in broken.items()}
+        pairs=tuple(pairs),
+        broken={**before.broken, **found},
+        length=len(history),
+        tip=history.tip,
+        waiting=bool(left),
     )
+
+
+def continues(history: History, before: Pairing) -> bool:
+    """Whether a history begins with the one that was paired before."""
+    return 0 < before.length <= len(history) and history.ids[before.length - 1] == before.tip
 
 
 def _unsigned(history: History, index: int, parts: set[int]) -> frozenset[int]:
@@ -104,9 +129,10 @@ def turn_starts(history: History) -> list[int]:
     readings = history.readings
     starts = [0]
     for index in [index for index, reading in enumerate(readings) if reading.prompts and index]:
-        run = next((one.run_id for one in reversed(readings[max(0, index - 8) : index]) if one.run_id), None)
-        same = readings[index].run_id is not None and readings[index].run_id == run
-        if not same and not (readings[index].answers and readings[index].run_id is None):
+        own = readings[index].run_id
+        before = readings[max(0, index - NEAR) : index] if own is not None else ()
+        joins = own is not None and own == next((one.run_id for one in reversed(before) if one.run_id), None)
+        if not joins and not (readings[index].answers and own is None):
             starts.append(index)
     return starts
 
