@@ -1,0 +1,193 @@
+"""`demo`: a bundled conversation, compiled in three ways, without a model and without a key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from context_compiler.cli.compiling import Wish, compile_in
+from context_compiler.cli.compiling import as_json as view_json
+from context_compiler.cli.explaining import LEFT_OUT, left_out
+from context_compiler.cli.messages import places, reading, show
+from context_compiler.cli.options import DB, Db, Json, example, group, opened
+from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.text import json_text, number, one_line, plural, share
+from context_compiler.fidelity import Fidelity
+from context_compiler.history import History, message_body
+from context_compiler.importers import Transcript, parse_transcripts
+from context_compiler.items import Kind
+from context_compiler.library import TemplateLibrary
+from context_compiler.turns import outline, pair
+from context_compiler.view import View
+
+app = group("See it work.")
+
+VIEWS = ((Fidelity.COMPACT, 1_500), (Fidelity.SUMMARY_MEDIUM, 3_000), (Fidelity.SUMMARY_HIGH, 6_000))
+"""Fidelities and the budgets that they are shown with."""
+
+COLOURS = ("cyan", "blue", "magenta")
+
+SHOWN = 1
+"""Which of them is shown message by message."""
+
+LINES = 4
+"""How much of each message that is; the notes stand whole."""
+
+BIGGEST = 6
+"""How many of the things that were left out are named."""
+
+NEEDED = (
+    ("the table", "webhook_receipts"),
+    ("kept for", "7 days"),
+    ("the queue", "documents"),
+    ("retries", "8 retries"),
+    ("the deploy", "26 May"),
+    ("never without a yes", "without my explicit yes"),
+)
+"""What an answer to the last question needs, and the words in which the conversation says it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Something that can be seen to hold."""
+
+    what: str
+    holds: bool
+
+
+@app.command("demo", epilog=example("demo --db /tmp/demo.db"))
+def demo(db: Db = DB, json: Json = False) -> None:
+    """Compile a bundled conversation in three ways and show what a model would see. No model, no key."""
+    (found,) = parse_transcripts(files("context_compiler").joinpath("data/demo.json").read_bytes(), file="demo.json")
+    before = [message_body(message) for message in found.messages]
+    views = asyncio.run(_views(found, db))
+    raw = reading(found.messages)
+    untouched = before == [message_body(message) for message in found.messages]
+    checks = checked(raw, views, untouched=untouched)
+    screen = Screen()
+    if json:
+        document = {
+            "db": str(db),
+            "raw_tokens": raw.tokens,
+            "views": [view_json(view) for view in views],
+            "checks": checks,
+        }
+        screen.raw(json_text(document))
+        return
+    _introduce(screen, raw)
+    _compare(screen, raw, views)
+    _answer(screen, views)
+    _look_inside(screen, raw, views[SHOWN])
+    _prove(screen, checks)
+    _go_on(screen, views, db)
+
+
+async def _views(found: Transcript, db: Path) -> list[View]:
+    template = TemplateLibrary(system=None).find("extractive")
+    async with opened(db, writing=True) as store:
+        return [
+            await compile_in(
+                store, found.messages, Wish(template=template, budget=budget, fidelity=fidelity, session=found.name)
+            )
+            for fidelity, budget in VIEWS
+        ]
+
+
+def checked(raw: History, views: Sequence[View], *, untouched: bool) -> list[Check]:
+    """What every view promises."""
+    sent = [reading(view.messages) for view in views]
+    pairings = [pair(one) for one in sent]
+    pairs = sum(len(one.pairs) for one in pairings)
+    calls = sum(len(one.calls) for history in sent for one in history.readings)
+    return [
+        Check(
+            what=f"every tool call stands with its result: {plural(pairs, 'pair')}, none broken",
+            holds=not any(one.broken for one in pairings) and pairs == calls,
+        ),
+        Check(what="every view is within its budget", holds=all(view.tokens <= view.budget for view in views)),
+        Check(
+            what="every view ends with the question as it was asked",
+            holds=all(one.messages[-1] == raw.messages[-1] for one in sent),
+        ),
+        Check(what=f"the raw conversation is untouched: {len(raw)} messages, byte for byte", holds=untouched),
+    ]
+
+
+def _introduce(screen: Screen, raw: History) -> None:
+    turns = len(outline(raw, pair(raw)).turns)
+    giant = max(one.tokens for one in raw.readings)
+    screen.line(("context_compiler", "bold"), " decides what a language model sees of a long conversation.")
+    screen.line()
+    screen.line(
+        f"This one has {turns} turns, {len(raw)} messages and ",
+        (f"{number(raw.tokens)} tokens", "bold"),
+        f" (one log alone has {number(giant)}). It ends with:",
+    )
+    question = next(item.text for item in raw.readings[-1].items if item.kind is Kind.USER)
+    screen.line()
+    screen.indented(one_line(question), "italic green")
+
+
+def _compare(screen: Screen, raw: History, views: Sequence[View]) -> None:
+    width = max(len(name) for name, _ in VIEWS)
+    screen.heading("What the model would be sent, without any model being asked for it")
+    screen.line()
+    screen.bar("raw", raw.tokens, raw.tokens, f"{number(raw.tokens):>7} tokens", style="white", width=width)
+    for (name, _), view, colour in zip(VIEWS, views, COLOURS, strict=True):
+        saved = f"{number(view.tokens):>7} tokens"
+        rest = f"  {share(view.tokens, raw.tokens):>4}, budget {number(view.budget)}"
+        screen.bar(name, view.tokens, raw.tokens, (saved, "bold"), (rest, "dim"), style=colour, width=width)
+
+
+def says(view: View) -> list[bool]:
+    """Which of what the answer needs a view still says, the question itself left aside."""
+    said = "\n".join(item.text for one in reading(view.messages[:-1]).readings for item in one.items)
+    return [words in said for _, words in NEEDED]
+
+
+def _answer(screen: Screen, views: Sequence[View]) -> None:
+    screen.heading("Can the question still be answered? What that needs was said up to 24 turns earlier")
+    columns = [Column("it asks for"), Column("in the words", style="dim"), *(Column(name) for name, _ in VIEWS)]
+    kept = zip(*map(says, views), strict=True)
+    rows = [(*need, *("yes" if one else "-" for one in said)) for need, said in zip(NEEDED, kept, strict=True)]
+    screen.line()
+    screen.table(columns, rows)
+
+
+def _look_inside(screen: Screen, raw: History, view: View) -> None:
+    sent = reading(view.messages)
+    kept = places(view, raw, sent)
+    screen.heading(f"Inside {VIEWS[SHOWN][0]}: {plural(len(sent), 'message')}, {number(view.tokens)} tokens")
+    screen.line()
+    show(screen, sent, kept, lines=LINES)
+    screen.heading("Left out of it, and why")
+    screen.line()
+    ranked = sorted(view.drops, key=lambda drop: -drop.tokens)
+    screen.table(LEFT_OUT, left_out(ranked[:BIGGEST], raw))
+    rest = ranked[BIGGEST:]
+    if rest:
+        cost = sum(drop.tokens for drop in rest)
+        screen.line((f"and {len(rest)} more with {number(cost)} tokens; --explain tells of each", "dim"))
+
+
+def _prove(screen: Screen, checks: Sequence[Check]) -> None:
+    screen.heading("Checked")
+    for check in checks:
+        sign = ("ok  ", "bold green") if check.holds else ("NOT ", "bold red")
+        screen.line("  ", sign, check.what)
+
+
+def _go_on(screen: Screen, views: Sequence[View], db: Path) -> None:
+    numbers = [view.record.id for view in views if view.record]
+    where = "" if db == DB else f" --db {db}"
+    screen.heading("On the record")
+    screen.line(f"  {db}: views {', '.join(map(str, numbers))} of session demo, each with its exact messages")
+    screen.heading("Next")
+    for command, does in (
+        (f"context-compiler views show {numbers[-1]}{where}", "the largest of them in full"),
+        ("context-compiler compile YOUR_CHAT.json --budget 4000 --explain", "a conversation of yours"),
+    ):
+        screen.line("  ", (command, "bold cyan"), ("   # " + does, "dim"))

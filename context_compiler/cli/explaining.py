@@ -1,0 +1,94 @@
+"""Why each message is in a view, and why the others are not, with what each costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from context_compiler.cli.messages import Place, begins, places, role
+from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.text import number, one_line, share
+from context_compiler.history import History
+from context_compiler.record import Drop
+from context_compiler.view import View
+
+KEPT = (
+    Column("message", right=True),
+    Column("role"),
+    Column("raw", right=True),
+    Column("sent", right=True, style="bold"),
+    Column("why it is here", style="green", elastic=True),
+    Column("begins", style="dim", elastic=True),
+)
+LEFT_OUT = (
+    Column("what"),
+    Column("tokens", right=True),
+    Column("why it is not here", style="yellow", elastic=True),
+    Column("begins", style="dim", elastic=True),
+)
+SPENT = (Column("section"), Column("tokens", right=True, style="bold"), Column("share", right=True))
+
+SECTIONS = {"summary": "summary", "quotes": "quoted from what is left out", "messages": "kept messages"}
+"""What the sections of a ledger are called."""
+
+EXCERPT = 60
+"""Columns of what a message begins with."""
+
+Rows = list[Sequence[object]]
+
+
+def explain(screen: Screen, view: View, raw: History, sent: History) -> None:
+    """Three tables: what is kept, what is left out, where the tokens went."""
+    for title, columns, rows in _tables(view, raw, sent):
+        screen.heading(title)
+        if rows:
+            screen.table(columns, rows)
+        else:
+            screen.line("  nothing")
+
+
+def explained(view: View, raw: History, sent: History, headline: str) -> str:
+    """The same as a markdown document."""
+    parts = [f"# {one_line(headline)}"]
+    for title, columns, rows in _tables(view, raw, sent):
+        parts.append(f"## {title}\n\n{_markdown_table(columns, rows) if rows else 'nothing'}")
+    return "\n\n".join(parts)
+
+
+def _markdown_table(columns: Sequence[Column], rows: Rows) -> str:
+    rules = ["---:" if column.right else "---" for column in columns]
+    cells = [[one_line(str(cell)).replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [[column.name for column in columns], rules, *cells])
+
+
+def _tables(view: View, raw: History, sent: History) -> Iterator[tuple[str, Sequence[Column], Rows]]:
+    kept = places(view, raw, sent)
+    yield f"Kept: {len(view.kept)} of {len(raw)} messages", KEPT, [_kept(place, raw, sent) for place in kept]
+    yield "Left out", LEFT_OUT, left_out(view.drops, raw)
+    yield "Tokens", SPENT, spent(view.ledger, view.tokens)
+
+
+def _kept(place: Place, raw: History, sent: History) -> Sequence[object]:
+    here = sent.readings[place.index]
+    before = "" if place.raw is None else number(raw.readings[place.raw].tokens)
+    position = "" if place.raw is None else place.raw
+    return position, role(here), before, number(here.tokens), place.why, begins(here, EXCERPT)
+
+
+def left_out(drops: Sequence[Drop], raw: History) -> Rows:
+    """What was left out or made smaller, one line each."""
+    return [(drop.what, number(drop.tokens), drop.reason, _begins(drop.what, raw)) for drop in drops]
+
+
+def _begins(what: str, raw: History) -> str:
+    """What the first message that a drop names begins with."""
+    found = re.match(r"messages? (\d+)", what)
+    position = int(found[1]) if found else len(raw)
+    return begins(raw.readings[position], EXCERPT) if position < len(raw) else ""
+
+
+def spent(ledger: Mapping[str, Any], total: int) -> Rows:
+    """Where the tokens of a ledger went."""
+    sections = cast("Mapping[str, int]", ledger.get("tokens", {}))
+    return [(SECTIONS.get(name, name), number(cost), share(cost, total)) for name, cost in sections.items()]

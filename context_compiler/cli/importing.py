@@ -1,0 +1,119 @@
+"""`import`: conversations from elsewhere go on the record as they are, to be listed, shown and replayed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from context_compiler.cli import compile_options as given
+from context_compiler.cli.choosing import conversations, selected, tell_notes
+from context_compiler.cli.messages import reading
+from context_compiler.cli.options import DB, Db, Json, example, group, opened
+from context_compiler.cli.screen import Column, Screen, step, working
+from context_compiler.cli.stats import IMPORTED
+from context_compiler.cli.text import json_text, number, plural
+from context_compiler.history import History
+from context_compiler.importers import Transcript
+from context_compiler.record import Entry, Record
+from context_compiler.recording import now
+from context_compiler.turns import outline, pair
+
+app = group("Import a transcript.")
+
+COLUMNS = (
+    Column("session", style="bold", elastic=True),
+    Column("messages", right=True),
+    Column("tokens", right=True),
+    Column("view", right=True),
+    Column("state"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """One conversation that is on the record now."""
+
+    session: str
+    view: int | None
+    messages: int
+    tokens: int
+    format: str
+    state: str
+    """new, longer or changed than it was, or known."""
+
+
+@app.command("import", epilog=example("import chats.json --db system/context.db"))
+def import_(
+    transcript: given.TranscriptPath,
+    db: Db = DB,
+    select: given.Select = None,
+    session: given.SessionName = None,
+    format_: given.FormatName = None,
+    json: Json = False,
+) -> None:
+    """Put every conversation of a transcript on the record, or the one that --select names."""
+    found = conversations(transcript, format_)
+    if select is not None or session is not None:
+        found = [selected(found, select, file=transcript)]
+    done = asyncio.run(_imported(found, db, session))
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"db": str(db), "sessions": done}))
+        return
+    rows = [(one.session, number(one.messages), number(one.tokens), one.view, one.state) for one in done]
+    screen.table(COLUMNS, rows)
+    screen.line(f"{plural(len(done), 'conversation')} in {db}")
+
+
+async def _imported(found: Sequence[Transcript], db: Path, session: str | None) -> list[Imported]:
+    done: list[Imported] = []
+    with working("importing", len(found)) as progress:
+        async with opened(db, writing=True) as store:
+            tips = {info.session_id: info.raw_tip for info in await store.sessions()}
+            for transcript in found:
+                history = reading(transcript.messages)
+                name = session or transcript.name
+                entry = Entry(record=record_of(history, name), raw=history, view=history)
+                record = await store.save(entry)
+                state = "new" if name not in tips else "known" if tips[name] == history.tip else "changed"
+                done.append(
+                    Imported(
+                        session=name,
+                        view=record.id,
+                        messages=len(history),
+                        tokens=history.tokens,
+                        format=transcript.format,
+                        state=state,
+                    )
+                )
+                step(progress)
+    for transcript in found:
+        tell_notes(transcript)
+    return done
+
+
+def record_of(history: History, session: str) -> Record:
+    """The row of an import: everything is there and nothing was sent."""
+    turns = outline(history, pair(history)).turns
+    return Record(
+        session_id=session,
+        vault_name="",
+        turn_index=max(0, turns[-1].index) if turns else 0,
+        run_id=None,
+        request_index=0,
+        raw_tip=history.tip,
+        view_tip=history.tip,
+        status=f"raw; {IMPORTED}; run_id, budget, request_hash: no run",
+        error=None,
+        budget=None,
+        tokens_raw=history.tokens,
+        tokens_sent=history.tokens,
+        tokens_exact=history.tokens,
+        ratio=1.0,
+        ledger={"tokens": {"messages": history.tokens}},
+        request_hash=None,
+        latency_ms=0.0,
+        created_at=now(),
+    )

@@ -1,0 +1,147 @@
+"""What several commands have in common: options, the record they open, and how they ask for a thing by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from context_compiler.cli.text import near, one_line
+from context_compiler.errors import SettingsError, StoreError
+from context_compiler.limits import Amount, checked
+from context_compiler.record import Record, SessionInfo
+from context_compiler.settings import Count, count
+from context_compiler.store import SQLiteStore
+from context_compiler.store.sqlite import DEFAULT_PATH
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Db = Annotated[Path, typer.Option("--db", envvar="CONTEXT_COMPILER_DB", help="The file of the record.")]
+System = Annotated[
+    Path, typer.Option("--system", envvar="CONTEXT_COMPILER_SYSTEM", help="A folder with ContextTemplates/ in it.")
+]
+Vault = Annotated[
+    Path | None,
+    typer.Option(
+        "--vault", envvar="CONTEXT_COMPILER_VAULT", help="A folder with AssistantMD/ContextTemplates/ in it: these win."
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+ViewId = Annotated[int, typer.Argument(metavar="ID", help="The number of a view, as `views list` shows it.")]
+
+DB = Path(DEFAULT_PATH)
+SYSTEM = Path("system")
+MARKUP: Any = "rich" if sys.stdout is not None and sys.stdout.isatty() else None
+"""How help is printed: with colour on a terminal, as plain text elsewhere."""
+
+
+def group(help: str, *, shown: str = "", cls: Any = None) -> typer.Typer:
+    """An application whose help is in keeping with all others; `shown` is its example."""
+    more = {} if cls is None else {"cls": cls}
+    return typer.Typer(
+        help=help,
+        epilog=example(shown) if shown else None,
+        no_args_is_help=True,
+        add_completion=cls is not None,
+        rich_markup_mode=MARKUP,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **more,
+    )
+
+
+def example(command: str) -> str:
+    """The end of a command's help: one line that can be copied."""
+    return f"Example: context-compiler {command}"
+
+
+def agreed(question: str) -> bool:
+    """Ask on standard error; yes is y or yes.
+
+    Raises:
+        SettingsError: nobody is there to answer.
+    """
+    print(one_line(question), "[y/N] ", end="", file=sys.stderr, flush=True)
+    said = sys.stdin.readline()
+    if not said:
+        print(file=sys.stderr)
+        raise SettingsError("nobody answered; give --yes where nobody can")
+    return said.strip().lower() in ("y", "yes")
+
+
+@asynccontextmanager
+async def opened(db: Path, *, writing: bool = False) -> AsyncGenerator[SQLiteStore]:
+    """The record in a file, to look at unless `writing`; let go of at the end."""
+    store = SQLiteStore(db, read_only=not writing, busy_timeout_ms=5_000 if writing else 250)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def known_session(store: SQLiteStore, session: str) -> list[SessionInfo]:
+    """A conversation, once for every vault it was held in.
+
+    Raises:
+        StoreError: nobody knows it; the message names some that are like it.
+    """
+    every = await store.sessions()
+    found = [info for info in every if info.session_id == session]
+    if not found:
+        known = near(session, (info.session_id for info in every)) or "; it holds no sessions at all"
+        raise StoreError(f"{store.path}: no session {one_line(session, 60)!r}{known}")
+    return found
+
+
+async def known_view(store: SQLiteStore, number: int) -> Record:
+    """One request with its compile.
+
+    Raises:
+        StoreError: there is none of that number; the message names some that there are.
+    """
+    record = await store.view(number)
+    if record is None:
+        numbers = [one.id for one in await store.views() if one.id is not None]
+        close = sorted(sorted(numbers, key=lambda one: abs(one - number))[:3])
+        known = f"there is {', '.join(map(str, close))}" if close else "it holds no views at all"
+        raise StoreError(f"{store.path}: no view {number}; {known}")
+    return record
+
+
+async def kept_chain(store: SQLiteStore, record: Record, *, raw: bool) -> list[bytes]:
+    """The bodies of the messages that a request had at hand (`raw`) or sent.
+
+    Raises:
+        StoreError: only facts were kept of it, and no content.
+    """
+    tip = record.raw_tip if raw else record.view_tip
+    if tip is None:
+        raise StoreError(
+            f"{store.path}: view {record.id} was recorded without its messages ({one_line(record.status, 120)}); "
+            "only its facts can be listed"
+        )
+    return await store.chain(tip)
+
+
+def amount(text: str) -> Amount:
+    """A budget: whole tokens such as 4000, or a share such as 0.5."""
+    said = text.strip().lower()
+    try:
+        value: Amount = float(said) if "." in said or "e" in said else int(said)
+    except ValueError:
+        value = 0
+    try:
+        return checked(value, name="--budget") or 1
+    except SettingsError:
+        raise SettingsError(f"--budget {text!r}: give whole tokens such as 4000, or a share such as 0.5") from None
+
+
+def turns(text: str | None) -> Count | None:
+    """How many turns: a whole number, or `all`."""
+    try:
+        return None if text is None else count(text)
+    except ValueError as allowed:
+        raise SettingsError(f"--recent-turns {text!r}: give {allowed}") from None

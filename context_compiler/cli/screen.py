@@ -1,0 +1,207 @@
+"""One page, two ways to print it: tables and colour on a terminal, plain aligned text everywhere else.
+
+The plain way cuts nothing, whatever the width of a terminal somebody may have, so that it can be read by
+programs too. All text passes through `safe`; nothing is read as markup.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from context_compiler.cli.text import one_line, safe
+
+Piece = str | tuple[str, str]
+"""A text, or a text and its style."""
+
+BAR = 44
+"""Columns of a full bar."""
+
+GAP, LEAST = 3, 12
+"""Columns between two columns of a table, and those that an elastic one is left."""
+
+LONG = 240
+"""Columns that a line keeps where only the first lines are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table; the last two say what gives way where a terminal is too narrow."""
+
+    name: str
+    right: bool = False
+    style: str = ""
+    elastic: bool = False
+    """It may be cut to fewer columns, with an ellipsis."""
+    spare: bool = False
+    """It may be left away."""
+
+
+def styled(*pieces: Piece) -> Text:
+    """Pieces as one rich text."""
+    text = Text()
+    for piece in pieces:
+        words, style = (piece, "") if isinstance(piece, str) else piece
+        text.append(safe(words), style or None)
+    return text
+
+
+class Screen:
+    """Standard output as it is now; make one a command."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, markup=False, emoji=False)
+        self.rich = self.console.is_terminal
+
+    def line(self, *pieces: Piece) -> None:
+        """One line of text, or an empty one."""
+        if self.rich:
+            self.console.print(styled(*pieces))
+        else:
+            self._plain(styled(*pieces).plain)
+
+    def heading(self, text: str) -> None:
+        """A line that says what follows, after an empty one."""
+        self.line()
+        self.line((text, "bold"))
+
+    def facts(self, pairs: Iterable[tuple[str, object]]) -> None:
+        """Names and values, one a line; a value that is None or empty is left out."""
+        said = [(name, str(value)) for name, value in pairs if value not in (None, "")]
+        width = max((cell_len(name) for name, _ in said), default=0)
+        for name, value in said:
+            self.line("  ", (name.ljust(width), "dim"), "  ", one_line(value))
+
+    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
+        """Rows under the names of their columns."""
+        cells = [[one_line(str(cell)) for cell in row] for row in rows]
+        widths = [max(map(cell_len, [column.name, *(row[at] for row in cells)])) for at, column in enumerate(columns)]
+        if self.rich:
+            self.console.print(_rich_table(columns, cells, _fitting(columns, widths, self.console.width)))
+            return
+        for row in [[column.name for column in columns], *cells]:
+            padded = [_pad(cell, width, column.right) for cell, width, column in zip(row, widths, columns, strict=True)]
+            self._plain("  ".join(padded).rstrip())
+
+    def block(self, title: Sequence[Piece], text: str | Text, *, style: str = "", lines: int = 0) -> None:
+        """A text under a title of its own; only the first `lines` of it when that is given."""
+        body = _shortened(text if isinstance(text, Text) else styled(text), lines)
+        if self.rich:
+            panel = Panel(body, title=styled(*title), title_align="left", border_style=style or "dim", box=box.ROUNDED)
+            self.console.print(panel)
+            return
+        self._plain(styled(*title).plain)
+        for line in body.plain.splitlines():
+            self._plain(f"    {line}".rstrip())
+
+    def bar(self, name: str, value: float, whole: float, *rest: Piece, style: str, width: int) -> None:
+        """A bar as long as its value's share of `whole`."""
+        filled = round(BAR * value / whole) if whole else 0
+        drawn = "━" * max(filled, 1 if value else 0) if self.rich else "#" * max(filled, 1 if value else 0)
+        self.line("  ", (name.ljust(width), "bold"), "  ", (drawn.ljust(BAR), style), "  ", *rest)
+
+    def indented(self, text: str, style: str = "") -> None:
+        """A paragraph, set in."""
+        if self.rich:
+            self.console.print(Padding(styled((text, style)), (0, 0, 0, 2)))
+            return
+        for line in safe(text).splitlines():
+            self._plain(f"  {line}".rstrip())
+
+    def raw(self, text: str) -> None:
+        """A text that is safe already and must not be wrapped: JSON, markdown, a template."""
+        self._plain(text)
+
+    def _plain(self, line: str) -> None:
+        sys.stdout.write(line + "\n")
+
+
+def _fitting(columns: Sequence[Column], widths: Sequence[int], room: int) -> dict[int, int]:
+    """The columns that there is room for, by position, and how wide each is."""
+    fit = dict(enumerate(widths))
+    least = [min(width, LEAST) if column.elastic else width for column, width in zip(columns, widths, strict=True)]
+    for at in reversed([at for at in fit if columns[at].spare]):
+        if sum(least[one] + GAP for one in fit) - GAP > room:
+            del fit[at]
+    while sum(fit.values()) + GAP * (len(fit) - 1) > room:
+        widest = max((at for at in fit if fit[at] > least[at]), key=lambda at: fit[at], default=None)
+        if widest is None:
+            break
+        fit[widest] -= 1
+    return fit
+
+
+def _rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], fit: Mapping[int, int]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for at, width in fit.items():
+        column = columns[at]
+        justify = "right" if column.right else "left"
+        table.add_column(Text(column.name), justify=justify, style=column.style or None, no_wrap=True, width=width)
+    for row in cells:
+        table.add_row(*(Text(one_line(row[at], width)) for at, width in fit.items()))
+    return table
+
+
+def _pad(cell: str, width: int, right: bool) -> str:
+    room = " " * (width - cell_len(cell))
+    return room + cell if right else cell + room
+
+
+def _shortened(text: Text, lines: int) -> Text:
+    if not lines:
+        return text
+    split = text.split("\n")
+    kept = split if len(split) <= lines + 1 else split[:lines]
+    for line in kept:
+        line.truncate(LONG, overflow="ellipsis")
+    left = len(split) - len(kept)
+    return Text("\n").join([*kept, *([Text(f"… {left:,} more lines", "dim")] if left else [])])
+
+
+@contextmanager
+def working(what: str, total: int | None = None, *, quiet: bool = False) -> Generator[Progress | None]:
+    """A progress bar on the terminal behind standard error, or nothing where there is none.
+
+    Args:
+        what: What is being done.
+        total: Steps until it is done, each told to `step`; None is not known.
+        quiet: Show nothing after all.
+    """
+    console = Console(stderr=True, highlight=False, markup=False)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    count = (BarColumn(), MofNCompleteColumn()) if total is not None else ()
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), *count)
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(what, total=total)
+        yield progress
+
+
+def step(progress: Progress | None) -> None:
+    """One step of `working` is done."""
+    if progress is not None:
+        progress.advance(progress.task_ids[0])
+
+
+def complain(message: str) -> None:
+    """One line on standard error: what, where, and what to do."""
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console.print(styled(("error: ", "bold red"), one_line(message)), soft_wrap=True)
+
+
+def warn(message: str) -> None:
+    """One line on standard error about something that may matter."""
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console.print(styled(("note: ", "yellow"), one_line(message)), soft_wrap=True)

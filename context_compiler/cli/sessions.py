@@ -1,0 +1,136 @@
+"""`sessions`: recorded conversations, listed, shown and deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from context_compiler.cli.messages import begins, reading, role, show
+from context_compiler.cli.options import DB, Db, Json, Yes, agreed, example, group, known_session, opened
+from context_compiler.cli.screen import Column, Screen, complain
+from context_compiler.cli.text import json_text, moment, number, plural, share
+from context_compiler.cli.views import VIEWS, view_row
+from context_compiler.history import load_messages
+from context_compiler.record import Compile, Record, SessionInfo
+
+app = group("List, show and delete recorded conversations.", shown="sessions list")
+
+SessionId = Annotated[str, typer.Argument(metavar="ID", help="A session, as `sessions list` shows it.")]
+"""Which conversation."""
+
+SESSIONS = (
+    Column("session", style="bold", elastic=True),
+    Column("vault", spare=True),
+    Column("requests", right=True),
+    Column("compiles", right=True, spare=True),
+    Column("raw tokens", right=True),
+    Column("sent", right=True),
+    Column("last used"),
+)
+MESSAGES = (Column("#", right=True), Column("role"), Column("tokens", right=True), Column("begins", elastic=True))
+
+
+@app.command("list", epilog=example("sessions list"))
+def list_(db: Db = DB, json: Json = False) -> None:
+    """List every conversation, the one used last first."""
+    found = asyncio.run(_all(db))
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"db": str(db), "sessions": found}))
+    elif not found:
+        screen.line(f"{db} holds no sessions yet; `context-compiler import` and `compile --db` make some")
+    else:
+        screen.table(SESSIONS, map(_row, found))
+
+
+@app.command("show", epilog=example("sessions show demo --raw"))
+def show_(
+    session: SessionId,
+    raw: Annotated[bool, typer.Option("--raw", help="Print every message in full.")] = False,
+    db: Db = DB,
+    json: Json = False,
+) -> None:
+    """Show one conversation: its requests and its raw history."""
+    infos, records, compiles, bodies = asyncio.run(_one(db, session))
+    screen = Screen()
+    if json:
+        messages = [json_.loads(body) for body in bodies]
+        document = {"sessions": infos, "views": records, "compiles": compiles, "messages": messages}
+        screen.raw(json_text(document))
+        return
+    for info in infos:
+        _facts(screen, info)
+    screen.heading("Requests")
+    screen.table(VIEWS, map(view_row, records))
+    history = reading(load_messages(bodies))
+    screen.heading(f"Raw history: {plural(len(history), 'message')}, {number(history.tokens)} tokens")
+    if raw:
+        show(screen, history)
+        return
+    rows = [(index, role(one), number(one.tokens), begins(one, 90)) for index, one in enumerate(history.readings)]
+    screen.table(MESSAGES, rows)
+
+
+@app.command("delete", epilog=example("sessions delete demo --yes"))
+def delete(session: SessionId, yes: Yes = False, db: Db = DB, json: Json = False) -> None:
+    """Remove a conversation and all that only it used, for good."""
+    infos, records, _, bodies = asyncio.run(_one(db, session))
+    if not yes:
+        what = f"{plural(len(records), 'request')} and {plural(len(bodies), 'message')}"
+        if not agreed(f"Delete session {infos[0].session_id!r} with {what} from {db}?"):
+            complain("nothing was deleted")
+            raise typer.Exit(1)
+    removed = asyncio.run(_deleted(db, session))
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"db": str(db), "session": session, "removed": removed}))
+    else:
+        screen.line(f"{db}: session {session} deleted, {plural(removed, 'request')} removed")
+
+
+async def _all(db: Path) -> list[SessionInfo]:
+    async with opened(db) as store:
+        return await store.sessions()
+
+
+async def _one(db: Path, session: str) -> tuple[list[SessionInfo], list[Record], list[Compile], list[bytes]]:
+    async with opened(db) as store:
+        infos = await known_session(store, session)
+        records = await store.views(session)
+        return infos, records, await store.summaries(session), await store.transcript(session)
+
+
+async def _deleted(db: Path, session: str) -> int:
+    async with opened(db, writing=True) as store:
+        return await store.delete(session)
+
+
+def _row(info: SessionInfo) -> tuple[object, ...]:
+    return (
+        info.session_id,
+        info.vault_name,
+        number(info.requests),
+        number(info.compiles),
+        number(info.tokens_raw),
+        number(info.tokens_sent),
+        moment(info.last_at),
+    )
+
+
+def _facts(screen: Screen, info: SessionInfo) -> None:
+    screen.line((f"session {info.session_id}", "bold"))
+    sent = f"{number(info.tokens_sent)} sent ({share(info.tokens_sent, info.tokens_raw)})"
+    screen.facts(
+        [
+            ("vault", info.vault_name),
+            ("begun", moment(info.created_at)),
+            ("last used", moment(info.last_at)),
+            ("requests", number(info.requests)),
+            ("compiles", number(info.compiles)),
+            ("tokens", f"{number(info.tokens_raw)} raw → {sent}"),
+        ]
+    )

@@ -1,0 +1,129 @@
+"""`stats`: what was saved, how often we fell back, and how long it took, for each conversation and together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from context_compiler.cli.options import DB, Db, Json, example, group, known_session, opened
+from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.text import first_word, json_text, number, share
+from context_compiler.record import Record, SessionInfo
+
+app = group("What the record says about all requests.")
+
+IMPORTED = "imported: nothing was sent"
+"""What the status of a conversation says that was put on the record as it was."""
+
+COLUMNS = (
+    Column("session", style="bold", elastic=True),
+    Column("requests", right=True),
+    Column("compiles", right=True, spare=True),
+    Column("raw tokens", right=True),
+    Column("sent", right=True),
+    Column("saved", right=True, style="green"),
+    Column("", right=True),
+    Column("fallbacks", right=True, style="red"),
+    Column("p50 ms", right=True, spare=True),
+    Column("p95 ms", right=True, spare=True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sum:
+    """Some requests together; tokens are calibrated ones, times are milliseconds of a request."""
+
+    session: str | None
+    """None: all of them."""
+    requests: int
+    imported: int
+    """Conversations among them that were put on the record as they were; they count as nothing else."""
+    compiles: int
+    tokens_raw: int
+    tokens_sent: int
+    tokens_saved: int
+    fallbacks: int
+    over_budget: int
+    latency_p50_ms: float | None
+    latency_p95_ms: float | None
+    compile_p50_ms: float | None
+    compile_p95_ms: float | None
+
+
+def percentile(values: Sequence[float], part: float) -> float | None:
+    """The smallest of the values that at least `part` of them do not exceed; None of none."""
+    ranked = sorted(values)
+    return ranked[max(0, -int(-part * len(ranked) // 1) - 1)] if ranked else None
+
+
+def summed(session: str | None, records: Sequence[Record], compiles: int) -> Sum:
+    """Add up requests."""
+    sent = [record for record in records if IMPORTED not in record.status]
+    words = [first_word(record.status) for record in sent]
+    asked = {record.summary_id: record.compile.latency_ms for record in sent if record.compile and record.compile.usage}
+    times, waits = [record.latency_ms for record in sent], list(asked.values())
+    raw, cost = sum(record.tokens_raw for record in sent), sum(record.tokens_sent for record in sent)
+    return Sum(
+        session=session,
+        requests=len(sent),
+        imported=len(records) - len(sent),
+        compiles=compiles,
+        tokens_raw=raw,
+        tokens_sent=cost,
+        tokens_saved=raw - cost,
+        fallbacks=words.count("fallback"),
+        over_budget=words.count("floor_over_budget"),
+        latency_p50_ms=percentile(times, 0.5),
+        latency_p95_ms=percentile(times, 0.95),
+        compile_p50_ms=percentile(waits, 0.5),
+        compile_p95_ms=percentile(waits, 0.95),
+    )
+
+
+@app.command("stats", epilog=example("stats --db system/context.db"))
+def stats(
+    db: Db = DB,
+    session: Annotated[str | None, typer.Option("--session", help="Only this conversation.")] = None,
+    json: Json = False,
+) -> None:
+    """What was saved, how often we fell back, and how long it took."""
+    sums, total = asyncio.run(_sums(db, session))
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"db": str(db), "sessions": sums, "total": total}))
+        return
+    screen.table(COLUMNS, [*map(_row, sums), _row(total)])
+    if total.imported:
+        screen.line((f"{number(total.imported)} imported conversations are not counted: nothing was sent", "dim"))
+
+
+async def _sums(db: Path, session: str | None) -> tuple[list[Sum], Sum]:
+    async with opened(db) as store:
+        infos: list[SessionInfo] = await (known_session(store, session) if session else store.sessions())
+        records = await store.views(session)
+    by_session: dict[str, list[Record]] = {info.session_id: [] for info in infos}
+    for record in records:
+        by_session.setdefault(record.session_id, []).append(record)
+    compiles = {name: sum(info.compiles for info in infos if info.session_id == name) for name in by_session}
+    sums = [summed(name, some, compiles[name]) for name, some in by_session.items()]
+    return sums, summed(None, records, sum(compiles.values()))
+
+
+def _row(one: Sum) -> Sequence[object]:
+    times = ("" if time is None else number(time) for time in (one.latency_p50_ms, one.latency_p95_ms))
+    return (
+        "all" if one.session is None else one.session,
+        number(one.requests),
+        number(one.compiles),
+        number(one.tokens_raw),
+        number(one.tokens_sent),
+        number(one.tokens_saved),
+        share(one.tokens_saved, one.tokens_raw),
+        number(one.fallbacks),
+        *times,
+    )

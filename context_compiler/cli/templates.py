@@ -1,0 +1,193 @@
+"""`templates`: what views can be written with, listed, shown and checked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from context_compiler.cli.options import SYSTEM, Json, System, Vault, example, group
+from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.text import json_text, plural, safe
+from context_compiler.cli.writing import from_file
+from context_compiler.errors import TemplateError
+from context_compiler.library import TemplateLibrary
+from context_compiler.template import Template
+
+app = group("List, show and check the templates that views are written with.", shown="templates list")
+
+LIST = (
+    Column("name", style="bold"),
+    Column("source", style="cyan"),
+    Column("description", elastic=True),
+    Column("path", style="dim", spare=True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a check found out about one template."""
+
+    name: str
+    path: str
+    source: str = ""
+    sha256: str = ""
+    wants: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@app.command("list", epilog=example("templates list --vault ~/notes"))
+def list_(vault: Vault = None, system: System = SYSTEM, json: Json = False) -> None:
+    """List every template, the vault's first."""
+    found = TemplateLibrary(vault=vault, system=system).list()
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"templates": found}))
+        return
+    rows = [
+        (info.name, f"{info.source}{', shadowed' if info.shadowed else ''}", info.description, info.path)
+        for info in found
+    ]
+    screen.table(LIST, rows)
+
+
+@app.command("show", epilog=example("templates show chat_compiler"))
+def show(
+    name: Annotated[str, typer.Argument(help="A template's name, or its path inside a root.")],
+    vault: Vault = None,
+    system: System = SYSTEM,
+    json: Json = False,
+) -> None:
+    """Show one template: its origin, what it asks for, its text."""
+    template = TemplateLibrary(vault=vault, system=system).find(name)
+    wants = sorted(template.wants())
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"template": _described(template), "wants": wants}))
+        return
+    screen.line((template.name, "bold"), f" ({template.source})")
+    screen.facts(
+        [
+            ("description", template.description),
+            ("path", template.path),
+            ("sha256", template.sha256),
+            ("compiler", template.compiler),
+            ("fidelity", template.fidelity),
+            ("recent turns", template.recent_turns),
+            ("recent tool results", template.recent_tool_results),
+            ("token threshold", template.token_threshold or None),
+            ("sections", ", ".join(f"{key} {rule.priority}" for key, rule in template.sections.items())),
+            ("wants", ", ".join(wants)),
+        ]
+    )
+    for warning in template.warnings:
+        screen.line(("  warning  ", "yellow"), warning)
+    screen.line()
+    screen.raw(safe(template.body))
+
+
+@app.command("check", epilog=example("templates check notes/my_template.md"))
+def check(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME|PATH", help="Which; else all.")] = None,
+    vault: Vault = None,
+    system: System = SYSTEM,
+    json: Json = False,
+) -> None:
+    """Read templates and render them empty; exit code 1 if wrong."""
+    library = TemplateLibrary(vault=vault, system=system)
+    with _heard():
+        found = [_checked(library, name) for name in names] if names else _all(library)
+    wrong = sum(one.error is not None for one in found)
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"ok": not wrong, "templates": found}))
+    else:
+        _print(screen, found, wrong)
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _described(template: Template) -> dict[str, object]:
+    return {field.name: getattr(template, field.name) for field in fields(template) if field.repr}
+
+
+def _checked(library: TemplateLibrary, name: str) -> Finding:
+    """What is to be said about a name, or about a file anywhere.
+
+    Raises:
+        TemplateError: there is no such name or file.
+    """
+    if Path(name).is_file():
+        return _tried(name, name, partial(from_file, name))
+    found = _tried(name, "", partial(library.find, name))
+    if found.error and not found.path:
+        raise TemplateError(found.error.removeprefix(f"{name}: "), name=name)
+    return found
+
+
+def _all(library: TemplateLibrary) -> list[Finding]:
+    """Everything that can be listed, and what a list leaves out because it is wrong."""
+    with _heard() as errors:
+        listed = library.list()
+    wrong = [Finding(name=error.name, path=error.path or "", error=str(error)) for error in errors]
+    return [*(_tried(info.name, info.path, partial(library.find, info.path)) for info in listed), *wrong]
+
+
+def _tried(name: str, path: str, read: Callable[[], Template]) -> Finding:
+    """Read a template and render it with nothing to say."""
+    try:
+        template = read()
+        template.render({})
+    except TemplateError as error:
+        return Finding(name=name, path=error.path or path, error=str(error))
+    return Finding(
+        name=name,
+        path=template.path or path,
+        source=template.source,
+        sha256=template.sha256,
+        wants=tuple(sorted(template.wants())),
+        warnings=template.warnings,
+    )
+
+
+def _print(screen: Screen, found: Sequence[Finding], wrong: int) -> None:
+    for one in found:
+        said = one.error or f"{one.name} ({one.path})"
+        screen.line(("wrong  " if one.error else "ok     ", "bold red" if one.error else "green"), said)
+        for warning in one.warnings:
+            screen.line(("       warning  ", "yellow"), warning)
+    screen.line()
+    warnings = sum(len(one.warnings) for one in found)
+    screen.line(f"{plural(len(found), 'template')}, {wrong} wrong, {plural(warnings, 'warning')}")
+
+
+class _Ear(logging.Handler):
+    """Keeps the errors that a log tells of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[TemplateError] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep what is an error of ours."""
+        said = record.args if isinstance(record.args, tuple) else ()
+        self.errors.extend(one for one in said if isinstance(one, TemplateError))
+
+
+@contextmanager
+def _heard() -> Generator[list[TemplateError]]:
+    """The templates that a library warns of; what a check prints the log need not repeat."""
+    log, ear = logging.getLogger("context_compiler"), _Ear()
+    others = log.handlers
+    log.handlers = list[logging.Handler]([ear])
+    try:
+        yield ear.errors
+    finally:
+        log.handlers = others

@@ -1,0 +1,99 @@
+"""What a terminal may be shown: text without any character that could move its cursor or change its state.
+
+Transcripts are written by strangers. Everything that comes out of one passes through here before it is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any, cast
+
+from rich.cells import cell_len
+
+_BREAKS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
+_SEQUENCES = re.compile(
+    "(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]{0,4096}(?:\x07|\x1b\\\\|\x9c)"  # titles, links, clipboards
+    "|(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor
+    "|\x1b[ -/]*[0-~]"
+)
+_UNSEEN = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_HALVES = re.compile("[\ud800-\udfff]")
+_UNPRINTED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+def safe(text: str) -> str:
+    """The text with its line breaks and tabs, without control characters, escape sequences and direction marks."""
+    clean = _SEQUENCES.sub("", _BREAKS.sub("\n", text))
+    return _HALVES.sub("\ufffd", _UNSEEN.sub("", clean)).expandtabs(4)
+
+
+def one_line(text: str, width: int = 0) -> str:
+    """The text on one line, safe; cut to `width` columns of the terminal with an ellipsis when that is given."""
+    line = " ".join(safe(text).split())
+    if not width or cell_len(line) <= width:
+        return line
+    cut = line[:width]
+    while cell_len(cut) > width - 1:
+        cut = cut[:-1]
+    return cut.rstrip() + "…"
+
+
+def number(value: float) -> str:
+    """A number as people read it: 12,345."""
+    return f"{value:,.0f}"
+
+
+def share(part: float, whole: float) -> str:
+    """A part of a whole in per cent; empty where there is no whole."""
+    return f"{part / whole:.0%}" if whole else ""
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 view`, `2 views`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def moment(when: datetime | None) -> str:
+    """A time in UTC to the second."""
+    return f"{when:%Y-%m-%d %H:%M:%S}" if when else ""
+
+
+def first_word(status: str) -> str:
+    """A status without its notes on columns that are NULL."""
+    return status.split(";")[0].strip()
+
+
+def near(wrong: str, known: Iterable[str], *, most: int = 3) -> str:
+    """Names that somebody may have meant, as the end of an error message."""
+    names = list(dict.fromkeys(known))
+    close = get_close_matches(wrong, names, n=most, cutoff=0.5) or [name for name in names if wrong and wrong in name]
+    close = close[:most] or names[:most]
+    return f"; there is {', '.join(repr(one_line(name, 60)) for name in close)}" if close else ""
+
+
+def plain_value(value: object) -> object:
+    """A value as JSON knows it: dataclasses become objects, times become ISO 8601."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain_value(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(inner) for key, inner in cast(Mapping[Any, object], value).items()}
+    if isinstance(value, frozenset | set):
+        value = sorted(cast("Iterable[str]", value))
+    if isinstance(value, list | tuple):
+        return [plain_value(inner) for inner in cast("Iterable[object]", value)]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def json_text(value: object, *, indent: int | None = 2) -> str:
+    """One JSON document that is safe to print: what a terminal might obey stands as an escape."""
+    wide = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "").startswith("utf")
+    text = json.dumps(plain_value(value), ensure_ascii=not wide, indent=indent)
+    return _UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -1,0 +1,105 @@
+"""`verify`, `prune` and `export`: keeping the record sound, small and portable."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from context_compiler.cli.options import DB, Db, Json, example, group, opened
+from context_compiler.cli.screen import Screen, step, working
+from context_compiler.cli.text import json_text, plural
+from context_compiler.errors import SettingsError
+
+app = group("Keep the record sound, small and portable.")
+
+DAYS = {"m": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0}
+"""Units of an age, in days."""
+
+
+def age(text: str) -> float:
+    """An age such as 30d, 12h or 2w, in days."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([mhdw])", text.strip().lower(), re.ASCII)
+    if not found:
+        raise SettingsError(f"--older-than {text!r}: give a number with m, h, d or w, such as 30d")
+    return float(found[1]) * DAYS[found[2]]
+
+
+@app.command(epilog=example("verify --db system/context.db"))
+def verify(db: Db = DB, json: Json = False) -> None:
+    """Prove that the record is as it was written; exit code 1 when it is not."""
+    defects = asyncio.run(_defects(db))
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"db": str(db), "sound": not defects, "defects": defects}))
+    elif not defects:
+        screen.line(f"{db}: ", ("sound", "bold green"))
+    else:
+        screen.line(f"{db}: ", (plural(len(defects), "defect"), "bold red"))
+        for defect in defects:
+            screen.line(f"  {defect}")
+    if defects:
+        raise typer.Exit(1)
+
+
+async def _defects(db: Path) -> tuple[str, ...]:
+    with working(f"verifying {db}"):
+        async with opened(db) as store:
+            return await store.verify()
+
+
+@app.command(epilog=example("prune --older-than 30d --keep-last 10"))
+def prune(
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", help="Only requests older than this: 30d, 12h, 2w.")
+    ] = None,
+    keep_last: Annotated[
+        int | None, typer.Option("--keep-last", min=0, help="Spare the newest N of each session.")
+    ] = None,
+    db: Db = DB,
+    json: Json = False,
+) -> None:
+    """Remove old requests, and what no other one needs; a limit spares, so both together spare most."""
+    if older_than is None and keep_last is None:
+        raise SettingsError("prune: say what may go with --older-than 30d, --keep-last 10, or both")
+    days = None if older_than is None else age(older_than)
+    before = _size(db)
+    removed = asyncio.run(_pruned(db, days, keep_last))
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"db": str(db), "removed": removed, "bytes_before": before, "bytes": _size(db)}))
+    else:
+        screen.line(f"{db}: {plural(removed, 'request')} removed, {before // 1024:,} → {_size(db) // 1024:,} kB")
+
+
+async def _pruned(db: Path, days: float | None, keep_last: int | None) -> int:
+    async with opened(db) as looked:  # a missing record is an error and not a new one
+        await looked.sessions()
+        path = looked.path
+    with working(f"pruning {db}"):
+        async with opened(path, writing=True) as store:
+            return await store.prune(older_than_days=days, keep_last=keep_last)
+
+
+def _size(db: Path) -> int:
+    files = (db, db.with_name(db.name + "-wal"))
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
+@app.command(epilog=example("export --db system/context.db > record.jsonl"))
+def export(db: Db = DB, json: Json = False) -> None:
+    """Write the whole record to standard output as JSON lines, one row each; --json changes nothing."""
+    asyncio.run(_exported(db))
+
+
+async def _exported(db: Path) -> None:
+    with working(f"exporting {db}", quiet=sys.stdout.isatty()) as progress:
+        async with opened(db) as store:
+            async for row in store.export():
+                sys.stdout.write(json_text(row, indent=None) + "\n")
+                step(progress)
+    sys.stdout.flush()

@@ -1,0 +1,195 @@
+"""`views`: recorded requests, listed, shown, compared, and compiled again in another way."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from context_compiler.cli.comparing import as_json, compare, show_comparison
+from context_compiler.cli.explaining import SPENT, spent
+from context_compiler.cli.messages import reading, show
+from context_compiler.cli.options import (
+    DB,
+    Db,
+    Json,
+    ViewId,
+    example,
+    group,
+    kept_chain,
+    known_session,
+    known_view,
+    opened,
+)
+from context_compiler.cli.replaying import replay
+from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.text import first_word, json_text, moment, number, share
+from context_compiler.history import History, load_messages
+from context_compiler.record import Record
+
+app = group("List, show, compare and replay the recorded requests.", shown="views list")
+
+VIEWS = (
+    Column("view", right=True, style="bold"),
+    Column("session", elastic=True),
+    Column("turn", right=True, spare=True),
+    Column("when (UTC)", spare=True),
+    Column("status"),
+    Column("raw", right=True),
+    Column("sent", right=True),
+    Column("", right=True, style="green"),
+    Column("budget", right=True, spare=True),
+    Column("template", elastic=True),
+    Column("fidelity", spare=True),
+)
+LEFT_OUT = (
+    Column("why", style="yellow", elastic=True),
+    Column("how many", right=True),
+    Column("tokens", right=True),
+    Column("what", style="dim", elastic=True),
+)
+
+
+def view_row(record: Record) -> tuple[object, ...]:
+    """One request as a line of a table."""
+    made = record.compile
+    return (
+        record.id,
+        record.session_id,
+        record.turn_index + 1,
+        moment(record.created_at),
+        first_word(record.status),
+        number(record.tokens_raw),
+        number(record.tokens_sent),
+        share(record.tokens_sent, record.tokens_raw),
+        number(record.budget) if record.budget is not None else "",
+        made.template_name if made else "",
+        made.fidelity if made else "",
+    )
+
+
+@app.command("list", epilog=example("views list --session demo"))
+def list_(
+    session: Annotated[str | None, typer.Option("--session", help="Only of this conversation.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    db: Db = DB,
+    json: Json = False,
+) -> None:
+    """List recorded requests, newest first."""
+    found = asyncio.run(_all(db, session, limit))
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"db": str(db), "views": found}))
+    elif not found:
+        screen.line(f"{db} holds no views yet; `context-compiler compile --db` makes some")
+    else:
+        screen.table(VIEWS, map(view_row, found))
+
+
+async def _all(db: Path, session: str | None, limit: int) -> list[Record]:
+    async with opened(db) as store:
+        if session is not None:
+            await known_session(store, session)
+        return await store.views(session, limit=limit)
+
+
+@app.command("show", epilog=example("views show 3"))
+def show_(
+    view: ViewId,
+    raw: Annotated[bool, typer.Option("--raw", help="Show the whole history that was at hand, instead.")] = False,
+    db: Db = DB,
+    json: Json = False,
+) -> None:
+    """Show the exact messages of a view and where they come from."""
+    record, bodies = asyncio.run(_one(db, view, raw=raw))
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"view": record, "raw": raw, "messages": [json_.loads(body) for body in bodies]}))
+        return
+    facts(screen, record)
+    if not raw:
+        _ledger(screen, record)
+    history = reading(load_messages(bodies))
+    what = "Raw history" if raw else "Messages as sent"
+    screen.heading(f"{what}: {len(history)}, {number(history.tokens)} tokens")
+    show(screen, history)
+
+
+async def _one(db: Path, number: int, *, raw: bool) -> tuple[Record, list[bytes]]:
+    async with opened(db) as store:
+        record = await known_view(store, number)
+        return record, await kept_chain(store, record, raw=raw)
+
+
+def facts(screen: Screen, record: Record) -> None:
+    """All that is known of a request beside its messages."""
+    made = record.compile
+    screen.line((f"view {record.id}", "bold"), f" of session {record.session_id}, turn {record.turn_index + 1}")
+    told = [
+        ("when", f"{moment(record.created_at)} UTC"),
+        ("status", record.status),
+        ("error", record.error),
+        ("tokens", f"{number(record.tokens_raw)} raw → {number(record.tokens_sent)} sent"),
+        ("budget", None if record.budget is None else number(record.budget)),
+        ("run", None if record.run_id is None else f"{record.run_id}, request {record.request_index}"),
+        ("request hash", record.request_hash),
+    ]
+    if made is not None:
+        cost = ", ".join(f"{number(value)} {name.replace('_', ' ')}" for name, value in made.usage.items())
+        told += [
+            ("template", f"{made.template_name} ({made.template_source}) {made.template_path or ''}"),
+            ("template hash", made.template_hash),
+            ("fidelity", made.fidelity),
+            ("model", made.model_alias),
+            ("compile", made.status),
+            ("compile note", made.error),
+            ("compile cost", f"{cost}, {number(made.latency_ms)} ms" if cost else None),
+            ("survival", None if made.survival is None else f"{made.survival:.0%}"),
+        ]
+    screen.facts(told)
+
+
+def _ledger(screen: Screen, record: Record) -> None:
+    screen.heading("Tokens")
+    screen.table(SPENT, spent(record.ledger, record.tokens_sent))
+    dropped = record.ledger.get("dropped")
+    lines = cast("list[Mapping[str, Any]]", dropped) if isinstance(dropped, list) else []
+    if lines:
+        screen.heading("Left out")
+        screen.table(LEFT_OUT, map(_dropped, lines))
+
+
+def _dropped(line: Mapping[str, Any]) -> tuple[object, ...]:
+    what = cast("list[str]", line.get("what", []))
+    return line.get("reason", ""), line.get("count", ""), number(line.get("tokens", 0)), ", ".join(map(str, what[:6]))
+
+
+@app.command("diff", epilog=example("views diff 2 3"))
+def diff(
+    view: ViewId,
+    other: Annotated[int, typer.Argument(metavar="OTHER", help="The number of another view.")],
+    db: Db = DB,
+    json: Json = False,
+) -> None:
+    """Compare two views: what differs, and what a cache keeps."""
+    first, second = asyncio.run(_two(db, view, other))
+    compared = compare(first, second, names=(f"view {view}", f"view {other}"))
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"views": [view, other], **as_json(compared)}))
+    else:
+        show_comparison(screen, compared)
+
+
+async def _two(db: Path, view: int, other: int) -> tuple[History, History]:
+    async with opened(db) as store:
+        records = [await known_view(store, number) for number in (view, other)]
+        first, second = [await kept_chain(store, record, raw=False) for record in records]
+    return reading(load_messages(first)), reading(load_messages(second))
+
+
+app.command("replay", epilog=example("views replay 3 --template goal_oriented"))(replay)
