@@ -1,0 +1,1 @@
+"""Benchmarks: figures that anyone can recompute, never a timed test."""
