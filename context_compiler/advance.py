@@ -16,7 +16,7 @@ from context_compiler.frozen import Frozen, positions, spans
 from context_compiler.history import History
 from context_compiler.limits import Limits
 from context_compiler.notes import written_for
-from context_compiler.prompt import TITLES, Order, written
+from context_compiler.prompt import ALWAYS, TITLES, Order, written
 from context_compiler.sections import chunks, fitted, gathered, lines
 from context_compiler.shapes import WHOLE, Shape
 from context_compiler.specifics import Pin, pins
@@ -125,21 +125,23 @@ def why_no_model(cut: Cut, options: Options, turn: int) -> str | None:
 def order(cut: Cut, options: Options) -> Order:
     """What a model is asked about everything that went since it was last asked."""
     cap = min(cut.limits.cap(options.fidelity), cut.reserve)
-    given = gathered(cut.history, cut.span, cut.pinned, results=options.recent_tool_results, counter=cut.counter)
-    budgets = {name: rule.budget for name, rule in options.template.sections.items() if rule.budget}
+    wanted = options.template.wants() | set(ALWAYS)
+    found = gathered(cut.history, cut.span, cut.pinned, results=options.recent_tool_results, counter=cut.counter)
+    given = {name: text for name, text in found.items() if name in wanted}
     room = max(options.prompt_room, cut.limits.budget)
-    values, dropped = fitted(given, budgets=budgets, room=room, counter=cut.counter)
-    turns = chunks(lines(cut.history, cut.span, options.recent_tool_results), room, cut.counter)
+    values, dropped = fitted(given, rules=options.template.sections, room=room // 4, counter=cut.counter)
+    turns = chunks(lines(cut.history, cut.span, options.recent_tool_results), room // 2, cut.counter)
     previous = cut.previous.summary if cut.previous else ""
     prompts = written(options.template, values, turns, previous=previous, cap=cap)
     said = {**values, "previous_summary": previous, "recent_turns": "".join(turns)}
-    wanted = options.template.wants()
     return Order(
         key=_key(cut, options, cap),
         prompts=prompts,
         cap=cap,
         included=tuple(name for name in TITLES if said.get(name, "").strip()),
-        missing=tuple(sorted(name for name in wanted if name in TITLES and not said.get(name, "").strip())),
+        missing=tuple(
+            sorted(name for name in options.template.wants() if name in TITLES and not said.get(name, "").strip())
+        ),
         dropped=dropped,
     )
 

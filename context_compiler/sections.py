@@ -14,12 +14,14 @@ from context_compiler.record import Drop
 from context_compiler.shapes import clamp
 from context_compiler.skeleton import call_line, outcome_line
 from context_compiler.specifics import Pin
+from context_compiler.template import SectionRule
 from context_compiler.tokens import TokenCounter
 
 EXPENDABLE = ("reflections", "tool_results", "plan", "topic")
-"""What goes first when a prompt is too long; never the latest input, the constraints or the turns themselves."""
+"""What goes when a prompt is too long, in this order where the template does not say otherwise; never the
+latest input, the constraints or the turns themselves."""
 
-PLAN_TOKENS, TOPIC_TOKENS, INPUT_TOKENS = 400, 200, 2_000
+PLAN_TOKENS, TOPIC_TOKENS, INPUT_TOKENS, RESULT_TOKENS = 400, 200, 2_000, 4_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,23 +134,24 @@ def gathered(
         "constraints": "\n".join(f"turn {pin.turn + 1}: {pin.text}" for pin in pinned),
         "topic": clamp(topic(history), TOPIC_TOKENS, counter),
         "plan": clamp(plan(history, span), PLAN_TOKENS, counter),
-        "tool_results": tool_results(history, span, results),
+        "tool_results": clamp(tool_results(history, span, results), RESULT_TOKENS, counter),
         "reflections": "",
         "latest_input": clamp(latest_input(history), INPUT_TOKENS, counter),
     }
 
 
 def fitted(
-    given: Mapping[str, str], *, budgets: Mapping[str, int], room: int, counter: TokenCounter
+    given: Mapping[str, str], *, rules: Mapping[str, SectionRule], room: int, counter: TokenCounter
 ) -> tuple[dict[str, str], tuple[Drop, ...]]:
-    """Sections within their own budgets and, together, within `room`; expendable ones go first."""
+    """Sections within their own budgets and, together, within `room`; of the expendable the lowest goes first."""
+    budgets = {name: rule.budget for name, rule in rules.items() if rule.budget}
     kept = {name: clamp(text, budgets[name], counter) if name in budgets else text for name, text in given.items()}
     dropped = [
         Drop(what=name, reason="over its section budget", tokens=counter.text(text) - counter.text(kept[name]))
         for name, text in given.items()
         if kept[name] != text
     ]
-    for name in EXPENDABLE:
+    for name in sorted(EXPENDABLE, key=lambda name: rules[name].priority if name in rules else 0):
         if sum(map(counter.text, kept.values())) <= room:
             break
         if kept.get(name):
