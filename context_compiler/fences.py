@@ -120,7 +120,8 @@ def _word(letters: str) -> str:
 
 
 _GAP = rf"[ \t\xa0\u2000-{INVISIBLE}\u3000]{{0,40}}"
-_SIGNS = f"(?:=(?:[ {INVISIBLE}]{{0,3}}=)++|{WIDE})"
+_MORE = rf"(?:[ {INVISIBLE}]{{0,3}}[={WIDE}])"
+_SIGNS = f"(?:={_MORE}++|{WIDE}{_MORE}*+)"
 _RUN = re.compile(_SIGNS)
 _NAMED = re.compile(rf"{_GAP}(?:{_word('begin')}|{_word('end')})(?![^\W_])", re.IGNORECASE)
 _CLOSED = re.compile(rf"[\w {INVISIBLE}-]{{1,60}}?{_SIGNS}")
