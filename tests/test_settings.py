@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from context_compiler.errors import ContextCompilerError, SettingsError
+from context_compiler.settings import Settings
+
+
+def test_the_defaults_hold_where_nothing_is_said():
+    settings = Settings.from_environment({})
+    assert settings == Settings()
+    assert settings.context_compiler_recent_turns == 3
+    assert settings.context_compiler_recent_tool_results == 3
+    assert settings.context_compiler_template == "chat_compiler"
+    assert settings.context_compiler_db == "system/context.db"
+    assert settings.context_compiler_system == "system"
+    assert settings.context_compiler_vault is None
+    assert settings.context_compiler_timeout == 60.0
+
+
+def test_every_setting_has_an_environment_name():
+    settings = Settings.from_environment(
+        {
+            "CONTEXT_COMPILER_RECENT_TURNS": "all",
+            "CONTEXT_COMPILER_RECENT_TOOL_RESULTS": "0",
+            "CONTEXT_COMPILER_TEMPLATE": "goal_oriented",
+            "CONTEXT_COMPILER_DB": "/data/record.db",
+            "CONTEXT_COMPILER_SYSTEM": "/etc/app",
+            "CONTEXT_COMPILER_VAULT": "/home/me/vault",
+            "CONTEXT_COMPILER_TIMEOUT": "2.5",
+        }
+    )
+    assert settings == Settings(
+        context_compiler_recent_turns="all",
+        context_compiler_recent_tool_results=0,
+        context_compiler_template="goal_oriented",
+        context_compiler_db="/data/record.db",
+        context_compiler_system="/etc/app",
+        context_compiler_vault="/home/me/vault",
+        context_compiler_timeout=2.5,
+    )
+
+
+def test_a_number_from_the_environment_is_a_number():
+    turns = Settings.from_environment({"CONTEXT_COMPILER_RECENT_TURNS": " 12 "}).context_compiler_recent_turns
+    assert turns == 12
+    assert isinstance(turns, int)
+
+
+def test_a_blank_variable_is_an_unset_one():
+    assert Settings.from_environment({"CONTEXT_COMPILER_RECENT_TURNS": "", "CONTEXT_COMPILER_VAULT": " "}) == Settings()
+
+
+def test_other_variables_are_nobodys_business():
+    assert Settings.from_environment({"CONTEXT_COMPILER": "x", "RECENT_TURNS": "9"}) == Settings()
+
+
+def test_the_environment_is_read_when_asked_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CONTEXT_COMPILER_RECENT_TURNS", "5")
+    before = Settings.from_environment()
+    monkeypatch.setenv("CONTEXT_COMPILER_RECENT_TURNS", "6")
+    assert (before.context_compiler_recent_turns, Settings.from_environment().context_compiler_recent_turns) == (5, 6)
+
+
+@pytest.mark.parametrize("value", ["-1", "2.5", "many", "ALL", "1e3", "٣", "9999999999999"])
+@pytest.mark.parametrize("name", ["CONTEXT_COMPILER_RECENT_TURNS", "CONTEXT_COMPILER_RECENT_TOOL_RESULTS"])
+def test_a_wrong_count_names_the_variable_the_value_and_what_is_allowed(name: str, value: str):
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_environment({name: value})
+    assert str(caught.value) == f"{name}={value!r}: give a whole number from 0, or all"
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", "inf", "1e999"])
+def test_a_wrong_timeout_is_refused(value: str):
+    with pytest.raises(SettingsError, match=f"CONTEXT_COMPILER_TIMEOUT='{value}': give a number of seconds above 0"):
+        Settings.from_environment({"CONTEXT_COMPILER_TIMEOUT": value})
+
+
+@pytest.mark.parametrize("value", [-1, True, 2.5, None, [3]])
+def test_a_wrong_value_in_code_is_refused_as_well(value: object):
+    with pytest.raises(SettingsError, match="CONTEXT_COMPILER_RECENT_TURNS"):
+        Settings(context_compiler_recent_turns=value)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_error_is_one_of_ours_and_a_value_error():
+    assert issubclass(SettingsError, ContextCompilerError)
+    assert issubclass(SettingsError, ValueError)
