@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
-from types import MappingProxyType
 from typing import Literal, TypedDict, TypeVar, cast
 
 from context_compiler.errors import FidelityError, SettingsError
@@ -127,9 +126,9 @@ def _section(entry: Entry) -> SectionRule:
 def _sections(entry: Entry) -> Mapping[str, SectionRule]:
     if not isinstance(entry.value, Mapping):
         raise ValueError("a mapping of section names, each with {priority: ..., budget: ...}")
-    return MappingProxyType(
-        {name.strip().replace("-", "_"): _value(f"section {name}", one, _section) for name, one in entry.inner.items()}
-    )
+    return {
+        name.strip().replace("-", "_"): _value(f"section {name}", one, _section) for name, one in entry.inner.items()
+    }
 
 
 def _whole(least: int) -> Callable[[Entry], int]:

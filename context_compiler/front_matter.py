@@ -14,6 +14,8 @@ import yaml
 
 MOST_FRONT_MATTER = 16_000
 """Characters of front matter: more than people write, and read in well under a second."""
+DEEPEST = 10
+"""Lists and mappings within each other."""
 
 
 class Misread(Exception):
@@ -73,7 +75,7 @@ def _entries(text: str) -> Mapping[str, Entry]:
     if len(text) > MOST_FRONT_MATTER:
         raise Misread(f"the front matter is longer than {MOST_FRONT_MATTER:,} characters", 1)
     try:
-        _refuse_aliases(text)
+        _refuse_bombs(text)
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is not None and not isinstance(node, yaml.MappingNode):
@@ -84,14 +86,16 @@ def _entries(text: str) -> Mapping[str, Entry]:
         raise Misread(f"this is not YAML: {error.problem}", mark.line + 2 if mark else 1) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise Misread(f"this is not YAML: {error}", 1) from None
-    except RecursionError:
-        raise Misread("the front matter is nested too deeply", 1) from None
 
 
-def _refuse_aliases(text: str) -> None:
-    """With aliases a kilobyte can stand for gigabytes."""
+def _refuse_bombs(text: str) -> None:
+    """With aliases a kilobyte can stand for gigabytes, and deep nesting takes the reader forever."""
     events = cast(Iterable[yaml.Event], yaml.parse(text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType] # untyped stub
+    depth = 0
     for event in events:
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise Misread(f"this is nested more than {DEEPEST} deep", event.start_mark.line + 2)
         if isinstance(event, yaml.AliasEvent):
             raise Misread("aliases (*name) cannot be used in front matter", event.start_mark.line + 2)
 

@@ -48,7 +48,7 @@ FILTERS = (
     "wordcount",
 )
 
-TICK, WEIGH, JOINED, PART = " tick", " weigh", " joined", " part"
+TICK, WEIGH, JOINED, PART, LINE = " tick", " weigh", " joined", " part", " line"
 """Names of the sandbox's hooks, called like filters; with their blank no template can spell them."""
 
 STATEMENTS = (nodes.Output, nodes.For, nodes.If, nodes.Assign, nodes.AssignBlock, nodes.With, nodes.Scope, nodes.Macro)
@@ -99,11 +99,23 @@ def _tick(size: int, lineno: int) -> nodes.ExprStmt:
     return nodes.ExprStmt(_hook(TICK, nodes.Const(size, lineno=lineno)), lineno=lineno)
 
 
+def _give_line(output: nodes.Output, at: int, static: list[str]) -> None:
+    """Let a placeholder that stands alone own its line, and the blank line after it: when empty, it leaves no gap."""
+    apart = static[at - 1].endswith("\n\n") or (at == 1 and static[0] == "\n")
+    end = "\n\n" if apart and static[at + 1].startswith("\n\n") else "\n"
+    lineno = output.nodes[at].lineno
+    output.nodes[at] = _hook(LINE, output.nodes[at], nodes.Const(end, lineno=lineno))
+    output.nodes[at + 1] = nodes.TemplateData(static[at + 1][len(end) :], lineno=lineno)
+
+
 class _Metering(NodeTransformer):
     def visit_Output(self, node: nodes.Output) -> list[nodes.Node]:
         self.generic_visit(node)
-        size = sum(len(child.data) for child in node.nodes if isinstance(child, nodes.TemplateData))
-        return [_tick(size, node.lineno), node]
+        static = [child.data if isinstance(child, nodes.TemplateData) else "" for child in node.nodes]
+        for at in range(1, len(static) - 1):
+            if not static[at] and static[at - 1].endswith("\n") and static[at + 1].startswith("\n"):
+                _give_line(node, at, static)
+        return [_tick(sum(map(len, static)), node.lineno), node]
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)

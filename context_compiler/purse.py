@@ -17,7 +17,7 @@ EFFORT = 8
 """How much may be made on the way, as a multiple of what may come out; a character is a coin."""
 STEP = 64
 """What a turn of a loop costs, or a piece of text or a sum beside its size; a call costs four."""
-ELEMENT = 16
+ELEMENT = 32
 """What a number or a container costs beside what is in it."""
 SECONDS = 2.0
 """How long a rendering may take."""

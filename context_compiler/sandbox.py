@@ -15,7 +15,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import SandboxedEnvironment
 
-from context_compiler.grammar import FILTERS, JOINED, PART, TICK, WEIGH
+from context_compiler.grammar import FILTERS, JOINED, LINE, PART, TICK, WEIGH
 from context_compiler.purse import STEP, Purse
 
 DEEPEST = 30
@@ -76,7 +76,7 @@ class Sandbox(SandboxedEnvironment):
         self.depth = 0
         self.globals = {"range": _range}
         own = {name[1:]: getattr(self, name) for name in ("_indent", "_join", "_replace")}
-        hooks = {TICK: self._tick, WEIGH: purse.weigh, JOINED: self._joined, PART: self._part}
+        hooks = {TICK: self._tick, WEIGH: purse.weigh, JOINED: self._joined, PART: self._part, LINE: self._line}
         self.filters = {name: filters.FILTERS[name] for name in FILTERS} | SAFER | own | hooks
 
     def getattr(self, obj: object, attribute: str) -> object:
@@ -146,6 +146,10 @@ class Sandbox(SandboxedEnvironment):
             texts.append("" if part is None else str(part))
             self.purse.spend(STEP + len(texts[-1]))
         return "".join(texts)
+
+    def _line(self, value: object, end: str) -> str:
+        text = "" if value is None else str(self.purse.weigh(value))
+        return text and text + end
 
     def _part(self, value: object, *edges: int | None) -> object:
         return value if isinstance(value, Undefined) else self.purse.weigh(cast(str, value)[slice(*edges)])

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Literal, Self
 
 from context_compiler.choices import Compiler, SectionRule, contract, read
@@ -48,7 +47,7 @@ class Template:
     recent_tool_results: Count | None = None
     token_threshold: Amount = 0
     """Where compiling begins, as `trigger`: tokens, or a share of the budget; 0 says nothing."""
-    sections: Mapping[str, SectionRule] = field(default_factory=lambda: MappingProxyType(dict[str, SectionRule]()))
+    sections: Mapping[str, SectionRule] = field(default_factory=dict[str, SectionRule], hash=False)
     contract: str | None = None
     """The fenced yaml and json blocks of the body, as text. Nothing enforces them."""
     warnings: tuple[str, ...] = ()
