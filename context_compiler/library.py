@@ -109,20 +109,20 @@ class TemplateLibrary:
             raise TemplateError(f"could not be put there: {error.strerror}", name=DEFAULT, path=str(file)) from error
 
     def _load(self, root: Root, file: Path) -> Template:
-        name, path = root.name(file), os.path.abspath(file)
         try:
             data = root.read(file)
             template = self._read.get(file)
             if template is None or template.sha256 != sha256(data).hexdigest():
-                template = Template.parse(data.decode(), name=name, source=root.source, path=path)
+                text = data.decode()
+                template = Template.parse(text, name=root.name(file), source=root.source, path=os.path.abspath(file))
                 self._read[file] = template
         except UnicodeDecodeError as error:
             line = error.object.count(b"\n", 0, error.start) + 1
-            raise TemplateError("this is not UTF-8 text", name=name, path=path, line=line) from None
+            raise _wrong(root, file, "this is not UTF-8 text", line) from None
         except Unfit as error:
-            raise TemplateError(str(error), name=name, path=path) from None
+            raise _wrong(root, file, str(error)) from None
         except OSError as error:
-            raise TemplateError(f"cannot be read: {error.strerror}", name=name, path=path) from error
+            raise _wrong(root, file, f"cannot be read: {error.strerror}") from error
         return template
 
     def _unknown(self, name: str) -> TemplateError:
@@ -131,6 +131,10 @@ class TemplateLibrary:
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(names)[:10])}."
         looked = ", ".join(str(root.folder) for root in self._roots)
         return TemplateError(f"there is no template of that name; {hint} Looked in {looked}", name=name)
+
+
+def _wrong(root: Root, file: Path, message: str, line: int | None = None) -> TemplateError:
+    return TemplateError(message, name=root.name(file), path=os.path.abspath(file), line=line)
 
 
 def _info(template: Template, file: Path, before: set[str]) -> TemplateInfo:

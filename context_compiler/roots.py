@@ -71,9 +71,10 @@ class Root:
         file = name if name.endswith(".md") else f"{name}.md"
         if not os.path.isabs(file):
             yield self.folder / file
-        path = Path(os.path.abspath(file))
-        if path.is_relative_to(os.path.abspath(self.folder)):
-            yield path
+        if "/" in file:
+            path = Path(os.path.abspath(file))
+            if path.is_relative_to(os.path.abspath(self.folder)):
+                yield path
 
     def read(self, file: Path) -> bytes:
         """What is in a file of this folder.
