@@ -12,7 +12,7 @@ import typer
 
 from context_compiler.cli.options import DB, Db, Json, example, group, known_session, opened
 from context_compiler.cli.screen import Column, Screen
-from context_compiler.cli.text import first_word, json_text, number, share
+from context_compiler.cli.text import first_word, json_text, number, plural, share
 from context_compiler.record import Record, SessionInfo
 
 app = group("What the record says about all requests.")
@@ -99,7 +99,9 @@ def stats(
         return
     screen.table(COLUMNS, [*map(_row, sums), _row(total)])
     if total.imported:
-        screen.line((f"{number(total.imported)} imported conversations are not counted: nothing was sent", "dim"))
+        counted = "is" if total.imported == 1 else "are"
+        what = plural(total.imported, "imported conversation")
+        screen.line((f"{what} {counted} not counted: nothing was sent", "dim"))
 
 
 async def _sums(db: Path, session: str | None) -> tuple[list[Sum], Sum]:

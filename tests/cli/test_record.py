@@ -1,0 +1,219 @@
+"""What is on the record can be listed, shown, compared, replayed and deleted, from the record alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from context_compiler.record import Entry
+from context_compiler.store import SQLiteStore
+from tests.cli.conftest import DEMO, Command, chat, one_line, request, written
+
+READERS = [
+    ("views", "list"),
+    ("views", "show", "1"),
+    ("views", "diff", "1", "2"),
+    ("views", "replay", "1", "--template", "extractive"),
+    ("sessions", "list"),
+    ("sessions", "show", "demo"),
+    ("sessions", "delete", "demo", "--yes"),
+    ("stats",),
+    ("verify",),
+    ("export",),
+    ("prune", "--keep-last", "1"),
+]
+
+
+@pytest.mark.parametrize("args", READERS, ids=" ".join)
+def test_a_missing_record_is_one_line_and_none_is_made(cc: Command, tmp_path: Path, args: tuple[str, ...]) -> None:
+    said = cc(*args)
+    assert said.code == 2
+    assert "context.db: there is no record here" in one_line(said)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("args", READERS[:-1], ids=" ".join)
+def test_a_file_that_is_no_record_is_one_line(cc: Command, tmp_path: Path, args: tuple[str, ...]) -> None:
+    (tmp_path / "notes.db").write_text("these are notes, and not a database at all" * 50)
+    said = cc(*args, "--db", "notes.db")
+    assert said.code == 2 and "notes.db: " in one_line(said)
+
+
+@pytest.mark.parametrize("args", [("show", "9"), ("diff", "1", "9"), ("replay", "9", "--template", "extractive")])
+def test_an_unknown_view_is_named_with_those_that_there_are(recorded: Command, args: tuple[str, ...]) -> None:
+    said = recorded("views", *args)
+    assert said.code == 2 and "no view 9; there is 1, 2, 3" in one_line(said)
+
+
+@pytest.mark.parametrize(
+    "args", [("sessions", "show"), ("sessions", "delete", "--yes"), ("views", "list", "--session")]
+)
+def test_an_unknown_session_is_named_with_those_like_it(recorded: Command, args: tuple[str, ...]) -> None:
+    said = recorded(*args, "dmeo")
+    assert said.code == 2 and "no session 'dmeo'; there is 'demo'" in one_line(said)
+
+
+def test_an_empty_record_is_said_to_be_empty(recorded: Command) -> None:
+    recorded("sessions", "delete", "demo", "--yes")
+    assert "holds no sessions yet" in recorded("sessions", "list").out
+    assert "holds no views yet" in recorded("views", "list").out
+    assert "it holds no sessions at all" in one_line(recorded("sessions", "show", "demo"))
+    assert "it holds no views at all" in one_line(recorded("views", "show", "1"))
+
+
+def test_views_are_listed_newest_first(recorded: Command) -> None:
+    said = recorded("views", "list", "--json")
+    assert [view["id"] for view in said.json["views"]] == [3, 2, 1]
+    assert [view["id"] for view in recorded("views", "list", "--limit", 1, "--json").json["views"]] == [3]
+    head, *rows = recorded("views", "list").out.splitlines()
+    assert head.split()[:4] == ["view", "session", "turn", "when"]
+    assert rows[0].split()[0] == "3" and rows[0].endswith("summary:high")
+
+
+def test_plain_tables_have_columns_that_line_up(recorded: Command) -> None:
+    head, *rows = recorded("views", "list").out.splitlines()
+    for name in ("session", "status", "template", "fidelity"):
+        at = head.index(name)
+        assert all(row[at - 1] == " " and row[at] != " " for row in rows)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_tables_fit_a_terminal(recorded: Command, width: int) -> None:
+    for command in (("views", "list"), ("sessions", "list"), ("stats",)):
+        said = recorded(*command, terminal=width)
+        assert all(len(line) <= width for line in said.plain.splitlines()), said.plain
+        assert "demo" in said.plain
+
+
+def test_a_view_is_shown_with_its_exact_messages_and_its_origin(recorded: Command) -> None:
+    made = recorded("compile", DEMO, "--budget", 3000, "--fidelity", "summary:medium", "--json").json
+    shown = recorded("views", "show", 2, "--json").json
+    assert shown["messages"] == made["messages"]
+    said = recorded("views", "show", 2).out
+    for told in ("template hash", made["record"]["compile"]["template_hash"], "summary:medium", "budget", "3,000"):
+        assert told in said
+    assert "older than the last 3 turns" in said and "Context summary (compiled):" in said
+
+
+def test_the_raw_history_of_a_view_is_what_was_at_hand(recorded: Command) -> None:
+    shown = recorded("views", "show", 1, "--raw", "--json").json["messages"]
+    raw = json.loads(DEMO.read_bytes())
+    said = [[part.get("content") for part in message["parts"]] for message in shown]
+    assert said == [[part.get("content") for part in message["parts"]] for message in raw]
+    assert "Raw history: 105" in recorded("views", "show", 1, "--raw").out
+
+
+def test_a_view_without_content_says_why_it_cannot_be_shown(cc: Command, tmp_path: Path) -> None:
+    async def put_facts_only() -> None:
+        store = SQLiteStore(tmp_path / "system" / "context.db")
+        await store.save(Entry(record=request("raw; content: record is metadata", 1.0), raw=None, view=None))
+        await store.close()
+
+    asyncio.run(put_facts_only())
+    said = cc("views", "show", 1)
+    assert said.code == 2 and "without its messages (raw; content: record is metadata)" in one_line(said)
+    assert cc("views", "list").code == cc("sessions", "show", "s").code == 0
+
+
+def test_diff_tells_what_a_prompt_cache_keeps(recorded: Command) -> None:
+    said = recorded("views", "diff", 1, 2, "--json").json
+    first, second = (recorded("views", "show", view, "--json").json["messages"] for view in (1, 2))
+    assert said["common_messages"] == 1 and first[0]["parts"] == second[0]["parts"]
+    assert 0 < said["common_tokens"] < said["tokens"][0]
+    assert said["diff"][:2] == ["--- view 1", "+++ view 2"]
+    assert "the same  1 message, " in recorded("views", "diff", 1, 2).out
+
+
+def test_a_view_does_not_differ_from_itself(recorded: Command) -> None:
+    said = recorded("views", "diff", 2, 2)
+    assert "100% of the second" in said.out and said.out.endswith("no difference\n")
+    assert recorded("views", "diff", 2, 2, "--json").json["diff"] == []
+
+
+def test_a_diff_is_in_colour_on_a_terminal(recorded: Command) -> None:
+    said = recorded("views", "diff", 1, 2, terminal=100)
+    assert "\x1b[32m+" in said.out and "\x1b[31m-" in said.out
+
+
+def test_replay_shows_the_difference_and_writes_nothing(recorded: Command) -> None:
+    said = recorded("views", "replay", 2, "--template", "goal_oriented", "--budget", 5000)
+    assert said.code == 0
+    assert "template  extractive → goal_oriented" in said.out and "+++ template goal_oriented" in said.out
+    assert len(recorded("views", "list", "--json").json["views"]) == 3
+
+
+def test_a_replay_in_the_same_way_changes_nothing(recorded: Command) -> None:
+    said = recorded("views", "replay", 2, "--template", "extractive", "--fidelity", "summary:medium", "--json").json
+    assert said["before"]["tokens"] == said["after"]["tokens"]
+    assert said["summary_diff"] == said["comparison"]["diff"] == []
+
+
+def test_a_replay_is_recorded_when_that_is_asked_for(recorded: Command) -> None:
+    said = recorded("views", "replay", 2, "--template", "extractive", "--budget", 900, "--record")
+    assert said.out.endswith("recorded as view 4\n")
+    assert recorded("views", "show", 4, "--json").json["view"]["session_id"] == "demo"
+
+
+def test_a_replay_with_a_wrong_template_is_one_line(recorded: Command) -> None:
+    said = recorded("views", "replay", 2, "--template", "nothing")
+    assert said.code == 2 and "there is no template of that name" in one_line(said)
+
+
+def test_a_session_is_shown_with_requests_and_history(recorded: Command) -> None:
+    said = recorded("sessions", "show", "demo").out
+    assert "requests" in said and "Raw history: 105 messages" in said
+    assert "Pull the gateway log for Friday" in said and "charge=ch_19f04c9e amount=4290" not in said
+    assert "charge=ch_19f04c9e amount=4290" in recorded("sessions", "show", "demo", "--raw").out
+    assert len(recorded("sessions", "show", "demo", "--json").json["messages"]) == 105
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", "no\n"])
+def test_deleting_asks_and_no_means_no(recorded: Command, answer: str) -> None:
+    said = recorded("sessions", "delete", "demo", input=answer)
+    assert said.code == 1 and "with 3 requests and 105 messages" in said.err and "nothing was deleted" in said.err
+    assert len(recorded("sessions", "list", "--json").json["sessions"]) == 1
+
+
+@pytest.mark.parametrize("how", [("--yes",), ()])
+def test_deleting_removes_the_conversation(recorded: Command, how: tuple[str, ...]) -> None:
+    said = recorded("sessions", "delete", "demo", *how, "--json", input="y\n")
+    assert said.json["removed"] == 3
+    assert recorded("sessions", "list", "--json").json["sessions"] == []
+
+
+def test_deleting_where_nobody_can_answer_needs_yes(recorded: Command) -> None:
+    said = recorded("sessions", "delete", "demo", input="")
+    assert said.code == 2 and "give --yes" in said.err
+
+
+def test_an_import_makes_sessions_that_can_be_listed_and_shown(cc: Command, tmp_path: Path) -> None:
+    written(tmp_path / "chats.json", [{"id": f"c{at}", "messages": chat(at)} for at in range(1, 4)])
+    said = cc("import", "chats.json", "--json")
+    assert [one["session"] for one in said.json["sessions"]] == ["chats#c1", "chats#c2", "chats#c3"]
+    assert [one["state"] for one in said.json["sessions"]] == ["new"] * 3
+    assert "Raw history: 5 messages" in cc("sessions", "show", "chats#c2").out
+    assert cc("views", "replay", 3, "--template", "extractive", "--budget", 200).code == 0
+    assert cc("verify").out.endswith("sound\n")
+
+
+def test_importing_twice_adds_nothing_and_says_so(cc: Command, tmp_path: Path) -> None:
+    written(tmp_path / "chat.json", chat(3))
+    cc("import", "chat.json")
+    assert cc("import", "chat.json", "--json").json["sessions"][0]["state"] == "known"
+    assert len(cc("views", "list", "--json").json["views"]) == 1
+    written(tmp_path / "chat.json", chat(4))
+    assert cc("import", "chat.json", "--json").json["sessions"][0]["state"] == "changed"
+
+
+def test_an_import_can_be_of_one_conversation_under_another_name(cc: Command, tmp_path: Path) -> None:
+    written(tmp_path / "chats.json", [chat(1), chat(2)])
+    cc("import", "chats.json", "--select", 1, "--session", "mine")
+    assert [one["session_id"] for one in cc("sessions", "list", "--json").json["sessions"]] == ["mine"]
+
+
+def test_a_name_for_several_conversations_is_refused(cc: Command, tmp_path: Path) -> None:
+    written(tmp_path / "chats.json", [chat(1), chat(2)])
+    assert "choose one with --select" in one_line(cc("import", "chats.json", "--session", "mine"))

@@ -1,0 +1,145 @@
+"""Help that teaches, exit codes that can be relied on, errors of one line: by the real command where it matters."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from context_compiler import __version__
+from context_compiler.cli.root import COMMANDS
+from tests.cli.conftest import DEMO, Command, one_line
+
+ROOT = Path(__file__).parents[2]
+GROUPS = {
+    "templates": ("list", "show", "check"),
+    "views": ("list", "show", "diff", "replay"),
+    "sessions": ("list", "show", "delete"),
+}
+EVERY = [(name, inner) for name in COMMANDS for inner in GROUPS.get(name, ("",))]
+
+
+def started(*args: str, cwd: Path, **more: object) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **{name: str(value) for name, value in more.items()}}
+    command = [sys.executable, "-m", "context_compiler", *args]
+    return subprocess.Popen(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize(("name", "inner"), EVERY)
+def test_help_shows_an_example_of_every_command(cc: Command, name: str, inner: str) -> None:
+    path = f"{name} {inner}".strip()
+    said = cc(*path.split(), "--help")
+    assert said.code == 0
+    assert f"Example: context-compiler {path}" in " ".join(said.out.split())
+    assert "--json" in said.out
+
+
+def test_help_lists_every_command_with_what_it_does(cc: Command) -> None:
+    said = cc("--help")
+    for name, (_, does) in COMMANDS.items():
+        assert f"  {name} " in said.out and does in said.out
+
+
+@pytest.mark.parametrize("args", [(), ("views",), ("templates",)])
+def test_without_a_command_help_is_shown_and_the_code_says_so(cc: Command, args: tuple[str, ...]) -> None:
+    said = cc(*args)
+    assert said.code == 2 and said.out.startswith("Usage: ") and said.err == ""
+
+
+def test_the_version_is_that_of_the_package(cc: Command) -> None:
+    assert cc("--version").out == f"context-compiler {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (("dem",), "no such command 'dem'"),
+        (("compile",), "missing argument"),
+        (("compile", "a.json", "--nope"), "no such option"),
+        (("compile", "a.json", "--format", "html"), "'html'"),
+        (("views", "show", "three"), "ID"),
+        (("views", "list", "--limit", "0"), "--limit"),
+        (("prune", "--keep-last", "-1"), "--keep-last"),
+    ],
+)
+def test_wrong_usage_is_one_line_that_names_the_help(cc: Command, args: tuple[str, ...], why: str) -> None:
+    said = cc(*args)
+    assert said.code == 2
+    assert why in one_line(said) and "--help`" in said.err
+
+
+def test_help_does_not_wait_for_the_host_to_be_imported() -> None:
+    code = (
+        "import sys; from context_compiler.cli import main; sys.argv[1:] = ['--help']\n"
+        "try: main()\n"
+        "except SystemExit: print('pydantic_ai' in sys.modules, file=sys.stderr)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert run.stderr == "False\n"
+
+
+@pytest.mark.parametrize("command", ["stats", "verify", "export"])
+def test_a_look_at_the_record_does_not_wait_for_the_host_either(command: str, tmp_path: Path) -> None:
+    code = (
+        f"import sys; from context_compiler.cli import main; sys.argv[1:] = ['{command}']\n"
+        "try: main()\n"
+        "except SystemExit: print('pydantic_ai' in sys.modules)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert run.stdout == "False\n"
+
+
+def test_the_module_is_the_command_line(tmp_path: Path) -> None:
+    with started("compile", str(DEMO), "--budget", "900", "--json", cwd=tmp_path) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, b"")
+    assert b'"status": "compiled"' in out
+
+
+def test_an_error_of_the_real_command_is_one_line_without_a_traceback(tmp_path: Path) -> None:
+    with started("stats", "--db", "missing.db", cwd=tmp_path) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, b"")
+    assert err.startswith(b"error: ") and b"missing.db: there is no record here" in err and err.count(b"\n") == 1
+
+
+def test_a_reader_that_leaves_early_ends_the_command_quietly(demo_record: Path, tmp_path: Path) -> None:
+    with started("export", "--db", str(demo_record), cwd=tmp_path) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 141
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process there")
+def test_an_interrupt_ends_the_command_quietly(demo_record: Path, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "context_compiler", "sessions", "delete", "demo", "--db", str(demo_record)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.read(6)  # the question is asked
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert b"Traceback" not in process.stderr.read()
+
+
+def test_characters_that_an_encoding_lacks_do_not_stop_the_command(tmp_path: Path) -> None:
+    with started("compile", str(DEMO), cwd=tmp_path, PYTHONIOENCODING="ascii", PYTHONUTF8="0") as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and err == b""
+    assert out.decode("ascii")

@@ -1,0 +1,88 @@
+"""Templates can be listed, shown and checked before anything depends on them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command, one_line
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A system folder with a sound template and a wrong one."""
+    folder = tmp_path / "system" / "ContextTemplates"
+    folder.mkdir(parents=True)
+    (folder / "good.md").write_text("---\ndescription: Mine\ntags: [work]\n---\nAbout {{ topic }}.\n")
+    (folder / "wrong.md").write_text("---\nfidelity: lots\n---\nHello.\n")
+    return folder
+
+
+def test_a_list_has_the_shipped_templates_with_their_descriptions(cc: Command) -> None:
+    listed = {one["name"]: one for one in cc("templates", "list", "--json").json["templates"]}
+    assert {"chat_compiler", "extractive", "goal_oriented"} <= listed.keys()
+    assert all(one["source"] == "builtin" and one["description"] for one in listed.values())
+    assert "chat_compiler" in cc("templates", "list").out
+
+
+def test_a_list_goes_on_past_a_wrong_template_and_names_it(cc: Command, own: Path) -> None:
+    said = cc("templates", "list")
+    assert said.code == 0 and "good" in said.out and "wrong" not in said.out
+    assert "wrong.md:2: fidelity" in said.err
+
+
+def test_a_template_is_shown_with_its_origin_hash_and_text(cc: Command, own: Path) -> None:
+    said = cc("templates", "show", "good")
+    digest = hashlib.sha256((own / "good.md").read_bytes()).hexdigest()
+    for told in ("good (system)", "Mine", str(own / "good.md"), digest, "topic", "About {{ topic }}."):
+        assert told in said.out
+    shown = cc("templates", "show", "good", "--json").json
+    assert shown["template"]["sha256"] == digest and shown["wants"] == ["topic"]
+
+
+def test_an_unknown_template_is_one_line_with_names_like_it(cc: Command) -> None:
+    for command in ("show", "check"):
+        said = cc("templates", command, "chat_compile")
+        assert said.code == 2 and "did you mean chat_compiler?" in one_line(said)
+
+
+def test_all_shipped_templates_pass_their_check(cc: Command) -> None:
+    said = cc("templates", "check")
+    assert said.code == 0 and said.out.endswith("0 wrong, 0 warnings\n")
+
+
+def test_a_check_finds_what_is_wrong_and_where(cc: Command, own: Path) -> None:
+    said = cc("templates", "check")
+    assert said.code == 1
+    assert "wrong.md:2: fidelity: unknown fidelity 'lots'" in said.out and "1 wrong, 1 warning" in said.out
+    assert "unknown key 'tags'" in said.out
+    found = {one["name"]: one for one in cc("templates", "check", "--json").json["templates"]}
+    assert found["wrong"]["error"] and not found["good"]["error"]
+
+
+def test_a_check_of_one_template_leaves_the_others_alone(cc: Command, own: Path) -> None:
+    assert cc("templates", "check", "good").code == 0
+    assert cc("templates", "check", "wrong").code == 1
+    assert cc("templates", "check", "good", "wrong", "--json").json["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"Hello {{ name", "note.md:1"),
+        (b"\xff\xfe", "UTF-8"),
+        (b"", "empty"),
+        (b"{% for x in 'ab' %}{{ x.y.z() }}{% endfor %}", "note.md"),
+    ],
+)
+def test_any_file_can_be_checked_before_it_is_put_anywhere(cc: Command, tmp_path: Path, body: bytes, why: str) -> None:
+    (tmp_path / "note.md").write_bytes(body)
+    said = cc("templates", "check", "note.md")
+    assert said.code == 1 and why in said.out and said.err == ""
+
+
+def test_a_check_renders_and_does_not_only_read(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "note.md").write_text("{{ 1 / 0 }}")
+    assert cc("templates", "check", "note.md").code == 1

@@ -1,0 +1,105 @@
+"""The record proves itself, gets smaller, leaves as JSON lines, and says what was saved."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from context_compiler.cli.stats import percentile, summed
+from context_compiler.cli.upkeep import age
+from tests.cli.conftest import DEMO, Command, one_line, request
+
+
+def damage(db: Path, statement: str) -> None:
+    with closing(sqlite3.connect(db)) as connection:
+        connection.execute(statement)
+        connection.commit()
+
+
+def test_a_sound_record_is_said_to_be_sound(recorded: Command) -> None:
+    said = recorded("verify")
+    assert (said.code, said.out) == (0, "system/context.db: sound\n")
+    assert recorded("verify", "--json").json == {"db": "system/context.db", "sound": True, "defects": []}
+
+
+def test_a_changed_record_is_found_out(recorded: Command, tmp_path: Path) -> None:
+    damage(tmp_path / "system" / "context.db", "UPDATE views SET tokens_sent = 1 WHERE rowid = 2")
+    said = recorded("verify")
+    assert said.code == 1
+    assert said.out == "system/context.db: 1 defect\n  views 2: changed since it was written\n"
+    assert recorded("verify", "--json").json["defects"] == ["views 2: changed since it was written"]
+
+
+def test_verifying_writes_nothing(recorded: Command, tmp_path: Path) -> None:
+    before = (tmp_path / "system" / "context.db").read_bytes()
+    recorded("verify")
+    assert (tmp_path / "system" / "context.db").read_bytes() == before
+
+
+def test_pruning_spares_the_newest(recorded: Command) -> None:
+    said = recorded("prune", "--keep-last", 1)
+    assert said.code == 0 and "2 requests removed" in said.out
+    assert [view["id"] for view in recorded("views", "list", "--json").json["views"]] == [3]
+    assert recorded("verify").code == 0
+
+
+def test_pruning_spares_the_young(recorded: Command) -> None:
+    assert recorded("prune", "--older-than", "1d", "--json").json["removed"] == 0
+    assert recorded("prune", "--older-than", "0m", "--json").json["removed"] == 3
+
+
+@pytest.mark.parametrize("args", [(), ("--older-than", "soon"), ("--older-than", "30"), ("--older-than", "-3d")])
+def test_pruning_wants_to_be_told_what_may_go(recorded: Command, args: tuple[str, ...]) -> None:
+    said = recorded("prune", *args)
+    assert said.code == 2 and "30d" in one_line(said)
+
+
+@pytest.mark.parametrize(("text", "days"), [("30d", 30), ("12h", 0.5), ("2w", 14), ("90m", 0.0625), ("1.5D", 1.5)])
+def test_an_age_has_a_unit(text: str, days: float) -> None:
+    assert age(text) == pytest.approx(days)
+
+
+def test_an_export_is_one_json_object_a_line(recorded: Command) -> None:
+    rows = [json.loads(line) for line in recorded("export").out.splitlines()]
+    assert {row["table"] for row in rows} >= {"contents", "nodes", "sessions", "context_summaries", "views"}
+    assert recorded("export", "--json").out == recorded("export").out
+
+
+def test_stats_add_up(recorded: Command) -> None:
+    said = recorded("stats", "--json").json
+    total, (session,) = said["total"], said["sessions"]
+    assert session == {**total, "session": "demo"}
+    assert total["requests"] == total["compiles"] == 3
+    assert total["tokens_saved"] == total["tokens_raw"] - total["tokens_sent"] > 0
+    assert total["fallbacks"] == 0
+
+
+def test_stats_of_one_session_leave_out_the_others(recorded: Command) -> None:
+    recorded("compile", DEMO, "--db", "system/context.db", "--session", "other")
+    assert recorded("stats", "--json").json["total"]["requests"] == 4
+    assert recorded("stats", "--session", "other", "--json").json["total"]["requests"] == 1
+    assert [line.split()[0] for line in recorded("stats").out.splitlines()] == ["session", "other", "demo", "all"]
+
+
+def test_an_import_counts_as_no_request(recorded: Command) -> None:
+    recorded("import", DEMO, "--session", "there")
+    said = recorded("stats", "--json").json["total"]
+    assert said["requests"] == 3 and said["imported"] == 1
+    assert "1 imported conversation is not counted" in recorded("stats").out
+
+
+def test_fallbacks_and_latencies_are_counted() -> None:
+    records = [request("compiled; run_id: no run", at) for at in range(1, 20)] + [request("fallback", 1000.0)]
+    total = summed(None, records, 3)
+    assert (total.fallbacks, total.over_budget, total.compiles) == (1, 0, 3)
+    assert (total.latency_p50_ms, total.latency_p95_ms) == (10, 19)
+    assert total.tokens_saved == 20 * 150
+
+
+def test_nothing_has_no_percentile() -> None:
+    assert percentile([], 0.5) is None
+    assert percentile([7.0], 0.95) == 7.0
