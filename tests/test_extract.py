@@ -24,12 +24,12 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from context_compiler.extract import Passage, choose, passages, quoted
+from context_compiler.extract import Passage, Quotation, choose, passages, quoted
 from context_compiler.history import Reader
 from context_compiler.items import MARK
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import outline, pair
-from context_compiler.worth import words
+from context_compiler.worth import words, worths
 from tests.support.histories import answer, assistant, call, histories, long_history, user
 from tests.support.texts import texts
 
@@ -97,12 +97,17 @@ def test_a_call_without_an_answer_and_an_answer_without_a_call_still_stand() -> 
     ]
 
 
-def test_an_answer_that_is_not_asked_for_stays_out_of_the_line() -> None:
-    messages = [user("look"), assistant(call("read", "a", path="x")), user(answer("a", "secret"))]
-    history = Reader(COUNTER).read(messages)
-    assert [passage.text for passage in passages(history, outline(history, pair(history)), [1], COUNTER)] == [
-        "read(path=x)"
-    ]
+def test_only_the_messages_asked_for_are_quoted() -> None:
+    history = Reader(COUNTER).read([user("look"), assistant(call("read", "a", path="x")), user(answer("a", "secret"))])
+    turns = outline(history, pair(history))
+    assert [passage.text for passage in passages(history, turns, [1], COUNTER)] == ["read(path=x)"]
+    assert [passage.text for passage in passages(history, turns, [2], COUNTER)] == ["look → secret"]
+
+
+def test_calls_that_share_an_id_are_answered_in_order() -> None:
+    calls = assistant(call("read", "a", path="x"), call("read", "a", path="y"))
+    messages = [user("look"), calls, user(answer("a", "an x"), answer("a", "a y"))]
+    assert [passage.text for passage in all_of(messages)][1:] == ["read(path=x) → an x", "read(path=y) → a y"]
 
 
 def test_a_file_stands_as_its_placeholder() -> None:
@@ -159,6 +164,18 @@ def test_a_choice_is_never_over_its_room(messages: list[ModelMessage], room: int
     assert COUNTER.text(quoted(choose(all_of(messages), room))) <= room
 
 
+@given(messages=histories(), room=st.integers(0, 2_000), seed=st.integers(0, 9))
+def test_what_a_quotation_uses_is_the_sum_of_its_lines(messages: list[ModelMessage], room: int, seed: int) -> None:
+    candidates = all_of(messages)
+    quotation = Quotation(candidates, room)
+    for index in random.Random(seed).sample(range(len(candidates)), len(candidates)):
+        quotation.take(index)
+    taken = quotation.passages
+    assert room - quotation.left == sum(
+        passage.cost_after(taken[at - 1] if at else None) for at, passage in enumerate(taken)
+    )
+
+
 @given(messages=histories(), room=st.integers(0, 300), divisor=st.integers(1, 9))
 def test_a_choice_is_never_over_its_room_whoever_counts(messages: list[ModelMessage], room: int, divisor: int) -> None:
     counter = TokenCounter(lambda text: len(text) // divisor)
@@ -208,13 +225,19 @@ def test_in_a_chat_the_users_own_words_come_first() -> None:
     assert len(chosen) > 10 and {passage.speaker for passage in chosen} == {"user"}
 
 
-def test_a_standing_instruction_comes_before_other_words_of_the_user() -> None:
+def test_beside_tools_the_users_own_words_come_first_too() -> None:
     messages: list[ModelMessage] = []
-    for number in range(20):
-        messages += [asked(f"Please look at invoice {number} of the spring."), replied("Here is the invoice. " * 60)]
-    messages[20] = asked("Never pay an invoice twice.")
-    (chosen,) = choose(all_of(messages), 30)
-    assert chosen.text == "Never pay an invoice twice."
+    for number in range(12):
+        look = assistant(f"Reading shelf {number} of hall {number * 3}.", call("look", f"c{number}", shelf=number))
+        messages += [asked(f"Please check shelf {number * 5}."), look, user(answer(f"c{number}", f"{number} books"))]
+    assert {passage.speaker for passage in choose(all_of(messages), 100)} == {"user"}
+
+
+def test_a_standing_instruction_comes_before_other_words_of_the_user() -> None:
+    said = ["Nobody paints old cranes here.", "Never paint new cranes there."]
+    messages = [message for line in said for message in (asked(line), replied(f"About {line} " * 60))]
+    (chosen,) = choose(all_of(messages), 24)
+    assert chosen.text == "Never paint new cranes there."
 
 
 def test_what_was_said_before_is_not_quoted_twice() -> None:
@@ -223,15 +246,14 @@ def test_what_was_said_before_is_not_quoted_twice() -> None:
 
 
 def test_a_nod_gives_way_to_words_that_say_something() -> None:
+    nods = ["Splendid idea!", "Lovely.", "Marvellous!", "Perfect, cheers.", "Agreed.", "Brilliant stuff."]
+    towns = ["Zurich", "Bergen", "Porto", "Ghent", "Lyon", "Turin"]
     messages: list[ModelMessage] = []
-    for number in range(8):
-        messages += [
-            asked("ok, go on"),
-            asked("yes"),
-            asked(f"Customer {number} of Zurich wants parcel {number * 31} on Monday."),
-        ]
-    chosen = choose(all_of(messages), 90)
-    assert chosen and all("Customer" in passage.text for passage in chosen)
+    for number, (nod, town) in enumerate(zip(nods, towns, strict=True)):
+        messages += [asked(nod), replied("As you wish, of course. " * 40)]
+        messages += [asked(f"Customer {number} from {town} wants parcel {number * 31} delivered before noon.")]
+    chosen = choose(all_of(messages), 120)
+    assert sum("Customer" in passage.text for passage in chosen) >= 5
 
 
 def test_a_talk_between_two_people_is_not_only_one_of_them() -> None:
@@ -245,13 +267,10 @@ def test_a_talk_between_two_people_is_not_only_one_of_them() -> None:
 
 
 def test_a_key_or_hash_does_not_count_as_words() -> None:
-    blob = " ".join(f"{number:040x}" for number in range(10))
-    plain = "The harbour of Rotterdam closes early because dockers strike against automated cranes this autumn."
-    messages: list[ModelMessage] = [asked(f"{blob[:380]}"), asked(plain)]
-    messages += [asked(f"Filler number {number}.") for number in range(20)]
-    candidates = all_of(messages)
-    assert plain in [passage.text for passage in choose(candidates, 60)]
-    assert blob[:380] not in [passage.text for passage in choose(candidates, 330)]
+    hashes = " ".join(f"{number:040x}" for number in range(11))
+    fillers: list[ModelMessage] = [asked(f"Filler text number {number} here.") for number in range(20)]
+    first, *others = worths(all_of([asked(hashes), *fillers]))
+    assert first < min(others)
 
 
 def test_scripts_without_spaces_fall_into_pairs_of_characters() -> None:

@@ -177,6 +177,12 @@ def test_what_was_said_twice_stands_where_it_was_said_last() -> None:
     assert [(pin.turn, pin.text) for pin in pinned(messages)] == [(1, "Always test."), (2, "never use TABS.")]
 
 
+@pytest.mark.parametrize("said", ["The job must never run at night", "Don't touch the tests", "Always use tabs"])
+def test_a_question_sets_nothing(said: str) -> None:
+    assert instructions(f"{said}.")
+    assert not instructions(f"{said}?")
+
+
 def test_code_and_quotations_set_nothing() -> None:
     assert instructions("Look:\n```\nNever do this.\n```\nNever do that.") == ("Never do that.",)
     assert instructions("> Never do this.\nHe wrote “never do this”.") == ()
