@@ -1,0 +1,313 @@
+"""What holds for every module: size, direction of imports, where failures are swallowed, what importing costs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+import context_compiler
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "context_compiler"
+
+MOST_LINES = 250
+MOST_CODE = 40
+MOST_NAMES = 30
+
+LONG_MODULES = {
+    "items": "one reader for each kind of part: the one place that knows them all",
+}
+"""Modules above the limit, and why splitting them would split a thought."""
+
+LONG_FUNCTIONS = {
+    "compiler.compile_view": "the whole path of a one-shot view, step by step",
+}
+"""The same for functions, as `module.function`."""
+
+BROAD = {
+    "failing": (2, "the one place that fails open, for plain and for awaited work"),
+    "overflow": (2, "whatever a model raises is looked at, and raised again when it is no overflow"),
+    "tokens": (1, "the tokenizer's panic is no Exception, and a count must not end a run"),
+}
+"""Where `except Exception` or wider stands, how often, and why."""
+
+DYNAMIC = {
+    "": "public names load when they are first used",
+    "tokens": "the encoder is built when something is counted",
+    "cli.root": "a command loads when it is called",
+}
+"""Where a module is imported by a name in a string, and why."""
+
+VAGUE = re.compile(r"(Manager|Helper|Utils?|Base|Impl)\b")
+
+
+def sources() -> dict[str, Path]:
+    """Every module of the package by its name inside it; the package itself is the empty name."""
+    found: dict[str, Path] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = sources()
+Node = TypeVar("Node", bound=ast.AST)
+
+
+@cache
+def text(module: str) -> str:
+    return MODULES[module].read_text(encoding="utf-8")
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(text(module))
+
+
+def functions(module: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def code_lines(module: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a body that hold code: no docstring, no signature, no blank lines, no comments."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    if not body or function.end_lineno is None:
+        return 0
+    lines = text(module).splitlines()[body[0].lineno - 1 : function.end_lineno]
+    return sum(bool(line.strip()) and not line.strip().startswith("#") for line in lines)
+
+
+@cache
+def imported(module: str) -> frozenset[str]:
+    """The modules of this package that a module imports by statement."""
+    found: set[str] = set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert not node.level, f"{module}: relative import on line {node.lineno}"
+            below = {f"{node.module}.{alias.name}" for alias in node.names}
+            known = {name for name in below if name.removeprefix("context_compiler.") in MODULES}
+            found |= known or {node.module}
+    ours = (name for name in found if name.split(".")[0] == "context_compiler")
+    return frozenset(name.removeprefix("context_compiler").removeprefix(".") for name in ours)
+
+
+def flow() -> list[str]:
+    """The order of the modules as docs/architecture.md states it, in the block marked `flow`."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    block = re.search(r"<!-- flow -->\n+```text\n(.*?)```", page, re.DOTALL)
+    assert block, "docs/architecture.md states no order of modules"
+    names: list[str] = []
+    for line in block[1].splitlines():
+        names += line.split()[0 if line.startswith(" ") else 1 :]
+    return names
+
+
+def wrong(check: Callable[[str], object]) -> dict[str, object]:
+    """What a check finds, by module; only where it finds something."""
+    return {module: found for module in MODULES if (found := check(module))}
+
+
+def nodes(module: str, *kinds: type[Node]) -> Iterator[Node]:
+    for node in ast.walk(tree(module)):
+        if isinstance(node, kinds):
+            yield node
+
+
+def test_a_module_fits_on_a_few_screens() -> None:
+    long = {module: lines for module in MODULES if (lines := len(text(module).splitlines())) > MOST_LINES}
+    assert long.keys() == LONG_MODULES.keys(), long
+
+
+def test_a_function_fits_on_one_screen() -> None:
+    sizes = {f"{module}.{one.name}": code_lines(module, one) for module in MODULES for one in functions(module)}
+    long = {name: size for name, size in sizes.items() if size >= MOST_CODE}
+    assert long.keys() == LONG_FUNCTIONS.keys(), long
+
+
+def test_a_module_says_what_it_is_for() -> None:
+    def silent(module: str) -> bool:
+        docstring = ast.get_docstring(tree(module)) or ""
+        return not docstring.partition("\n")[0].endswith((".", ":", ",", ";"))
+
+    assert not wrong(silent)
+
+
+def test_imports_stand_at_the_top() -> None:
+    def inner(module: str) -> list[int]:
+        imports = [node for function in functions(module) for node in ast.walk(function)]
+        return [node.lineno for node in imports if isinstance(node, ast.Import | ast.ImportFrom)]
+
+    assert not wrong(inner)
+
+
+def test_modules_are_named_in_strings_only_where_that_has_a_reason() -> None:
+    assert wrong(lambda module: re.search(r"import_module\(|__import__\(", text(module))).keys() == DYNAMIC.keys()
+
+
+def test_the_flow_names_every_module_once() -> None:
+    assert sorted(flow()) == sorted(set(MODULES) - {""})
+
+
+def test_imports_point_only_leftward() -> None:
+    order = {name: place for place, name in enumerate(flow())}
+
+    def rightward(module: str) -> list[str]:
+        if module == "":
+            return []  # the package's own names load lazily, from wherever they live
+        return [name for name in imported(module) if name and order.get(name, -1) >= order.get(module, 0)]
+
+    assert not wrong(rightward)
+
+
+def test_a_module_is_used_by_another_one() -> None:
+    used = set().union(*(imported(module) - {module} for module in MODULES))
+    loaded = {node.value for module in DYNAMIC for node in nodes(module, ast.Constant) if isinstance(node.value, str)}
+    known = {"", "__main__"} | {name.removeprefix("context_compiler.") for name in loaded}
+    known |= {f"cli.{name}" for name in loaded}
+    assert not set(MODULES) - used - known
+
+
+def test_failures_are_swallowed_only_where_that_has_a_reason() -> None:
+    broad = {module: sum(map(_is_broad, ast.walk(tree(module)))) for module in MODULES}
+    assert {module: times for module, times in broad.items() if times} == {name: one[0] for name, one in BROAD.items()}
+
+
+def _is_broad(node: ast.AST) -> bool:
+    """Whether it catches or suppresses every exception."""
+    caught: list[ast.AST] = []
+    if isinstance(node, ast.ExceptHandler):
+        caught = [node.type or ast.Name(id="BaseException")]
+    elif isinstance(node, ast.Call) and "suppress" in (getattr(node.func, "id", ""), getattr(node.func, "attr", "")):
+        caught = [*node.args]
+    names = {getattr(part, "id", "") for one in caught for part in ast.walk(one)}
+    return bool(names & {"Exception", "BaseException"})
+
+
+def test_only_what_the_host_publishes_is_used() -> None:
+    def private(module: str) -> list[str]:
+        found = re.findall(r"pydantic_(?:ai|graph)[\w.]*\._\w+", text(module))
+        for node in nodes(module, ast.ImportFrom):
+            if (node.module or "").split(".")[0] in ("pydantic_ai", "pydantic_graph"):
+                found += [alias.name for alias in node.names if alias.name.startswith("_")]
+        return found
+
+    assert not wrong(private)
+
+
+def test_prose_for_models_lives_in_templates() -> None:
+    def prose(module: str) -> list[str]:
+        documentation = {id(node.value) for node in nodes(module, ast.Expr)}
+        strings = [node for node in nodes(module, ast.Constant) if id(node) not in documentation]
+        said = [node.value for node in strings if isinstance(node.value, str)]
+        return [one for one in said if len(re.findall(r"[a-z]{2}[.!?]\s+[A-Z][a-z]", one)) >= 2]
+
+    assert not wrong(prose), "several sentences in a string: is that a prompt?"
+
+
+def test_nothing_is_left_for_later() -> None:
+    def later(module: str) -> list[str]:
+        tokens = tokenize.generate_tokens(io.StringIO(text(module)).readline)
+        comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
+        return [one for one in comments if re.search(r"TODO|FIXME|XXX|(type|pyright): ignore(?!\[\w)", one)]
+
+    assert not wrong(later)
+
+
+def test_classes_are_named_after_what_they_are() -> None:
+    assert not wrong(lambda module: [node.name for node in nodes(module, ast.ClassDef) if VAGUE.search(node.name)])
+
+
+def test_the_public_names_are_few_and_sorted() -> None:
+    names = context_compiler.__all__
+    assert names == sorted(names) and len(set(names)) == len(names) <= MOST_NAMES
+    assert set(context_compiler._HOMES) == set(names)
+
+
+@pytest.mark.parametrize("name", context_compiler.__all__)
+def test_a_public_name_can_be_imported_and_is_documented(name: str) -> None:
+    value = getattr(context_compiler, name)
+    home = importlib.import_module(f"context_compiler.{context_compiler._HOMES[name]}")
+    assert getattr(home, name) is value
+    assert inspect.getdoc(value)
+    for member, thing in vars(value).items() if inspect.isclass(value) else ():
+        if not member.startswith("_") and (inspect.isfunction(thing) or isinstance(thing, property | classmethod)):
+            assert inspect.getdoc(thing), f"{name}.{member} has no docstring"
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert any(re.search(rf"\b{name}\b", page.read_text(encoding="utf-8")) for page in pages), "on no page of the docs"
+
+
+def test_a_name_that_is_not_there_is_said_so() -> None:
+    with pytest.raises(AttributeError, match="NoSuchThing"):
+        _ = context_compiler.NoSuchThing
+
+
+SILENT = """
+import sys, threading
+
+others, ours = sys.argv[1].split(","), sys.argv[2].split(",")
+for name in others:
+    try:
+        __import__(name)
+    except ImportError:
+        pass
+before = threading.active_count()
+seen = []
+
+def watch(event, args):
+    if event == "open" and not str(args[0]).endswith((".py", ".pyc")):
+        seen.append(f"opens {args[0]}")
+    elif event.startswith(("socket.", "subprocess.", "sqlite3.", "os.mkdir", "os.remove", "_thread.start")):
+        seen.append(event)
+
+sys.addaudithook(watch)
+for name in ours:
+    __import__(name)
+print(threading.active_count() - before, seen)
+"""
+
+
+def test_importing_touches_neither_disk_nor_network_and_starts_no_thread() -> None:
+    ours = [f"context_compiler.{name}".rstrip(".") for name in MODULES]
+    run = subprocess.run(
+        [sys.executable, "-B", "-c", SILENT, ",".join(_foreign()), ",".join(ours)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        timeout=120,
+    )
+    assert (run.stdout.strip(), run.returncode) == ("0 []", 0), run.stdout + run.stderr
+
+
+def _foreign() -> list[str]:
+    """Modules of others that ours import: what loading those does is theirs to answer for."""
+    found: set[str] = set()
+    for module in MODULES:
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module)
+    return sorted(name for name in found if name.split(".")[0] not in ("context_compiler", "__future__"))
+
+
+def test_importing_the_package_loads_no_host() -> None:
+    code = "import sys, context_compiler; print([name for name in sys.modules if name.startswith('pydantic')])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
+    assert run.stdout.strip() == "[]"
