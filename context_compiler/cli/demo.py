@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from shlex import quote
 
 from context_compiler.cli.compiling import Wish, compile_in
 from context_compiler.cli.compiling import as_json as view_json
@@ -155,6 +156,8 @@ def _answer(screen: Screen, views: Sequence[View]) -> None:
     rows = [(*need, *("yes" if one else "-" for one in said)) for need, said in zip(NEEDED, kept, strict=True)]
     screen.line()
     screen.table(columns, rows)
+    if any("-" in row for row in rows):
+        screen.line(("- left out here: a higher fidelity keeps more, and so does a summary by a model", "dim"))
 
 
 def _look_inside(screen: Screen, raw: History, view: View) -> None:
@@ -182,7 +185,7 @@ def _prove(screen: Screen, checks: Sequence[Check]) -> None:
 
 def _go_on(screen: Screen, views: Sequence[View], db: Path) -> None:
     numbers = [view.record.id for view in views if view.record]
-    where = "" if db == DB else f" --db {db}"
+    where = "" if db == DB else f" --db {quote(str(db))}"
     screen.heading("On the record")
     screen.line(f"  {db}: views {', '.join(map(str, numbers))} of session demo, each with its exact messages")
     screen.heading("Next")

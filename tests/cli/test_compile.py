@@ -80,6 +80,13 @@ def test_explain_adds_up_to_the_view(cc: Command) -> None:
     assert len(rows) == len(view["messages"])
 
 
+def test_explain_names_the_raw_message_that_each_one_was(cc: Command) -> None:
+    said = cc("compile", DEMO, "--budget", 2000, "--explain").out.splitlines()
+    system = next(line.split() for line in said if "[system] You are the engineering" in line)
+    question = next(line.split() for line in said if "Great work. I am off" in line)
+    assert system[:2] == ["0", "system"] and question[:2] == ["104", "user"]
+
+
 def test_a_view_that_is_whole_has_nothing_left_out(cc: Command) -> None:
     said = cc("compile", DEMO, "--budget", "0.9", "--explain")
     assert "it fits as it is" in said.out and "Left out\n  nothing\n" in said.out
