@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import AgentRunError, UserError
 from pydantic_ai.models import KnownModelName, Model
+from pydantic_ai.usage import RunUsage
 
 from context_compiler.errors import CompileError
 from context_compiler.prompt import filled
@@ -26,11 +27,15 @@ class Answer:
 
     text: str
     usage: dict[str, int] = field(default_factory=dict[str, int])
+    cost: str | None = None
+    """In US dollars, where the host knows the model's prices."""
     latency_ms: float = 0.0
     refused: str | None = None
     """Why nobody was asked after all."""
     row: int | None = None
     """The stored compile that this is, when nobody had to be asked."""
+    failure: dict[str, str] | None = None
+    """What a `CompileError` would say: a failure is data too, so that it can be journalled and replayed."""
 
 
 def named(model: Model | str) -> str:
@@ -50,7 +55,7 @@ async def ask(prompts: Sequence[str], model: Model | KnownModelName | str, *, ti
         CompileError: it could not be reached, or took too long. An empty answer is for the caller to judge.
     """
     started = time.perf_counter()
-    usage = {"input_tokens": 0, "output_tokens": 0, "requests": 0}
+    spent = RunUsage()
     text = ""
     try:
         agent = Agent(model, instructions=prose("instructions"), name="context_compiler", output_type=str, retries=0)
@@ -58,11 +63,14 @@ async def ask(prompts: Sequence[str], model: Model | KnownModelName | str, *, ti
             for number, prompt in enumerate(prompts):
                 result = await agent.run(filled(prompt, text) if number else prompt)
                 text = result.output.strip()
-                usage["input_tokens"] += result.usage.input_tokens
-                usage["output_tokens"] += result.usage.output_tokens
-                usage["requests"] += result.usage.requests
+                spent.incr(result.usage)
     except TimeoutError:
         raise CompileError(f"no answer within {timeout:g} s", model=named(model), phase="timeout") from None
     except (AgentRunError, UserError) as error:
         raise CompileError(str(error), model=named(model), phase="call") from error
-    return Answer(text=text, usage=usage, latency_ms=(time.perf_counter() - started) * 1000)
+    return Answer(
+        text=text,
+        usage={name: getattr(spent, name) for name in ("input_tokens", "output_tokens", "requests")},
+        cost=None if spent.cost is None else str(spent.cost),
+        latency_ms=(time.perf_counter() - started) * 1000,
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
@@ -17,14 +18,27 @@ from context_compiler.failing import Breaker, attempted
 from context_compiler.frozen import Frozen
 from context_compiler.history import History, load_messages
 from context_compiler.live import Result
-from context_compiler.record import Cycle, Record
-from context_compiler.recording import Redactor, entry
+from context_compiler.record import Compile, Cycle, Entry, Record
+from context_compiler.recording import explained
+from context_compiler.redaction import Redactor
 from context_compiler.store import Store, open_store
 from context_compiler.wanted import Wanted
 
 Report = Callable[[Exception], Awaitable[None]]
 ANSWERS = 200
 """Answers remembered in memory, for records that may not keep them."""
+
+CONTENT = (
+    "raw_tip",
+    "view_tip",
+    "cache_key",
+    "compiled_prompt",
+    "raw_output",
+    "summary",
+    "summary_json",
+    "input_payload",
+)
+"""Columns that hold or name what was said."""
 
 
 class Archive:
@@ -54,56 +68,61 @@ class Archive:
 
     async def keep(self, record: Record, result: Result, frozen: Frozen | None) -> Record:
         """Keep one request; the record as it was kept, or as it was given when it could not be."""
-        if self._wanted.record == "off" or self._breaker.open:
+        if self._wanted.record == "off":
             return record
-        cycle = Cycle(tip=frozen.tip, state=frozen.to_json()) if frozen and self.whole else None
-        outcome = await attempted(self._save(record, result, cycle))
-        if outcome.error is not None or outcome.value is None:
-            self._breaker.failed()
-            await self._report(outcome.error or RuntimeError("the store kept nothing"))
-            return record
-        self._breaker.succeeded()
-        return replace(outcome.value, compile=result.row)
+        outcome = await self._tried(lambda: self._save(record, result, frozen))
+        return record if outcome is None else replace(outcome, compile=result.row)
 
-    async def _save(self, record: Record, result: Result, cycle: Cycle | None) -> Record:
-        kept = entry(
-            record,
-            result.raw,
-            result.sent,
-            row=result.row,
-            cycle=cycle,
-            keep=self._wanted.record,
-            redactor=self._redactor,
+    async def _save(self, record: Record, result: Result, frozen: Frozen | None) -> Record:
+        if self._wanted.record == "metadata":
+            return await self.store.save(_bare(record, result.row))
+        if self._redactor is not None:
+            return await self.store.save(_redacted(self._redactor, record, result))
+        cycle = Cycle(tip=frozen.tip, state=frozen.to_json()) if frozen else None
+        return await self.store.save(
+            Entry(record=record, raw=result.raw, view=result.sent, compile=result.row, cycle=cycle)
         )
-        return await self.store.save(kept)
 
     async def raw(self, session_id: str, history: History) -> None:
         """Keep a raw history without a request: what the last answer of a run adds to it."""
-        if self._wanted.record != "full" or self._breaker.open:
-            return
+        if self._wanted.record == "full":
+            await self._tried(lambda: self._archived(session_id, history))
+
+    async def _archived(self, session_id: str, history: History) -> bool:
         chain = self._redactor.chain(history) if self._redactor else history
-        outcome = await attempted(self.store.archive(session_id, self._wanted.vault_name, chain))
-        if outcome.error is not None:
-            await self._report(outcome.error)
+        await self.store.archive(session_id, self._wanted.vault_name, chain)
+        return True
+
+    async def _tried(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        """What came of working with the store; None when that failed, or when it is left alone for now."""
+        if self._breaker.open:
+            return None
+        outcome = await attempted(work())
+        if outcome.error is None:
+            self._breaker.succeeded()
+            return outcome.value
+        self._breaker.failed()
+        await self._report(outcome.error)
+        return None
 
     async def answered(self, key: str) -> Answer | None:
         """An earlier answer to the same order."""
-        if key in self._answers or not self.whole or self._breaker.open:
+        if key in self._answers or not self.whole:
             return self._answers.get(key)
-        found = (await attempted(self.store.find_compile(key))).value
+        found = await self._tried(lambda: self.store.find_compile(key))
         return Answer(text=found[1].raw_output, row=found[0]) if found and found[1].raw_output else None
 
     def remember(self, key: str, answer: Answer) -> None:
         """Keep an answer in memory until it is on the record, or for good where the record may not have it."""
-        self._answers[key] = replace(answer, usage={})
+        self._answers[key] = replace(answer, usage={}, cost=None)
         if len(self._answers) > ANSWERS:
             self._answers.popitem(last=False)
 
     async def cycle(self, ids: Sequence[str], config: str) -> Frozen | None:
         """The newest cycle of the longest known ancestor, in memory or on the record."""
         found = self._cycles.find(ids, config)
-        if found is None and self.whole and not self._breaker.open:
-            stored = (await attempted(self.store.find_cycle(ids))).value
+        if found is None and self.whole:
+            stored = await self._tried(lambda: self.store.find_cycle(ids))
             found = Frozen.from_json(stored.state) if stored else None
         return found
 
@@ -115,3 +134,44 @@ class Archive:
         """Let go of the store's connections."""
         if self._store is not None:
             await attempted(self._store.close())
+
+
+def _bare(record: Record, row: Compile | None) -> Entry:
+    """A request and its compile without any content: what `record="metadata"` keeps."""
+    why: dict[str, str] = dict.fromkeys(CONTENT, "record is metadata")
+    kept = replace(record, raw_tip=None, view_tip=None, error=_class_of(record.error))
+    if row is not None:
+        row = replace(
+            row,
+            covered_tip="",
+            cache_key=None,
+            compiled_prompt=None,
+            raw_output=None,
+            summary=None,
+            summary_json=None,
+            input_payload=None,
+            error=_class_of(row.error),
+        )
+        row = explained(row, why)
+    return Entry(record=explained(kept, why), raw=None, view=None, compile=row)
+
+
+def _class_of(error: str | None) -> str | None:
+    """Of an error only its kind and what was sent: what it says may repeat what somebody said."""
+    if error is None:
+        return None
+    return error.partition(":")[0].partition("(")[0].strip() + "".join(error.rpartition("; sent:")[1:])
+
+
+def _redacted(redactor: Redactor, record: Record, result: Result) -> Entry:
+    """A request as `redact` leaves it."""
+    raw, view, row = redactor.chain(result.raw), redactor.chain(result.sent), result.row
+    kept = replace(
+        record,
+        raw_tip=raw.ids[-1] if raw.ids else None,
+        view_tip=view.ids[-1] if view.ids else None,
+        error=redactor(record.error) if record.error else None,
+    )
+    if row is not None:
+        row = redactor.compile(row, dict(zip(result.raw.ids, raw.ids, strict=True)))
+    return Entry(record=kept, raw=raw, view=view, compile=row)

@@ -13,9 +13,8 @@ from typing import Any
 
 from pydantic_ai import RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, durable_operation
-from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
 from pydantic_ai.models import Model, ModelRequestContext
-from pydantic_ai.usage import RequestUsage
 
 from context_compiler.agent import Answer
 from context_compiler.errors import SettingsError
@@ -24,7 +23,7 @@ from context_compiler.middleware import Middleware
 from context_compiler.overflow import RetryModelRequest, TightModel, is_overflow
 from context_compiler.prompt import Order
 from context_compiler.record import Record
-from context_compiler.request import Request, host_facts, session_of
+from context_compiler.request import Request, charged, host_facts, session_of
 from context_compiler.run import Run
 from context_compiler.view import View
 from context_compiler.wanted import Wanted
@@ -60,12 +59,20 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
         return self._ware.last_view
 
     async def views(self, session: str | None = None) -> list[Record]:
-        """What was sent, newest first; of one conversation, or of all."""
-        return await self._ware.archive.store.views(session)
+        """What was sent, newest first; of one conversation, or of all.
+
+        Raises:
+            StoreError: the record cannot be read.
+        """
+        return await self._ware.views(session)
 
     async def transcript(self, session: str) -> list[ModelMessage]:
-        """The raw history of a conversation as last seen, without loss."""
-        return await self._ware.archive.transcript(session)
+        """The raw history of a conversation as last seen, without loss.
+
+        Raises:
+            StoreError: the record cannot be read.
+        """
+        return await self._ware.transcript(session)
 
     def get_ordering(self) -> CapabilityOrdering | None:
         """Innermost: nobody edits a view after it was counted and recorded."""
@@ -89,6 +96,9 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
             await self._ware.rest()
 
     async def _view(self, ctx: RunContext[Any], given: ModelRequestContext) -> ModelRequestContext:
+        self._request = None
+        if not given.messages or not isinstance(given.messages[-1], ModelRequest):
+            return given  # a suspended response goes on: the provider has its context already
         facts = attempt(lambda: host_facts(ctx, given, self._ware.counter))
         if facts.value is None:
             await self._ware.report(facts.error or RuntimeError("the request could not be read"))
@@ -96,13 +106,13 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
         self._request = request = Request(
             messages=given.messages,
             **facts.value,
-            find=lambda ids, config: self.find_cycle(ctx, ids, config),
+            begin=lambda ids, config: self.begin(ctx, ids, config),
             ask=lambda order: self._ask(ctx, order),
         )
         with ctx.tracer.start_as_current_span("context_compiler.view") as span:
-            messages = await self._ware.messages(self._run, request)
-            span.set_attributes(_figures(self._ware.last_view))
-        return replace(given, messages=messages)
+            view = await self._ware.view(self._run, request)
+            span.set_attributes(_figures(view))
+        return given if self.dry_run else replace(given, messages=view.messages)
 
     if RetryModelRequest is not None:
 
@@ -116,9 +126,8 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
             self, ctx: RunContext[Any], *, request_context: ModelRequestContext, error: Exception
         ) -> ModelResponse:
             """Try once more with less when the provider says that the context is too long."""
-            if RetryModelRequest is None or self._run.refused or not is_overflow(error):
+            if RetryModelRequest is None or not self._refused(error):
                 raise error
-            self._run.tighten()
             raise RetryModelRequest from error
 
     else:
@@ -133,11 +142,17 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
             """Try once more with less when the provider says that the context is too long."""
             return TightModel(model, self._tighter)
 
-    async def _tighter(self, error: BaseException) -> list[ModelMessage] | None:
-        if self._request is None or self._run.refused or not is_overflow(error):
-            return None
+    def _refused(self, error: BaseException) -> bool:
+        """Whether to try again with less: once a run, and only where a view of ours was what was too long."""
+        if self._request is None or self._run.refused or self.dry_run or not is_overflow(error):
+            return False
         self._run.tighten()
-        return await self._ware.messages(self._run, self._request)
+        return True
+
+    async def _tighter(self, error: BaseException) -> list[ModelMessage] | None:
+        if self._request is None or not self._refused(error):
+            return None
+        return (await self._ware.view(self._run, self._request)).messages
 
     async def after_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
@@ -147,29 +162,23 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
         return response
 
     async def _ask(self, ctx: RunContext[Any], order: Order) -> Answer:
-        answer = Answer(**await self.compile(ctx, {"key": order.key, "prompts": list(order.prompts)}))
-        spent = {name: answer.usage.get(name, 0) for name in ("input_tokens", "output_tokens")}
-        ctx.usage.incr(RequestUsage(**spent))
-        return answer
+        return charged(ctx, Answer(**await self.compile(ctx, {"key": order.key, "prompts": list(order.prompts)})))
 
     @durable_operation(name="compile")
     async def compile(self, ctx: RunContext[Any], order: dict[str, Any]) -> dict[str, Any]:
         """One compile as the host's durable operation: a resumed workflow replays its result."""
         return asdict(await self._ware.compile(order["key"], order["prompts"], ctx.model))  # pyright: ignore[reportArgumentType]
 
-    @durable_operation(name="find_cycle")
-    async def find_cycle(self, ctx: RunContext[Any], ids: list[str], config: str) -> str | None:
-        """The look-up of an earlier run's cycle, replayed too: what a resumed run finds must not have changed."""
-        return await self._ware.find(ids, config)
+    @durable_operation(name="begin")
+    async def begin(self, ctx: RunContext[Any], ids: list[str], config: str) -> dict[str, Any]:
+        """What a run starts from, replayed too: what a resumed run finds must not have changed meanwhile."""
+        return await self._ware.begin(ids, config)
 
 
-def _figures(view: View | None) -> dict[str, str | int]:
+def _figures(view: View) -> dict[str, str | int]:
     """What a span may say of a view: figures, no content."""
-    if view is None or view.record is None:
-        return {}
-    return {
-        "context_compiler.status": view.status,
-        "context_compiler.budget": view.budget,
-        "context_compiler.tokens_raw": view.record.tokens_raw,
-        "context_compiler.tokens_sent": view.record.tokens_sent,
-    }
+    facts: dict[str, str | int] = {"context_compiler.status": view.status, "context_compiler.budget": view.budget}
+    if view.record is not None:
+        facts["context_compiler.tokens_raw"] = view.record.tokens_raw
+        facts["context_compiler.tokens_sent"] = view.record.tokens_sent
+    return facts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest
 
@@ -110,5 +110,6 @@ def _short(part: Any, limit: int) -> Any:
         return part if len(content) <= limit else replace(part, content=content[:limit])
     if content is None or len(repr(content)) <= limit:
         return part
-    text = " ".join(piece for piece in content if isinstance(piece, str)) if isinstance(content, list) else ""
+    pieces = cast(list[object], content) if isinstance(content, list) else []
+    text = " ".join(piece for piece in pieces if isinstance(piece, str))
     return replace(part, content=text[:limit] or "[left out]"[:limit])

@@ -11,19 +11,18 @@ from dataclasses import replace
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.advancing import RAW, advanced
+from context_compiler.advancing import RAW
+from context_compiler.cutting import Options
 from context_compiler.cycles import fitting
 from context_compiler.failing import attempt, attempted, floor
-from context_compiler.frozen import Frozen
 from context_compiler.history import History, Reader
-from context_compiler.library import TemplateLibrary
 from context_compiler.limits import whole_budget
-from context_compiler.live import Result
-from context_compiler.recording import Where, ledger
+from context_compiler.live import Result, advance, begun, built
+from context_compiler.recording import ledger
 from context_compiler.request import Request
 from context_compiler.run import Live, Run, marks_of, read
 from context_compiler.tokens import TokenCounter
-from context_compiler.view import View, assemble, summary_of
+from context_compiler.view import View
 from context_compiler.wanted import Wanted
 
 EMPTY = History(messages=(), readings=(), ids=(), sums=(0,))
@@ -42,86 +41,81 @@ async def fallback(
         request: The request.
         error: What failed.
     """
-    reader = live.reader if live is not None else Reader(counter)
-    budget, allowed = whole_budget(wanted.asked(), window=request.window, max_tokens=request.max_tokens)
-    ways: list[tuple[str, Callable[[], Awaitable[tuple[list[ModelMessage], Frozen | None]]]]] = []
-    if live is not None:
-        without = replace(
-            live, wishes=replace(live.wishes, template="extractive"), library=TemplateLibrary(system=None)
-        )
-        ways = [
-            ("raw history", lambda: _raw(request)),
-            ("a view without a model", lambda: _plain(without, run, request)),
-        ]
-        if run.frozen is not None:
-            ways.insert(0, ("the last good view", lambda: _last(live, run, request)))
-    for name, way in ways:
-        outcome = await attempted(way())
-        if outcome.value is None:
+    budget, allowed = _limit(wanted, run, request)
+    why = f"{type(error).__name__}: {error}; sent: "
+    for name, way in _ways(live, run, request):
+        result = (await attempted(way())).value
+        if result is None or (allowed is not None and result.cost > allowed):
             continue
-        messages, frozen = outcome.value
-        cost = attempt(lambda messages=messages: request.overhead + sum(reader.one(one).tokens for one in messages))
-        if messages and (allowed is None or (cost.error is None and (cost.value or 0) <= allowed)):
-            return _result(reader, run, request, messages, frozen, budget, f"{error}; sent: {name}")
-    return _least(reader, run, request, budget, allowed, error)
+        if live is not None and result.began:
+            result = begun(live, run, result)
+        view = replace(result.view, status="fallback", error=f"{why}{name}")
+        return replace(result, view=view, row=run.failed or result.row)
+    reader = live.reader if live is not None else Reader(counter)
+    cut = attempt(lambda: floor(request.messages, None if allowed is None else max(0, allowed - request.overhead)))
+    messages, name = (list(request.messages), "raw history") if allowed is None else (cut.value, "the last exchange")
+    return _bare(reader, run, request, messages or list(request.messages), budget, f"{why}{name}")
 
 
-async def _raw(request: Request) -> tuple[list[ModelMessage], Frozen | None]:
-    return list(request.messages), None
+def _limit(wanted: Wanted, run: Run, request: Request) -> tuple[int, int | None]:
+    """The budget, and what may go out now that we fail, in exact tokens; None is no limit."""
+    budget, allowed = whole_budget(wanted.asked(), window=request.window, max_tokens=request.max_tokens)
+    if allowed is None and run.refused:
+        allowed = budget
+    share = run.tight / run.ratios.of(request.family)
+    return budget, None if allowed is None else int(allowed * share)
 
 
-async def _last(live: Live, run: Run, request: Request) -> tuple[list[ModelMessage], Frozen | None]:
-    sight = read(live, run, request)
-    frozen = fitting(run.frozen, sight.history, run.frozen.config if run.frozen else "")
-    return (assemble(sight.history, frozen, sight.base, live.reader), frozen) if frozen else ([], None)
+def _ways(live: Live | None, run: Run, request: Request) -> list[tuple[str, Callable[[], Awaitable[Result | None]]]]:
+    """Everything that may be sent instead of a view, the best first."""
+    if live is None:
+        return []
+    return [
+        ("the last good view", lambda: _last(live, run, request)),
+        ("raw history", lambda: _raw(live, run, request)),
+        ("a view without a model", lambda: _plain(live, run, request, live.options)),
+        ("a view without a model or template", lambda: _plain(live, run, request, live.plain)),
+    ]
 
 
-async def _plain(live: Live, run: Run, request: Request) -> tuple[list[ModelMessage], Frozen | None]:
-    sight = read(live, run, request)
-    done = await advanced(
-        sight.history,
-        sight.turns,
-        sight.base,
-        sight.options,
-        marks_of(live, run, request, sight, 1.0),
-        counter=live.counter,
-        previous=None,
-        overhead=request.overhead,
-        where=Where(session_id=request.session_id, turn_index=sight.turn),
-        ask=None,
-    )
-    return assemble(sight.history, done.frozen, sight.base, live.reader), None
+async def _last(live: Live, run: Run, request: Request) -> Result | None:
+    sight = read(live, run, request, live.plain(request))
+    frozen = fitting(run.frozen, sight.history, run.frozen.config) if run.frozen else None
+    if frozen is None:
+        return None
+    marks = marks_of(live, run, request, sight, frozen.ratio)
+    return built(live, run, request, sight, frozen, marks, "fallback", frozen.ratio)
 
 
-def _least(reader: Reader, run: Run, request: Request, budget: int, allowed: int | None, error: Exception) -> Result:
-    """The floor, cut without any of our own reading; raw history where not even that works."""
-    room = None if allowed is None else max(0, allowed - request.overhead)
-    cut = attempt(lambda: floor(request.messages, room))
-    messages = cut.value or list(request.messages)
-    return _result(reader, run, request, messages, None, budget, f"{error}; sent: the last exchange alone")
+async def _raw(live: Live, run: Run, request: Request) -> Result | None:
+    sight = read(live, run, request, live.plain(request))
+    ratio = run.ratios.of(request.family)
+    return built(live, run, request, sight, RAW, marks_of(live, run, request, sight, ratio), "fallback", ratio)
 
 
-def _result(
-    reader: Reader,
-    run: Run,
-    request: Request,
-    messages: list[ModelMessage],
-    frozen: Frozen | None,
-    budget: int,
-    why: str,
-) -> Result:
+async def _plain(live: Live, run: Run, request: Request, options: Callable[[Request], Options]) -> Result | None:
+    sight = read(live, run, request, options(request))
+    ratio = run.ratios.of(request.family)
+    marks = marks_of(live, run, request, sight, ratio)
+    previous = fitting(run.frozen, sight.history, sight.options.config)
+    done = await advance(live, run, request, sight, marks, previous, None, ratio)
+    result = built(live, run, request, sight, done.frozen, marks, "fallback", ratio, done)
+    return replace(result, row=done.row, began=True)
+
+
+def _bare(reader: Reader, run: Run, request: Request, messages: list[ModelMessage], budget: int, why: str) -> Result:
+    """A result that needs none of our own reading, as far as reading fails."""
     raw = attempt(lambda: reader.read(request.messages)).value or EMPTY
     sent = attempt(lambda: reader.read(messages)).value or EMPTY
-    run.sent = 0
     sections = {"instructions and schemas": request.overhead, "messages": sent.tokens}
     view = View(
         messages=messages,
         tokens=sent.tokens,
         budget=budget,
         status="fallback",
-        summary=summary_of(frozen or RAW),
         ledger=ledger(sections, (), ()),
         error=why,
     )
     turn = max(0, sum(reading.prompts for reading in raw.readings) - 1)
-    return Result(view=view, raw=raw, sent=sent, frozen=frozen, turn=turn)
+    cost = request.overhead + sent.tokens
+    return Result(view=view, raw=raw, sent=sent, frozen=None, turn=turn, cost=cost, limit=0, row=run.failed)

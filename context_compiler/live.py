@@ -1,7 +1,6 @@
-"""What a live agent's requests share, and the path of one request: find the cycle, carry on, or advance.
+"""The path of one request of a live agent: find the cycle, carry on, or advance.
 
-`Live` belongs to one compiler and is shared by its runs; `Run` belongs to one run. Nothing here fails open:
-`capability` wraps it.
+Nothing here fails open: `middleware` wraps it.
 """
 
 from __future__ import annotations
@@ -13,21 +12,23 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.advancing import RAW, Advanced, advanced, sections_of, why_kept
 from context_compiler.agent import Answer
 from context_compiler.cycles import fitting, mended
+from context_compiler.errors import CompileError, ContextCompilerError
 from context_compiler.frozen import Frozen
 from context_compiler.history import History
-from context_compiler.items import read_items
 from context_compiler.limits import Limits
 from context_compiler.prompt import Order
 from context_compiler.record import Compile
-from context_compiler.recording import Where, ledger
+from context_compiler.recording import failed_row, ledger
 from context_compiler.request import AskFor, Request
-from context_compiler.run import Live, Run, Sight, marks_of, read
+from context_compiler.run import Live, Run, Sight, marks_of, read, where_of
+from context_compiler.turns import pair
 from context_compiler.view import View, opening, since, summary_of
 
 JOURNALLED = 2_000
 """How many of the newest chain ids are looked up: what a durable run has to journal stays small."""
 
 TRIES = 3
+"""How often a view is cut anew because the host's own framing turned out to need room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,10 @@ class Result:
     sent: History
     frozen: Frozen | None
     turn: int
+    cost: int
+    """Exact tokens of the whole request as the host renders it."""
+    limit: int
+    """The budget in exact tokens; 0 where `cost` could not be made sure of."""
     row: Compile | None = None
     began: bool = False
     """A new cycle began with this request."""
@@ -51,45 +56,46 @@ async def respond(live: Live, run: Run, request: Request) -> Result:
     Raises:
         ContextCompilerError: the template, the model or anything else failed; the caller falls back.
     """
-    sight = read(live, run, request)
-    ratio = run.frozen.ratio if run.frozen else live.ratios.of(request.family)
+    sight = read(live, run, request, live.options(request))
+    frozen = await _cycle(run, request, sight)
+    ratio = frozen.ratio if frozen else run.ratios.of(request.family)
     marks = marks_of(live, run, request, sight, ratio)
-    opens = sight.options.every_turn and run.opened_turn != sight.turn and _evictable(sight)
+    opens = _opens(run, sight, frozen)
     run.opened_turn = sight.turn
-    over = request.overhead + sight.history.tokens > marks.high
-    frozen = await _cycle(live, run, request, sight, look=over or opens)
-    if frozen is None and not over and not opens:
-        return _result(live, run, request, sight, RAW, marks, "raw", ratio)
-    if frozen is not None:
-        ratio = frozen.ratio
-        marks = marks_of(live, run, request, sight, ratio)
-        messages = _messages(live, run, sight, frozen)
-        if request.overhead + _price(live, messages) <= marks.high and not opens:
-            return _result(live, run, request, sight, frozen, marks, "cycle", ratio)
-        ratio = live.ratios.of(request.family)
-        marks = marks_of(live, run, request, sight, ratio)
-    return await _advance(live, run, request, sight, frozen, marks, ratio)
+    if not opens:
+        if not run.cut and request.overhead + sight.history.tokens <= marks.high:
+            return built(live, run, request, sight, RAW, marks, "raw", ratio)
+        if frozen is not None:
+            result = built(live, run, request, sight, frozen, marks, "cycle", ratio)
+            if result.cost <= marks.high:
+                return result
+    return await _advance(live, run, request, sight, frozen)
 
 
-def _evictable(sight: Sight) -> bool:
-    """Whether there are turns beyond the recent ones."""
+def _opens(run: Run, sight: Sight, frozen: Frozen | None) -> bool:
+    """Whether this is the first request of a user turn, `every_turn` is asked for, and there is something to cut."""
     recent = sight.options.recent_turns
-    return recent is not None and len(sight.turns.turns) - 1 > recent
+    if not sight.options.every_turn or recent is None or sight.turn in (run.opened_turn, frozen and frozen.turn):
+        return False
+    return len(sight.turns.turns) - 1 > recent
 
 
-async def _cycle(live: Live, run: Run, request: Request, sight: Sight, *, look: bool) -> Frozen | None:
-    """The cycle this request belongs to: the run's own, else that of the longest ancestor."""
+async def _cycle(run: Run, request: Request, sight: Sight) -> Frozen | None:
+    """The cycle this request belongs to: the run's own, else, once a run, that of the longest ancestor."""
     config = sight.options.config
     found = fitting(run.frozen, sight.history, config)
-    if found is None and look and not run.looked:
-        run.looked = True
-        ids = list(sight.history.ids[-JOURNALLED:])
-        state = await request.find(ids, config)
-        found = run.kept = fitting(Frozen.from_json(state) if state else None, sight.history, config)
+    if not run.begun:
+        run.begun = True
+        start = await request.begin(list(sight.history.ids[-JOURNALLED:]), config)
+        run.ratios.restore(start["ratios"])
+        found = Frozen.from_json(start["cycle"]) if start["cycle"] else None
+        found = run.kept = fitting(found, sight.history, config)
+        run.tight = found.tight if found else run.tight
     if found is not None:
-        found = mended(found, sight.pairing, sight.base)
-        run.tight = min(run.tight, found.tight)
-        run.kept = found if run.kept is run.frozen else run.kept
+        whole = mended(found, sight.pairing, sight.base)
+        run.kept = whole if run.kept is found else run.kept
+        found = whole
+    run.cut = run.cut and found is not None
     run.frozen = found
     return found
 
@@ -101,93 +107,90 @@ def _messages(live: Live, run: Run, sight: Sight, frozen: Frozen) -> list[ModelM
     return [*run.prefix[1], *since(sight.history, frozen.decided, sight.base, live.reader)]
 
 
-def _price(live: Live, messages: list[ModelMessage]) -> int:
-    return sum(live.reader.one(message).tokens for message in messages)
+def _cost(live: Live, request: Request, messages: list[ModelMessage]) -> int:
+    """What a request takes as the host renders it, in exact tokens."""
+    framed = request.framing(messages) if request.framing else messages
+    one = live.reader.one
+    return request.overhead + max(sum(one(m).tokens for m in framed), sum(one(m).tokens for m in messages))
 
 
-def _within(request: Request, live: Live) -> AskFor | None:
-    """Asking, unless the run's usage limits leave too little for that and the request itself."""
-    ask, allowance = request.ask, request.allowance
-    if ask is None or allowance is None:
-        return ask
+def _asking(live: Live, run: Run, request: Request, sight: Sight) -> AskFor | None:
+    """How to ask for notes: once a user turn, and only where the run's usage limits leave room for it."""
+    if run.asked_turn == sight.turn:
+        return None
 
     async def asked(order: Order) -> Answer:
-        need = sum(map(live.counter.text, order.prompts)) + 2 * order.cap + request.overhead
-        if need > allowance // 2:
-            return Answer(text="", refused=f"the run's usage limits leave {allowance} tokens")
-        return await ask(order)
+        run.asked_turn = sight.turn
+        given = sum(map(live.counter.text, order.prompts)) + order.cap * (len(order.prompts) - 1)
+        if not request.affords(given + request.overhead, order.cap * len(order.prompts)):
+            return Answer(text="", refused="the run's usage limits leave too little for a compile")
+        try:
+            return await request.ask(order)
+        except CompileError as error:
+            run.failed = failed_row(where_of(live, run, request, sight), sight.history, sight.options, order, error)
+            raise
 
     return asked
 
 
-async def _advance(
-    live: Live, run: Run, request: Request, sight: Sight, frozen: Frozen | None, marks: Limits, ratio: float
-) -> Result:
+async def _advance(live: Live, run: Run, request: Request, sight: Sight, frozen: Frozen | None) -> Result:
     """Cut back and freeze; again, with less, where the host's own framing turns out to need room."""
-    ask = _within(request, live) if run.asked_turn != sight.turn else None
-    overhead = request.overhead
-    where = Where(
-        session_id=request.session_id,
-        vault_name=live.vault_name,
-        run_id=request.run_id,
-        turn_index=sight.turn,
-        request_index=run.requests,
-    )
-    row: Compile | None = None
-    for _ in range(TRIES):
-        if ask is not None:
-            run.asked_turn = sight.turn
-        done = await advanced(
-            sight.history,
-            sight.turns,
-            sight.base,
-            sight.options,
-            marks,
-            counter=live.counter,
-            previous=frozen,
-            overhead=overhead,
-            where=where,
-            ask=ask,
-            ratio=ratio,
-            tight=run.tight,
-        )
-        row = row or done.row
-        frozen = done.frozen
-        over = _excess(live, request, _messages(live, run, sight, frozen), marks.budget)
-        if over <= 0 or not done.fits:
+    run.tight = run.tight if run.refused else 1.0
+    ratio = run.ratios.of(request.family)
+    marks = marks_of(live, run, request, sight, ratio)
+    more, tries, row = 0, 1, None
+    while True:
+        ask = _asking(live, run, request, sight)
+        done = await advance(live, run, request, sight, marks, frozen, ask, ratio, more)
+        frozen, row = done.frozen, row or done.row
+        result = built(live, run, request, sight, frozen, marks, "compiled", ratio, done)
+        over = result.cost - marks.budget
+        if over <= 0 or not done.fits or tries == TRIES:
             break
-        overhead, ask = overhead + over, None
-    return _begun(live, run, request, sight, done, marks, row, ratio)
+        more, tries = more + over, tries + 1
+    if over > 0:
+        result = replace(result, view=replace(result.view, status="floor_over_budget"))
+    return begun(live, run, replace(result, row=row))
 
 
-def _excess(live: Live, request: Request, messages: list[ModelMessage], budget: int) -> int:
-    """By how much a request is over its budget once the host has framed it, in exact tokens."""
-    framed = request.framing(messages) if request.framing else messages
-    cost = sum(item.tokens for message in framed for item in read_items(message, live.counter))
-    return request.overhead + max(cost, _price(live, messages)) - budget
-
-
-def _begun(
+async def advance(
     live: Live,
     run: Run,
     request: Request,
     sight: Sight,
-    done: Advanced,
     marks: Limits,
-    row: Compile | None,
+    previous: Frozen | None,
+    ask: AskFor | None,
     ratio: float,
-) -> Result:
-    """The first request of a new cycle."""
-    run.frozen = done.frozen if done.frozen.decided else None
-    if run.frozen is not None:
-        live.cycles.keep(run.frozen)
-    cost = request.overhead + _price(live, _messages(live, run, sight, done.frozen))
-    status = "compiled" if cost <= marks.budget else "floor_over_budget"
-    result = _result(live, run, request, sight, done.frozen, marks, status, ratio, done)
-    return replace(result, row=row, began=run.frozen is not None)
+    more: int = 0,
+) -> Advanced:
+    """One advance of this request; `more` tokens are known to be needed beside its overhead."""
+    return await advanced(
+        sight.history,
+        sight.turns,
+        sight.base,
+        sight.options,
+        marks,
+        counter=live.counter,
+        previous=previous,
+        overhead=request.overhead + more,
+        where=where_of(live, run, request, sight),
+        ask=ask,
+        ratio=ratio,
+        tight=run.tight,
+    )
 
 
-def _result(
+def begun(live: Live, run: Run, result: Result) -> Result:
+    """The first request of a new cycle, which the run is in from now on."""
+    frozen = result.frozen if result.frozen and result.frozen.decided else None
+    run.frozen = frozen
+    if frozen is not None:
+        live.cycles.keep(frozen)
+    return replace(result, frozen=frozen, began=frozen is not None)
+
+
+def built(
     live: Live,
     run: Run,
     request: Request,
@@ -201,9 +204,9 @@ def _result(
     """A view with its ledger. Raw history is sent as the same objects in the same list order."""
     untouched = frozen is RAW and not sight.base
     messages = list(request.messages) if untouched else _messages(live, run, sight, frozen)
-    sent = sight.history if untouched else live.reader.read(messages, last=run.view)
+    sent = sight.history if untouched else _whole(live.reader.read(messages, last=run.view), sight.history)
+    cost = request.overhead + sent.tokens if untouched else _cost(live, request, messages)
     run.view = sent
-    run.sent, run.budget = request.overhead + sent.tokens, marks.budget
     drops = tuple(done.cut.bench.drops) if done else ()
     kept = () if untouched else why_kept(frozen, sight.turns, len(sight.history))
     sections = {"instructions and schemas": request.overhead, **sections_of(frozen, sent, live.counter)}
@@ -223,5 +226,23 @@ def _result(
         sent=sent,
         frozen=frozen if frozen is not RAW else None,
         turn=sight.turn,
+        cost=cost,
+        limit=marks.budget,
         ratio=ratio,
     )
+
+
+def _whole(sent: History, raw: History) -> History:
+    """The view, if it may go out: pairs whole, the active request last.
+
+    Raises:
+        ContextCompilerError: it may not; raw history is better than that.
+    """
+    if not sent.readings or sent.readings[-1].request != raw.readings[-1].request:
+        raise ContextCompilerError("the view does not end with the active request")
+    last, asked = sent.readings[-1], raw.readings[-1]
+    if (asked.prompts and not last.prompts) or not set(last.answers) <= set(asked.answers):
+        raise ContextCompilerError("the view ends with another request than the active one")
+    if pair(sent).broken:
+        raise ContextCompilerError("the view has a call without its answer, or an answer without its call")
+    return sent

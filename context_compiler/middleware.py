@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,15 +19,16 @@ from pydantic_ai.models import Model
 from context_compiler.agent import Answer, ask, named
 from context_compiler.archive import Archive
 from context_compiler.cycles import Cycles
-from context_compiler.errors import BudgetError, CompileError
+from context_compiler.errors import BudgetError, CompileError, ContextCompilerError
 from context_compiler.failing import Breaker, attempt, attempted
 from context_compiler.fallback import fallback
 from context_compiler.flights import Flights
 from context_compiler.frozen import Frozen
 from context_compiler.library import TemplateLibrary
 from context_compiler.live import Result, respond
+from context_compiler.ratios import Ratios
 from context_compiler.record import Record
-from context_compiler.recording import NO_IDENTIFIERS, now
+from context_compiler.recording import NO_IDENTIFIERS, explained, now
 from context_compiler.request import Request
 from context_compiler.run import Live, Run
 from context_compiler.settings import Settings
@@ -55,6 +57,7 @@ class Middleware:
         self.archive = Archive(wanted, self._cycles, self.report)
         self._flights = Flights()
         self._breaker = Breaker()
+        self._ratios = Ratios()
         self._live: Live | None = None
 
     def _lively(self) -> Live:
@@ -75,9 +78,10 @@ class Middleware:
             )
         return self._live
 
-    async def messages(self, run: Run, request: Request) -> list[ModelMessage]:
-        """What to send for a request. Never raises but for cancellation."""
+    async def view(self, run: Run, request: Request) -> View:
+        """What to send for a request, on the record. Never raises but for cancellation."""
         started = time.perf_counter()
+        run.failed = None
         outcome = await attempted(self._respond(run, request))
         result = outcome.value
         if result is None:
@@ -86,11 +90,13 @@ class Middleware:
             result = await fallback(self._live, self.wanted, self.counter, run, request, error)
         if result.view.status == "floor_over_budget":
             await self.report(BudgetError(f"even the least is over the budget of {result.view.budget} tokens"))
+        run.sent, run.budget = result.cost if result.limit else 0, result.limit
+        run.cut = run.cut or result.frozen is not None
         view = await self._kept(run, request, result, (time.perf_counter() - started) * 1000)
         run.requests += 1
         self.last_view = view
         await self._tell(self.wanted.on_view, view)
-        return request.messages if self.wanted.dry_run else view.messages
+        return view
 
     async def _respond(self, run: Run, request: Request) -> Result:
         return await respond(self._lively(), run, request)
@@ -102,13 +108,15 @@ class Middleware:
         record = await self.archive.keep(record, result, result.frozen if fresh else None)
         if fresh and result.frozen is not None:
             self._settle(run, result.frozen, record)
-        if result.began:
+        if result.began or result.row is not None:
             _log(record, result)
         return replace(result.view, record=record)
 
     def _settle(self, run: Run, frozen: Frozen, record: Record) -> None:
         """Let the cycle know the row of its compile; its next request keeps that too."""
         run.kept = frozen
+        if record.compile is not None and record.compile.raw_output is None and record.compile.compiled_prompt:
+            return  # it failed: what stands there now came from elsewhere
         if record.summary_id is not None and frozen.summary_id != record.summary_id and run.frozen is frozen:
             run.frozen = replace(frozen, summary_id=record.summary_id)
             if run.prefix is not None and run.prefix[0] is frozen:
@@ -117,12 +125,9 @@ class Middleware:
 
     def _record(self, run: Run, request: Request, result: Result, latency: float) -> Record:
         view, ratio = result.view, result.ratio
-        notes = [NO_IDENTIFIERS]
-        if result.row is None and not (result.frozen and result.frozen.summary_id):
-            notes.append("summary: nothing was compiled")
         status = "dry_run" if self.wanted.dry_run else view.status
-        sent = request.overhead + (result.raw.tokens if self.wanted.dry_run else view.tokens)
-        return Record(
+        sent = request.overhead + result.raw.tokens if self.wanted.dry_run else result.cost
+        record = Record(
             session_id=request.session_id,
             vault_name=self.wanted.vault_name,
             turn_index=result.turn,
@@ -130,7 +135,7 @@ class Middleware:
             request_index=run.requests,
             raw_tip=result.raw.tip,
             view_tip=result.sent.tip,
-            status="; ".join([status, *notes, *([] if view.error else ["error: none"])]),
+            status=f"{status}; {NO_IDENTIFIERS}",
             error=view.error,
             budget=view.budget,
             tokens_raw=round((request.overhead + result.raw.tokens) * ratio),
@@ -144,19 +149,20 @@ class Middleware:
             summary_id=result.frozen.summary_id if result.frozen and result.row is None else None,
             compile=result.row,
         )
+        compiled = {} if result.row is None else {"summary_id": "not stored yet"}
+        return explained(record, {"raw_tip": "the history is empty", "view_tip": "the view is empty", **compiled})
 
     async def compile(self, key: str, prompts: Sequence[str], model: Model) -> Answer:
-        """One compile: remembered, shared with whoever wants the same, or made.
-
-        Raises:
-            CompileError: the model failed, or is left alone after failing.
-        """
+        """One compile: remembered, shared with whoever wants the same, or made; its failure is an answer too."""
         known = await self.archive.answered(key)
         if known is not None:
             return known
         compiler: Model | str = self.wanted.model if self.wanted.model is not None else model
-        answer, first = await self._flights.join(key, lambda: self._made(key, prompts, compiler))
-        return answer if first else replace(answer, usage={})
+        outcome = await attempted(self._flights.join(key, lambda: self._made(key, prompts, compiler)))
+        if outcome.value is None:
+            return Answer(text="", failure=_failure(outcome.error, named(compiler)))
+        answer, pays = outcome.value
+        return answer if pays else replace(answer, usage={}, cost=None)
 
     async def _made(self, key: str, prompts: Sequence[str], compiler: Model | str) -> Answer:
         if self._breaker.open:
@@ -166,18 +172,20 @@ class Middleware:
             self._breaker.failed()
             raise outcome.error or CompileError("no answer", model=named(compiler), phase="answer")
         self._breaker.succeeded()
-        self.archive.remember(key, outcome.value)
+        if outcome.value.text:
+            self.archive.remember(key, outcome.value)
         return outcome.value
 
-    async def find(self, ids: list[str], config: str) -> str | None:
-        """The newest cycle of the last of these ids that has one, as JSON."""
+    async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
+        """What a run starts from: the newest cycle of the last of these ids that has one, and what was learnt."""
         found = await self.archive.cycle(ids, config)
-        return found.to_json() if found else None
+        return {"cycle": found.to_json() if found else None, "ratios": self._ratios.state()}
 
     def learn(self, run: Run, request: Request | None, reported: int) -> None:
         """Take a reported count in, if it is about a request of ours."""
-        if self._live is not None and request is not None and run.sent and not self.wanted.dry_run:
-            self._live.ratios.learn(request.family, exact=run.sent, reported=reported)
+        if request is not None and run.sent and not self.wanted.dry_run:
+            for ratios in (run.ratios, self._ratios):
+                ratios.learn(request.family, exact=run.sent, reported=reported)
 
     async def finished(self, run: Run, session_id: str, messages: list[ModelMessage]) -> None:
         """Keep the raw history with the last answer of a run."""
@@ -187,6 +195,20 @@ class Middleware:
             if history is not None:
                 await self.archive.raw(session_id, history)
 
+    async def views(self, session: str | None) -> list[Record]:
+        """What is on the record; StoreError if it cannot be read."""
+        try:
+            return await self.archive.store.views(session)
+        finally:
+            await self.rest()
+
+    async def transcript(self, session: str) -> list[ModelMessage]:
+        """The raw history of a conversation; StoreError if it cannot be read."""
+        try:
+            return await self.archive.transcript(session)
+        finally:
+            await self.rest()
+
     async def rest(self) -> None:
         """Let go of the store when no run is left."""
         if self.runs == 0:
@@ -194,7 +216,7 @@ class Middleware:
 
     async def report(self, error: Exception) -> None:
         """Say what failed: in the log, and to `on_error`."""
-        LOG.warning("context_compiler: %s: %s", type(error).__name__, error)
+        LOG.warning("context_compiler: %s", _said(error))
         await self._tell(self.wanted.on_error, error)
 
     async def _tell(self, callback: Callable[[Any], Any] | None, what: Any) -> None:
@@ -202,7 +224,7 @@ class Middleware:
             return
         outcome = await attempted(_called(callback, what))
         if outcome.error is not None:
-            LOG.warning("context_compiler: a callback raised %r", outcome.error)
+            LOG.warning("context_compiler: a callback raised %s", _said(outcome.error))
 
 
 async def _called(callback: Callable[[Any], Any], what: Any) -> None:
@@ -212,14 +234,32 @@ async def _called(callback: Callable[[Any], Any], what: Any) -> None:
         await given
 
 
+def _failure(error: Exception | None, model: str) -> dict[str, str]:
+    """What a `CompileError` for this would say."""
+    if isinstance(error, CompileError):
+        said = str(error).removeprefix(f"{error.phase} ({error.model}): ")
+        return {"message": said, "model": error.model, "phase": error.phase}
+    return {"message": f"{type(error).__name__}: {error}", "model": model, "phase": "call"}
+
+
+def _said(error: Exception) -> str:
+    """What the log may say of an error: what others wrote into theirs may repeat what somebody said."""
+    kind = type(error).__name__
+    if isinstance(error, CompileError):
+        return f"{kind}: {error.phase} ({error.model})"
+    if isinstance(error, ContextCompilerError):
+        return f"{kind}: {error}"
+    place = traceback.extract_tb(error.__traceback__)
+    return f"{kind} in {place[-1].name}, line {place[-1].lineno}" if place else kind
+
+
 def _log(record: Record, result: Result) -> None:
-    turns = sum(1 for reading in result.sent.readings if reading.prompts)
-    asked = 1 if result.row is not None and result.row.compiled_prompt else 0
+    """One line a compile: before, after, what stayed, whether a model was asked, how long it took."""
     LOG.info(
         "%s → %s tokens, %d turns kept, %d compile, %.1f s",
         f"{record.tokens_raw:,}",
-        f"{record.tokens_sent:,}",
-        turns,
-        asked,
+        f"{round(result.cost * result.ratio):,}",
+        sum(reading.prompts for reading in result.sent.readings),
+        1 if result.row is not None and result.row.compiled_prompt else 0,
         record.latency_ms / 1000,
     )

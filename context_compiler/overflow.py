@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from pydantic_ai import exceptions
 from pydantic_ai.exceptions import ModelHTTPError
@@ -34,7 +34,8 @@ _WORDS = (
 def is_overflow(error: BaseException) -> bool:
     """Whether a provider refused a request as too long; a group counts when one of its errors does."""
     if isinstance(error, BaseExceptionGroup):
-        return any(is_overflow(one) for one in error.exceptions)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        group = cast(BaseExceptionGroup[BaseException], error)
+        return any(map(is_overflow, group.exceptions))
     if _TOO_LONG is not None and isinstance(error, _TOO_LONG):
         return True
     if not isinstance(error, ModelHTTPError) or error.status_code not in (400, 413, 422):

@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse
-from pydantic_ai.usage import RequestUsage
 
 from context_compiler.agent import Answer
 from context_compiler.content import user_content
@@ -23,7 +22,7 @@ from context_compiler.items import MARK, mark_of
 from context_compiler.middleware import Middleware
 from context_compiler.prompt import Order
 from context_compiler.record import Record
-from context_compiler.request import Request, run_facts
+from context_compiler.request import Request, charged, run_facts
 from context_compiler.run import Run
 from context_compiler.template import Template
 from context_compiler.view import LEFT_OUT, View, marked_request
@@ -45,7 +44,8 @@ class CompilingHistoryProcessor:
         """The view of what really was said, with a mark that says where all of it is."""
         raw = await self._restored(messages)
         run = _remembered(self._runs, ctx.run_id or "", Run())
-        view = await self._ware.messages(run, self._request(ctx, raw))
+        made = await self._ware.view(run, self._request(ctx, raw))
+        view = raw if self._ware.wanted.dry_run else made.messages
         await self._ware.rest()
         if view == raw or run.raw is None or run.raw.tip is None:
             return view
@@ -54,13 +54,10 @@ class CompilingHistoryProcessor:
 
     def _request(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> Request:
         async def asked(order: Order) -> Answer:
-            answer = await self._ware.compile(order.key, order.prompts, ctx.model)  # pyright: ignore[reportArgumentType]
-            spent = {name: answer.usage.get(name, 0) for name in ("input_tokens", "output_tokens")}
-            ctx.usage.incr(RequestUsage(**spent))
-            return answer
+            return charged(ctx, await self._ware.compile(order.key, order.prompts, ctx.model))  # pyright: ignore[reportArgumentType]
 
         return Request(
-            messages=messages, **run_facts(ctx, messages, self._ware.counter), find=self._ware.find, ask=asked
+            messages=messages, **run_facts(ctx, messages, self._ware.counter), begin=self._ware.begin, ask=asked
         )
 
     @property
@@ -70,11 +67,11 @@ class CompilingHistoryProcessor:
 
     async def views(self, session: str | None = None) -> list[Record]:
         """What was sent, newest first; of one conversation, or of all."""
-        return await self._ware.archive.store.views(session)
+        return await self._ware.views(session)
 
     async def transcript(self, session: str) -> list[ModelMessage]:
         """The raw history of a conversation, without loss, whatever the host has stored."""
-        return await self._ware.archive.transcript(session)
+        return await self._ware.transcript(session)
 
     async def _restored(self, messages: list[ModelMessage]) -> list[ModelMessage]:
         """The raw history behind our own output, and what came after it."""
@@ -124,14 +121,12 @@ def _mark(message: ModelMessage) -> dict[str, Any] | None:
 
 def _tagged(view: Sequence[ModelMessage], tip: str) -> list[ModelMessage]:
     """A view whose own part says which raw history stands behind it, and where the view ends."""
-    answers = [index for index, message in enumerate(view) if isinstance(message, ModelResponse)]
-    last = answers[-1] if answers else -1
-    tail = sum(len(message.parts) for message in view[last + 1 :])
     own = next((index for index, message in enumerate(view) if _mark(message) is not None), None)
-    mark = {"v": 1, "tip": tip, "responses": len(answers), "tail": tail}
     if own is None:
-        mark["tail"] += 1 if not answers else 0
-        return [marked_request(LEFT_OUT, mark), *view]
+        view, own = [marked_request(LEFT_OUT, {"v": 1}), *view], 0
+    answers = [index for index, message in enumerate(view) if isinstance(message, ModelResponse)]
+    tail = sum(len(message.parts) for message in view[answers[-1] + 1 if answers else 0 :])
+    mark = {"v": 1, "tip": tip, "responses": len(answers), "tail": tail}
     return [*view[:own], _marked(view[own], mark), *view[own + 1 :]]
 
 
@@ -139,10 +134,11 @@ def _marked(message: ModelMessage, mark: dict[str, Any]) -> ModelMessage:
     """The message with another mark on its own parts."""
     parts: list[Any] = []
     for part in message.parts:
+        pieces: Any = getattr(part, "content", None)
         if mark_of(part) is not None:
-            part = replace(part, metadata={MARK: mark})
-        elif any(mark_of(piece) is not None for piece in user_content(getattr(part, "content", None))):
-            part = replace(part, content=[replace(piece, metadata={MARK: mark}) for piece in part.content])
+            part = replace(part, metadata={MARK: mark})  # pyright: ignore[reportCallIssue]
+        elif any(mark_of(piece) is not None for piece in user_content(pieces)):
+            part = replace(part, content=[replace(piece, metadata={MARK: mark}) for piece in pieces])  # pyright: ignore[reportCallIssue]
         parts.append(part)
     return replace(message, parts=parts)
 

@@ -1,28 +1,21 @@
-"""From what happened to what is remembered: rows for the record, redaction, and a breaker for the store.
-
-The conversation matters more than its record: whatever goes wrong here is reported and the request goes on.
-"""
+"""From what happened to rows for the record, whose status explains every column that is empty."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from context_compiler.agent import Answer
 from context_compiler.cutting import Cut, Options
 from context_compiler.frozen import spans
 from context_compiler.history import History
-from context_compiler.ids import chained, identity
 from context_compiler.prompt import Order
-from context_compiler.record import Compile, Drop, Entry, Record
+from context_compiler.record import Compile, Drop, Record
 
-Redact = Callable[[str], str]
-"""Given a text, what of it may be kept."""
-
-NO_SURVIVAL = "survival: not measured"
 NO_IDENTIFIERS = "identifier ledger: none"
 
 
@@ -56,25 +49,13 @@ def compile_row(
     budget_used: int,
 ) -> Compile:
     """One compile as it goes on the record; `order` is None where no model was asked."""
-    notes = [NO_SURVIVAL] + ([] if order else ["prompt, raw_output, cache_key: no model was asked"])
     parsed = json_object(answer.text) if answer else None
-    if answer and parsed is None:
-        notes.append("summary_json: the answer is not a JSON object")
-    template = options.template
-    return Compile(
-        session_id=where.session_id,
-        vault_name=where.vault_name,
-        turn_index=where.turn_index,
-        run_id=where.run_id,
+    row = _row(
+        where,
+        options,
         covered_tip=cut.history.ids[cut.out[-1]] if cut.out else "",
         cache_key=order.key if order and status == "ok" else None,
-        template_name=template.name,
-        template_source=template.source,
-        template_path=template.path,
-        template_hash=template.sha256,
-        fidelity=str(options.fidelity),
-        model_alias=options.model,
-        compiled_prompt="\n\n".join(order.prompts).replace("\x00", "") if order else None,
+        compiled_prompt=_prompts(order) if order else None,
         raw_output=answer.text if answer else None,
         summary=summary or quotes or None,
         summary_json=parsed,
@@ -82,13 +63,87 @@ def compile_row(
         sections_included=order.included if order else (("quotes",) if quotes else ()),
         sections_dropped=order.dropped if order else (),
         budget_used=budget_used,
-        survival=None,
         latency_ms=answer.latency_ms if answer else 0.0,
         usage=answer.usage if answer else {},
-        status="; ".join([status, *notes]),
+        status=status,
         error=error,
-        created_at=now(),
     )
+    why = {"summary_json": "the answer is not a JSON object", "cache_key": "not to be used again"}
+    if order is None:
+        why = dict.fromkeys([*why, "compiled_prompt", "raw_output"], "no model was asked")
+    return explained(row, why)
+
+
+def failed_row(where: Where, history: History, options: Options, order: Order, error: Exception) -> Compile:
+    """A compile that came to nothing: what was asked is kept, and why nothing came."""
+    row = _row(
+        where,
+        options,
+        covered_tip=history.tip or "",
+        compiled_prompt=_prompts(order),
+        input_payload={"raw_tip": history.tip, "missing": list(order.missing), "prompts": len(order.prompts)},
+        sections_included=order.included,
+        sections_dropped=order.dropped,
+        status="failed",
+        error=str(error),
+    )
+    return explained(row, dict.fromkeys(("raw_output", "summary", "summary_json", "cache_key"), "no answer came"))
+
+
+def _row(where: Where, options: Options, **given: Any) -> Compile:
+    template = options.template
+    empty: dict[str, Any] = {
+        "cache_key": None,
+        "raw_output": None,
+        "summary": None,
+        "summary_json": None,
+        "budget_used": 0,
+        "survival": None,
+        "latency_ms": 0.0,
+        "usage": {},
+    }
+    return Compile(
+        session_id=where.session_id,
+        vault_name=where.vault_name,
+        turn_index=where.turn_index,
+        run_id=where.run_id,
+        template_name=template.name,
+        template_source=template.source,
+        template_path=template.path,
+        template_hash=template.sha256,
+        fidelity=str(options.fidelity),
+        model_alias=options.model,
+        created_at=now(),
+        **{**empty, **given},
+    )
+
+
+WHY_EMPTY = {
+    "error": "none",
+    "run_id": "no run",
+    "template_path": "the template is no file",
+    "summary": "nothing was written",
+    "summary_id": "nothing was compiled",
+    "survival": "not measured",
+}
+"""Why a column may be empty, where nothing else is said."""
+
+Row = TypeVar("Row", Compile, Record)
+
+
+def explained(row: Row, why: Mapping[str, str]) -> Row:
+    """The row with a status that also says for every empty column why it is empty."""
+    reasons: dict[str, list[str]] = {}
+    for field in fields(row):
+        name = field.name
+        if getattr(row, name) is None and name not in ("id", "compile") and not re.search(rf"\b{name}\b", row.status):
+            reasons.setdefault(why.get(name) or WHY_EMPTY.get(name, "unknown"), []).append(name)
+    notes = [f"{', '.join(names)}: {said}" for said, names in reasons.items()]
+    return replace(row, status="; ".join([row.status, *notes]))
+
+
+def _prompts(order: Order) -> str:
+    return "\n\n".join(order.prompts).replace("\x00", "")
 
 
 def _payload(cut: Cut, order: Order | None) -> dict[str, object]:
@@ -124,114 +179,6 @@ def by_reason(drops: Sequence[Drop]) -> list[dict[str, object]]:
         if len(named) < 20:
             named.append(drop.what)
     return list(lines.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Redacted:
-    """A chain as it may be kept: every text of every message through `redact`."""
-
-    ids: tuple[str, ...]
-    bodies: tuple[bytes, ...]
-    texts: tuple[str, ...]
-
-    def body(self, index: int) -> bytes:
-        """The canonical JSON of message `index`, redacted."""
-        return self.bodies[index]
-
-    def text(self, index: int) -> str:
-        """The searchable text of message `index`, redacted."""
-        return self.texts[index]
-
-
-class Redactor:
-    """Redacts chains, each message once; names them by what is left."""
-
-    def __init__(self, redact: Redact) -> None:
-        """Keep what `redact` returns."""
-        self.redact = redact
-        self._done: dict[str, tuple[bytes, str]] = {}
-
-    def chain(self, history: History) -> Redacted:
-        """The chain of a history as it may be kept."""
-        ids: list[str] = []
-        bodies: list[bytes] = []
-        texts: list[str] = []
-        parent: str | None = None
-        for index, name in enumerate(history.ids):
-            if name not in self._done:
-                body = self._clean(json.loads(history.body(index)))
-                self._done[name] = json.dumps(body, ensure_ascii=False).encode(), self.redact(history.text(index))
-            body, text = self._done[name]
-            parent = chained(parent, identity(body))
-            ids.append(parent)
-            bodies.append(body)
-            texts.append(text)
-        return Redacted(ids=tuple(ids), bodies=tuple(bodies), texts=tuple(texts))
-
-    _STRUCTURE = frozenset(
-        {"kind", "part_kind", "tool_call_id", "timestamp", "media_type", "run_id", "conversation_id"}
-    )
-
-    def _clean(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.redact(value)
-        if isinstance(value, list):
-            return [self._clean(one) for one in cast(list[Any], value)]
-        if isinstance(value, dict):
-            given = cast(dict[str, Any], value)
-            return {key: one if key in self._STRUCTURE else self._clean(one) for key, one in given.items()}
-        return value
-
-    def compile(self, row: Compile) -> Compile:
-        """A compile as it may be kept; it is never used again, since it no longer says what it said."""
-        return replace(
-            row,
-            cache_key=None,
-            compiled_prompt=self.redact(row.compiled_prompt) if row.compiled_prompt else row.compiled_prompt,
-            raw_output=self.redact(row.raw_output) if row.raw_output else row.raw_output,
-            summary=self.redact(row.summary) if row.summary else row.summary,
-            summary_json=None,
-            status=f"{row.status}; summary_json, cache_key: redacted",
-        )
-
-
-def bare(row: Compile) -> Compile:
-    """A compile without any content: what `record="metadata"` keeps."""
-    return replace(
-        row,
-        covered_tip="",
-        cache_key=None,
-        compiled_prompt=None,
-        raw_output=None,
-        summary=None,
-        summary_json=None,
-        status=f"{row.status}; content: record is metadata",
-    )
-
-
-def entry(
-    record: Record,
-    raw: History,
-    view: History,
-    *,
-    row: Compile | None,
-    cycle: Any,
-    keep: str,
-    redactor: Redactor | None,
-) -> Entry:
-    """All that a request adds to the record, as far as it may be kept."""
-    if keep == "metadata":
-        kept = replace(record, raw_tip=None, view_tip=None, status=f"{record.status}; content: record is metadata")
-        return Entry(record=kept, raw=None, view=None, compile=bare(row) if row else None)
-    if redactor is None:
-        return Entry(record=record, raw=raw, view=view, compile=row, cycle=cycle)
-    was, sent = redactor.chain(raw), redactor.chain(view)
-    kept = replace(record, raw_tip=was.ids[-1] if was.ids else None, view_tip=sent.ids[-1] if sent.ids else None)
-    if row is not None:
-        row = replace(
-            redactor.compile(row), covered_tip=dict(zip(raw.ids, was.ids, strict=True)).get(row.covered_tip, "")
-        )
-    return Entry(record=kept, raw=was, view=sent, compile=row)
 
 
 def ledger(sections: Mapping[str, int], drops: Sequence[Drop], kept: Sequence[tuple[int, str]]) -> dict[str, Any]:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage
-from pydantic_ai.models import Model, ModelRequestContext
+from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.usage import RequestUsage
 
 from context_compiler.agent import Answer
+from context_compiler.errors import CompileError
 from context_compiler.items import MESSAGE_OVERHEAD
 from context_compiler.prompt import Order
 from context_compiler.ratios import model_family
 from context_compiler.tokens import TokenCounter
 
-Find = Callable[[list[str], str], Awaitable[str | None]]
-"""The newest cycle of the last of these chain ids that has one, made with this configuration, as JSON."""
+Begin = Callable[[list[str], str], Awaitable[dict[str, Any]]]
+"""What a run starts from, as plain data: `cycle`, the JSON of the newest cycle of the last of these chain ids that
+has one made with this configuration, and `ratios`, what was learnt so far."""
 
 AskFor = Callable[[Order], Awaitable[Answer]]
+Affords = Callable[[int, int], bool]
+"""Whether the run's usage limits leave room for a compile of that many tokens in and out."""
 
 TOOL_OVERHEAD = 12
 """Tokens that the framing of one tool definition costs."""
@@ -44,35 +50,66 @@ class Request:
     """What the host makes of messages before they go out, where it says so."""
     session_id: str
     run_id: str | None
-    allowance: int | None
-    """Tokens that the run's usage limits leave; None where they do not say."""
-    find: Find
-    ask: AskFor | None
-    """None where no model may be asked."""
+    affords: Affords
+    begin: Begin
+    ask: AskFor
 
 
 def host_facts(ctx: RunContext[Any], context: ModelRequestContext, counter: TokenCounter) -> dict[str, Any]:
     """What a request costs beside its messages, and what its model allows."""
-    settings, parameters = context.model.prepare_request(context.model_settings, context.model_request_parameters)
+    model = context.model
+    settings, parameters = model.prepare_request(context.model_settings, context.model_request_parameters)
+    given: dict[str, object] = dict(settings or {})
     instructions = [part.content for part in parameters.instruction_parts or []]
     tools = [_tool(tool) for tool in (*parameters.function_tools, *parameters.output_tools)]
     native = parameters.output_object if parameters.output_mode == "native" else None
     schema = json.dumps(native.json_schema, default=str) if native else ""
-    overhead = sum(counter.text(text) + MESSAGE_OVERHEAD for text in instructions)
-    overhead += sum(counter.text(tool) + TOOL_OVERHEAD for tool in tools) + counter.text(schema)
-    stable = {key: value for key, value in (settings or {}).items() if isinstance(value, str | int | float | bool)}
+    stable = {key: value for key, value in given.items() if isinstance(value, str | int | float | bool)}
+
+    def framing(messages: list[ModelMessage]) -> list[ModelMessage]:
+        return model.prepare_messages(messages, parameters)
+
     return {
-        "overhead": overhead,
+        "overhead": _overhead(instructions, tools, counter) + counter.text(schema),
         "hash": _hash([instructions, tools, schema, stable]),
-        "model": context.model.model_name,
-        "family": model_family(context.model.system, context.model.model_name),
-        "window": window_of(context.model),
-        "max_tokens": _whole((settings or {}).get("max_tokens")),
-        "framing": lambda messages: context.model.prepare_messages(messages, parameters),
+        "framing": framing,
+        **_run_facts(ctx, model, given),
+    }
+
+
+def run_facts(ctx: RunContext[Any], messages: list[ModelMessage], counter: TokenCounter) -> dict[str, Any]:
+    """The same for a history processor, which sees the run but not the request: tools as far as they are known."""
+    last = messages[-1] if messages else None
+    instructions = [text] if (text := getattr(last, "instructions", None)) else []
+    manager = getattr(ctx, "tool_manager", None)
+    tools = [_tool(tool) for tool in getattr(manager, "tool_defs", None) or ()]
+    given: dict[str, object] = dict(ctx.model_settings or {})
+    return {
+        "overhead": _overhead(instructions, tools, counter),
+        "hash": _hash([instructions, tools]),
+        "framing": None,
+        **_run_facts(ctx, ctx.model, given),
+    }
+
+
+def _run_facts(ctx: RunContext[Any], model: Any, settings: Mapping[str, object]) -> dict[str, Any]:
+    def affords(given: int, said: int) -> bool:
+        return spares(ctx, given, said)
+
+    return {
+        "model": model.model_name,
+        "family": model_family(model.system, model.model_name),
+        "window": _whole(getattr(model, "context_window", None)),
+        "max_tokens": _whole(settings.get("max_tokens")),
         "session_id": session_of(ctx),
         "run_id": ctx.run_id,
-        "allowance": allowance(ctx),
+        "affords": affords,
     }
+
+
+def _overhead(instructions: Sequence[str], tools: Sequence[str], counter: TokenCounter) -> int:
+    said = sum(counter.text(text) + MESSAGE_OVERHEAD for text in instructions)
+    return said + sum(counter.text(tool) + TOOL_OVERHEAD for tool in tools)
 
 
 def _tool(tool: Any) -> str:
@@ -80,34 +117,8 @@ def _tool(tool: Any) -> str:
     return json.dumps({"type": "function", "function": facts}, default=str)
 
 
-def window_of(model: Model) -> int | None:
-    """The model's context window in tokens, where the host knows it."""
-    return _whole(getattr(model, "context_window", None))
-
-
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def run_facts(ctx: RunContext[Any], messages: list[ModelMessage], counter: TokenCounter) -> dict[str, Any]:
-    """The same for a history processor, which sees the run but not the request: tools as far as they are known."""
-    instructions = [getattr(messages[-1], "instructions", None) or ""] if messages else []
-    manager = getattr(ctx, "tool_manager", None)
-    tools = [_tool(tool) for tool in getattr(manager, "tool_defs", None) or ()]
-    overhead = sum(counter.text(text) + MESSAGE_OVERHEAD for text in instructions if text)
-    overhead += sum(counter.text(tool) + TOOL_OVERHEAD for tool in tools)
-    return {
-        "overhead": overhead,
-        "hash": _hash([instructions, tools]),
-        "model": ctx.model.model_name,
-        "family": model_family(ctx.model.system, ctx.model.model_name),
-        "window": window_of(ctx.model),
-        "max_tokens": _whole((ctx.model_settings or {}).get("max_tokens")),
-        "framing": None,
-        "session_id": session_of(ctx),
-        "run_id": ctx.run_id,
-        "allowance": allowance(ctx),
-    }
 
 
 def _hash(facts: object) -> str:
@@ -119,17 +130,31 @@ def session_of(ctx: RunContext[Any]) -> str:
     return ctx.conversation_id or ctx.run_id or "conversation"
 
 
-def allowance(ctx: RunContext[Any]) -> int | None:
-    """How many tokens the run's usage limits leave; None where they do not say."""
-    allowed = ctx.usage_limits
+def spares(ctx: RunContext[Any], given: int, said: int) -> bool:
+    """Whether a compile takes at most half of what the run's usage limits leave: the request itself needs the rest."""
+    allowed, used = ctx.usage_limits, ctx.usage
     if allowed is None:
-        return None
-    left = [
-        limit - used
-        for limit, used in (
-            (allowed.input_tokens_limit, ctx.usage.input_tokens),
-            (allowed.total_tokens_limit, ctx.usage.total_tokens),
-        )
-        if limit is not None
-    ]
-    return min(left) if left else None
+        return True
+    takes = (
+        (allowed.input_tokens_limit, used.input_tokens, given),
+        (allowed.output_tokens_limit, used.output_tokens, said),
+        (allowed.total_tokens_limit, used.total_tokens, given + said),
+    )
+    return all(limit is None or 2 * tokens <= limit - spent for limit, spent, tokens in takes)
+
+
+def charged(ctx: RunContext[Any], answer: Answer) -> Answer:
+    """The answer, its tokens added to the run's; its requests are not, because limits count those.
+
+    Raises:
+        CompileError: there is none.
+    """
+    if answer.failure is not None:
+        raise CompileError(**answer.failure)
+    spent = RequestUsage(
+        input_tokens=answer.usage.get("input_tokens", 0),
+        output_tokens=answer.usage.get("output_tokens", 0),
+        cost=None if answer.cost is None else Decimal(answer.cost),
+    )
+    ctx.usage.incr(spent)
+    return answer

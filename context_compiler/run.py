@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pydantic_ai.messages import ModelMessage
@@ -20,6 +20,8 @@ from context_compiler.history import History, Reader
 from context_compiler.library import TemplateLibrary
 from context_compiler.limits import Asked, Limits, limits
 from context_compiler.ratios import Ratios
+from context_compiler.record import Compile
+from context_compiler.recording import Where
 from context_compiler.request import Request
 from context_compiler.settings import Settings
 from context_compiler.shapes import Shape
@@ -37,28 +39,37 @@ class Run:
     raw: History | None = None
     view: History | None = None
     frozen: Frozen | None = None
+    """The cycle that the run is in, or would be in once raw history does not fit any more."""
+    kept: Frozen | None = None
+    """The cycle as it is on the record."""
+    prefix: tuple[Frozen, list[ModelMessage]] | None = None
+    """What that cycle froze, built."""
+    begun: bool = False
+    """Whether it was looked up what the run starts from."""
+    cut: bool = False
+    """Whether a view has been sent that leaves something out: there is no way back to raw history within a run."""
+    ratios: Ratios = field(default_factory=Ratios)
+    """What was learnt before this run and in it, not what other runs learn meanwhile: a resumed run decides alike."""
     requests: int = 0
-    looked: bool = False
-    """Whether a cycle of an earlier run was looked for."""
+    turn: int = 0
     asked_turn: int = -1
     """The user turn in which a model was asked last, with or without success."""
-    tight: float = 1.0
     opened_turn: int = -1
     """The user turn whose first request `every_turn` has seen."""
-    prefix: tuple[Frozen, list[ModelMessage]] | None = None
     sent: int = 0
     """Exact tokens of the last request as sent; 0 when it was none of ours."""
     budget: int = 0
     """The budget of the last request, in exact tokens."""
-    turn: int = 0
-    kept: Frozen | None = None
-    """The cycle as it is on the record."""
+    tight: float = 1.0
+    """What is left of the budget after a provider refused it, as a share."""
     refused: bool = False
     """The provider has refused a request of this run as too long."""
+    failed: Compile | None = None
+    """The compile that failed in this request."""
 
     def tighten(self) -> None:
         """Go on with less, and without a model for this turn: the provider says the request was too long."""
-        self.tight = TIGHT * (min(1.0, self.sent / self.budget) if self.sent and self.budget else 1.0)
+        self.tight *= TIGHT * (min(1.0, self.sent / self.budget) if self.sent and self.budget else 1.0)
         self.refused = True
         self.asked_turn = self.turn
 
@@ -76,7 +87,6 @@ class Live:
     model: str | None
     """What the compiler's model is called; None is the run's own."""
     cycles: Cycles = field(default_factory=Cycles)
-    ratios: Ratios = field(default_factory=Ratios)
     paired: Pairing | None = None
     """The pairing of the last history without open calls: the next one often continues it."""
     reader: Reader = field(init=False)
@@ -86,10 +96,15 @@ class Live:
 
     def options(self, request: Request) -> Options:
         """How views of this request are written; TemplateError where the template is missing or wrong."""
+        return self._settled(self.wishes, self.library, request)
+
+    def plain(self, request: Request) -> Options:
+        """The same with a template that comes with the package and needs no model."""
+        return self._settled(replace(self.wishes, template="extractive"), TemplateLibrary(system=None), request)
+
+    def _settled(self, wishes: Wishes, library: TemplateLibrary, request: Request) -> Options:
         model = self.model if self.model is not None else request.model
-        return self.wishes.options(
-            self.library, self.settings, model=model, family=request.family, window=request.window
-        )
+        return wishes.options(library, self.settings, model=model, family=request.family, window=request.window)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,14 +123,14 @@ class Sight:
         return outline(self.history, self.pairing)
 
 
-def read(live: Live, run: Run, request: Request) -> Sight:
+def read(live: Live, run: Run, request: Request, options: Options) -> Sight:
     """Read the messages of a request."""
     history = live.reader.read(request.messages, last=run.raw)
     run.raw = history
     pairing = pair(history, live.paired)
     live.paired = live.paired if pairing.waiting else pairing
     turn = run.turn = turn_index(history)
-    return Sight(history=history, pairing=pairing, base=repaired(pairing), turn=turn, options=live.options(request))
+    return Sight(history=history, pairing=pairing, base=repaired(pairing), turn=turn, options=options)
 
 
 def marks_of(live: Live, run: Run, request: Request, sight: Sight, ratio: float) -> Limits:
@@ -129,4 +144,15 @@ def marks_of(live: Live, run: Run, request: Request, sight: Sight, ratio: float)
         fidelity=sight.options.fidelity,
         ratio=ratio,
         tight=run.tight,
+    )
+
+
+def where_of(live: Live, run: Run, request: Request, sight: Sight) -> Where:
+    """Which request of which conversation this is."""
+    return Where(
+        session_id=request.session_id,
+        vault_name=live.vault_name,
+        run_id=request.run_id,
+        turn_index=sight.turn,
+        request_index=run.requests,
     )

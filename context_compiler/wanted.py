@@ -14,13 +14,36 @@ from context_compiler.config import Many, Wishes, chosen, how_many
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.limits import Amount, Asked, checked
-from context_compiler.recording import Redact
+from context_compiler.redaction import Redact
 from context_compiler.store import Store
 from context_compiler.template import Template
 from context_compiler.tokens import Count, TokenCounter
 from context_compiler.view import View
 
-FUNCTIONS = ("on_view", "on_error", "redact")
+
+def _one_of(*kinds: type[object]) -> Callable[[object], bool]:
+    return lambda value: value is None or isinstance(value, kinds)
+
+
+def _seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
+    "template": (lambda value: isinstance(value, str | Template), "a name or a Template"),
+    "model": (_one_of(str, Model), "a model or its name"),
+    "store": (_one_of(str, Path, Store), "a path or a Store"),
+    "vault": (_one_of(str, Path), "a folder"),
+    "system": (_one_of(str, Path), "a folder"),
+    "vault_name": (lambda value: isinstance(value, str), "a name"),
+    "every_turn": (lambda value: isinstance(value, bool), "True or False"),
+    "dry_run": (lambda value: isinstance(value, bool), "True or False"),
+    "timeout": (_seconds, "seconds above 0"),
+    "on_view": (lambda value: value is None or callable(value), "a function"),
+    "on_error": (lambda value: value is None or callable(value), "a function"),
+    "redact": (lambda value: value is None or callable(value), "a function"),
+}
+"""What each argument may be, where nobody else looks: a YAML spec hands over anything."""
 
 
 @dataclass
@@ -82,14 +105,12 @@ class Wanted:
             SettingsError: A value is wrong; the message says what is allowed.
             FidelityError: The fidelity is unknown.
         """
+        for name, (allowed, what) in ALLOWED.items():
+            if not allowed(getattr(self, name)):
+                raise SettingsError(f"{name}={getattr(self, name)!r}: give {what}")
         self.asked()
         self.wishes()
         chosen("record", self.record)
-        if isinstance(self.timeout, bool) or self.timeout <= 0:
-            raise SettingsError(f"timeout={self.timeout!r}: give seconds above 0")
-        for name in FUNCTIONS:
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise SettingsError(f"{name}={getattr(self, name)!r}: give a function")
 
     def asked(self) -> Asked:
         """The budget as it was asked for."""
@@ -105,8 +126,6 @@ class Wanted:
 
     def wishes(self) -> Wishes:
         """How views are to be written."""
-        if not isinstance(self.template, str | Template):
-            raise SettingsError(f"template={self.template!r}: give a name or a Template")
         return Wishes(
             template=self.template,
             fidelity=None if self.fidelity is None else Fidelity.parse(self.fidelity, where="fidelity"),
@@ -114,7 +133,7 @@ class Wanted:
             recent_tool_results=how_many("recent_tool_results", self.recent_tool_results),
             tool_history=chosen("tool_history", self.tool_history),
             inject=chosen("inject", self.inject),
-            every_turn=bool(self.every_turn),
+            every_turn=self.every_turn,
         )
 
     def compiler_name(self) -> str | None:
