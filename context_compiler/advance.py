@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from context_compiler.budget import CUT, LADDER, Bench, older_turns, reduce
+from context_compiler.bench import Bench
+from context_compiler.budget import CUT, LADDER, older_turns, reduce
 from context_compiler.cutting import Cut, Options
 from context_compiler.frozen import Frozen, positions, spans
 from context_compiler.history import History
@@ -92,9 +93,11 @@ def _start(
         for index, shape in previous.kept:
             shapes[index] = shape
     if options.tool_history != "paired":
-        for index in range(outline.active.start):
+        start = outline.active.start
+        for index in range(start):
             shape = shapes[index]
-            if shape is not None and not shape.bare and history.readings[index].exchanges:
+            tied = outline.ties.get(index, (0,))[-1] >= start
+            if shape is not None and not shape.bare and not tied and history.readings[index].exchanges:
                 shapes[index] = replace(shape, tools=options.tool_history)
     return shapes
 

@@ -9,7 +9,7 @@ from context_compiler.advance import cut, freeze, order, refusal, why_no_model
 from context_compiler.agent import Answer
 from context_compiler.cutting import Cut, Options
 from context_compiler.frozen import Frozen
-from context_compiler.history import History
+from context_compiler.history import History, repeats
 from context_compiler.limits import Limits
 from context_compiler.prompt import Order
 from context_compiler.record import Compile
@@ -54,12 +54,14 @@ class Advanced:
 
 def repaired(pairing: Pairing) -> dict[int, Shape]:
     """The shapes of messages with broken parts."""
-    return {index: Shape(skip=parts) for index, parts in pairing.broken.items()}
+    shapes = {index: Shape(skip=parts) for index, parts in pairing.broken.items()}
+    return shapes if pairing.told is None else {**shapes, pairing.told: Shape(tools="render")}
 
 
 def carried(history: History) -> int:
-    """What a view carries for others whatever it leaves out, in exact tokens."""
-    return sum(reading.stays for reading in history.readings)
+    """What a view carries for others whatever it leaves out, in exact tokens; what is said twice counts once."""
+    twice = (history.readings[index].items[at] for index, parts in repeats(history).items() for at in parts)
+    return sum(reading.stays for reading in history.readings) - sum(item.tokens for item in twice)
 
 
 async def advanced(

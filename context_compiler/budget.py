@@ -7,83 +7,19 @@ does not fit, it says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 
-from context_compiler.history import History
+from context_compiler.bench import Bench
+from context_compiler.history import History, Reading
 from context_compiler.items import Kind
-from context_compiler.record import Drop
-from context_compiler.shapes import WHOLE, Shape, largest, price
-from context_compiler.tokens import TokenCounter
-from context_compiler.turns import Group, Outline, Turn, closed
+from context_compiler.shapes import largest
+from context_compiler.turns import Group, Turn
 
 SUMMARY_STEPS = (1_500, 600, 500)
 """What a planned summary shrinks to, in tokens: medium, low, compact."""
 
-SMALLEST = 16
+SMALLEST = 6
 """The least that the hardest clamp leaves of a part, in tokens."""
-
-
-class Bench:
-    """A view being cut to size: a shape and a price for every message, and the running total."""
-
-    def __init__(
-        self, history: History, outline: Outline, counter: TokenCounter, shapes: Sequence[Shape | None]
-    ) -> None:
-        """Start from `shapes`, one a message; `None` is out."""
-        self.history, self.outline, self.counter = history, outline, counter
-        self.shapes: list[Shape | None] = list(shapes)
-        self.costs = [self._price(index, shape) for index, shape in enumerate(self.shapes)]
-        self.total = sum(self.costs)
-        self.summary = 0
-        """What is set aside for the summary that is still to be written, in tokens."""
-        self.drops: list[Drop] = []
-
-    def _price(self, index: int, shape: Shape | None) -> int:
-        if shape is None:
-            return 0
-        return price(self.history.messages[index], self.history.readings[index], shape, self.counter)
-
-    def put(self, index: int, shape: Shape | None) -> None:
-        """Give a message another shape."""
-        cost = self._price(index, shape)
-        self.total += cost - self.costs[index]
-        self.shapes[index], self.costs[index] = shape, cost
-
-    def here(self, index: int) -> Shape | None:
-        """The shape of a message that is still carried for what it says; None when it is out."""
-        shape = self.shapes[index]
-        return None if shape is None or shape.bare else shape
-
-    def out(self, indices: Iterable[int], reason: str) -> None:
-        """Leave messages out, but for ties to messages that stay and what the host would forget."""
-        gone = {index for index in indices if self.here(index) is not None}
-        already = {index for tie in self.outline.ties for index in tie if self.here(index) is None}
-        gone = closed(gone | already, self.outline.ties) - already
-        before = self.total
-        for index in sorted(gone):
-            shape = self.shapes[index] or WHOLE
-            keeps = self.history.readings[index].stays > 0
-            self.put(index, replace(shape, bare=True, skeleton=False, limit=None) if keeps else None)
-        if gone:
-            what = f"messages {min(gone)}-{max(gone)}" if len(gone) > 1 else f"message {min(gone)}"
-            self.drops.append(Drop(what=what, reason=reason, tokens=before - self.total))
-
-    def reshape(self, index: int, reason: str, **changes: object) -> None:
-        """Give a message a smaller shape, if it really is smaller."""
-        shape = self.here(index)
-        if shape is None:
-            return
-        smaller = replace(shape, **changes)  # pyright: ignore[reportArgumentType]
-        cost = self._price(index, smaller)
-        if cost < self.costs[index]:
-            self.drops.append(Drop(what=f"message {index}", reason=reason, tokens=self.costs[index] - cost))
-            self.put(index, smaller)
-
-    def before_active(self) -> range:
-        """Positions before the active turn."""
-        return range(self.outline.active.start)
-
 
 Rung = Callable[[Bench, int, int], Iterator[None]]
 """One rung of the ladder: given the bench, the room for messages and how many recent turns to keep, it
@@ -111,7 +47,7 @@ def skeletons(bench: Bench, room: int, recent: int) -> Iterator[None]:
     """Tool exchanges of earlier turns keep name, key arguments and outcome, oldest first."""
     for index in bench.before_active():
         if bench.history.readings[index].exchanges:
-            bench.reshape(index, "tool exchange as a skeleton", skeleton=True, signed=False)
+            bench.reshape(index, "tool exchange as a skeleton", skeleton=True, without=frozenset({Kind.THINKING}))
             yield
 
 
@@ -136,7 +72,14 @@ def completed(turn: Turn, history: History) -> tuple[Group, ...]:
     return tuple(
         group
         for group in turn.groups[:-1]
-        if not any(history.readings[index].prompts for index in range(group.start, group.stop))
+        if not any(_prompted(history.readings[index]) for index in range(group.start, group.stop))
+    )
+
+
+def _prompted(reading: Reading) -> bool:
+    """Whether a user says something there; a file beside an answer is what a tool returned."""
+    return reading.prompts and not (
+        reading.answers and all(item.media for item in reading.items if item.kind is Kind.USER)
     )
 
 
@@ -163,7 +106,7 @@ def no_summary(bench: Bench, room: int, recent: int) -> Iterator[None]:
 
 
 def harder_clamps(bench: Bench, room: int, recent: int) -> Iterator[None]:
-    """Open results, call arguments, the active prompt and at last hoisted system text are cut, harder each time."""
+    """Open results, call arguments, what is tied to them, and at last the prompts are cut, harder each time."""
     limit = max(room // 4, SMALLEST)
     while limit > SMALLEST:
         limit = max(limit // 2, SMALLEST)
@@ -183,20 +126,34 @@ def _last_to_go(bench: Bench) -> tuple[Sequence[int], Sequence[int], Sequence[in
     return exchange, tied, [index for index in run if readings[index].prompts]
 
 
-def thoughts(bench: Bench, room: int, recent: int) -> Iterator[None]:
-    """Thinking goes: no shape can shorten what is signed."""
-    for index in range(len(bench.history)):
-        if any(item.kind is Kind.THINKING for item in bench.history.readings[index].items):
-            bench.reshape(index, "thinking, over budget", signed=False)
-            yield
+def unshortened(bench: Bench, room: int, recent: int) -> Iterator[None]:
+    """What no clamp can shorten goes: thinking first, then compactions and parts that nobody knows."""
+    for kinds in ({Kind.THINKING}, {Kind.THINKING, Kind.COMPACTION, Kind.OTHER}):
+        for index in range(len(bench.history)):
+            if any(item.kind in kinds for item in bench.history.readings[index].items):
+                bench.reshape(index, "cannot be shortened, over budget", without=frozenset(kinds))
+                yield
+
+
+def steering(bench: Bench, room: int, recent: int) -> Iterator[None]:
+    """Of several prompts of the active turn the first and the last stay, and so does the open exchange."""
+    prompted = [
+        group
+        for group in bench.outline.active.groups[1:]
+        if any(_prompted(bench.history.readings[index]) for index in range(group.start, group.stop))
+    ]
+    for group in prompted[:-1]:
+        bench.out(range(group.start, group.stop), "earlier prompt of this turn, over budget")
+        yield
 
 
 def hoisted(bench: Bench, room: int, recent: int) -> Iterator[None]:
-    """What is carried for others is cut last."""
-    for index, shape in enumerate(bench.shapes):
-        if shape is not None and shape.bare:
-            bench.put(index, replace(shape, limit=SMALLEST * 4))
-            yield
+    """The system text of others is cut last."""
+    for limit in (64, SMALLEST):
+        for index, reading in enumerate(bench.history.readings):
+            if any(item.kind is Kind.SYSTEM for item in reading.items):
+                bench.reshape(index, "system text, over budget", system=limit)
+        yield
 
 
 CUT: tuple[Rung, ...] = (
@@ -206,12 +163,10 @@ CUT: tuple[Rung, ...] = (
     recent_turns,
     active_skeletons,
     active_groups,
-    no_summary,
-    harder_clamps,
-    thoughts,
-    hoisted,
 )
-LADDER: tuple[Rung, ...] = (giants, *CUT)
+"""The rungs that only leave out or abridge what is over: all that is climbed while the budget itself holds."""
+
+LADDER: tuple[Rung, ...] = (giants, *CUT, no_summary, harder_clamps, unshortened, steering, hoisted)
 
 
 def reduce(bench: Bench, target: int, *, room: int, recent: int, rungs: Sequence[Rung] = LADDER) -> bool:

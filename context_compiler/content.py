@@ -1,9 +1,11 @@
-"""What a prompt or a result may hold beside text: pictures, sound, documents, and what stands for them."""
+"""What a prompt or a result may hold beside text: pictures, sound, documents, data, and what stands for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
+
+from pydantic_core import to_json
 
 from context_compiler.tokens import media_tokens
 
@@ -72,3 +74,19 @@ def without_media(content: object) -> object:
     if isinstance(content, list | tuple):
         return [without_media(value) for value in cast(Sequence[object], content)]
     return content
+
+
+def plain(content: object) -> str:
+    """Any content as the text a model would read; what has no text form is named, never raised."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    try:
+        return to_json(content, fallback=_name_of, bytes_mode="base64", inf_nan_mode="constants").decode()
+    except (ValueError, TypeError, RecursionError):
+        return f"<{type(content).__qualname__}>"
+
+
+def _name_of(value: object) -> str:
+    return f"<{type(value).__qualname__}>"

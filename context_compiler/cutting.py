@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from context_compiler.budget import Bench
+from context_compiler.bench import Bench
 from context_compiler.fidelity import Fidelity
 from context_compiler.frozen import Frozen
 from context_compiler.history import History

@@ -8,11 +8,11 @@ edited prompt, a fork, or a history that was built by hand and carries no ids.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from context_compiler.shapes import Shape, decode, encode
+from context_compiler.shapes import WHOLE, Shape
 
 Span = tuple[int, int]
 """Positions `start` to before `stop`."""
@@ -54,7 +54,7 @@ class Frozen:
     def to_json(self) -> str:
         """As JSON text."""
         data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        data["kept"] = [[start, stop, encode(shape)] for start, stop, shape in _runs(self.kept)]
+        data["kept"] = [[start, stop, _encoded(shape)] for start, stop, shape in _runs(self.kept)]
         return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
@@ -65,13 +65,30 @@ class Frozen:
             data["kept"] = tuple(
                 (index, shape)
                 for start, stop, coded in data["kept"]
+                for shape in (_decoded(coded),)
                 for index in range(start, stop)
-                if (shape := decode(coded)) is not None
             )
             data["covered"] = tuple((int(a), int(b)) for a, b in data["covered"])
             return cls(**data)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             return None
+
+
+SETS = ("skip", "without")
+"""Fields of a shape that JSON knows only as lists."""
+
+
+def _encoded(shape: Shape) -> dict[str, Any]:
+    """What of a shape is not as in a whole one."""
+    said = {field.name: getattr(shape, field.name) for field in fields(shape)}
+    return {
+        name: sorted(value) if name in SETS else value for name, value in said.items() if value != getattr(WHOLE, name)
+    }
+
+
+def _decoded(data: Mapping[str, Any]) -> Shape:
+    said: dict[str, Any] = {name: frozenset(value) if name in SETS else value for name, value in data.items()}
+    return Shape(**said)
 
 
 def _runs(kept: Sequence[tuple[int, Shape]]) -> list[tuple[int, int, Shape]]:

@@ -13,13 +13,13 @@ from enum import StrEnum
 from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
-from pydantic_core import to_json
 
 from context_compiler.content import (
     is_media,
     media_cost,
     media_in,
     placeholder,
+    plain,
     user_content,
     without_media,
 )
@@ -76,18 +76,17 @@ class Item:
     @property
     def stays(self) -> bool:
         """Whether it stays when its message goes: another's system text, or what the host keeps for itself."""
-        return self.loads or self.kind in (Kind.SYSTEM, Kind.CONTROL)
+        return self.loads or self.kind is Kind.CONTROL or (self.kind is Kind.SYSTEM and self.mark is None)
 
 
-CONTROL_KINDS = frozenset(
-    {
-        "instruction-baseline",
-        "instruction-delta",
-        "tool-availability-delta",
-        "model-settings-delta",
-        "capability-load-delta",
-    }
-)
+CONTROL_KINDS = {
+    "instruction-baseline": "",
+    "instruction-delta": "content",
+    "tool-availability-delta": "tools_added",
+    "model-settings-delta": "settings",
+    "capability-load-delta": "loaded",
+}
+"""What the host notes in a history for itself, and the field of it that a model may come to read."""
 
 
 def read_items(message: ModelMessage, counter: TokenCounter) -> tuple[Item, ...]:
@@ -99,25 +98,9 @@ def read_part(part: Any, counter: TokenCounter) -> Item:
     """One part as an item; a kind that nobody knows is `OTHER`."""
     kind = getattr(part, "part_kind", "")
     if kind in CONTROL_KINDS:
-        text = plain(getattr(part, "content", None))
+        text = plain(getattr(part, CONTROL_KINDS[kind], None))
         return Item(kind=Kind.CONTROL, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD)
     return _READERS.get(kind, _other)(part, counter)
-
-
-def plain(content: object) -> str:
-    """Any content as the text a model would read; what has no text form is named, never raised."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    try:
-        return to_json(content, fallback=_name_of, bytes_mode="base64", inf_nan_mode="constants").decode()
-    except (ValueError, TypeError, RecursionError):
-        return f"<{type(content).__qualname__}>"
-
-
-def _name_of(value: object) -> str:
-    return f"<{type(value).__qualname__}>"
 
 
 def _user(part: Any, counter: TokenCounter) -> Item:
@@ -225,6 +208,15 @@ def _file(part: Any, counter: TokenCounter) -> Item:
     return Item(kind=Kind.MEDIA, text=placeholder(part.content), tokens=cost + MESSAGE_OVERHEAD, media=cost)
 
 
+def _speech(part: Any, counter: TokenCounter) -> Item:
+    """What was spoken: its transcript, and the sound of what a user said where the host has kept it."""
+    by_user = part.speaker == "user"
+    sound = media_cost(part.audio) if by_user and part.audio is not None else 0
+    text = part.transcript or (placeholder(part.audio) if sound else "")
+    kind = Kind.USER if by_user else Kind.TEXT
+    return Item(kind=kind, text=text, tokens=counter.text(text) + sound + MESSAGE_OVERHEAD, media=sound)
+
+
 def _other(part: Any, counter: TokenCounter) -> Item:
     content = getattr(part, "content", None)
     text = content if isinstance(content, str) else plain(part)
@@ -244,6 +236,7 @@ _READERS: dict[str, Callable[[Any, TokenCounter], Item]] = {
     "retry-feedback": _retry,
     "compaction": _said(Kind.COMPACTION),
     "file": _file,
+    "speech": _speech,
 }
 
 

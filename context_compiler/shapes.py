@@ -1,25 +1,29 @@
 """A message stands in a view whole, in one of a few smaller shapes, or not at all.
 
 A shape never mutates: it builds new parts, and only the parts that change. A shape keeps pairs valid: a
-call keeps its id and name, an answer its id, whatever happens to what they say.
+call keeps its id and name, an answer its id, whatever happens to what they say. What the provider ran
+itself can only be read whole by it, so such an exchange becomes text where it is too long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from pydantic_ai.messages import ModelMessage, TextPart, ToolReturnPart, UserPromptPart
 
-from context_compiler.content import is_media, media_cost, placeholder, user_content, without_media
+from context_compiler.content import is_media, media_cost, placeholder, plain, user_content
 from context_compiler.history import Reading
-from context_compiler.items import Item, Kind, arguments, plain, read_items
-from context_compiler.skeleton import call_line, clip, outcome_line
+from context_compiler.items import CALL_OVERHEAD, MESSAGE_OVERHEAD, Item, Kind, arguments, read_items, read_part
+from context_compiler.skeleton import call_line, outcome_line
 from context_compiler.tokens import TokenCounter
 
-SKELETON_TEXT = 60
-"""Tokens that what was said around a tool call keeps in a skeleton."""
+SKELETON = {Kind.CALL: 64, Kind.RETURN: 48, Kind.TEXT: 60}
+"""Parts with more tokens than this are cut down in a skeleton."""
+
+SKELETON_CALL = 96
+"""Tokens that the arguments of a call keep in a skeleton."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +31,19 @@ class Shape:
     """How a message stands in a view; the default is whole."""
 
     skip: frozenset[int] = frozenset()
-    """Parts left out because they are broken, by position."""
+    """Parts left out, by position: they are broken, or were said before."""
+    without: frozenset[str] = frozenset()
+    """Kinds of part left out that nothing can shorten; what stays for others is never among them."""
     limit: int | None = None
     """The most tokens one part may have; longer ones keep head and tail."""
+    system: int | None = None
+    """The same for system text of others, which no other limit touches."""
     skeleton: bool = False
     """Tool exchanges keep name, key arguments and an outcome line."""
     bare: bool = False
     """Only what the host would forget remains: foreign system parts, control parts, loads."""
     tools: str = "paired"
     """paired: tool exchanges stand; drop: they go; render: they stand as text."""
-    signed: bool = True
-    """Thinking stays: it signs the calls beside it, and the active run needs it."""
 
 
 WHOLE = Shape()
@@ -47,11 +53,10 @@ def shaped(message: ModelMessage, reading: Reading, shape: Shape, counter: Token
     """The message in that shape: itself when whole, None when nothing of it is left."""
     if shape == WHOLE:
         return message
+    told = _told(reading.items, shape)
     parts: list[Any] = []
     for position, (part, item) in enumerate(zip(message.parts, reading.items, strict=True)):
-        if position in shape.skip:
-            continue
-        kept = _part(part, item, shape, counter)
+        kept = None if position in shape.skip else _part(part, item, shape, told, counter)
         if kept is not None:
             parts.append(kept)
     return replace(message, parts=parts) if parts else None
@@ -65,39 +70,52 @@ def price(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenC
     return 0 if left is None else sum(item.tokens for item in read_items(left, counter))
 
 
-def _part(part: Any, item: Item, shape: Shape, counter: TokenCounter) -> Any | None:
-    if shape.bare and not item.stays:
+def _told(items: Sequence[Item], shape: Shape) -> frozenset[str | None]:
+    """Ids of what the provider ran itself within this message and what is too long for the shape."""
+    limit = shape.limit if shape.limit is not None else SKELETON[Kind.RETURN] if shape.skeleton else None
+    own = [item.call_id for item in items if item.native]
+    if limit is None or not own:
+        return frozenset()
+    return frozenset(item.call_id for item in items if item.tokens > limit and own.count(item.call_id) > 1)
+
+
+def _part(part: Any, item: Item, shape: Shape, told: frozenset[str | None], counter: TokenCounter) -> Any | None:
+    if item.stays:
+        long = item.kind is Kind.SYSTEM and shape.system is not None and item.tokens > shape.system
+        return _clamped(part, item, shape.system or 0, counter) if long else part
+    if shape.bare or item.kind in shape.without or (item.call_id is not None and shape.tools == "drop"):
         return None
-    if item.kind is Kind.THINKING and not shape.signed:
-        return None
-    if shape.tools != "paired" and item.call_id is not None and not item.loads:
-        return None if shape.tools == "drop" else _as_text(part, item)
-    if shape.skeleton and not item.loads:
-        part = _skeleton(part, item, counter)
-    if shape.limit is not None and item.tokens > shape.limit:
-        return _clamped(part, item, shape.limit, counter)
-    return part
+    if item.call_id is not None and (shape.tools == "render" or (item.native and item.call_id in told)):
+        return _as_text(part, item, shape.limit, counter)
+    if item.native:
+        return part
+    if shape.skeleton:
+        part, item = _skeleton(part, item, counter)
+    long = shape.limit is not None and item.tokens > shape.limit
+    return _clamped(part, item, shape.limit or 0, counter) if long else part
 
 
 def clamp(text: str, limit: int, counter: TokenCounter) -> str:
-    """Head and tail of a text, with a marker between that says how much is left out; at most `limit` tokens."""
+    """Head and tail of a text, with a marker between that says how much it was; at most `limit` tokens."""
     size = counter.text(text)
     if size <= limit:
         return text
     marker = f"\n[… {size:,} tokens in full, the middle is left out here …]\n"
     room = limit - counter.text(marker) - 4
     if room < 8:
-        return counter.head(f"[… {size:,} tokens left out …]", max(limit, 0))
+        return counter.head(counter.head(text, limit - 2) + "…", limit)
     return counter.head(text, room * 2 // 3) + marker + counter.tail(text, room - room * 2 // 3)
 
 
-def _clamped(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any | None:
+def _clamped(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
     write = _WRITERS.get(item.kind)
-    return write(part, item, max(1, limit - 16), counter) if write else None
+    return write(part, item, max(1, limit - MESSAGE_OVERHEAD), counter) if write else part
 
 
 def _saying(part: Any, text: str) -> Any:
-    """The same part with another text; the host's deprecated retry prompts become what it loads them as."""
+    """The same part with another text; parts that a host only takes over from elsewhere become plain ones."""
+    if part.part_kind == "speech":
+        return UserPromptPart(content=text) if part.speaker == "user" else TextPart(content=text)
     if part.part_kind != "retry-prompt":
         return replace(part, content=text)
     if part.tool_name is None:
@@ -110,53 +128,69 @@ def _write_text(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any
 
 
 def _write_user(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
+    if part.part_kind == "speech" or isinstance(part.content, str):
+        return _write_text(part, item, limit, counter)
     pieces: list[Any] = []
     left = limit
     for piece in user_content(part.content):
-        if is_media(piece):
-            cost = media_cost(piece)
-            piece = piece if cost <= left else placeholder(piece)
-            left -= cost if not isinstance(piece, str) else counter.text(piece)
-        else:
-            text = clamp(piece if isinstance(piece, str) else str(getattr(piece, "content", "")), max(left, 1), counter)
-            left -= counter.text(text)
-            piece = text if isinstance(piece, str) or not hasattr(piece, "content") else replace(piece, content=text)
-        pieces.append(piece)
+        short, cost = _piece(piece, left, counter)
+        pieces.append(short)
+        left -= cost
         if left <= 0:
             break
-    return replace(part, content=pieces[0] if isinstance(part.content, str) else pieces)
+    return replace(part, content=pieces)
+
+
+def _piece(piece: Any, left: int, counter: TokenCounter) -> tuple[Any, int]:
+    """A piece of a prompt cut to what is left, and what it costs."""
+    if is_media(piece):
+        cost = media_cost(piece)
+        if cost <= left:
+            return piece, cost
+        piece = placeholder(piece)
+    said = piece if isinstance(piece, str) else getattr(piece, "content", None)
+    if not isinstance(said, str):
+        return piece, 0
+    text = clamp(said, left, counter)
+    return text if isinstance(piece, str) else replace(piece, content=text), counter.text(text)
 
 
 def _write_answer(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
-    content = part.content
-    if item.media:
-        content = without_media(content)
-    text = clamp(plain(content), max(1, limit - counter.text(item.tool or "")), counter)
-    return _saying(part, text)
+    return _saying(part, clamp(item.text, max(1, limit - counter.text(item.tool or "")), counter))
 
 
 def _write_call(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
-    return replace(part, args=_short_arguments(item.text, max(2, limit - 16) // 2, counter))
+    room = limit - (CALL_OVERHEAD - MESSAGE_OVERHEAD) - counter.text(item.tool or "")
+    return replace(part, args=_short_arguments(item.text, room, counter))
 
 
 def _short_arguments(text: str, limit: int, counter: TokenCounter) -> dict[str, object]:
-    """Arguments whose values are clipped so that all of them fit, as many as fit, in their order."""
+    """Arguments with long values cut, all of them where that fits, else as many as fit, in their order."""
     given = arguments(text)
     if given is None:
         given = {"arguments": text}
-    short: dict[str, object] = {}
-    left = limit
+    width = limit
+    while width >= 4:
+        short = {key: _short_value(value, width, counter) for key, value in given.items()}
+        if counter.text(plain(short)) <= limit:
+            return short
+        width //= 2
+    short = dict[str, object]()
     for key, value in given.items():
-        said = value if isinstance(value, int | float | bool) or value is None else clip(plain(value), 120)
-        left -= counter.text(str(said)) + counter.text(key) + 4
-        if left < 0:
+        longer = {**short, key: _short_value(value, 4, counter)}
+        if counter.text(plain(longer)) > limit:
             break
-        short[key] = said
+        short = longer
     return short
 
 
+def _short_value(value: object, width: int, counter: TokenCounter) -> object:
+    said = plain(value)
+    return value if counter.text(said) <= width else clamp(said, width, counter)
+
+
 def _write_file(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
-    return TextPart(content=item.text)
+    return TextPart(content=clamp(item.text, limit, counter))
 
 
 _WRITERS: dict[Kind, Callable[[Any, Item, int, TokenCounter], Any]] = {
@@ -168,48 +202,38 @@ _WRITERS: dict[Kind, Callable[[Any, Item, int, TokenCounter], Any]] = {
     Kind.CALL: _write_call,
     Kind.MEDIA: _write_file,
 }
-"""How each kind is clamped; the others (thinking, unknown parts) can only stay whole or go."""
+"""How each kind is clamped; the others (thinking, compactions, unknown parts) can only stay whole or go."""
 
 
-def _as_text(part: Any, item: Item) -> Any:
+def _as_text(part: Any, item: Item, limit: int | None, counter: TokenCounter) -> Any:
     """A call or an answer as a line of text, each on its own side of the conversation."""
+    name = item.tool or "tool"
+    line = call_line(name, item.text) if item.kind is Kind.CALL else outcome_line(item.text, failed=item.failed)
+    said = f"[tool] {line}" if item.kind is Kind.CALL else f"[tool] {name}: {line}"
+    if limit is not None:
+        said = clamp(said, max(1, limit - MESSAGE_OVERHEAD), counter)
     if item.kind is Kind.CALL or item.native:
-        said = (
-            call_line(item.tool or "tool", item.text)
-            if item.kind is Kind.CALL
-            else outcome_line(item.text, failed=item.failed)
-        )
-        return TextPart(content=f"[tool] {said}")
-    line = outcome_line(item.text, failed=item.failed)
-    return UserPromptPart(content=f"[tool] {item.tool}: {line}", timestamp=part.timestamp)
+        return TextPart(content=said)
+    return UserPromptPart(content=said, timestamp=part.timestamp)
 
 
-def _skeleton(part: Any, item: Item, counter: TokenCounter) -> Any:
-    if item.kind is Kind.CALL and item.tokens > 64:
-        return replace(part, args=_short_arguments(item.text, 96, counter))
-    if item.kind is Kind.RETURN and item.tokens > 48:
+def _skeleton(part: Any, item: Item, counter: TokenCounter) -> tuple[Any, Item]:
+    """The part as it stands in a skeleton, read again."""
+    if item.kind is Kind.USER and item.media:
+        shown = [placeholder(piece) if is_media(piece) else piece for piece in user_content(part.content)]
+        part = replace(part, content=shown) if part.part_kind == "user-prompt" else _saying(part, item.text)
+    elif item.tokens <= SKELETON.get(item.kind, item.tokens):
+        return part, item
+    elif item.kind is Kind.CALL:
+        part = replace(part, args=_short_arguments(item.text, SKELETON_CALL, counter))
+    elif item.kind is Kind.RETURN:
         line = outcome_line(item.text, failed=item.failed)
-        return _saying(part, f"{line}\n[outcome only; {item.tokens:,} tokens in full]")
-    if item.kind is Kind.TEXT and item.tokens > SKELETON_TEXT:
-        return replace(part, content=clamp(item.text, SKELETON_TEXT, counter))
-    return part
+        part = _saying(part, f"{line}\n[outcome only; {item.tokens:,} tokens in full]")
+    else:
+        part = _saying(part, clamp(item.text, SKELETON[Kind.TEXT], counter))
+    return part, read_part(part, counter)
 
 
 def largest(items: Sequence[Item]) -> int:
     """The price of the largest part."""
     return max((item.tokens for item in items), default=0)
-
-
-def encode(shape: Shape | None) -> list[object] | None:
-    """A shape as JSON; None, which is `out`, stays None."""
-    if shape is None:
-        return None
-    return [sorted(shape.skip), shape.limit, shape.skeleton, shape.bare, shape.tools, shape.signed]
-
-
-def decode(data: object) -> Shape | None:
-    """The reverse of `encode`."""
-    if data is None:
-        return None
-    skip, limit, skeleton, bare, tools, signed = cast(list[Any], data)
-    return Shape(skip=frozenset(skip), limit=limit, skeleton=skeleton, bare=bare, tools=tools, signed=signed)

@@ -1,20 +1,20 @@
 """A history falls into turns, a turn into groups, and a group is in, out, or rendered whole: never half.
 
 A cut is safe where every rule in `RULES` tolerates it; what lies between two safe cuts is a group. A call
-that is answered in a later turn (deferred tools, approvals) ties the two messages together across any
-distance instead of making one giant group of all between.
+that is answered late (deferred tools, approvals) ties the two messages together across any distance instead
+of making one giant group of all between.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from context_compiler.history import History
 from context_compiler.items import Kind
-
 
 NEAR = 8
 """How many messages back the run before a prompt is looked for; hosts stamp nearly every message."""
@@ -27,13 +27,18 @@ class Pairing:
     pairs: tuple[tuple[int, int], ...]
     """Position of a call, position of its answer."""
     broken: Mapping[int, frozenset[int]]
-    """Parts without a partner, by position of their message: orphaned and duplicated answers, unanswered calls,
+    """Parts without a partner, by position of their message: orphaned and repeated answers, unanswered calls,
     and thinking that signs nothing else."""
+    told: int | None
+    """The last message, where nothing of it has a partner: a view ends with it, so it is told as text."""
     length: int
     tip: str | None
     """How much of which history was paired."""
     waiting: bool
-    """Some call has no answer yet, or never will."""
+    """What comes next may change this: a call has no answer yet, or the last message is only told."""
+
+
+NOTHING = Pairing(pairs=(), broken={}, told=None, length=0, tip=None, waiting=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +63,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """A history as turns, with the ties that cross them."""
+    """A history as turns, with what holds messages of different groups together."""
 
     turns: tuple[Turn, ...]
-    ties: tuple[tuple[int, int], ...]
+    ties: Mapping[int, tuple[int, ...]]
+    """For a message with a call that is answered late, or with such an answer: all messages that go only
+    when it goes, itself among them."""
 
     @property
     def active(self) -> Turn:
@@ -70,39 +77,40 @@ class Outline:
 
 
 def pair(history: History, before: Pairing | None = None) -> Pairing:
-    """Pair calls with answers by id, in order, across any distance; an id may be used again once answered.
+    """Pair calls with answers by id, across any distance. An id that is called again gives up its open call.
 
     `before` is the pairing of a history that this one may continue; only what is new is then looked at.
     """
     if before is None or before.waiting or not continues(history, before):
-        before = Pairing(pairs=(), broken={}, length=0, tip=None, waiting=False)
-    calls: defaultdict[tuple[str, bool], deque[tuple[int, int]]] = defaultdict(deque)
+        before = NOTHING
+    calls: dict[tuple[str, bool], tuple[int, int]] = {}
     pairs = list(before.pairs)
     broken: defaultdict[int, set[int]] = defaultdict(set)
     for index, reading in enumerate(history.readings[before.length :], before.length):
-        if not reading.exchanges:
-            continue
-        for position, item in enumerate(reading.items):
+        for position, item in enumerate(reading.items if reading.exchanges else ()):
             if item.call_id is None:
                 continue
-            waiting = calls[item.call_id, item.native]
+            open_call = calls.pop((item.call_id, item.native), None)
             if item.kind is Kind.CALL:
-                waiting.append((index, position))
-            elif waiting:
-                pairs.append((waiting.popleft()[0], index))
+                calls[item.call_id, item.native] = index, position
+                if open_call is not None:
+                    broken[open_call[0]].add(open_call[1])
+            elif open_call is not None:
+                pairs.append((open_call[0], index))
             else:
                 broken[index].add(position)
-    left = [place for waiting in calls.values() for place in waiting]
-    for index, position in left:
-        if index < len(history) - 1:
-            broken[index].add(position)
+    for index, position in calls.values():
+        broken[index].add(position)
     found = {index: _unsigned(history, index, parts) for index, parts in broken.items()}
+    last = len(history) - 1
+    lost = last in found and history.readings[last].request and len(found[last]) == len(history.readings[last].items)
     return Pairing(
         pairs=tuple(pairs),
         broken={**before.broken, **found},
+        told=last if lost else None,
         length=len(history),
         tip=history.tip,
-        waiting=bool(left),
+        waiting=bool(calls) or lost,
     )
 
 
@@ -148,9 +156,10 @@ Rule = Callable[[History, Pairing, list[int]], Iterable[int]]
 
 
 def keeps_pairs(history: History, pairing: Pairing, starts: list[int]) -> Iterable[int]:
-    """A call and its answer in the same turn stay on the same side."""
+    """A call and its answer stay on the same side, unless the answer is so late that a tie must do."""
+    steps = _steps(history)
     for call, answer in pairing.pairs:
-        if bisect_right(starts, call) == bisect_right(starts, answer):
+        if not _late(call, answer, steps, starts):
             yield from range(call + 1, answer + 1)
 
 
@@ -172,46 +181,59 @@ def keeps_one_voice(history: History, pairing: Pairing, starts: list[int]) -> It
 RULES: tuple[Rule, ...] = (keeps_pairs, keeps_continuations, keeps_one_voice)
 
 
+def _steps(history: History) -> list[int]:
+    """For every message, how often a response followed a request up to there."""
+    before = (True, *(reading.request for reading in history.readings))
+    return list(accumulate(was and not reading.request for was, reading in zip(before, history.readings, strict=False)))
+
+
+def _late(call: int, answer: int, steps: list[int], starts: list[int]) -> bool:
+    """Whether an answer comes in another turn, or after another response."""
+    return steps[call] != steps[answer] or bisect_right(starts, call) != bisect_right(starts, answer)
+
+
 def cut_points(history: History, pairing: Pairing, starts: list[int]) -> frozenset[int]:
     """Every position where it is safe to cut: all rules tolerate it; 0 is always among them."""
     everywhere = frozenset(range(len(history)))
-    return frozenset.intersection(everywhere, *(everywhere - set(rule(history, pairing, starts)) for rule in RULES)) | {
-        0
-    }
+    return everywhere.difference(*(rule(history, pairing, starts) for rule in RULES)) | {0}
+
+
+def ties(history: History, pairing: Pairing, starts: list[int]) -> dict[int, tuple[int, ...]]:
+    """What late answers hold together: their calls, and whatever else these messages call and answer."""
+    steps = _steps(history)
+    late = [pair for pair in pairing.pairs if _late(*pair, steps, starts)]
+    partners: defaultdict[int, list[int]] = defaultdict(list)
+    for call, answer in pairing.pairs if late else ():
+        partners[call].append(answer)
+        partners[answer].append(call)
+    found: dict[int, tuple[int, ...]] = {}
+    for start, _ in late:
+        if start not in found:
+            whole = _reached(start, partners)
+            found.update(dict.fromkeys(whole, whole))
+    return found
+
+
+def _reached(start: int, partners: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
+    reached = {start}
+    waiting = [start]
+    while waiting:
+        new = set(partners[waiting.pop()]) - reached
+        reached |= new
+        waiting.extend(new)
+    return tuple(sorted(reached))
 
 
 def outline(history: History, pairing: Pairing) -> Outline:
     """A history as turns and groups. An empty history has no turns."""
     if not len(history):
-        return Outline(turns=(), ties=())
+        return Outline(turns=(), ties={})
     starts = turn_starts(history)
     cuts = sorted(cut_points(history, pairing, starts) | set(starts))
-    edges = [*starts, len(history)]
+    first = 0 if history.readings[0].prompts else -1
     turns: list[Turn] = []
-    at = 0
-    ordinal = -1
-    for start, stop in zip(edges, edges[1:], strict=False):
-        inner: list[int] = []
-        while at < len(cuts) and cuts[at] < stop:
-            inner.append(cuts[at])
-            at += 1
-        ordinal += 1 if start or history.readings[start].prompts else 0
-        groups = tuple(Group(start=a, stop=b) for a, b in zip(inner, [*inner[1:], stop], strict=True))
+    for ordinal, (start, stop) in enumerate(pairwise([*starts, len(history)]), first):
+        edges = [*cuts[bisect_left(cuts, start) : bisect_left(cuts, stop)], stop]
+        groups = tuple(Group(start=a, stop=b) for a, b in pairwise(edges))
         turns.append(Turn(index=ordinal, start=start, stop=stop, groups=groups))
-    ties = tuple(
-        (call, answer) for call, answer in pairing.pairs if bisect_right(starts, call) != bisect_right(starts, answer)
-    )
-    return Outline(turns=tuple(turns), ties=ties)
-
-
-def closed(out: set[int], ties: Iterable[tuple[int, int]]) -> set[int]:
-    """The largest part of `out` that splits no tie: a message whose partner stays, stays."""
-    left = set(out)
-    changed = True
-    while changed:
-        changed = False
-        for call, answer in ties:
-            if (call in left) != (answer in left):
-                left -= {call, answer}
-                changed = True
-    return left
+    return Outline(turns=tuple(turns), ties=ties(history, pairing, starts))

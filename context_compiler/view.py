@@ -6,7 +6,7 @@ summary, one fenced part with everything verbatim, then the kept messages, the a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -15,20 +15,19 @@ from pydantic_ai.messages import (
     CompactionPart,
     ModelMessage,
     ModelRequest,
+    ModelResponse,
     SystemPromptPart,
     TextContent,
     UserPromptPart,
 )
 
+from context_compiler.bench import LEFT_OUT
 from context_compiler.fences import SUMMARY_PREFIX
 from context_compiler.frozen import Frozen
 from context_compiler.history import History, Reader
 from context_compiler.items import MARK
 from context_compiler.record import Drop, Record
 from context_compiler.shapes import WHOLE, Shape, shaped
-
-LEFT_OUT = "[Earlier messages of this conversation are left out.]"
-"""Stands first where a view would otherwise begin with an answer: no provider accepts that."""
 
 _DAY_ONE = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -109,19 +108,24 @@ def opening(history: History, frozen: Frozen, reader: Reader) -> list[ModelMessa
     """The part of a view that a cycle fixed: what belongs to others, note, quotes, and what it kept."""
     before: list[ModelMessage] = []
     kept: list[ModelMessage] = []
-    said: set[str] = set()
     for index, shape in frozen.kept:
         message = shaped(history.messages[index], history.readings[index], shape, reader.counter)
-        if message is not None and shape.bare:
-            message = _unsaid(message, said)
         if message is not None:
             (before if shape.bare else kept).append(message)
     stamp = stamp_of(history.messages[frozen.decided - 1]) if frozen.decided else _DAY_ONE
     mark = {"v": 1, "tip": frozen.tip}
     first = head(frozen, stamp=stamp, mark=mark)
-    if first is None and kept and not isinstance(kept[0], ModelRequest):
-        first = ModelRequest(parts=[_user(LEFT_OUT, stamp, mark)])
+    lead = ModelRequest(parts=[_user(LEFT_OUT, stamp, mark)])
+    if any(isinstance(message, ModelResponse) for message in before):
+        before.insert(0, lead)
+    elif first is None and _answers([*kept, *history.messages[frozen.decided : frozen.decided + 1]]):
+        first = lead
     return [*before, *([first] if first else []), *kept]
+
+
+def _answers(messages: Sequence[ModelMessage]) -> bool:
+    """Whether messages begin with a response."""
+    return bool(messages) and isinstance(messages[0], ModelResponse)
 
 
 def since(history: History, start: int, base: Mapping[int, Shape], reader: Reader) -> list[ModelMessage]:
@@ -130,21 +134,10 @@ def since(history: History, start: int, base: Mapping[int, Shape], reader: Reade
         return list(history.messages[start:])
     shapes = ((index, base.get(index, WHOLE)) for index in range(start, len(history)))
     built = (shaped(history.messages[index], history.readings[index], shape, reader.counter) for index, shape in shapes)
-    return [message for message in built if message is not None]
-
-
-def _unsaid(message: ModelMessage, seen: set[str]) -> ModelMessage | None:
-    """A hoisted message without system text that an earlier one already said."""
-    parts: list[Any] = []
-    for part in message.parts:
-        if part.part_kind == "system-prompt":
-            if part.content in seen:
-                continue
-            seen.add(part.content)
-        parts.append(part)
-    if len(parts) == len(message.parts):
-        return message
-    return type(message)(**{**message.__dict__, "parts": parts}) if parts else None
+    messages = [message for message in built if message is not None]
+    if not start and _answers(messages):
+        messages.insert(0, ModelRequest(parts=[_user(LEFT_OUT, _DAY_ONE, {"v": 1, "tip": ""})]))
+    return messages
 
 
 def summary_of(frozen: Frozen) -> str:
