@@ -6,6 +6,7 @@ verbatim part and fixes everything until the next advance.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -43,45 +44,39 @@ def cut(
     overhead: int,
     one_shot: bool = False,
 ) -> Cut:
-    """Cut back to the low mark (a one-shot view: to the budget), whole groups, in the ladder's order.
+    """Cut back to the low mark, or fill a one-shot view to the budget: whole groups, in the ladder's order.
 
-    Args:
-        history: The raw history.
-        outline: Its turns.
-        base: The shapes of broken messages.
-        options: How views are written.
-        limits: What the request may cost.
-        counter: What prices everything.
-        previous: The cycle this one follows.
-        overhead: What the request costs beside its messages, in exact tokens.
-        one_shot: Fill to the budget instead of leaving room to grow.
+    `base` are the shapes of broken messages, `previous` the cycle that this one follows, and `overhead` what the
+    request costs beside its messages, in exact tokens.
     """
     bench = Bench(history, outline, counter, _start(history, base, options, outline, previous))
     target = (limits.budget if one_shot else limits.low) - overhead
     recent = options.recent_turns if options.recent_turns is not None else len(outline.turns)
+    over = bench.total > limits.budget - overhead
     user_pins = pins(history, outline, bench.before_active())
-    cap = limits.cap(options.fidelity)
-    pin_room = 0 if not cap or options.named else min(limits.room // 10, _pin_tokens(user_pins, counter))
-    bench.summary = cap + pin_room
-    bench.total += bench.summary
-    over = bench.total - bench.summary > limits.budget - overhead
+    bench.reserve(_reserve(options, limits, user_pins, counter))
     if one_shot or options.every_turn:
-        for _ in older_turns(bench, limits.room, recent):
-            pass
+        deque(older_turns(bench, limits.room, recent), maxlen=0)
     reduce(bench, target, room=limits.room, recent=recent, rungs=LADDER if over else CUT)
     out = tuple(index for index in range(len(history)) if bench.here(index) is None)
     covered = positions(previous.covered) if previous else set[int]()
-    gone = set(out)
     return Cut(
         bench=bench,
         limits=limits,
         target=target,
         out=out,
         span=tuple(index for index in out if index not in covered),
-        pinned=tuple(pin for pin in user_pins if pin.position in gone) if bench.summary else (),
+        pinned=tuple(pin for pin in user_pins if bench.here(pin.position) is None) if bench.summary else (),
         previous=previous,
-        reserve=bench.summary,
     )
+
+
+def _reserve(options: Options, limits: Limits, pinned: Sequence[Pin], counter: TokenCounter) -> int:
+    """What is set aside for note and quotes; a fidelity that the caller names caps both together."""
+    cap = limits.cap(options.fidelity)
+    if options.named or not cap or not pinned:
+        return cap
+    return cap + min(limits.room // 10, sum(counter.text(pin.text) + 12 for pin in pinned) + 24)
 
 
 def _start(
@@ -100,10 +95,6 @@ def _start(
             if shape is not None and not shape.bare and not tied and history.readings[index].exchanges:
                 shapes[index] = replace(shape, tools=options.tool_history)
     return shapes
-
-
-def _pin_tokens(pinned: Sequence[Pin], counter: TokenCounter) -> int:
-    return sum(counter.text(pin.text) + 12 for pin in pinned) + 24 if pinned else 0
 
 
 def why_no_model(cut: Cut, options: Options, turn: int) -> str | None:

@@ -72,10 +72,10 @@ async def advanced(
     marks: Limits,
     *,
     counter: TokenCounter,
-    previous: Frozen | None,
-    overhead: int,
     where: Where,
     ask: Ask | None,
+    previous: Frozen | None = None,
+    overhead: int = 0,
     one_shot: bool = False,
     ratio: float = 1.0,
     tight: float = 1.0,
@@ -88,40 +88,57 @@ async def advanced(
     done = cut(
         history, turns, base, options, marks, counter=counter, previous=previous, overhead=overhead, one_shot=one_shot
     )
-    asked: Order | None = None
-    answer: Answer | None = None
-    error = why_no_model(done, options, where.turn_index) or ("asked in this turn already" if ask is None else None)
-    status = "deterministic"
-    if ask is not None and error is None:
-        asked = order(done, options)
-        answer = await ask(asked)
-        error = answer.refused or refusal(done, answer.text, counter)
-        status = "refused" if error else "ok"
+    reply = await _asked(done, options, where.turn_index, ask)
+    summary = reply.answer.text if reply.answer and reply.status == "ok" else ""
     frozen = freeze(
         done,
         options,
-        summary=answer.text if answer and status == "ok" else "",
-        row=answer.row if answer else None,
+        summary=summary,
+        row=reply.answer.row if reply.answer else None,
         turn=where.turn_index,
-        asked=asked is not None or ask is None,
+        asked=reply.order is not None or ask is None,
         ratio=ratio,
         tight=tight,
     )
-    row = None
-    if done.out and not (answer and answer.row):
-        row = compile_row(
-            where,
-            done,
-            options,
-            order=asked,
-            answer=answer,
-            status=status,
-            error=error,
-            summary=summary_of(frozen),
-            quotes=frozen.quotes,
-            budget_used=counter.text(frozen.note) + counter.text(frozen.quotes),
-        )
-    return Advanced(frozen=frozen, cut=done, row=row, fits=done.bench.total - done.bench.summary <= done.target)
+    return Advanced(frozen=frozen, cut=done, row=_row(where, done, options, reply, frozen), fits=done.fits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reply:
+    """What came of asking a model, or why none was asked."""
+
+    status: str
+    error: str | None
+    order: Order | None = None
+    answer: Answer | None = None
+
+
+async def _asked(done: Cut, options: Options, turn: int, ask: Ask | None) -> _Reply:
+    error = why_no_model(done, options, turn) or ("asked in this turn already" if ask is None else None)
+    if ask is None or error is not None:
+        return _Reply(status="deterministic", error=error)
+    given = order(done, options)
+    answer = await ask(given)
+    error = answer.refused or refusal(done, answer.text, done.counter)
+    return _Reply(status="refused" if error else "ok", error=error, order=given, answer=answer)
+
+
+def _row(where: Where, done: Cut, options: Options, reply: _Reply, frozen: Frozen) -> Compile | None:
+    """The row of a compile; None where nothing was left out, or where it is on the record already."""
+    if not done.out or (reply.answer and reply.answer.row):
+        return None
+    return compile_row(
+        where,
+        done,
+        options,
+        order=reply.order,
+        answer=reply.answer,
+        status=reply.status,
+        error=reply.error,
+        summary=summary_of(frozen),
+        quotes=frozen.quotes,
+        budget_used=done.counter.text(frozen.note) + done.counter.text(frozen.quotes),
+    )
 
 
 def why_kept(frozen: Frozen, turns: Outline, length: int) -> tuple[tuple[int, str], ...]:

@@ -47,6 +47,11 @@ class Bench:
         self.total += cost - self.costs[index]
         self.shapes[index], self.costs[index] = shape, cost
 
+    def reserve(self, tokens: int) -> None:
+        """Set that much aside for the summary, instead of what was."""
+        self.total += tokens - self.summary
+        self.summary = tokens
+
     def here(self, index: int) -> Shape | None:
         """The shape of a message that is still carried for what it says; None when it is out."""
         shape = self.shapes[index]

@@ -55,8 +55,7 @@ def shorter_summary(bench: Bench, room: int, recent: int) -> Iterator[None]:
     """The summary shrinks to medium, low, compact."""
     for size in SUMMARY_STEPS:
         if bench.summary > size:
-            bench.total -= bench.summary - size
-            bench.summary = size
+            bench.reserve(size)
             yield
 
 
@@ -100,8 +99,7 @@ def active_groups(bench: Bench, room: int, recent: int) -> Iterator[None]:
 
 def no_summary(bench: Bench, room: int, recent: int) -> Iterator[None]:
     """The summary goes."""
-    bench.total -= bench.summary
-    bench.summary = 0
+    bench.reserve(0)
     yield
 
 

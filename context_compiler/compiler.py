@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic_ai.messages import ModelMessage, ModelRequest
@@ -26,7 +27,7 @@ from context_compiler.settings import Settings
 from context_compiler.store import Store, open_store
 from context_compiler.template import Template
 from context_compiler.tokens import Count, TokenCounter, as_counter
-from context_compiler.turns import Outline, outline, pair
+from context_compiler.turns import Outline, outline, pair, turn_index
 from context_compiler.view import View, assemble, summary_of
 
 
@@ -70,49 +71,36 @@ async def compile_view(
         BudgetError: `strict`, and even the least does not fit.
         StoreError: The view could not be recorded.
     """
-    price = as_counter(counter)
-    reader = Reader(price)
-    alias = named(model) if model is not None else "none"
     wishes = Wishes(
         template=template,
         fidelity=None if fidelity is None else Fidelity.parse(fidelity, where="compile_view"),
         recent_turns=how_many("recent_turns", recent_turns),
     )
-    options = wishes.options(
-        TemplateLibrary(vault=vault, system=system), Settings.from_environment(), model=alias, family="", window=None
-    )
-    asked_for = Asked(budget=checked(budget, name="budget"))
+    asked = Asked(budget=checked(budget, name="budget"))
+    library = TemplateLibrary(vault=vault, system=system)
+    alias = named(model) if model is not None else "none"
+    options = wishes.options(library, Settings.from_environment(), model=alias, family="", window=None)
+    reader = Reader(as_counter(counter))
     history = reader.read(_to_last_request(messages))
-    shapes = pair(history)
-    turns = outline(history, shapes)
-    marks = limits(asked_for, fixed=carried(history), fidelity=options.fidelity)
-    where = Where(session_id=session or _label(history), turn_index=max(0, turns.active.index) if turns.turns else 0)
+    pairing = pair(history)
+    base, turns = repaired(pairing), outline(history, pairing)
+    marks = limits(asked, fixed=carried(history), fidelity=options.fidelity)
+    where = Where(session_id=session or _label(history), turn_index=turn_index(history))
 
     async def answer(given: Order) -> Answer:
         return await ask(given.prompts, model or "none", timeout=timeout)
 
-    base = repaired(shapes)
-    whole = assemble(history, RAW, base, reader)
+    sent = reader.read(assemble(history, RAW, base, reader))
     done: Advanced | None = None
-    if _cost(reader, whole) > marks.budget:
+    if sent.tokens > marks.budget:
         done = await advanced(
-            history,
-            turns,
-            base,
-            options,
-            marks,
-            counter=price,
-            previous=None,
-            overhead=0,
-            where=where,
-            ask=answer,
-            one_shot=True,
+            history, turns, base, options, marks, counter=reader.counter, where=where, ask=answer, one_shot=True
         )
-        whole = assemble(history, done.frozen, base, reader)
-    view = _one_shot(history, turns, done, whole, reader, marks, len(messages))
+        sent = reader.read(assemble(history, done.frozen, base, reader))
+    view = _view(history, turns, done, sent, marks, reader.counter, after=len(messages) - len(history))
     if strict and view.tokens > marks.budget:
         raise BudgetError(f"even the least takes {view.tokens} of {marks.budget} tokens: give a larger budget")
-    return await _recorded(view, history, done, where, reader, store)
+    return await _recorded(view, history, done, where, sent, store)
 
 
 def _to_last_request(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
@@ -126,45 +114,39 @@ def _label(history: History) -> str:
     return f"conversation-{history.ids[0][-12:]}" if history.ids else "empty"
 
 
-def _cost(reader: Reader, messages: Sequence[ModelMessage]) -> int:
-    return sum(reader.one(message).tokens for message in messages)
-
-
-def _one_shot(
+def _view(
     history: History,
     turns: Outline,
     done: Advanced | None,
-    messages: list[ModelMessage],
-    reader: Reader,
+    sent: History,
     marks: Limits,
-    given: int,
+    counter: TokenCounter,
+    *,
+    after: int,
 ) -> View:
+    """What was sent, and why; `after` messages stood behind the last request."""
     frozen = done.frozen if done else RAW
-    drops = [*done.cut.bench.drops] if done else []
-    if given > len(history):
-        drops.append(
-            Drop(what=f"{given - len(history)} messages", reason="after the last request: a view ends with it")
-        )
-    view = reader.read(messages)
+    drops = done.cut.bench.drops if done else []
+    if after:
+        drops = [*drops, Drop(what=f"{after} messages", reason="after the last request: a view ends with it")]
     kept = why_kept(frozen, turns, len(history))
-    status = "raw" if done is None else "compiled" if view.tokens <= marks.budget else "floor_over_budget"
     return View(
-        messages=messages,
-        tokens=view.tokens,
+        messages=list(sent.messages),
+        tokens=sent.tokens,
         budget=marks.budget,
-        status=status,
+        status="raw" if done is None else "compiled" if sent.tokens <= marks.budget else "floor_over_budget",
         summary=summary_of(frozen),
-        ledger=ledger(sections_of(frozen, view, reader.counter), drops, kept),
+        ledger=ledger(sections_of(frozen, sent, counter), drops, kept),
         drops=tuple(drops),
         kept=kept,
     )
 
 
 async def _recorded(
-    view: View, history: History, done: Advanced | None, where: Where, reader: Reader, store: str | Path | Store | None
+    view: View, history: History, done: Advanced | None, where: Where, sent: History, store: str | Path | Store | None
 ) -> View:
     """The view with its record; kept where a store is given."""
-    sent = reader.read(view.messages)
+    row = done.row if done else None
     record = Record(
         session_id=where.session_id,
         vault_name=where.vault_name,
@@ -184,10 +166,8 @@ async def _recorded(
         request_hash=None,
         latency_ms=0.0,
         created_at=now(),
-        compile=done.row if done else None,
+        compile=row,
     )
     if store is not None:
-        record = await open_store(store).save(
-            Entry(record=record, raw=history, view=sent, compile=done.row if done else None)
-        )
-    return View(**{name: getattr(view, name) for name in View.__slots__ if name != "record"}, record=record)
+        record = await open_store(store).save(Entry(record=record, raw=history, view=sent, compile=row))
+    return replace(view, record=record)

@@ -49,7 +49,21 @@ class Cut:
     """What is out and not covered by the last model compile."""
     pinned: tuple[Pin, ...]
     previous: Frozen | None
-    reserve: int
+
+    @property
+    def reserve(self) -> int:
+        """What note and quotes may cost together at least, in exact tokens; 0 is neither."""
+        return self.bench.summary
+
+    @property
+    def kept(self) -> int:
+        """What the messages cost that stay, in exact tokens."""
+        return self.bench.total - self.bench.summary
+
+    @property
+    def fits(self) -> bool:
+        """Whether what stays is within the target."""
+        return self.kept <= self.target
 
     @property
     def history(self) -> History:

@@ -23,6 +23,9 @@ QUOTES = "QUOTED FROM EARLIER TURNS"
 SMALLEST = 16
 """Below this many tokens a note or a quote says nothing."""
 
+SPARE = 4
+"""Tokens that disarming a cut text may cost."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
@@ -47,7 +50,7 @@ def written_for(cut: Cut, options: Options, summary: str, covered: set[int]) -> 
     counter = cut.counter
     cap = min(cut.limits.cap(options.fidelity), cut.reserve)
     note = _note(summary, cut, options, cap)
-    left = cut.target - (cut.bench.total - cut.bench.summary) - _cost(note, counter)
+    left = cut.target - cut.kept - _cost(note, counter)
     if options.named:
         left = min(left, cap - _cost(note, counter))
     own_body = options.template.compiler == "none" and not summary
@@ -65,23 +68,37 @@ def _note(summary: str, cut: Cut, options: Options, cap: int) -> str:
     room = cap - _cost(note_text("x", preface), counter)
     if room < SMALLEST:
         return ""
-    body = neutral(summary) if summary else _own_note(cut, options, room)
-    return note_text(clamp(body, room, counter), preface)
+    return note_text(_disarmed(summary, room, counter) if summary else _own_note(cut, options, room), preface)
+
+
+def _disarmed(text: str, room: int, counter: TokenCounter) -> str:
+    """A text cut to its room: what is cut apart could pass for a fence again, and is looked at again."""
+    return neutral(clamp(neutral(text), room - SPARE, counter))
 
 
 def _own_note(cut: Cut, options: Options, room: int) -> str:
-    """The note that needs no model: the template's own body where it is of that kind, else the shipped one."""
+    """The note that needs no model: the template's own body where it is of that kind, else the shipped one.
+
+    What it asks for is cut until the body fits, so that no fence loses its end.
+    """
     template = options.template if options.template.compiler != "agent" else options.extractive
-    values = gathered(cut.history, cut.out, cut.pinned, results=options.recent_tool_results, counter=cut.counter)
-    if "recent_turns" in template.wants():
-        found = choose(passages(cut.history, cut.bench.outline, cut.out, cut.counter), max(0, room // 2))
-        values["recent_turns"] = quoted(found)
-    fenced = {
-        name: fence(title, values[name]) if values.get(name, "").strip() else "" for name, title in TITLES.items()
-    }
+    wanted = template.wants()
+    found = gathered(cut.history, cut.out, cut.pinned, results=options.recent_tool_results, counter=cut.counter)
+    values = {name: text for name, text in found.items() if name in wanted}
+    candidates = passages(cut.history, cut.bench.outline, cut.out, cut.counter) if "recent_turns" in wanted else ()
     gone = set(cut.out)
     left_out = sum(turn.start in gone for turn in cut.bench.outline.turns)
-    return template.render({**fenced, "template": about(template), "cap": room, "turns_left_out": left_out})
+    about_it = {"template": about(template), "cap": room, "turns_left_out": left_out}
+    share = room
+    while share > SMALLEST and (values or candidates):
+        said = {name: clamp(text, share, cut.counter) for name, text in values.items()}
+        said["recent_turns"] = quoted(choose(candidates, share))
+        fenced = {name: fence(TITLES[name], text) for name, text in said.items() if text.strip()}
+        body = template.render({**fenced, **about_it})
+        if cut.counter.text(body) <= room:
+            return body
+        share //= 2
+    return _disarmed(template.render(about_it), room, cut.counter)
 
 
 def _quotes(cut: Cut, loose: Sequence[int], room: int) -> str:

@@ -6,7 +6,6 @@ Everything here is data about the conversation. It is fenced where it enters a p
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from context_compiler.history import History
 from context_compiler.items import Item, Kind
@@ -22,15 +21,6 @@ EXPENDABLE = ("reflections", "tool_results", "plan", "topic")
 latest input, the constraints or the turns themselves."""
 
 PLAN_TOKENS, TOPIC_TOKENS, INPUT_TOKENS, RESULT_TOKENS = 400, 200, 2_000, 4_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """One named piece of what a compile is told."""
-
-    name: str
-    text: str
-    tokens: int
 
 
 def latest_input(history: History) -> str:
