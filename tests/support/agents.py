@@ -16,10 +16,13 @@ from pydantic_ai import Agent, AgentRunResultEvent
 from pydantic_ai.messages import (
     ModelMessage,
     ModelMessagesTypeAdapter,
+    ModelRequest,
     ModelResponse,
     ModelResponsePart,
+    TextContent,
     TextPart,
     ToolCallPart,
+    UserPromptPart,
 )
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 from pydantic_ai.usage import RequestUsage
@@ -47,13 +50,23 @@ class Sent:
 
     @property
     def tokens(self) -> int:
-        """Texts, instructions and the JSON of the tools, in o200k tokens."""
-        return tokens_of(self.messages) + _counter.text(self.instructions) + _counter.text(self.tools)
+        """Texts, instructions and the JSON of the tools, in o200k tokens; what a host keeps beside them is not sent."""
+        said = [_plain(part) for message in self.messages for part in message.parts]
+        return tokens_of([ModelRequest(parts=said)]) + _counter.text(self.instructions) + _counter.text(self.tools)
 
     @property
     def text(self) -> str:
         """Everything in it, as text to search in."""
         return self.snapshot
+
+
+def _plain(part: Any) -> Any:
+    """The part with marked texts as the texts that they are."""
+    pieces = getattr(part, "content", None)
+    if part.part_kind != "user-prompt" or not isinstance(pieces, list):
+        return part
+    texts = [piece.content if isinstance(piece, TextContent) else piece for piece in pieces]
+    return UserPromptPart(content=texts[0] if len(texts) == 1 and isinstance(texts[0], str) else texts)
 
 
 class Talker:
