@@ -63,7 +63,8 @@ async def respond(live: Live, run: Run, request: Request) -> Result:
     opens = _opens(run, sight, frozen)
     run.opened_turn = sight.turn
     if not opens:
-        if not run.cut and request.overhead + sight.history.tokens <= marks.high:
+        stays = run.cut or (frozen is not None and sight.options.every_turn)
+        if not stays and request.overhead + sight.history.tokens <= marks.high:
             return built(live, run, request, sight, RAW, marks, "raw", ratio)
         if frozen is not None:
             result = built(live, run, request, sight, frozen, marks, "cycle", ratio)
