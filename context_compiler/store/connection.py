@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import aiosqlite
 
@@ -31,8 +31,7 @@ class Connection(aiosqlite.Connection):
     """
 
     def __init__(self, path: Path, *, read_only: bool, busy_timeout_ms: int) -> None:
-        connector = partial(open_file, path, read_only=read_only, busy_timeout_ms=busy_timeout_ms)
-        super().__init__(connector, iter_chunk_size=64)
+        super().__init__(partial(open_file, path, read_only=read_only, busy_timeout_ms=busy_timeout_ms), 64)
         self._thread.daemon = True
         self.path = path
         self.read_only = read_only
@@ -41,13 +40,20 @@ class Connection(aiosqlite.Connection):
 
     async def open(self) -> None:
         """Open the file; StoreError, sqlite3.Error or OSError when that fails."""
+        opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._thread.start()
+        self._queue(opening, self._opened)
         try:
-            await self
+            await opening
+            self._files = identity(self.path), identity(self._log)
         finally:
-            if self._connection is None:  # failed or cancelled: the thread still answers to this loop
-                await self.ended()
-        self._files = identity(self.path), identity(self._log)
-        _open.add(self)
+            if not opening.done() or opening.cancelled() or opening.exception() is not None:
+                self.release()
+                await self.ended()  # until then the thread still answers to this loop
+
+    def _opened(self) -> None:
+        """On the thread: what is opened is known at once, also when nobody waits for it any more."""
+        self._connection = _open[self] = self._connector()
 
     def is_current(self) -> bool:
         """Whether the path still leads to the file that is open here."""
@@ -69,9 +75,8 @@ class Connection(aiosqlite.Connection):
 
     def release(self) -> None:
         """Close the file once what is queued is done; needs no event loop and does not wait."""
-        if self._connection is not None:
-            untyped = cast(Any, self)
-            untyped._tx.put_nowait((None, untyped.stop))  # on that thread `stop` finds no loop to answer to
+        if self._thread.is_alive():
+            self._queue(None, cast(Any, self).stop)  # on that thread `stop` finds no loop to answer to
 
     def finish(self) -> None:
         """Close the file and wait for it, but not for ever."""
@@ -88,11 +93,15 @@ class Connection(aiosqlite.Connection):
         """Close what was dropped open, without a warning: closing is the store's duty, not its user's."""
         self.release()
 
+    def _queue(self, answer: asyncio.Future[None] | None, work: Callable[[], object]) -> None:
+        cast(Any, self)._tx.put_nowait((answer, work))
+
     async def _run(self, work: Callable[..., T], *args: Any) -> T:
         return await cast(Any, self)._execute(work, *args)  # aiosqlite leaves it untyped
 
 
-_open: WeakSet[Connection] = WeakSet()
+_open: WeakKeyDictionary[Connection, sqlite3.Connection] = WeakKeyDictionary()
+"""Holds each file a second time: else the garbage collector could find it unclosed before its owner closes it."""
 
 
 def _nothing() -> None:

@@ -45,7 +45,7 @@ for round in range(int(sys.argv[2])):
     child = os.fork()
     if child == 0:
         asyncio.run(write(sys.argv[1], f"w{round}", 100_000))
-    time.sleep(draw.uniform(0.0, 0.25))
+    time.sleep(draw.uniform(0.0, 0.4))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 """
@@ -103,5 +103,5 @@ async def test_a_process_killed_at_any_moment_loses_nothing_acknowledged(tmp_pat
     )
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert len({line.split()[1] for line in lines}) > 30, "most lived long enough to write"
+    assert len({line.split()[1] for line in lines}) > 20, "most lived long enough to write"
     await acknowledged_are_there(path, lines)
