@@ -7,12 +7,13 @@ import os
 import sqlite3
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from context_compiler.errors import StoreError
 from context_compiler.store import MemoryStore, SQLiteStore, open_store
-from context_compiler.store.schema import MIGRATIONS, migrate
+from context_compiler.store.schema import MIGRATIONS, migrate, version_of
 from tests.store.entries import Talk, ask, compiled, request, talk
 
 TABLES = {
@@ -144,6 +145,25 @@ async def test_migrating_again_changes_nothing(file: SQLiteStore):
     migrate(db)
     assert list(db.iterdump()) == before
     db.close()
+
+
+def test_a_file_that_another_process_makes_at_this_moment_is_not_taken_for_foreign(tmp_path: Path):
+    class Interrupted(sqlite3.Connection):
+        """Between two of its questions another connection makes the tables."""
+
+        def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+            answer = super().execute(sql, *arguments)
+            if "user_version" in sql:
+                migrate(other)
+            return answer
+
+    other = sqlite3.connect(tmp_path / "context.db", isolation_level=None)
+    other.execute("PRAGMA journal_mode = WAL")
+    db = sqlite3.connect(tmp_path / "context.db", isolation_level=None, factory=Interrupted)
+    assert version_of(db) == 0
+    assert version_of(db) == len(MIGRATIONS)
+    db.close()
+    other.close()
 
 
 async def test_a_newer_schema_is_refused(file: SQLiteStore):
