@@ -153,7 +153,7 @@ def test_a_file_that_another_process_makes_at_this_moment_is_not_taken_for_forei
 
         def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
             answer = super().execute(sql, *arguments)
-            if "user_version" in sql:
+            if "application_id" in sql:
                 migrate(other)
             return answer
 
