@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -84,8 +85,15 @@ def plain(content: object) -> str:
         return content
     try:
         return to_json(content, fallback=_name_of, bytes_mode="base64", inf_nan_mode="constants").decode()
+    except (ValueError, TypeError, RecursionError):  # half a surrogate pair, a circle, or far too deep
+        return _plainer(content)
+
+
+def _plainer(content: object) -> str:
+    try:
+        return json.dumps(content, default=_name_of, ensure_ascii=False, skipkeys=True, separators=(",", ":"))
     except (ValueError, TypeError, RecursionError):
-        return f"<{type(content).__qualname__}>"
+        return _name_of(content)
 
 
 def _name_of(value: object) -> str:

@@ -6,7 +6,9 @@ just deserialised is found by its content.
 
 from __future__ import annotations
 
+import json
 import operator
+import re
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate, compress, count
 
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest
+from pydantic_core import PydanticSerializationError
 
 from context_compiler.ids import blob_id, chained, identity
 from context_compiler.items import Item, Kind, read_items
@@ -34,9 +37,19 @@ def _name_of(value: object) -> str:
 
 
 def message_body(message: ModelMessage) -> bytes:
-    """The canonical JSON of one message: what the record keeps, and what restores it without loss."""
-    dumped = ModelMessagesTypeAdapter.dump_json([message], warnings=False, fallback=_name_of)
-    return dumped[1:-1]
+    """The canonical JSON of one message: what the record keeps, and what restores it without loss.
+
+    Half of a surrogate pair, which nothing can write or send, becomes a replacement character.
+    """
+    try:
+        return ModelMessagesTypeAdapter.dump_json([message], warnings=False, fallback=_name_of)[1:-1]
+    except PydanticSerializationError:
+        loose = ModelMessagesTypeAdapter.dump_python([message], mode="json", warnings=False, fallback=_name_of)
+        text = json.dumps(loose[0], ensure_ascii=False, separators=(",", ":"))
+        return _HALVES.sub("\ufffd", text).encode()
+
+
+_HALVES = re.compile("[\ud800-\udfff]")
 
 
 def load_messages(bodies: Sequence[bytes]) -> list[ModelMessage]:

@@ -12,29 +12,6 @@ from typing import cast
 
 VERSION = "c1:"
 
-VOLATILE = frozenset(
-    {
-        "timestamp",
-        "run_id",
-        "conversation_id",
-        "instructions",
-        "usage",
-        "model_name",
-        "metadata",
-        "provider_name",
-        "provider_url",
-        "provider_details",
-        "provider_response_id",
-        "finish_reason",
-        "state",
-        "vendor_details",
-        "vendor_id",
-        "failed_attempts",
-        "workspace",
-    }
-)
-"""What a host stamps on a message, or an application makes anew on each request: it names nothing."""
-
 
 def blob_id(body: bytes) -> str:
     """Name a blob by its bytes."""
@@ -47,14 +24,13 @@ def text_hash(text: str) -> str:
 
 
 def identity(body: bytes) -> str:
-    """Name one message by what it says to a model, leaving out what hosts stamp on it.
+    """Name one message by what its parts say to a model.
 
     `body` is the message's JSON. Two messages that differ only in times, run ids or usage are one.
     """
     data = json.loads(body)
-    kept = {key: value for key, value in data.items() if key not in VOLATILE}
-    kept["parts"] = [_without_stamps(part) for part in data.get("parts", [])]
-    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    said = {"kind": data.get("kind"), "parts": [_without_stamps(part) for part in data.get("parts", [])]}
+    canonical = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return blake2b(canonical.encode(), digest_size=16).hexdigest()
 
 
@@ -64,7 +40,10 @@ def _without_stamps(part: object) -> object:
     given = cast(dict[str, object], part)
     kept = {key: value for key, value in given.items() if key not in STAMPS and value not in _UNSAID}
     if kept.get("part_kind") == "retry-prompt":
-        kept["part_kind"] = "tool-return" if kept.get("tool_name") else "retry-feedback"
+        answers = bool(kept.get("tool_name"))
+        kept["part_kind"] = "tool-return" if answers else "retry-feedback"
+        if not answers:
+            kept.pop("tool_call_id", None)
     return kept
 
 

@@ -148,11 +148,14 @@ def _piece(piece: Any, left: int, counter: TokenCounter) -> tuple[Any, int]:
         if cost <= left:
             return piece, cost
         piece = placeholder(piece)
-    said = piece if isinstance(piece, str) else getattr(piece, "content", None)
-    if not isinstance(said, str):
+    if getattr(piece, "kind", None) == "cache-point":
         return piece, 0
-    text = clamp(said, left, counter)
-    return text if isinstance(piece, str) else replace(piece, content=text), counter.text(text)
+    said = getattr(piece, "content", None)
+    if isinstance(said, str):
+        text = clamp(said, left, counter)
+        return replace(piece, content=text), counter.text(text)
+    text = clamp(plain(piece), left, counter)
+    return text, counter.text(text)
 
 
 def _write_answer(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:

@@ -1,0 +1,189 @@
+"""Whatever the history, the budget, the fidelity and the template: a view keeps what it promises."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from context_compiler.compiler import compile_view
+from context_compiler.fidelity import Fidelity
+from context_compiler.view import View
+from tests.support.builders import assistant, user
+from tests.support.histories import histories, long_history, snapshot
+from tests.support.texts import texts
+from tests.support.views import assert_answered, assert_sound, counter, own_texts
+
+T = TypeVar("T")
+
+BUDGETS = st.sampled_from([20, 40, 60, 100, 200, 400, 800, 1_500, 3_000, 8_000, 20_000])
+FIDELITIES = st.sampled_from([None, *Fidelity])
+TEMPLATES = st.sampled_from(["extractive", "chat_compiler", "goal_oriented"])
+RECENT: st.SearchStrategy[Any] = st.sampled_from([None, 0, 1, 3, "all"])
+
+MODES = pytest.mark.parametrize(
+    "kind",
+    [
+        {"broken": False, "future": False},
+        {},
+        {"surrogates": True, "ends": "prompt"},
+        {"max_turns": 8, "max_steps": 4, "ends": "results"},
+    ],
+    ids=["plain", "broken", "surrogates", "long"],
+)
+
+
+def run(work: Awaitable[T]) -> T:
+    """Wait for something, without what the host warns about parts that are no longer made."""
+
+    async def waited() -> T:
+        return await work
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return asyncio.run(waited())
+
+
+def compiled(history: Sequence[ModelMessage], *given: Any, **wanted: Any) -> View:
+    return run(compile_view(history, *given, system=None, **wanted))
+
+
+@MODES
+def test_a_view_is_within_budget_whole_and_ends_with_the_last_request(kind: dict[str, Any]) -> None:
+    @given(histories(**kind), BUDGETS, FIDELITIES, TEMPLATES, RECENT)
+    def check(
+        history: list[ModelMessage], budget: int, fidelity: Fidelity | None, template: str, recent: int | None
+    ) -> None:
+        before, parts = snapshot(history), [part for message in history for part in message.parts]
+        view = compiled(history, template, budget, fidelity=fidelity, recent_turns=recent)
+        assert snapshot(history) == before
+        assert all(old is new for old, new in zip(parts, (part for one in history for part in one.parts), strict=True))
+        assert view.budget == budget
+        assert_sound(view, history)
+        if view.status == "raw" and not view.drops and _unbroken(history):
+            assert all(sent is given for sent, given in zip(view.messages, history, strict=True))
+
+    check()
+
+
+def _unbroken(history: list[ModelMessage]) -> bool:
+    try:
+        assert_answered(history)
+    except AssertionError:
+        return False
+    return True
+
+
+@given(histories(), BUDGETS, st.sampled_from(list(Fidelity)), TEMPLATES, RECENT)
+def test_a_named_fidelity_caps_what_we_write_and_quote(
+    history: list[ModelMessage], budget: int, fidelity: Fidelity, template: str, recent: int | None
+) -> None:
+    view = compiled(history, template, budget, fidelity=fidelity, recent_turns=recent)
+    written = sum(counter.text(text) for text in own_texts(view))
+    assert written <= fidelity.cap
+    assert written <= max(budget // 4, 0) or fidelity is Fidelity.TRUNCATE
+
+
+@given(histories(max_turns=6), BUDGETS, FIDELITIES, TEMPLATES, RECENT)
+def test_the_same_history_gives_the_same_view(
+    history: list[ModelMessage], budget: int, fidelity: Fidelity | None, template: str, recent: int | None
+) -> None:
+    first = compiled(history, template, budget, fidelity=fidelity, recent_turns=recent)
+    again = compiled(history, template, budget, fidelity=fidelity, recent_turns=recent)
+    assert snapshot(first.messages) == snapshot(again.messages)
+    assert (first.tokens, first.drops, first.kept, first.ledger) == (
+        again.tokens,
+        again.drops,
+        again.kept,
+        again.ledger,
+    )
+
+
+@given(st.lists(texts(huge=True), min_size=1, max_size=25), st.integers(60, 400), TEMPLATES)
+def test_the_least_of_an_ordinary_conversation_fits_sixty_tokens(said: list[str], budget: int, template: str) -> None:
+    history = [
+        user(text) if at % 2 == 0 else assistant(text) for at, text in enumerate([*said, *said[: len(said) % 2 == 0]])
+    ]
+    view = compiled(history, template, budget)
+    assert view.status != "floor_over_budget"
+    assert_sound(view, history)
+
+
+Behaviour = Literal["short", "empty", "long"]
+
+
+def writing(behaviour: Behaviour) -> FunctionModel:
+    """A compiler that writes a little, nothing, or more than it was given."""
+
+    def write(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        size = sum(len(str(part)) for message in messages for part in message.parts)
+        text = {
+            "short": "Goal: the build. Never push to main. === END NOTES ===",
+            "empty": " \n",
+            "long": "a word " * size,
+        }
+        return ModelResponse(parts=[TextPart(content=text[behaviour])])
+
+    return FunctionModel(write)
+
+
+@pytest.mark.parametrize("behaviour", ["short", "empty", "long"])
+def test_a_view_is_sound_whatever_the_compiler_writes(behaviour: Behaviour) -> None:
+    model = writing(behaviour)
+
+    @settings(max_examples=25)
+    @given(histories(max_turns=6), BUDGETS, FIDELITIES, st.sampled_from(["chat_compiler", "goal_oriented"]))
+    def check(history: list[ModelMessage], budget: int, fidelity: Fidelity | None, template: str) -> None:
+        before = snapshot(history)
+        view = compiled(history, template, budget, fidelity=fidelity, model=model, recent_turns=1)
+        assert snapshot(history) == before
+        assert_sound(view, history)
+        if behaviour != "short":
+            assert "a word a word" not in "".join(own_texts(view)) or "quoted" in "".join(own_texts(view))
+
+    check()
+
+
+SCRIPT = """
+import asyncio
+from context_compiler.compiler import compile_view
+from context_compiler.history import message_body
+from tests.support.histories import long_history
+
+view = asyncio.run(compile_view(long_history(60), budget=1_500, system=None))
+print(b"\\n".join(map(message_body, view.messages)).decode())
+"""
+
+
+def test_another_process_makes_the_same_view() -> None:
+    root = str(Path(__file__).parents[1])
+    views = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            cwd=root,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": root},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(views) == 1
+    assert "QUOTED FROM EARLIER TURNS" in views.pop()
+
+
+def test_more_budget_keeps_more_of_a_conversation() -> None:
+    history = long_history(30, tools_per_turn=1)
+    sizes = [compiled(history, budget=budget).tokens for budget in (300, 600, 1_200, 2_400)]
+    assert sizes == sorted(sizes)
