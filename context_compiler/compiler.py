@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 from pydantic_ai.messages import ModelMessage, ModelRequest
 from pydantic_ai.models import Model
@@ -21,7 +22,7 @@ from context_compiler.history import History, Reader
 from context_compiler.library import TemplateLibrary
 from context_compiler.limits import Asked, Limits, checked, limits
 from context_compiler.prompt import Order
-from context_compiler.record import Drop, Entry, Record
+from context_compiler.record import Compile, Drop, Entry, Record
 from context_compiler.recording import NO_IDENTIFIERS, Where, ledger, now
 from context_compiler.settings import Settings
 from context_compiler.store import Store, open_store
@@ -71,6 +72,7 @@ async def compile_view(
         BudgetError: `strict`, and even the least does not fit.
         StoreError: The view could not be recorded.
     """
+    started = perf_counter()
     wishes = Wishes(
         template=template,
         fidelity=None if fidelity is None else Fidelity.parse(fidelity, where="compile_view"),
@@ -100,7 +102,8 @@ async def compile_view(
     view = _view(history, turns, done, sent, marks, reader.counter, after=len(messages) - len(history))
     if strict and view.tokens > marks.budget:
         raise BudgetError(f"even the least takes {view.tokens} of {marks.budget} tokens: give a larger budget")
-    return await _recorded(view, history, done, where, sent, store)
+    record = _record(view, history, done.row if done else None, where, sent, (perf_counter() - started) * 1000)
+    return replace(view, record=await _kept(record, history, sent, store))
 
 
 def _to_last_request(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
@@ -142,12 +145,12 @@ def _view(
     )
 
 
-async def _recorded(
-    view: View, history: History, done: Advanced | None, where: Where, sent: History, store: str | Path | Store | None
-) -> View:
-    """The view with its record; kept where a store is given."""
-    row = done.row if done else None
-    record = Record(
+def _record(view: View, history: History, row: Compile | None, where: Where, sent: History, latency: float) -> Record:
+    """What goes on the record of a view outside any run."""
+    notes = [NO_IDENTIFIERS, "run_id, request_hash: no run", "error: none"]
+    if row is None:
+        notes.append("summary_id: nothing was compiled")
+    return Record(
         session_id=where.session_id,
         vault_name=where.vault_name,
         turn_index=where.turn_index,
@@ -155,7 +158,7 @@ async def _recorded(
         request_index=0,
         raw_tip=history.tip,
         view_tip=sent.tip,
-        status=f"{view.status}; {NO_IDENTIFIERS}; run_id, request_hash: no run",
+        status="; ".join([view.status, *notes]),
         error=None,
         budget=view.budget,
         tokens_raw=history.tokens,
@@ -164,10 +167,19 @@ async def _recorded(
         ratio=1.0,
         ledger=view.ledger,
         request_hash=None,
-        latency_ms=0.0,
+        latency_ms=latency,
         created_at=now(),
         compile=row,
     )
-    if store is not None:
-        record = await open_store(store).save(Entry(record=record, raw=history, view=sent, compile=row))
-    return replace(view, record=record)
+
+
+async def _kept(record: Record, history: History, sent: History, store: str | Path | Store | None) -> Record:
+    """The record as the store kept it; what was opened here is closed again."""
+    if store is None:
+        return record
+    opened = open_store(store)
+    try:
+        return await opened.save(Entry(record=record, raw=history, view=sent, compile=record.compile))
+    finally:
+        if opened is not store:
+            await opened.close()
