@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import AgentRunError, UserError
@@ -19,6 +20,9 @@ from pydantic_ai.usage import RunUsage
 from context_compiler.errors import CompileError
 from context_compiler.prompt import filled
 from context_compiler.prose import prose
+
+OUTPUT: Any = [str, type(None)]
+"""A text, or nothing: an empty answer is an answer, to be refused by whoever asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +62,11 @@ async def ask(prompts: Sequence[str], model: Model | KnownModelName | str, *, ti
     spent = RunUsage()
     text = ""
     try:
-        agent = Agent(model, instructions=prose("instructions"), name="context_compiler", output_type=str, retries=0)
+        agent = Agent(model, instructions=prose("instructions"), name="context_compiler", output_type=OUTPUT, retries=0)
         async with asyncio.timeout(timeout):
             for number, prompt in enumerate(prompts):
                 result = await agent.run(filled(prompt, text) if number else prompt)
-                text = result.output.strip()
+                text = (result.output or "").strip()
                 spent.incr(result.usage)
     except TimeoutError:
         raise CompileError(f"no answer within {timeout:g} s", model=named(model), phase="timeout") from None

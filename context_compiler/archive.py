@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from sqlite3 import IntegrityError
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.agent import Answer
 from context_compiler.cycles import Cycles
+from context_compiler.errors import StoreError
 from context_compiler.failing import Breaker, attempted
 from context_compiler.frozen import Frozen
 from context_compiler.history import History, load_messages
@@ -70,18 +72,24 @@ class Archive:
         """Keep one request; the record as it was kept, or as it was given when it could not be."""
         if self._wanted.record == "off":
             return record
-        outcome = await self._tried(lambda: self._save(record, result, frozen))
-        return record if outcome is None else replace(outcome, compile=result.row)
+        kept = await self._tried(lambda: self._save(record, result, frozen))
+        return record if kept is None else replace(kept, compile=result.row)
 
     async def _save(self, record: Record, result: Result, frozen: Frozen | None) -> Record:
         if self._wanted.record == "metadata":
-            return await self.store.save(_bare(record, result.row))
-        if self._redactor is not None:
-            return await self.store.save(_redacted(self._redactor, record, result))
-        cycle = Cycle(tip=frozen.tip, state=frozen.to_json()) if frozen else None
-        return await self.store.save(
-            Entry(record=record, raw=result.raw, view=result.sent, compile=result.row, cycle=cycle)
-        )
+            entry = _bare(record, result.row)
+        elif self._redactor is not None:
+            entry = _redacted(self._redactor, record, result)
+        else:
+            cycle = Cycle(tip=frozen.tip, state=frozen.to_json()) if frozen else None
+            entry = Entry(record=record, raw=result.raw, view=result.sent, compile=result.row, cycle=cycle)
+        try:
+            return await self.store.save(entry)
+        except StoreError as error:
+            if record.summary_id is None or not isinstance(error.__cause__, IntegrityError):
+                raise
+        gone = explained(replace(entry.record, summary_id=None), {"summary_id": "its row is gone"})
+        return await self.store.save(replace(entry, record=gone))
 
     async def raw(self, session_id: str, history: History) -> None:
         """Keep a raw history without a request: what the last answer of a run adds to it."""
@@ -97,7 +105,7 @@ class Archive:
         """What came of working with the store; None when that failed, or when it is left alone for now."""
         if self._breaker.open:
             return None
-        outcome = await attempted(work())
+        outcome = await attempted(_done(work))
         if outcome.error is None:
             self._breaker.succeeded()
             return outcome.value
@@ -133,7 +141,12 @@ class Archive:
     async def rest(self) -> None:
         """Let go of the store's connections."""
         if self._store is not None:
-            await attempted(self._store.close())
+            await attempted(_done(self._store.close))
+
+
+async def _done(work: Callable[[], Awaitable[Any]]) -> Any:
+    """What came of some work, which may fail before there is anything to wait for."""
+    return await work()
 
 
 def _bare(record: Record, row: Compile | None) -> Entry:

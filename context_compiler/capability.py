@@ -99,7 +99,7 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
         self._request = None
         if not given.messages or not isinstance(given.messages[-1], ModelRequest):
             return given  # a suspended response goes on: the provider has its context already
-        facts = attempt(lambda: host_facts(ctx, given, self._ware.counter))
+        facts = attempt(lambda: host_facts(ctx, given, self._ware.live.counter))
         if facts.value is None:
             await self._ware.report(facts.error or RuntimeError("the request could not be read"))
             return given

@@ -21,55 +21,39 @@ from context_compiler.live import Result, advance, begun, built
 from context_compiler.recording import ledger
 from context_compiler.request import Request
 from context_compiler.run import Live, Run, marks_of, read
-from context_compiler.tokens import TokenCounter
 from context_compiler.view import View
-from context_compiler.wanted import Wanted
 
 EMPTY = History(messages=(), readings=(), ids=(), sums=(0,))
 
 
-async def fallback(
-    live: Live | None, wanted: Wanted, counter: TokenCounter, run: Run, request: Request, error: Exception
-) -> Result:
-    """What goes out instead of a view, and why. Never raises.
-
-    Args:
-        live: What the compiler's requests share; None when not even that could be made.
-        wanted: What the user asked for.
-        counter: What prices messages.
-        run: The run's state.
-        request: The request.
-        error: What failed.
-    """
-    budget, allowed = _limit(wanted, run, request)
+async def fallback(live: Live, run: Run, request: Request, error: Exception) -> Result:
+    """What goes out instead of a view that failed with `error`, and why. Never raises."""
+    budget, allowed = _limit(live, run, request)
     why = f"{type(error).__name__}: {error}; sent: "
     for name, way in _ways(live, run, request):
         result = (await attempted(way())).value
         if result is None or (allowed is not None and result.cost > allowed):
             continue
-        if live is not None and result.began:
+        if result.began:
             result = begun(live, run, result)
         view = replace(result.view, status="fallback", error=f"{why}{name}")
         return replace(result, view=view, row=run.failed or result.row)
-    reader = live.reader if live is not None else Reader(counter)
     cut = attempt(lambda: floor(request.messages, None if allowed is None else max(0, allowed - request.overhead)))
     messages, name = (list(request.messages), "raw history") if allowed is None else (cut.value, "the last exchange")
-    return _bare(reader, run, request, messages or list(request.messages), budget, f"{why}{name}")
+    return _bare(live.reader, run, request, messages or list(request.messages), budget, f"{why}{name}")
 
 
-def _limit(wanted: Wanted, run: Run, request: Request) -> tuple[int, int | None]:
+def _limit(live: Live, run: Run, request: Request) -> tuple[int, int | None]:
     """The budget, and what may go out now that we fail, in exact tokens; None is no limit."""
-    budget, allowed = whole_budget(wanted.asked(), window=request.window, max_tokens=request.max_tokens)
+    budget, allowed = whole_budget(live.asked, window=request.window, max_tokens=request.max_tokens)
     if allowed is None and run.refused:
         allowed = budget
     share = run.tight / run.ratios.of(request.family)
     return budget, None if allowed is None else int(allowed * share)
 
 
-def _ways(live: Live | None, run: Run, request: Request) -> list[tuple[str, Callable[[], Awaitable[Result | None]]]]:
+def _ways(live: Live, run: Run, request: Request) -> list[tuple[str, Callable[[], Awaitable[Result | None]]]]:
     """Everything that may be sent instead of a view, the best first."""
-    if live is None:
-        return []
     return [
         ("the last good view", lambda: _last(live, run, request)),
         ("raw history", lambda: _raw(live, run, request)),

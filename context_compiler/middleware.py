@@ -18,7 +18,6 @@ from pydantic_ai.models import Model
 
 from context_compiler.agent import Answer, ask, named
 from context_compiler.archive import Archive
-from context_compiler.cycles import Cycles
 from context_compiler.errors import BudgetError, CompileError, ContextCompilerError
 from context_compiler.failing import Breaker, attempt, attempted
 from context_compiler.fallback import fallback
@@ -50,44 +49,44 @@ class Middleware:
         """
         wanted.check()
         self.wanted = wanted
-        self.counter = as_counter(wanted.counter)
         self.runs = 0
         self.last_view: View | None = None
-        self._cycles = Cycles()
-        self.archive = Archive(wanted, self._cycles, self.report)
+        self.live = Live(
+            wishes=wanted.wishes(),
+            asked=wanted.asked(),
+            library=TemplateLibrary(vault=wanted.vault, system=wanted.system),
+            counter=as_counter(wanted.counter),
+            vault_name=wanted.vault_name,
+            model=wanted.compiler_name(),
+        )
+        self.archive = Archive(wanted, self.live.cycles, self.report)
         self._flights = Flights()
         self._breaker = Breaker()
         self._ratios = Ratios()
-        self._live: Live | None = None
+        self._settled = False
 
-    def _lively(self) -> Live:
-        """The shared state, made at the first request: that is when settings and folders are looked at."""
-        if self._live is None:
-            wanted = self.wanted
-            library = TemplateLibrary(vault=wanted.vault, system=wanted.system)
-            attempt(library.seed)
-            self._live = Live(
-                wishes=wanted.wishes(),
-                asked=wanted.asked(),
-                library=library,
-                settings=Settings.from_environment(),
-                counter=self.counter,
-                vault_name=wanted.vault_name,
-                model=wanted.compiler_name(),
-                cycles=self._cycles,
-            )
-        return self._live
+    async def _settle(self) -> None:
+        """At the first request the environment and the system folder are looked at, and not before."""
+        if self._settled:
+            return
+        self._settled = True
+        found = attempt(Settings.from_environment)
+        self.live.settings = found.value or self.live.settings
+        for outcome in (found, attempt(self.live.library.seed)):
+            if outcome.error is not None:
+                await self.report(outcome.error)
 
     async def view(self, run: Run, request: Request) -> View:
         """What to send for a request, on the record. Never raises but for cancellation."""
         started = time.perf_counter()
         run.failed = None
-        outcome = await attempted(self._respond(run, request))
+        await self._settle()
+        outcome = await attempted(respond(self.live, run, request))
         result = outcome.value
         if result is None:
             error = outcome.error or RuntimeError("no view")
             await self.report(error)
-            result = await fallback(self._live, self.wanted, self.counter, run, request, error)
+            result = await fallback(self.live, run, request, error)
         if result.view.status == "floor_over_budget":
             await self.report(BudgetError(f"even the least is over the budget of {result.view.budget} tokens"))
         run.sent, run.budget = result.cost if result.limit else 0, result.limit
@@ -98,30 +97,28 @@ class Middleware:
         await self._tell(self.wanted.on_view, view)
         return view
 
-    async def _respond(self, run: Run, request: Request) -> Result:
-        return await respond(self._lively(), run, request)
-
     async def _kept(self, run: Run, request: Request, result: Result, latency: float) -> View:
         """The view with its record, which is on disk before the request goes out."""
         record = self._record(run, request, result, latency)
         fresh = result.frozen is not None and result.frozen is not run.kept
         record = await self.archive.keep(record, result, result.frozen if fresh else None)
-        if fresh and result.frozen is not None:
-            self._settle(run, result.frozen, record)
+        if result.frozen is not None:
+            self._linked(run, result.frozen, record)
         if result.began or result.row is not None:
             _log(record, result)
         return replace(result.view, record=record)
 
-    def _settle(self, run: Run, frozen: Frozen, record: Record) -> None:
-        """Let the cycle know the row of its compile; its next request keeps that too."""
+    def _linked(self, run: Run, frozen: Frozen, record: Record) -> None:
+        """Let a cycle that was kept know the row of its compile; its next request keeps that too."""
+        if record.id is None:
+            return
         run.kept = frozen
-        if record.compile is not None and record.compile.raw_output is None and record.compile.compiled_prompt:
-            return  # it failed: what stands there now came from elsewhere
-        if record.summary_id is not None and frozen.summary_id != record.summary_id and run.frozen is frozen:
+        failed = record.compile is not None and record.compile.status.startswith("failed")
+        if run.frozen is frozen and not failed and frozen.summary_id != record.summary_id:
             run.frozen = replace(frozen, summary_id=record.summary_id)
             if run.prefix is not None and run.prefix[0] is frozen:
                 run.prefix = (run.frozen, run.prefix[1])
-            self._cycles.keep(run.frozen)
+            self.live.cycles.keep(run.frozen)
 
     def _record(self, run: Run, request: Request, result: Result, latency: float) -> Record:
         view, ratio = result.view, result.ratio
@@ -189,11 +186,9 @@ class Middleware:
 
     async def finished(self, run: Run, session_id: str, messages: list[ModelMessage]) -> None:
         """Keep the raw history with the last answer of a run."""
-        if self._live is not None and messages:
-            reader = self._live.reader
-            history = attempt(lambda: reader.read(messages, last=run.raw)).value
-            if history is not None:
-                await self.archive.raw(session_id, history)
+        history = attempt(lambda: self.live.reader.read(messages, last=run.raw)).value
+        if history is not None and messages:
+            await self.archive.raw(session_id, history)
 
     async def views(self, session: str | None) -> list[Record]:
         """What is on the record; StoreError if it cannot be read."""

@@ -57,7 +57,7 @@ class CompilingHistoryProcessor:
             return charged(ctx, await self._ware.compile(order.key, order.prompts, ctx.model))  # pyright: ignore[reportArgumentType]
 
         return Request(
-            messages=messages, **run_facts(ctx, messages, self._ware.counter), begin=self._ware.begin, ask=asked
+            messages=messages, **run_facts(ctx, messages, self._ware.live.counter), begin=self._ware.begin, ask=asked
         )
 
     @property

@@ -81,11 +81,11 @@ class Live:
     wishes: Wishes
     asked: Asked
     library: TemplateLibrary
-    settings: Settings
     counter: TokenCounter
     vault_name: str
     model: str | None
     """What the compiler's model is called; None is the run's own."""
+    settings: Settings = field(default_factory=Settings)
     cycles: Cycles = field(default_factory=Cycles)
     paired: Pairing | None = None
     """The pairing of the last history without open calls: the next one often continues it."""
