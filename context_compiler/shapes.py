@@ -196,6 +196,11 @@ def _write_file(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any
     return TextPart(content=clamp(item.text, limit, counter))
 
 
+def _write_summary(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
+    """An application's own summary is text; a provider's is only good whole."""
+    return part if part.provider_name else _write_text(part, item, limit, counter)
+
+
 _WRITERS: dict[Kind, Callable[[Any, Item, int, TokenCounter], Any]] = {
     Kind.SYSTEM: _write_text,
     Kind.TEXT: _write_text,
@@ -204,8 +209,9 @@ _WRITERS: dict[Kind, Callable[[Any, Item, int, TokenCounter], Any]] = {
     Kind.FEEDBACK: _write_text,
     Kind.CALL: _write_call,
     Kind.MEDIA: _write_file,
+    Kind.COMPACTION: _write_summary,
 }
-"""How each kind is clamped; the others (thinking, compactions, unknown parts) can only stay whole or go."""
+"""How each kind is clamped; the others (thinking, unknown parts) can only stay whole or go."""
 
 
 def _as_text(part: Any, item: Item, limit: int | None, counter: TokenCounter) -> Any:
