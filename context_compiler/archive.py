@@ -19,10 +19,10 @@ from context_compiler.errors import StoreError
 from context_compiler.failing import Breaker, attempted
 from context_compiler.frozen import Frozen
 from context_compiler.history import History, load_messages
-from context_compiler.live import Result
 from context_compiler.record import Compile, Cycle, Entry, Record
 from context_compiler.recording import explained
 from context_compiler.redaction import Redactor
+from context_compiler.run import Result
 from context_compiler.store import Store, open_store
 from context_compiler.wanted import Wanted
 

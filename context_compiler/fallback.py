@@ -17,10 +17,10 @@ from context_compiler.cycles import fitting
 from context_compiler.failing import attempt, attempted, floor
 from context_compiler.history import History, Reader
 from context_compiler.limits import whole_budget
-from context_compiler.live import Result, advance, begun, built
+from context_compiler.live import advance, begun, built
 from context_compiler.recording import ledger
 from context_compiler.request import Request
-from context_compiler.run import Live, Run, marks_of, read
+from context_compiler.run import Live, Result, Run, marks_of, read
 from context_compiler.view import View
 
 EMPTY = History(messages=(), readings=(), ids=(), sums=(0,))

@@ -5,9 +5,9 @@ Nothing here fails open: `middleware` wraps it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.advancing import RAW, Advanced, advanced, sections_of, why_kept
 from context_compiler.agent import Answer
@@ -17,37 +17,17 @@ from context_compiler.frozen import Frozen
 from context_compiler.history import History
 from context_compiler.limits import Limits
 from context_compiler.prompt import Order
-from context_compiler.record import Compile
 from context_compiler.recording import failed_row, ledger
 from context_compiler.request import AskFor, Request
-from context_compiler.run import Live, Run, Sight, marks_of, read, where_of
+from context_compiler.run import Live, Result, Run, Sight, marks_of, read, where_of
 from context_compiler.turns import pair
-from context_compiler.view import View, opening, since, summary_of
+from context_compiler.view import LEFT_OUT, View, marked_request, opening, since, summary_of
 
 JOURNALLED = 2_000
 """How many of the newest chain ids are looked up: what a durable run has to journal stays small."""
 
 TRIES = 3
 """How often a view is cut anew because the host's own framing turned out to need room."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """A view, and what of it goes on the record."""
-
-    view: View
-    raw: History
-    sent: History
-    frozen: Frozen | None
-    turn: int
-    cost: int
-    """Exact tokens of the whole request as the host renders it."""
-    limit: int
-    """The budget in exact tokens; 0 where `cost` could not be made sure of."""
-    row: Compile | None = None
-    began: bool = False
-    """A new cycle began with this request."""
-    ratio: float = 1.0
 
 
 async def respond(live: Live, run: Run, request: Request) -> Result:
@@ -105,7 +85,19 @@ def _messages(live: Live, run: Run, sight: Sight, frozen: Frozen) -> list[ModelM
     """The messages of a view; what a cycle froze is built once."""
     if run.prefix is None or run.prefix[0] is not frozen or frozen.decided >= len(sight.history):
         run.prefix = (frozen, opening(sight.history, frozen, live.reader))
-    return [*run.prefix[1], *since(sight.history, frozen.decided, sight.base, live.reader)]
+    messages = [*run.prefix[1], *since(sight.history, frozen.decided, sight.base, live.reader)]
+    return [marked_request(LEFT_OUT, {"v": 1}), *messages] if _unled(messages) else messages
+
+
+def _unled(messages: list[ModelMessage]) -> bool:
+    """Whether an assistant would speak first, which providers refuse; some hosts render what was loaded so."""
+    for message in messages:
+        kinds = {part.part_kind for part in message.parts}
+        if isinstance(message, ModelResponse) or "tool-availability-delta" in kinds:
+            return True
+        if kinds & {"user-prompt", "compaction"}:
+            return False
+    return False
 
 
 def _cost(live: Live, request: Request, messages: list[ModelMessage]) -> int:
@@ -203,7 +195,7 @@ def built(
     done: Advanced | None = None,
 ) -> Result:
     """A view with its ledger. Raw history is sent as the same objects in the same list order."""
-    untouched = frozen is RAW and not sight.base
+    untouched = frozen is RAW and not sight.base and not _unled(request.messages)
     messages = list(request.messages) if untouched else _messages(live, run, sight, frozen)
     sent = sight.history if untouched else _whole(live.reader.read(messages, last=run.view), sight.history)
     cost = request.overhead + sent.tokens if untouched else _cost(live, request, messages)

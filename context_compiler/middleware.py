@@ -16,20 +16,20 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 
-from context_compiler.agent import Answer, ask, named
+from context_compiler.agent import Answer
 from context_compiler.archive import Archive
+from context_compiler.compiling import Compiling
 from context_compiler.errors import BudgetError, CompileError, ContextCompilerError
-from context_compiler.failing import Breaker, attempt, attempted
+from context_compiler.failing import attempt, attempted
 from context_compiler.fallback import fallback
-from context_compiler.flights import Flights
 from context_compiler.frozen import Frozen
 from context_compiler.library import TemplateLibrary
-from context_compiler.live import Result, respond
+from context_compiler.live import respond
 from context_compiler.ratios import Ratios
 from context_compiler.record import Record
 from context_compiler.recording import NO_IDENTIFIERS, explained, now
 from context_compiler.request import Request
-from context_compiler.run import Live, Run
+from context_compiler.run import Live, Result, Run
 from context_compiler.settings import Settings
 from context_compiler.tokens import as_counter
 from context_compiler.view import View
@@ -60,8 +60,7 @@ class Middleware:
             model=wanted.compiler_name(),
         )
         self.archive = Archive(wanted, self.live.cycles, self.report)
-        self._flights = Flights()
-        self._breaker = Breaker()
+        self._compiling = Compiling(wanted, self.archive)
         self._ratios = Ratios()
         self._settled = False
 
@@ -150,28 +149,8 @@ class Middleware:
         return explained(record, {"raw_tip": "the history is empty", "view_tip": "the view is empty", **compiled})
 
     async def compile(self, key: str, prompts: Sequence[str], model: Model) -> Answer:
-        """One compile: remembered, shared with whoever wants the same, or made; its failure is an answer too."""
-        known = await self.archive.answered(key)
-        if known is not None:
-            return known
-        compiler: Model | str = self.wanted.model if self.wanted.model is not None else model
-        outcome = await attempted(self._flights.join(key, lambda: self._made(key, prompts, compiler)))
-        if outcome.value is None:
-            return Answer(text="", failure=_failure(outcome.error, named(compiler)))
-        answer, pays = outcome.value
-        return answer if pays else replace(answer, usage={}, cost=None)
-
-    async def _made(self, key: str, prompts: Sequence[str], compiler: Model | str) -> Answer:
-        if self._breaker.open:
-            raise CompileError("it failed too often and is left alone for a while", model=named(compiler), phase="call")
-        outcome = await attempted(ask(prompts, compiler, timeout=self.wanted.timeout))
-        if outcome.value is None:
-            self._breaker.failed()
-            raise outcome.error or CompileError("no answer", model=named(compiler), phase="answer")
-        self._breaker.succeeded()
-        if outcome.value.text:
-            self.archive.remember(key, outcome.value)
-        return outcome.value
+        """One compile; its failure is an answer too."""
+        return await self._compiling.answer(key, prompts, model)
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
         """What a run starts from: the newest cycle of the last of these ids that has one, and what was learnt."""
@@ -227,14 +206,6 @@ async def _called(callback: Callable[[Any], Any], what: Any) -> None:
     given = callback(what)
     if inspect.isawaitable(given):
         await given
-
-
-def _failure(error: Exception | None, model: str) -> dict[str, str]:
-    """What a `CompileError` for this would say."""
-    if isinstance(error, CompileError):
-        said = str(error).removeprefix(f"{error.phase} ({error.model}): ")
-        return {"message": said, "model": error.model, "phase": error.phase}
-    return {"message": f"{type(error).__name__}: {error}", "model": model, "phase": "call"}
 
 
 def _said(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What a live agent's requests share, what one run remembers, and a request once it is read.
+"""What a live agent's requests share, what one run remembers, a request once it is read, and what came of it.
 
 `Live` belongs to one compiler and is shared by its runs; `Run` belongs to one run.
 """
@@ -27,6 +27,7 @@ from context_compiler.settings import Settings
 from context_compiler.shapes import Shape
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import Outline, Pairing, outline, pair, turn_index
+from context_compiler.view import View
 
 TIGHT = 0.7
 """What is left of the budget once a provider has refused a request as too long."""
@@ -121,6 +122,25 @@ class Sight:
     def turns(self) -> Outline:
         """The history as turns; only an advance needs them."""
         return outline(self.history, self.pairing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A view, and what of it goes on the record."""
+
+    view: View
+    raw: History
+    sent: History
+    frozen: Frozen | None
+    turn: int
+    cost: int
+    """Exact tokens of the whole request as the host renders it."""
+    limit: int
+    """The budget in exact tokens; 0 where `cost` could not be made sure of."""
+    row: Compile | None = None
+    began: bool = False
+    """A new cycle began with this request."""
+    ratio: float = 1.0
 
 
 def read(live: Live, run: Run, request: Request, options: Options) -> Sight:
