@@ -262,19 +262,19 @@ for name in others:
         __import__(name)
     except ImportError:
         pass
-before = threading.active_count()
 seen = []
+threading.Thread.start = lambda thread: seen.append(f"starts {thread}")
 
 def watch(event, args):
     if event == "open" and not str(args[0]).endswith((".py", ".pyc")):
         seen.append(f"opens {args[0]}")
-    elif event.startswith(("socket.", "subprocess.", "sqlite3.", "os.mkdir", "os.remove", "_thread.start")):
+    elif event.startswith(("socket.", "subprocess.", "sqlite3.", "os.mkdir", "os.remove")):
         seen.append(event)
 
 sys.addaudithook(watch)
 for name in ours:
     __import__(name)
-print(threading.active_count() - before, seen)
+print(seen)
 """
 
 
@@ -288,7 +288,7 @@ def test_importing_touches_neither_disk_nor_network_and_starts_no_thread() -> No
         check=False,
         timeout=120,
     )
-    assert (run.stdout.strip(), run.returncode) == ("0 []", 0), run.stdout + run.stderr
+    assert (run.stdout.strip(), run.returncode) == ("[]", 0), run.stdout + run.stderr
 
 
 def _foreign() -> list[str]:
