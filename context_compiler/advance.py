@@ -12,7 +12,7 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from context_compiler.bench import Bench
-from context_compiler.budget import CUT, LADDER, older_turns, reduce
+from context_compiler.budget import CUT, giants, older_turns, reduce
 from context_compiler.cutting import Cut, Options
 from context_compiler.frozen import Frozen, positions, spans
 from context_compiler.history import History
@@ -57,7 +57,8 @@ def cut(
     bench.reserve(_reserve(options, limits, user_pins, counter))
     if one_shot or options.every_turn:
         deque(older_turns(bench, limits.room, recent), maxlen=0)
-    reduce(bench, target, room=limits.room, recent=recent, rungs=LADDER if over else CUT)
+    reduce(bench, target, room=limits.room, recent=recent, rungs=(giants, *CUT) if over else CUT)
+    reduce(bench, limits.budget - overhead, room=limits.room, recent=recent)
     out = tuple(index for index in range(len(history)) if bench.here(index) is None)
     covered = positions(previous.covered) if previous else set[int]()
     return Cut(
@@ -150,6 +151,7 @@ def _key(cut: Cut, options: Options, cap: int) -> str:
         options.model,
         cap,
         options.recent_tool_results,
+        options.scope,
     )
     return blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 

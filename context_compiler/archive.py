@@ -173,7 +173,8 @@ def _class_of(error: str | None) -> str | None:
     """Of an error only its kind and what was sent: what it says may repeat what somebody said."""
     if error is None:
         return None
-    return error.partition(":")[0].partition("(")[0].strip() + "".join(error.rpartition("; sent:")[1:])
+    _, sent, what = error.rpartition("; sent:")
+    return error.partition(":")[0].partition("(")[0].strip() + (f"{sent}{what}" if sent else "")
 
 
 def _redacted(redactor: Redactor, record: Record, result: Result) -> Entry:

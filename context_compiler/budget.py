@@ -27,10 +27,12 @@ makes its changes one by one, oldest first, and hands over after each."""
 
 
 def giants(bench: Bench, room: int, recent: int) -> Iterator[None]:
-    """Any single part above a quarter of the room keeps head and tail."""
+    """Any single part above a quarter of the room keeps head and tail; what the user asks now is cut last of all."""
     limit = max(room // 4, SMALLEST)
+    active = bench.outline.active.start
     for index, reading in enumerate(bench.history.readings):
-        if bench.here(index) is not None and largest(reading.items) > limit:
+        asked = index >= active and _prompted(reading)
+        if not asked and bench.here(index) is not None and largest(reading.items) > limit:
             bench.reshape(index, "a part above a quarter of the budget", limit=limit)
     yield
 
@@ -105,7 +107,7 @@ def no_summary(bench: Bench, room: int, recent: int) -> Iterator[None]:
 
 def harder_clamps(bench: Bench, room: int, recent: int) -> Iterator[None]:
     """Open results, call arguments, what is tied to them, and at last the prompts are cut, harder each time."""
-    limit = max(room // 4, SMALLEST)
+    limit = max(room, 2 * SMALLEST)
     while limit > SMALLEST:
         limit = max(limit // 2, SMALLEST)
         for indices in _last_to_go(bench):

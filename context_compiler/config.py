@@ -53,7 +53,14 @@ class Wishes:
     every_turn: bool = False
 
     def options(
-        self, library: TemplateLibrary, settings: Settings, *, model: str, family: str, window: int | None
+        self,
+        library: TemplateLibrary,
+        settings: Settings,
+        *,
+        model: str,
+        family: str,
+        window: int | None,
+        scope: str = "",
     ) -> Options:
         """Look the template up and settle everything that it, the settings and the user have a say in.
 
@@ -66,7 +73,17 @@ class Wishes:
             self.recent_tool_results, template.recent_tool_results, settings.context_compiler_recent_tool_results
         )
         fidelity = self.fidelity or template.fidelity or Fidelity.SUMMARY_MEDIUM
-        facts = (template.name, template.source, str(fidelity), turns, self.tool_history, self.inject, model, family)
+        facts = (
+            template.name,
+            template.source,
+            str(fidelity),
+            turns,
+            self.tool_history,
+            self.inject,
+            model,
+            family,
+            scope,
+        )
         return Options(
             template=template,
             extractive=template if template.compiler != "agent" else TemplateLibrary(system=None).find("extractive"),
@@ -79,6 +96,7 @@ class Wishes:
             model=model,
             every_turn=self.every_turn,
             prompt_room=int(window * 0.6) if window else PROMPT_ROOM,
+            scope=scope,
             config=blake2b(repr(facts).encode(), digest_size=12).hexdigest(),
         )
 

@@ -33,6 +33,8 @@ class Options:
     """What the compiler's model is called; "none" is no model."""
     every_turn: bool
     prompt_room: int
+    scope: str
+    """Whose compiles may be shared: what is written around one conversation's question stays in it."""
     config: str
 
 

@@ -14,6 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress, count
+from typing import cast
 
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest
 from pydantic_core import PydanticSerializationError
@@ -186,7 +187,7 @@ class Reader:
         """Read one message, or remember it."""
         seen = self._seen.get(id(message))
         look = _look(message)
-        if seen and seen[0]() is message and len(seen[1]) == len(look) and all(map(operator.is_, seen[1], look)):
+        if seen and seen[0]() is message and seen[1] == look:
             return seen[2]
         reading = self._by_content(message)
         key = id(message)
@@ -205,8 +206,18 @@ class Reader:
 
 
 def _look(message: ModelMessage) -> list[object]:
-    """The parts and what they say, as objects: other ones mean that a message was edited in place."""
-    return [thing for part in message.parts for thing in (part, getattr(part, "content", None))]
+    """The parts and what they hold, as objects: other ones mean that a message was edited in place."""
+    said = ((part, getattr(part, "content", None), getattr(part, "args", None)) for part in message.parts)
+    return [_held(thing) for things in said for thing in things]
+
+
+def _held(value: object) -> object:
+    """A value whose containers are copied, so that a change within them shows; everything else is itself."""
+    if isinstance(value, dict):
+        return {key: _held(inner) for key, inner in cast(dict[object, object], value).items()}
+    if isinstance(value, list):
+        return [_held(inner) for inner in cast(list[object], value)]
+    return value
 
 
 def _shared(last: History | None, messages: Sequence[ModelMessage]) -> int:

@@ -14,15 +14,7 @@ from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.content import (
-    is_media,
-    media_cost,
-    media_in,
-    placeholder,
-    plain,
-    user_content,
-    without_media,
-)
+from context_compiler.content import is_media, media_cost, media_in, placeholder, plain, user_content, without_media
 from context_compiler.tokens import TokenCounter
 
 MARK = "context_compiler"
@@ -30,6 +22,9 @@ MARK = "context_compiler"
 
 MESSAGE_OVERHEAD = 4
 """Tokens that a provider's framing costs for every part that becomes a message of its own."""
+
+RETRY_OVERHEAD = 12
+"""Tokens of what a host puts around the text of a retry."""
 
 CALL_OVERHEAD = 8
 """Tokens that the framing of one tool call costs: its id, type and name fields."""
@@ -79,6 +74,11 @@ class Item:
         return self.loads or self.kind is Kind.CONTROL or (self.kind is Kind.SYSTEM and self.mark is None)
 
 
+ERRORS = ("failed", "retried")
+"""Outcomes that a host wraps in JSON, where every quotation mark and line end costs more."""
+
+LOADS = ("capability-load", "tool-search")
+
 CONTROL_KINDS = {
     "instruction-baseline": "",
     "instruction-delta": "content",
@@ -112,14 +112,9 @@ def _user(part: Any, counter: TokenCounter) -> Item:
         media += cost
         texts.append(text)
         mark = mark or mark_of(piece)
+    tokens = sum(map(counter.text, texts)) + media + MESSAGE_OVERHEAD
     text = "\n".join(text for text in texts if text)
-    return Item(
-        kind=Kind.USER,
-        text=text,
-        tokens=sum(map(counter.text, texts)) + media + MESSAGE_OVERHEAD,
-        media=media,
-        mark=mark,
-    )
+    return Item(kind=Kind.USER, text=text, tokens=tokens, media=media, mark=mark)
 
 
 def _piece(piece: object) -> tuple[str, int]:
@@ -144,32 +139,34 @@ def mark_of(thing: Any) -> dict[str, Any] | None:
 
 def _return(part: Any, counter: TokenCounter) -> Item:
     content = part.content
+    outcome = getattr(part, "outcome", "success")
     media = 0
     if not isinstance(content, str):
         media = sum(map(media_cost, media_in(content)))
         content = plain(without_media(content) if media else content)
+    sent = plain({"error": content}) if outcome in ERRORS else content
     return Item(
         kind=Kind.RETURN,
         text=content,
-        tokens=counter.text(content) + counter.text(part.tool_name) + media + MESSAGE_OVERHEAD,
+        tokens=counter.text(sent) + counter.text(part.tool_name) + media + MESSAGE_OVERHEAD,
         call_id=part.tool_call_id,
         tool=part.tool_name,
         native=part.part_kind.startswith("builtin"),
-        loads=getattr(part, "tool_kind", None) in ("capability-load", "tool-search"),
-        failed=getattr(part, "outcome", "success") not in ("success", None),
+        loads=getattr(part, "tool_kind", None) in LOADS,
+        failed=outcome not in ("success", None),
         media=media,
     )
 
 
 def _retry(part: Any, counter: TokenCounter) -> Item:
     text = plain(part.content)
-    answers = getattr(part, "tool_name", None) is not None
+    tool = getattr(part, "tool_name", None)
     return Item(
-        kind=Kind.RETURN if answers else Kind.FEEDBACK,
+        kind=Kind.RETURN if tool is not None else Kind.FEEDBACK,
         text=text,
-        tokens=counter.text(text) + MESSAGE_OVERHEAD * 4,
-        call_id=part.tool_call_id if answers else None,
-        tool=getattr(part, "tool_name", None),
+        tokens=counter.text(text) + counter.text(tool or "") + MESSAGE_OVERHEAD + RETRY_OVERHEAD,
+        call_id=part.tool_call_id if tool is not None else None,
+        tool=tool,
         failed=True,
     )
 
@@ -183,7 +180,7 @@ def _call(part: Any, counter: TokenCounter) -> Item:
         call_id=part.tool_call_id,
         tool=part.tool_name,
         native=part.part_kind.startswith("builtin"),
-        loads=getattr(part, "tool_kind", None) in ("capability-load", "tool-search"),
+        loads=getattr(part, "tool_kind", None) in LOADS,
     )
 
 

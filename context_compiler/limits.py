@@ -17,6 +17,8 @@ Amount: TypeAlias = int | float
 """An `int` is tokens; a `float` in (0, 1] is a share."""
 
 DEFAULT_BUDGET = 32_000
+MOST = 10**12
+"""More tokens than any window has."""
 DEFAULT_SHARE = 0.8
 DEFAULT_RESERVE = 4_096
 
@@ -29,8 +31,8 @@ def checked(amount: object, *, name: str) -> Amount | None:
         raise SettingsError(f"{name}={amount!r}: give tokens as an int, or a share as a float in (0, 1]")
     if isinstance(amount, float) and not 0 < amount <= 1:
         raise SettingsError(f"{name}={amount!r}: a float is a share and must be in (0, 1]; give tokens as an int")
-    if amount <= 0:
-        raise SettingsError(f"{name}={amount!r}: must be above 0")
+    if not 0 < amount <= MOST:
+        raise SettingsError(f"{name}={amount!r}: must be above 0 and at most {MOST:,}")
     return amount
 
 

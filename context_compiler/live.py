@@ -43,8 +43,7 @@ async def respond(live: Live, run: Run, request: Request) -> Result:
     opens = _opens(run, sight, frozen)
     run.opened_turn = sight.turn
     if not opens:
-        stays = run.cut or (frozen is not None and sight.options.every_turn)
-        if not stays and request.overhead + sight.history.tokens <= marks.high:
+        if frozen is None and request.overhead + sight.history.tokens <= marks.high:
             return built(live, run, request, sight, RAW, marks, "raw", ratio)
         if frozen is not None:
             result = built(live, run, request, sight, frozen, marks, "cycle", ratio)
@@ -76,7 +75,6 @@ async def _cycle(run: Run, request: Request, sight: Sight) -> Frozen | None:
         whole = mended(found, sight.pairing, sight.base)
         run.kept = whole if run.kept is found else run.kept
         found = whole
-    run.cut = run.cut and found is not None
     run.frozen = found
     return found
 

@@ -89,7 +89,6 @@ class Middleware:
         if result.view.status == "floor_over_budget":
             await self.report(BudgetError(f"even the least is over the budget of {result.view.budget} tokens"))
         run.sent, run.budget = result.cost if result.limit else 0, result.limit
-        run.cut = run.cut or result.frozen is not None
         view = await self._kept(run, request, result, (time.perf_counter() - started) * 1000)
         run.requests += 1
         self.last_view = view

@@ -19,32 +19,34 @@ Redact = Callable[[str], str]
 
 MESSAGES = 50_000
 """Redacted messages remembered."""
-SAID = frozenset({"args", "content", "metadata", "provider_details", "vendor_metadata", "vendor_details"})
+FREE = frozenset({"args", "content", "metadata", "provider_details", "vendor_metadata", "vendor_details"})
 """Fields of a message in which somebody's own data stands, with keys and values of their own."""
-WORDS = frozenset(
-    {
-        "kind",
-        "part_kind",
-        "tool_kind",
-        "tool_call_id",
-        "timestamp",
-        "run_id",
-        "conversation_id",
-        "outcome",
-        "state",
-        "finish_reason",
-        "speaker",
-        "cause",
-        "on_change",
-        "settings",
-    }
-)
-"""Fields of a message in which only the host's own words stand."""
+TEXTS = FREE | {
+    "instructions",
+    "transcript",
+    "signature",
+    "error",
+    "url",
+    "file_id",
+    "identifier",
+    "tool_name",
+    "dynamic_ref",
+    "context_id",
+    "provider_url",
+    "model_name",
+}
+"""Fields whose text may be anything; in all others stand the host's own words."""
 PIECES = frozenset(
     {"binary", "image-url", "audio-url", "video-url", "document-url", "uploaded-file", "cache-point", "text-content"}
 )
-"""What files and marked texts call themselves."""
-PIECE_WORDS = frozenset({"kind", "media_type", "force_download", "ttl"})
+"""What files and marked texts call themselves, wherever they stand."""
+PIECE_FIELDS = frozenset(
+    {"kind", "data", "url", "file_id", "content", "media_type", "identifier", "force_download", "provider_name", "ttl"}
+    | {"metadata", "vendor_metadata"}
+)
+"""What they consist of; anything else is a mapping of somebody's own."""
+FIXED = frozenset({"retry-prompt", "retry-feedback"})
+"""Parts whose content has fixed keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Redactor:
         kept: list[tuple[str, bytes, str]] = []
         for index, name in enumerate(history.ids):
             if name not in self._done:
-                body = json.dumps(self._clean(json.loads(history.body(index))), ensure_ascii=False).encode()
+                body = json.dumps(self._host(json.loads(history.body(index))), ensure_ascii=False).encode()
                 parent = kept[-1][0] if kept else None
                 self._done[name] = chained(parent, identity(body)), body, self(history.text(index))
             kept.append(self._done[name])
@@ -91,31 +93,50 @@ class Redactor:
         ids, bodies, texts = zip(*kept, strict=True) if kept else ((), (), ())
         return Redacted(ids=ids, bodies=bodies, texts=texts)
 
-    def _clean(self, value: Any, *, said: bool = False) -> Any:
-        """Every text in `value` redacted; `said` is what somebody said, in which a name of ours means nothing."""
+    def _host(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A message, a part, or a piece of content: known fields with texts in them."""
+        own = bool(given.get("tool_kind"))
+        fixed = own or given.get("part_kind") in FIXED
+        clean: dict[str, Any] = {}
+        for key, one in given.items():
+            if key == "data" and isinstance(one, str):
+                clean[key] = self._file(one, str(given.get("media_type")))
+            elif key == "citations":
+                clean[key] = one if self(json.dumps(one)) == json.dumps(one) else None
+            elif isinstance(one, str):
+                clean[key] = self(one) if key in TEXTS and not (own and key == "tool_name") else one
+            elif key in FREE:
+                clean[key] = self._said(one, fixed=fixed)
+            else:
+                clean[key] = self._nested(one)
+        return clean
+
+    def _nested(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._nested(one) for one in cast(list[Any], value)]
+        return self._host(cast(dict[str, Any], value)) if isinstance(value, dict) else value
+
+    def _said(self, value: Any, *, fixed: bool) -> Any:
+        """What somebody said: every text and, unless they are `fixed`, every key; files as the host writes them."""
         if isinstance(value, str):
             return self(value)
         if isinstance(value, list):
-            return [self._clean(one, said=said) for one in cast(list[Any], value)]
+            return [self._said(one, fixed=fixed) for one in cast(list[Any], value)]
         if not isinstance(value, dict):
             return value
         given = cast(dict[str, Any], value)
-        piece = given.get("kind") in PIECES
-        clean: dict[str, Any] = {}
-        for key, one in given.items():
-            if piece and key == "data":
-                clean[key] = self._file(one, str(given.get("media_type")))
-            elif key in (PIECE_WORDS if piece else () if said else WORDS):
-                clean[key] = one
-            else:
-                clean[self(key) if said and not piece else key] = self._clean(one, said=said or key in SAID)
-        return clean
+        if given.get("kind") in PIECES and given.keys() <= PIECE_FIELDS:
+            return self._host(given)
+        return {key if fixed else self(key): self._said(one, fixed=fixed) for key, one in given.items()}
 
-    def _file(self, data: Any, media_type: str) -> Any:
-        if not media_type.startswith("text/") or not isinstance(data, str):
+    def _file(self, data: str, media_type: str) -> str:
+        try:
+            content = base64.b64decode(data, altchars="-_", validate=True)
+        except ValueError:
+            return self(data)
+        if not media_type.startswith("text/"):
             return data
-        text = base64.urlsafe_b64decode(data).decode("utf-8", "replace")
-        return base64.urlsafe_b64encode(self(text).encode("utf-8", "replace")).decode()
+        return base64.urlsafe_b64encode(self(content.decode("utf-8", "replace")).encode("utf-8", "replace")).decode()
 
     def compile(self, row: Compile, names: Mapping[str, str]) -> Compile:
         """A compile as it may be kept; never used again, since it no longer says what it said. `names` is for tips."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from hashlib import sha256
 from typing import Any
+from uuid import UUID
 
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage
@@ -29,6 +30,9 @@ AskFor = Callable[[Order], Awaitable[Answer]]
 Affords = Callable[[int, int], bool]
 """Whether the run's usage limits leave room for a compile of that many tokens in and out."""
 
+HOST_IDS = 7
+"""The version of the UUIDs by which the host names conversations that nobody named."""
+
 TOOL_OVERHEAD = 12
 """Tokens that the framing of one tool definition costs."""
 
@@ -49,6 +53,8 @@ class Request:
     framing: Callable[[list[ModelMessage]], list[ModelMessage]] | None
     """What the host makes of messages before they go out, where it says so."""
     session_id: str
+    scope: str
+    """Whose compiles this conversation may share; empty for those without a name of their own."""
     run_id: str | None
     affords: Affords
     begin: Begin
@@ -102,6 +108,7 @@ def _run_facts(ctx: RunContext[Any], model: Any, settings: Mapping[str, object])
         "window": _whole(getattr(model, "context_window", None)),
         "max_tokens": _whole(settings.get("max_tokens")),
         "session_id": session_of(ctx),
+        "scope": scope_of(ctx),
         "run_id": ctx.run_id,
         "affords": affords,
     }
@@ -123,6 +130,18 @@ def _whole(value: object) -> int | None:
 
 def _hash(facts: object) -> str:
     return sha256(json.dumps(facts, sort_keys=True, default=str).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def scope_of(ctx: RunContext[Any]) -> str:
+    """The conversation as the application names it; empty where the host made the id up, as it does for each run.
+
+    A summary is written around the question of one conversation, so another that begins alike does not get it.
+    A made-up id (a version 7 UUID) says nothing: it is another one for the same history on the next request.
+    """
+    try:
+        return "" if UUID(ctx.conversation_id or "").version == HOST_IDS else ctx.conversation_id or ""
+    except ValueError:
+        return ctx.conversation_id or ""
 
 
 def session_of(ctx: RunContext[Any]) -> str:

@@ -47,8 +47,6 @@ class Run:
     """What that cycle froze, built."""
     begun: bool = False
     """Whether it was looked up what the run starts from."""
-    cut: bool = False
-    """Whether a view has been sent that leaves something out: there is no way back to raw history within a run."""
     ratios: Ratios = field(default_factory=Ratios)
     """What was learnt before this run and in it, not what other runs learn meanwhile: a resumed run decides alike."""
     requests: int = 0
@@ -105,7 +103,14 @@ class Live:
 
     def _settled(self, wishes: Wishes, library: TemplateLibrary, request: Request) -> Options:
         model = self.model if self.model is not None else request.model
-        return wishes.options(library, self.settings, model=model, family=request.family, window=request.window)
+        return wishes.options(
+            library,
+            self.settings,
+            model=model,
+            family=request.family,
+            window=request.window,
+            scope=f"{self.vault_name}/{request.scope}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
