@@ -10,7 +10,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, TextContent
 from context_compiler.bench import LEFT_OUT
 from context_compiler.budget import SMALLEST
 from context_compiler.history import Reader
-from context_compiler.items import Item, Kind, mark_of
+from context_compiler.items import RETRY_OVERHEAD, Item, Kind, mark_of
 from context_compiler.tokens import TokenCounter
 from context_compiler.view import View
 from tests.support.builders import answered_id
@@ -129,4 +129,5 @@ def _least(item: Item) -> int:
     if item.text == LEFT_OUT:
         return item.tokens
     name = counter.text(item.tool or "")
-    return {Kind.CALL: 9 + name, Kind.RETURN: 5 + name, Kind.FEEDBACK: 18}.get(item.kind, SMALLEST)
+    retry = RETRY_OVERHEAD if item.failed else 0
+    return retry + {Kind.CALL: 9 + name, Kind.RETURN: 5 + name}.get(item.kind, SMALLEST)
