@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse
@@ -22,11 +22,13 @@ from context_compiler.items import MARK, mark_of
 from context_compiler.middleware import Middleware
 from context_compiler.prompt import Order
 from context_compiler.record import Record
-from context_compiler.request import Request, charged, run_facts
+from context_compiler.request import Request, charged, run_facts, session_of
 from context_compiler.run import Run
 from context_compiler.template import Template
 from context_compiler.view import LEFT_OUT, View, marked_request
 from context_compiler.wanted import Wanted
+
+T = TypeVar("T")
 
 REMEMBERED = 64
 
@@ -39,14 +41,23 @@ class CompilingHistoryProcessor:
         self._ware = Middleware(wanted)
         self._runs: OrderedDict[str, Run] = OrderedDict()
         self._raw: OrderedDict[str, list[ModelMessage]] = OrderedDict()
+        self._stored: OrderedDict[str, list[ModelMessage]] = OrderedDict()
 
     async def __call__(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
-        """The view of what really was said, with a mark that says where all of it is."""
+        """The view of what really was said, with a mark that says where all of it is. Never raises."""
+        outcome = await attempted(self._view(ctx, messages))
+        if outcome.value is None:
+            await self._ware.report(outcome.error or RuntimeError("no view"))
+        return outcome.value or messages
+
+    async def _view(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
+        _remembered(self._stored, session_of(ctx), ctx.messages)
         raw = await self._restored(messages)
-        run = _remembered(self._runs, ctx.run_id or "", Run())
+        run_id = ctx.run_id or ""
+        run = _remembered(self._runs, run_id, self._runs.get(run_id) or Run())
         made = await self._ware.view(run, self._request(ctx, raw))
-        view = raw if self._ware.wanted.dry_run else made.messages
         await self._ware.rest()
+        view = raw if self._ware.wanted.dry_run else made.messages
         if view == raw or run.raw is None or run.raw.tip is None:
             return view
         _remembered(self._raw, run.raw.tip, raw)
@@ -70,17 +81,32 @@ class CompilingHistoryProcessor:
         return await self._ware.views(session)
 
     async def transcript(self, session: str) -> list[ModelMessage]:
-        """The raw history of a conversation, without loss, whatever the host has stored."""
-        return await self._ware.transcript(session)
+        """The raw history of a conversation, without loss, whatever the host has stored.
+
+        A processor does not hear the last answer of a run. It is there all the same while this process lives, and
+        from the next request on.
+
+        Raises:
+            StoreError: the record cannot be read.
+        """
+        outcome = await attempted(self._ware.transcript(session))
+        archived = outcome.value or []
+        said = await self._restored(list(self._stored.get(session, ())))
+        if outcome.error is not None and (not said or any(map(_mark, said))):
+            raise outcome.error
+        read = self._ware.live.reader.read
+        longer = len(said) > len(archived) and read(said).ids[: len(archived)] == read(archived).ids
+        return [*archived, *said[len(archived) :]] if longer else archived
 
     async def _restored(self, messages: list[ModelMessage]) -> list[ModelMessage]:
         """The raw history behind our own output, and what came after it."""
-        mark = next((found for message in messages if (found := _mark(message)) and "responses" in found), None)
-        if mark is None:
+        mark = next((found for message in messages if (found := _mark(message)) is not None), None)
+        if mark is None or not isinstance(mark.get("responses"), int) or not isinstance(mark.get("tail"), int):
             return messages
-        raw = self._raw.get(mark["tip"])
+        tip = str(mark.get("tip"))
+        raw = self._raw.get(tip)
         if raw is None and self._ware.archive.whole:
-            bodies = (await attempted(self._ware.archive.store.chain(mark["tip"]))).value
+            bodies = (await attempted(self._ware.archive.store.chain(tip))).value
             raw = load_messages(bodies) if bodies else None
         if raw is None:
             return messages
@@ -101,12 +127,13 @@ def build_compiling_history_processor(
     return CompilingHistoryProcessor(Wanted(template, **wanted))
 
 
-def _remembered(kept: OrderedDict[str, Any], key: str, new: Any) -> Any:
-    value = kept.setdefault(key, new)
+def _remembered(kept: OrderedDict[str, T], key: str, new: T) -> T:
+    """Keep something under a key, the newest last, and forget what is oldest."""
+    kept[key] = new
     kept.move_to_end(key)
     if len(kept) > REMEMBERED:
         kept.popitem(last=False)
-    return value
+    return new
 
 
 def _mark(message: ModelMessage) -> dict[str, Any] | None:
