@@ -153,6 +153,7 @@ class Notes:
 
     async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         self.prompts.append(str(messages[-1].parts[-1].content))  # pyright: ignore
+        number = self.asked
         try:
             await asyncio.sleep(self._seconds)
         except asyncio.CancelledError:
@@ -160,7 +161,7 @@ class Notes:
             raise
         if isinstance(self._text, Exception):
             raise self._text
-        said = self._text(self.asked) if callable(self._text) else self._text
+        said = self._text(number) if callable(self._text) else self._text
         usage = RequestUsage(input_tokens=100, output_tokens=20)
         return ModelResponse(parts=[TextPart(content=said)], usage=usage, model_name="notes")
 
