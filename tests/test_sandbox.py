@@ -67,7 +67,7 @@ def test_what_would_take_forever_is_refused_soon(body: str):
     started = time.perf_counter()
     with pytest.raises(TemplateError):
         Template.parse(body, name="mine").render(VALUES)
-    assert time.perf_counter() - started < 10
+    assert time.perf_counter() - started < 60
 
 
 @pytest.mark.slow

