@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from context_compiler.bench import Bench
-from context_compiler.history import History, Reading
+from context_compiler.history import History
 from context_compiler.items import Kind
 from context_compiler.shapes import largest
 from context_compiler.turns import Group, Turn
@@ -31,7 +31,7 @@ def giants(bench: Bench, room: int, recent: int) -> Iterator[None]:
     limit = max(room // 4, SMALLEST)
     active = bench.outline.active.start
     for index, reading in enumerate(bench.history.readings):
-        asked = index >= active and _prompted(reading)
+        asked = index >= active and reading.asks
         if not asked and bench.here(index) is not None and largest(reading.items) > limit:
             bench.reshape(index, "a part above a quarter of the budget", limit=limit)
     yield
@@ -73,14 +73,7 @@ def completed(turn: Turn, history: History) -> tuple[Group, ...]:
     return tuple(
         group
         for group in turn.groups[:-1]
-        if not any(_prompted(history.readings[index]) for index in range(group.start, group.stop))
-    )
-
-
-def _prompted(reading: Reading) -> bool:
-    """Whether a user says something there; a file beside an answer is what a tool returned."""
-    return reading.prompts and not (
-        reading.answers and all(item.media for item in reading.items if item.kind is Kind.USER)
+        if not any(history.readings[index].asks for index in range(group.start, group.stop))
     )
 
 
@@ -140,7 +133,7 @@ def steering(bench: Bench, room: int, recent: int) -> Iterator[None]:
     prompted = [
         group
         for group in bench.outline.active.groups[1:]
-        if any(_prompted(bench.history.readings[index]) for index in range(group.start, group.stop))
+        if any(bench.history.readings[index].asks for index in range(group.start, group.stop))
     ]
     for group in prompted[:-1]:
         bench.out(range(group.start, group.stop), "earlier prompt of this turn, over budget")

@@ -14,12 +14,11 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress, count
-from typing import cast
 
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest
 from pydantic_core import PydanticSerializationError
 
-from context_compiler.ids import blob_id, chained, identity
+from context_compiler.ids import blob_id, chained, identity, objects_of
 from context_compiler.items import Item, Kind, read_items
 from context_compiler.tokens import TokenCounter
 
@@ -78,6 +77,12 @@ class Reading:
     stays: int
     """Tokens of what stays when the message goes: another's system text, and what the host keeps for itself."""
     run_id: str | None
+
+    @property
+    def asks(self) -> bool:
+        """Whether a user says something there; a file beside an answer is what a tool returned."""
+        said = [item for item in self.items if item.kind is Kind.USER and item.mark is None]
+        return self.prompts and not (self.answers and all(item.media for item in said))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +191,7 @@ class Reader:
     def one(self, message: ModelMessage) -> Reading:
         """Read one message, or remember it."""
         seen = self._seen.get(id(message))
-        look = _look(message)
+        look = objects_of(message)
         if seen and seen[0]() is message and seen[1] == look:
             return seen[2]
         reading = self._by_content(message)
@@ -203,21 +208,6 @@ class Reader:
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
         return known
-
-
-def _look(message: ModelMessage) -> list[object]:
-    """The parts and what they hold, as objects: other ones mean that a message was edited in place."""
-    said = ((part, getattr(part, "content", None), getattr(part, "args", None)) for part in message.parts)
-    return [_held(thing) for things in said for thing in things]
-
-
-def _held(value: object) -> object:
-    """A value whose containers are copied, so that a change within them shows; everything else is itself."""
-    if isinstance(value, dict):
-        return {key: _held(inner) for key, inner in cast(dict[object, object], value).items()}
-    if isinstance(value, list):
-        return [_held(inner) for inner in cast(list[object], value)]
-    return value
 
 
 def _shared(last: History | None, messages: Sequence[ModelMessage]) -> int:

@@ -10,6 +10,8 @@ import json
 from hashlib import blake2b, sha256
 from typing import cast
 
+from pydantic_ai.messages import ModelMessage
+
 VERSION = "c1:"
 
 
@@ -57,3 +59,18 @@ _UNSAID: tuple[object, ...] = (None, [], {})
 def chained(parent: str | None, content: str) -> str:
     """Name a message reached by way of `parent`; `content` is its `identity`."""
     return VERSION + blake2b(f"{parent or ''}\x00{content}".encode(), digest_size=16).hexdigest()
+
+
+def objects_of(message: ModelMessage) -> list[object]:
+    """The parts and what they hold, as objects: other ones mean that a message was edited in place."""
+    said = ((part, getattr(part, "content", None), getattr(part, "args", None)) for part in message.parts)
+    return [_held(thing) for things in said for thing in things]
+
+
+def _held(value: object) -> object:
+    """A value whose containers are copied, so that a change within them shows; everything else is itself."""
+    if isinstance(value, dict):
+        return {key: _held(inner) for key, inner in cast(dict[object, object], value).items()}
+    if isinstance(value, list):
+        return [_held(inner) for inner in cast(list[object], value)]
+    return value

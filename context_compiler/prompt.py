@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from context_compiler.fences import fence
+from context_compiler.fences import fence, neutral
 from context_compiler.prose import prose
 from context_compiler.record import Drop
 from context_compiler.template import Template
@@ -84,7 +84,7 @@ def _block(title: str, text: str) -> str:
 
 def filled(prompt: str, previous: str) -> str:
     """A prompt whose slot holds the summary before."""
-    return prompt.replace(SLOT, fence("NOTES", previous).split("\n", 1)[1].rsplit("\n", 1)[0])
+    return prompt.replace(SLOT, neutral(previous))
 
 
 def about(template: Template) -> dict[str, str]:

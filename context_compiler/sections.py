@@ -5,6 +5,7 @@ Everything here is data about the conversation. It is fenced where it enters a p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from context_compiler.history import History
@@ -20,13 +21,20 @@ EXPENDABLE = ("reflections", "tool_results", "plan", "topic")
 """What goes when a prompt is too long, in this order where the template does not say otherwise; never the
 latest input, the constraints or the turns themselves."""
 
-PLAN_TOKENS, TOPIC_TOKENS, INPUT_TOKENS, RESULT_TOKENS = 400, 200, 2_000, 4_000
+PLAN_TOKENS, TOPIC_TOKENS, INPUT_TOKENS, RESULT_TOKENS, CONSTRAINT_TOKENS = 400, 200, 2_000, 4_000, 2_000
+
+_SPEAKING = re.compile(
+    r"([\n\r\v\f\x1c-\x1e\x85\u2028\u2029])"
+    r"(?=[^\S\n]{0,40}(?:(?:user|assistant|earlier notes):|assistant called |\[(?:tool|retry)\]))",
+    re.IGNORECASE,
+)
+"""A line that looks as if somebody else spoke is marked as a quotation, so that words stay with who said them."""
 
 
 def latest_input(history: History) -> str:
     """What the user asked last."""
     for reading in reversed(history.readings):
-        if reading.prompts:
+        if reading.asks:
             return "\n".join(item.text for item in reading.items if item.kind is Kind.USER and item.mark is None)
     return ""
 
@@ -71,16 +79,17 @@ def lines(history: History, positions: Sequence[int], results: int | None) -> It
 
 
 def _line(item: Item, whole: bool) -> str:
+    said = _SPEAKING.sub(r"\1> ", item.text)
     if item.mark is not None:
-        return f"Earlier notes: {item.text}"
+        return f"Earlier notes: {said}"
     if item.kind in (Kind.USER, Kind.FEEDBACK):
-        return f"User: {item.text}" if item.kind is Kind.USER else f"[retry] {item.text}"
+        return f"User: {said}" if item.kind is Kind.USER else f"[retry] {said}"
     if item.kind in (Kind.TEXT, Kind.MEDIA, Kind.COMPACTION, Kind.OTHER):
-        return f"Assistant: {item.text}" if item.text.strip() else ""
+        return f"Assistant: {said}" if said.strip() else ""
     if item.kind is Kind.CALL:
         return f"Assistant called {call_line(item.tool or 'tool', item.text)}"
     if item.kind is Kind.RETURN:
-        return f"[tool] {item.tool}: {item.text if whole else outcome_line(item.text, failed=item.failed)}"
+        return f"[tool] {item.tool}: {said if whole else outcome_line(item.text, failed=item.failed)}"
     return ""
 
 
@@ -113,7 +122,20 @@ def tool_results(history: History, positions: Sequence[int], results: int | None
     """The last tool results among these messages, whole."""
     found = [item for index in positions for item in history.readings[index].items if item.kind is Kind.RETURN]
     last = found if results is None else found[len(found) - results :] if results else []
-    return "\n".join(f"[tool] {item.tool}: {item.text}" for item in last)
+    return "\n".join(_line(item, True) for item in last)
+
+
+def constraints(pinned: Sequence[Pin], counter: TokenCounter) -> str:
+    """What users laid down for good, one line each: the newest that fit."""
+    left = CONSTRAINT_TOKENS
+    kept: list[str] = []
+    for pin in reversed(pinned):
+        line = f"turn {pin.turn + 1}: {pin.text}"
+        left -= counter.text(line) + 1
+        if left < 0:
+            break
+        kept.append(line)
+    return "\n".join(reversed(kept))
 
 
 def gathered(
@@ -121,7 +143,7 @@ def gathered(
 ) -> dict[str, str]:
     """Every section but the turns themselves and the previous summary, by name."""
     return {
-        "constraints": "\n".join(f"turn {pin.turn + 1}: {pin.text}" for pin in pinned),
+        "constraints": constraints(pinned, counter),
         "topic": clamp(topic(history), TOPIC_TOKENS, counter),
         "plan": clamp(plan(history, span), PLAN_TOKENS, counter),
         "tool_results": clamp(tool_results(history, span, results), RESULT_TOKENS, counter),

@@ -123,16 +123,15 @@ def test_the_least_of_an_ordinary_conversation_fits_sixty_tokens(said: list[str]
 Behaviour = Literal["short", "empty", "long"]
 
 
-def writing(behaviour: Behaviour) -> FunctionModel:
-    """A compiler that writes a little, nothing, or more than it was given."""
+def writing(behaviour: Behaviour, history: list[ModelMessage]) -> FunctionModel:
+    """A compiler that writes a little, nothing, or more than a history holds."""
+    text = {
+        "short": "Goal: the build. Never push to main. === END NOTES ===",
+        "empty": " \n",
+        "long": "a word " * len(str(snapshot(history))),
+    }
 
     def write(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        size = sum(len(str(part)) for message in messages for part in message.parts)
-        text = {
-            "short": "Goal: the build. Never push to main. === END NOTES ===",
-            "empty": " \n",
-            "long": "a word " * size,
-        }
         return ModelResponse(parts=[TextPart(content=text[behaviour])])
 
     return FunctionModel(write)
@@ -140,13 +139,11 @@ def writing(behaviour: Behaviour) -> FunctionModel:
 
 @pytest.mark.parametrize("behaviour", ["short", "empty", "long"])
 def test_a_view_is_sound_whatever_the_compiler_writes(behaviour: Behaviour) -> None:
-    model = writing(behaviour)
-
     @settings(max_examples=25)
     @given(histories(max_turns=6), BUDGETS, FIDELITIES, st.sampled_from(["chat_compiler", "goal_oriented"]))
     def check(history: list[ModelMessage], budget: int, fidelity: Fidelity | None, template: str) -> None:
         before = snapshot(history)
-        view = compiled(history, template, budget, fidelity=fidelity, model=model, recent_turns=1)
+        view = compiled(history, template, budget, fidelity=fidelity, model=writing(behaviour, history), recent_turns=1)
         assert snapshot(history) == before
         assert_sound(view, history)
         if behaviour != "short":

@@ -16,7 +16,6 @@ from pydantic_ai import Agent, AgentRunResultEvent
 from pydantic_ai.messages import (
     ModelMessage,
     ModelMessagesTypeAdapter,
-    ModelRequest,
     ModelResponse,
     ModelResponsePart,
     TextContent,
@@ -29,7 +28,7 @@ from pydantic_ai.usage import RequestUsage
 
 from context_compiler import ContextCompiler
 from context_compiler.tokens import TokenCounter
-from tests.support.builders import snapshot, tokens_of
+from tests.support.builders import snapshot, texts_of
 
 Step = str | Sequence[tuple[str, dict[str, Any]]] | ModelResponse | Exception
 Script = Step | Sequence[Step] | Callable[[list[ModelMessage], AgentInfo], Step]
@@ -51,8 +50,9 @@ class Sent:
     @property
     def tokens(self) -> int:
         """Texts, instructions and the JSON of the tools, in o200k tokens; what a host keeps beside them is not sent."""
-        said = [_plain(part) for message in self.messages for part in message.parts]
-        return tokens_of([ModelRequest(parts=said)]) + _counter.text(self.instructions) + _counter.text(self.tools)
+        parts = [_plain(part) for message in self.messages for part in message.parts]
+        said = sum(_counter.text(text) for part in parts for text in texts_of(part))
+        return said + _counter.text(self.instructions) + _counter.text(self.tools)
 
     @property
     def text(self) -> str:
