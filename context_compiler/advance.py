@@ -18,10 +18,10 @@ from context_compiler.frozen import Frozen, positions, spans
 from context_compiler.history import History
 from context_compiler.limits import Limits
 from context_compiler.notes import written_for
+from context_compiler.pins import Pin, pins
 from context_compiler.prompt import ALWAYS, TITLES, Order, written
 from context_compiler.sections import chunks, fitted, gathered, lines
 from context_compiler.shapes import WHOLE, Shape
-from context_compiler.specifics import Pin, pins
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import Outline
 

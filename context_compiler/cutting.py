@@ -9,7 +9,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.frozen import Frozen
 from context_compiler.history import History
 from context_compiler.limits import Limits
-from context_compiler.specifics import Pin
+from context_compiler.pins import Pin
 from context_compiler.template import Template
 from context_compiler.tokens import TokenCounter
 

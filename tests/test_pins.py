@@ -9,8 +9,8 @@ from pydantic_ai.messages import ModelMessage, TextContent
 from context_compiler.cues import instructions, sentence_ends
 from context_compiler.history import Reader
 from context_compiler.items import MARK
+from context_compiler.pins import Pin, pins
 from context_compiler.skeleton import one_line
-from context_compiler.specifics import Pin, pins
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import outline, pair
 from tests.support.histories import answer, assistant, call, histories, user
