@@ -81,7 +81,7 @@ class Archive:
         elif self._redactor is not None:
             entry = _redacted(self._redactor, record, result)
         else:
-            cycle = Cycle(tip=frozen.tip, state=frozen.to_json()) if frozen else None
+            cycle = Cycle(tip=frozen.tip, config=frozen.config, state=frozen.to_json()) if frozen else None
             entry = Entry(record=record, raw=result.raw, view=result.sent, compile=result.row, cycle=cycle)
         try:
             return await self.store.save(entry)
@@ -130,7 +130,7 @@ class Archive:
         """The newest cycle of the longest known ancestor, in memory or on the record."""
         found = self._cycles.find(ids, config)
         if found is None and self.whole:
-            stored = await self._tried(lambda: self.store.find_cycle(ids))
+            stored = await self._tried(lambda: self.store.find_cycle(ids, config))
             found = Frozen.from_json(stored.state) if stored else None
         return found
 

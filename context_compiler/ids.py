@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from hashlib import blake2b, sha256
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from pydantic_ai.messages import ModelMessage
+if TYPE_CHECKING:  # looking at a record does not wait for the host
+    from pydantic_ai.messages import ModelMessage
 
 VERSION = "c1:"
 

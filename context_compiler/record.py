@@ -78,6 +78,8 @@ class Cycle:
     """What stays frozen between two compiles, found again by the chain id of the last message it decides on."""
 
     tip: str
+    config: str
+    """Names how its views are written; another way of writing them has cycles of its own."""
     state: str
     """JSON text, written and read by the compiler alone."""
 

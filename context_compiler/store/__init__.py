@@ -45,8 +45,8 @@ class Recorder(Protocol):
         """The reusable compile with that cache key and its row number."""
         ...
 
-    async def find_cycle(self, tips: Sequence[str]) -> Cycle | None:
-        """The newest cycle of the last of `tips` that has one: the longest known ancestor of a chain."""
+    async def find_cycle(self, tips: Sequence[str], config: str) -> Cycle | None:
+        """The newest cycle of the last of `tips` that has one of this `config`: of the longest known ancestor."""
         ...
 
     async def close(self) -> None:

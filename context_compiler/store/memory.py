@@ -23,14 +23,14 @@ class MemoryStore:
 
     async def save(self, entry: Entry) -> Record:
         """Keep an entry and give back its record with `id` and `summary_id`."""
-        self._tables.add_messages((entry.raw, entry.view))
+        owner = (entry.record.session_id, entry.record.vault_name)
+        session = self._session(owner, entry.record.created_at, entry.raw, entry.view)
         record = replace(
             entry.record,
             raw_tip=_tip(entry.record.raw_tip, entry.raw),
             view_tip=_tip(entry.record.view_tip, entry.view),
             compile=entry.compile or entry.record.compile,
         )
-        session = self._session(record.session_id, record.vault_name, record.created_at)
         if entry.compile is not None and rows.reusable(entry.compile):
             self._compile(entry.compile, session)  # worth keeping even where the request is known already
         unsaved = dict(zip(rows.VIEW, rows.view_row(record, session), strict=True))
@@ -41,8 +41,7 @@ class MemoryStore:
 
     async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
         """Keep a raw history without a request, as the newest of its conversation."""
-        self._tables.add_messages((raw, None))
-        session = self._session(session_id, vault_name, datetime.now(UTC))
+        session = self._session((session_id, vault_name), datetime.now(UTC), raw, None)
         if raw.ids:
             self._tables.change("sessions", session, raw_tip=raw.ids[-1])
 
@@ -51,21 +50,28 @@ class MemoryStore:
         number = self._tables.index.get(("context_summaries", cache_key))
         return None if number is None else (number, self._to_compile(number))
 
-    async def find_cycle(self, tips: Sequence[str]) -> Cycle | None:
-        """The newest cycle of the last of `tips` that has one."""
-        newest = {row["raw_tip"]: row["state"] for row in self._tables.rows["cycles"].values()}
+    async def find_cycle(self, tips: Sequence[str], config: str) -> Cycle | None:
+        """The newest cycle of the last of `tips` that has one of this `config`."""
+        cycles = self._tables.rows["cycles"].values()
+        newest = {row["raw_tip"]: row["state"] for row in cycles if row["config"] == config}
         tip = next((tip for tip in reversed(tips) if tip in newest), None)
-        return None if tip is None else Cycle(tip=tip, state=rows.to_text(self._tables.contents[newest[tip]]))
+        if tip is None:
+            return None
+        return Cycle(tip=tip, config=config, state=rows.to_text(self._tables.contents[newest[tip]]))
 
     async def close(self) -> None:
         """Nothing to let go of: what is remembered stays."""
 
     async def chain(self, tip: str) -> list[bytes]:
         """The message bodies of the chain that ends in `tip`, oldest first."""
-        names = list(self._tables.ancestry(tip))
+        return self._bodies(tip, None)
+
+    def _bodies(self, tip: str, session: int | None) -> list[bytes]:
+        tables, names = self._tables, list(self._tables.ancestry(tip))
         if not names:
             raise StoreError(f"no message {tip!r}; it was never recorded, or has been deleted or pruned")
-        return [self._tables.contents[self._tables.nodes[name].content] for name in reversed(names)]
+        own = {} if session is None else {name: at for (who, name), at in tables.copies.items() if who == session}
+        return [tables.contents[own.get(name, tables.nodes[name].content)] for name in reversed(names)]
 
     async def view(self, view_id: int) -> Record | None:
         """One request with its compile."""
@@ -85,9 +91,11 @@ class MemoryStore:
 
     async def transcript(self, session_id: str) -> list[bytes]:
         """The bodies of a session's raw history as last seen; empty when it is unknown."""
-        sessions = [self._tables.rows["sessions"][number] for number in self._by_use()]
-        tips = [row["raw_tip"] for row in sessions if row["session_id"] == session_id and row["raw_tip"]]
-        return await self.chain(tips[0]) if tips else []
+        for number in self._by_use():
+            row = self._tables.rows["sessions"][number]
+            if row["session_id"] == session_id and row["raw_tip"]:
+                return self._bodies(row["raw_tip"], number)
+        return []
 
     async def delete(self, session_id: str) -> int:
         """Remove a conversation and everything only it used; the number of requests removed."""
@@ -121,19 +129,24 @@ class MemoryStore:
         for row in list(self._tables.export()):
             yield row
 
-    def _session(self, session_id: str, vault_name: str, created_at: datetime) -> int:
-        known = self._tables.index.get(("sessions", session_id, vault_name))
-        values = (session_id, vault_name, None, rows.stamp(created_at))
-        return self._tables.insert("sessions", values) if known is None else known
+    def _session(self, owner: tuple[str, str], created_at: datetime, raw: Chain | None, view: Chain | None) -> int:
+        """The row of a conversation, made when it is first heard of, with these messages of its own."""
+        session = self._tables.index.get(("sessions", *owner))
+        tip = None if session is None else self._tables.rows["sessions"][session]["raw_tip"]
+        shared = self._tables.add_messages(tip, raw, view)
+        if session is None:
+            session = self._tables.insert("sessions", (*owner, None, rows.stamp(created_at)))
+        self._tables.add_copies(session, shared)
+        return session
 
     def _insert(self, record: Record, session: int, entry: Entry) -> Record:
         made = None if entry.compile is None else self._compile(entry.compile, session)
         record = replace(record, summary_id=made if record.summary_id is None else record.summary_id)
         if entry.cycle is not None:
-            former = self._tables.index.get(("cycles", session, entry.cycle.tip))
+            former = self._tables.index.get(("cycles", session, entry.cycle.config, entry.cycle.tip))
             self._tables.remove("cycles", [] if former is None else [former])
             state = self._tables.add_body(rows.to_bytes(entry.cycle.state))
-            self._tables.insert("cycles", (session, entry.cycle.tip, state))
+            self._tables.insert("cycles", (session, entry.cycle.tip, entry.cycle.config, state))
         if entry.raw is not None and entry.raw.ids:
             self._tables.change("sessions", session, raw_tip=entry.raw.ids[-1])
         return replace(record, id=self._tables.insert("views", rows.view_row(record, session)))
@@ -163,11 +176,11 @@ class MemoryStore:
         return [number for number in idle if number not in {row["summary"] for row in views}]
 
     def _last(self, table: str, count: int) -> set[int]:
-        """The newest `count` rows of each session."""
-        by_session: dict[int, list[int]] = {}
+        """The newest `count` rows of each session; cycles, of each way of writing too."""
+        own: dict[tuple[int, str], list[int]] = {}
         for number, row in self._tables.rows[table].items():
-            by_session.setdefault(row["session"], []).append(number)
-        return {number for numbers in by_session.values() for number in numbers[max(len(numbers) - count, 0) :]}
+            own.setdefault((row["session"], row.get("config", "")), []).append(number)
+        return {number for numbers in own.values() for number in numbers[max(len(numbers) - count, 0) :]}
 
     def _newest(self, table: str, session_id: str | None, limit: int | None) -> list[int]:
         sessions = self._tables.rows["sessions"]

@@ -16,8 +16,11 @@ VIEWS = "SELECT v.*, s.session_id, s.vault_name FROM views v JOIN sessions s ON 
 ALL = -1
 """SQLite's word for no limit."""
 
-EXPORTED = ("contents", "nodes", "sessions", "context_summaries", "cycles", "views")
+EXPORTED = ("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views")
 """Every table but the search index, each after those that it points into."""
+
+ORDERS = {"nodes": "position, id", "copies": "session, node"}
+"""In which order the rows of a table without row numbers are given out."""
 
 
 def find_compile(db: sqlite3.Connection, cache_key: str) -> tuple[int, Compile] | None:
@@ -26,24 +29,27 @@ def find_compile(db: sqlite3.Connection, cache_key: str) -> tuple[int, Compile] 
     return None if row is None else (row["id"], _compiles(db, [row])[row["id"]])
 
 
-def find_cycle(db: sqlite3.Connection, tips: Sequence[str]) -> Cycle | None:
-    """The newest cycle of the last of `tips` that has one."""
+def find_cycle(db: sqlite3.Connection, tips: Sequence[str], config: str) -> Cycle | None:
+    """The newest cycle of the last of `tips` that has one written in this way."""
     row = db.execute(
-        "SELECT c.raw_tip, t.body FROM json_each(?) AS tip JOIN cycles c ON c.raw_tip = tip.value"
+        "SELECT c.raw_tip, t.body FROM json_each(?) AS tip JOIN cycles c ON c.raw_tip = tip.value AND c.config = ?"
         " JOIN contents t ON t.hash = c.state ORDER BY tip.key DESC, c.rowid DESC LIMIT 1",
-        (json.dumps(list(tips)),),
+        (json.dumps(list(tips)), config),
     ).fetchone()
-    return None if row is None else Cycle(tip=row["raw_tip"], state=rows.to_text(rows.unpack(row["body"])))
+    if row is None:
+        return None
+    return Cycle(tip=row["raw_tip"], config=config, state=rows.to_text(rows.unpack(row["body"])))
 
 
-def chain(db: sqlite3.Connection, tip: str) -> list[bytes]:
-    """The bodies of the chain that ends in `tip`, oldest first."""
+def chain(db: sqlite3.Connection, tip: str, session: int | None = None) -> list[bytes]:
+    """The bodies of the chain that ends in `tip`, oldest first; a conversation's own copies where it has some."""
     found = db.execute(
-        "WITH RECURSIVE up (parent, content, position) AS ("
-        " SELECT parent, content, position FROM nodes WHERE id = ?"
-        " UNION ALL SELECT n.parent, n.content, n.position FROM up JOIN nodes n ON n.id = up.parent)"
-        " SELECT up.position, t.body FROM up JOIN contents t ON t.hash = up.content ORDER BY up.position",
-        (tip,),
+        "WITH RECURSIVE up (id, parent, content, position) AS ("
+        " SELECT id, parent, content, position FROM nodes WHERE id = ?"
+        " UNION ALL SELECT n.id, n.parent, n.content, n.position FROM up JOIN nodes n ON n.id = up.parent)"
+        " SELECT up.position, t.body FROM up LEFT JOIN copies c ON c.node = up.id AND c.session = ?"
+        " JOIN contents t ON t.hash = ifnull(c.content, up.content) ORDER BY up.position",
+        (tip, session),
     ).fetchall()
     if not found:
         raise StoreError(f"no message {tip!r}; it was never recorded, or has been deleted or pruned")
@@ -95,11 +101,11 @@ def transcript(db: sqlite3.Connection, session_id: str) -> list[bytes]:
     """The raw history of a conversation as last seen; of several vaults' the one used last."""
     with snapshot(db):
         row = db.execute(
-            "SELECT s.raw_tip FROM sessions s LEFT JOIN views v ON v.session = s.id"
+            "SELECT s.id, s.raw_tip FROM sessions s LEFT JOIN views v ON v.session = s.id"
             " WHERE s.session_id = ? AND s.raw_tip NOT NULL GROUP BY s.id ORDER BY max(v.id) DESC LIMIT 1",
             (session_id,),
         ).fetchone()
-        return [] if row is None else chain(db, row["raw_tip"])
+        return [] if row is None else chain(db, row["raw_tip"], row["id"])
 
 
 def export(db: sqlite3.Connection) -> Generator[Mapping[str, object]]:
@@ -107,7 +113,7 @@ def export(db: sqlite3.Connection) -> Generator[Mapping[str, object]]:
     with snapshot(db):
         for table in EXPORTED:
             columns = f"rowid AS id, {', '.join((*rows.SEALED[table], 'seal'))}" if table in rows.SEALED else "*"
-            order = "position, id" if table == "nodes" else "rowid"
+            order = ORDERS.get(table, "rowid")
             for row in db.execute(f"SELECT {columns} FROM {table} ORDER BY {order}"):
                 body = {"body": rows.to_text(rows.unpack(row["body"]))} if table == "contents" else {}
                 yield {"table": table, **rows.named(row), **body}

@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 """One row as it was read: column name to value."""
 
 SESSION = ("session_id", "vault_name", "raw_tip", "created_at")
-CYCLE = ("session", "raw_tip", "state")
+CYCLE = ("session", "raw_tip", "config", "state")
 TEXTS = ("compiled_prompt", "raw_output", "summary", "input_payload")
 SUMMARY = (
     *("session", "turn_index", "run_id", "covered_tip", "cache_key"),

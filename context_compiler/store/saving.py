@@ -13,6 +13,9 @@ from context_compiler.record import Chain, Compile, Cycle, Entry, Record
 from context_compiler.store import rows
 from context_compiler.store.schema import transaction
 
+Owner = tuple[str, str]
+"""The session id and the vault name of a conversation."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
@@ -24,6 +27,8 @@ class Message:
     content: str
     body: bytes | str
     """As it is stored."""
+    raw: bool
+    """It belongs to a raw history, which is given back exactly and can be searched."""
     text: str
     """What the search index gets; empty for none."""
 
@@ -41,16 +46,17 @@ def save(db: sqlite3.Connection, entry: Entry) -> Record:
 
     Bodies are fetched and compressed before the transaction begins, so that others wait for the writing alone.
     """
-    news = _news(db, entry.raw, entry.view)
+    owner = (entry.record.session_id, entry.record.vault_name)
+    news = _news(db, owner, entry.raw, entry.view)
     with transaction(db):
-        _keep(db, news, entry.raw, entry.view)
+        session = _session(db, owner, entry.record.created_at)
+        _keep(db, news, owner, session, entry.raw, entry.view)
         record = replace(
             entry.record,
             raw_tip=_tip(entry.record.raw_tip, entry.raw),
             view_tip=_tip(entry.record.view_tip, entry.view),
             compile=entry.compile or entry.record.compile,
         )
-        session = _session(db, record.session_id, record.vault_name, record.created_at)
         if entry.compile is not None and rows.reusable(entry.compile):
             _compile(db, entry.compile, session)  # worth keeping even where the request is known already
         return _stored(db, record, session) or _insert(db, record, session, entry)
@@ -58,25 +64,27 @@ def save(db: sqlite3.Connection, entry: Entry) -> Record:
 
 def archive(db: sqlite3.Connection, session_id: str, vault_name: str, raw: Chain) -> None:
     """Keep a raw history without a request, as the newest of its conversation."""
-    news = _news(db, raw, None)
+    owner = (session_id, vault_name)
+    news = _news(db, owner, raw, None)
     with transaction(db):
-        _keep(db, news, raw, None)
-        session = _session(db, session_id, vault_name, datetime.now(UTC))
+        session = _session(db, owner, datetime.now(UTC))
+        _keep(db, news, owner, session, raw, None)
         if raw.ids:
             advance(db, session, raw.ids[-1])
 
 
-def _news(db: sqlite3.Connection, raw: Chain | None, view: Chain | None) -> News:
+def _news(db: sqlite3.Connection, owner: Owner, raw: Chain | None, view: Chain | None) -> News:
     news = News()
     fresh: set[str] = set()
-    for chain, searchable in ((raw, True), (view, False)):
+    for chain, is_raw in ((raw, True), (view, False)):
         if chain is None:
             continue
         names = chain.ids
         known = _known_prefix(db, names, fresh)
-        if known and names[known - 1] not in fresh:
-            news.anchors.append(names[known - 1])
-        for index in range(known, len(names)):
+        start = min(known, _held(db, owner, names)) if is_raw else known
+        if start and names[start - 1] not in fresh:
+            news.anchors.append(names[start - 1])
+        for index in range(start, len(names)):
             body = chain.body(index)
             news.messages.append(
                 Message(
@@ -85,19 +93,34 @@ def _news(db: sqlite3.Connection, raw: Chain | None, view: Chain | None) -> News
                     position=index,
                     content=ids.blob_id(body),
                     body=rows.pack(body),
-                    text=chain.text(index) if searchable else "",
+                    raw=is_raw,
+                    text=chain.text(index) if is_raw else "",
                 )
             )
         fresh.update(names[known:])
     return news
 
 
-def _keep(db: sqlite3.Connection, news: News, raw: Chain | None, view: Chain | None) -> None:
+def _held(db: sqlite3.Connection, owner: Owner, names: Sequence[str]) -> int:
+    """How many of a chain's first messages the conversation has given before; others may have other stamps."""
+    found = db.execute("SELECT raw_tip FROM sessions WHERE session_id = ? AND vault_name = ?", owner).fetchone()
+    tip = found["raw_tip"] if found else None
+    while tip is not None:
+        node = db.execute("SELECT parent, position FROM nodes WHERE id = ?", (tip,)).fetchone()
+        if node is None or (node["position"] < len(names) and names[node["position"]] == tip):
+            return node["position"] + 1 if node else 0
+        tip = node["parent"]
+    return 0
+
+
+def _keep(
+    db: sqlite3.Connection, news: News, owner: Owner, session: int, raw: Chain | None, view: Chain | None
+) -> None:
     """Write what is new, having read it again when another process has removed what it starts from."""
     if not all(_known(db, anchor) for anchor in news.anchors):
-        news = _news(db, raw, view)
+        news = _news(db, owner, raw, view)
     for message in news.messages:
-        _add(db, message)
+        _add(db, message, session)
 
 
 def _known_prefix(db: sqlite3.Connection, names: Sequence[str], fresh: set[str]) -> int:
@@ -109,11 +132,21 @@ def _known(db: sqlite3.Connection, name: str) -> bool:
     return db.execute("SELECT 1 FROM nodes WHERE id = ?", (name,)).fetchone() is not None
 
 
-def _add(db: sqlite3.Connection, message: Message) -> None:
+def _add(db: sqlite3.Connection, message: Message, session: int) -> None:
+    """Write a message, or this conversation's copy of one that another wrote with other times or run ids."""
+    known = db.execute("SELECT content FROM nodes WHERE id = ?", (message.id,)).fetchone()
+    if known is not None and not message.raw:
+        return
+    if known is not None and known["content"] == message.content:
+        db.execute("DELETE FROM copies WHERE session = ? AND node = ?", (session, message.id))
+        return
     db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (message.content, message.body))
+    if known is not None:
+        db.execute("INSERT OR REPLACE INTO copies VALUES (?, ?, ?)", (session, message.id, message.content))
+        return
     node = (message.id, message.parent, message.content, message.position)
-    added = db.execute("INSERT OR IGNORE INTO nodes VALUES (?, ?, ?, ?)", node).rowcount
-    if added and message.text.strip():
+    db.execute("INSERT INTO nodes VALUES (?, ?, ?, ?)", node)
+    if message.text.strip():
         text = message.text.encode("utf-8", "replace").decode()
         db.execute("INSERT INTO messages_fts (text, node) VALUES (?, ?)", (text, message.id))
 
@@ -122,11 +155,10 @@ def _tip(given: str | None, chain: Chain | None) -> str | None:
     return chain.ids[-1] if given is None and chain is not None and chain.ids else given
 
 
-def _session(db: sqlite3.Connection, session_id: str, vault_name: str, created_at: datetime) -> int:
+def _session(db: sqlite3.Connection, owner: Owner, created_at: datetime) -> int:
     """The row of a conversation, made when it is first heard of."""
-    key = (session_id, vault_name)
-    found = db.execute("SELECT id FROM sessions WHERE session_id = ? AND vault_name = ?", key).fetchone()
-    return found["id"] if found else insert(db, "sessions", (*key, None, rows.stamp(created_at)))
+    found = db.execute("SELECT id FROM sessions WHERE session_id = ? AND vault_name = ?", owner).fetchone()
+    return found["id"] if found else insert(db, "sessions", (*owner, None, rows.stamp(created_at)))
 
 
 def _stored(db: sqlite3.Connection, record: Record, session: int) -> Record | None:
@@ -161,8 +193,10 @@ def _compile(db: sqlite3.Connection, compile: Compile, session: int) -> int:
 
 def _cycle(db: sqlite3.Connection, cycle: Cycle, session: int) -> None:
     state = _content(db, rows.to_bytes(cycle.state))
-    db.execute("DELETE FROM cycles WHERE raw_tip = ? AND session = ?", (cycle.tip, session))
-    insert(db, "cycles", (session, cycle.tip, state))
+    db.execute(
+        "DELETE FROM cycles WHERE raw_tip = ? AND config = ? AND session = ?", (cycle.tip, cycle.config, session)
+    )
+    insert(db, "cycles", (session, cycle.tip, cycle.config, state))
 
 
 def _content(db: sqlite3.Connection, body: bytes) -> str:

@@ -36,6 +36,12 @@ TABLES = (
         seal TEXT NOT NULL,
         UNIQUE (session_id, vault_name)
     )""",
+    """CREATE TABLE copies (             -- a message whose times and run ids are another conversation's in `nodes`
+        session INTEGER NOT NULL REFERENCES sessions(id),
+        node TEXT NOT NULL REFERENCES nodes(id),
+        content TEXT NOT NULL REFERENCES contents(hash),
+        PRIMARY KEY (session, node)
+    ) WITHOUT ROWID""",
     """CREATE TABLE context_summaries (
         id INTEGER PRIMARY KEY,
         session INTEGER NOT NULL REFERENCES sessions(id),
@@ -69,9 +75,10 @@ TABLES = (
     """CREATE TABLE cycles (
         session INTEGER NOT NULL REFERENCES sessions(id),
         raw_tip TEXT NOT NULL,
+        config TEXT NOT NULL,           -- how its views are written: another way has cycles of its own
         state TEXT NOT NULL REFERENCES contents(hash),
         seal TEXT NOT NULL,
-        PRIMARY KEY (raw_tip, session)
+        PRIMARY KEY (raw_tip, config, session)
     )""",
     """CREATE TABLE views (
         id INTEGER PRIMARY KEY,

@@ -79,9 +79,9 @@ class SQLiteStore:
         """The reusable compile with that cache key and its row number."""
         return await self._run(partial(reading.find_compile, cache_key=cache_key))
 
-    async def find_cycle(self, tips: Sequence[str]) -> Cycle | None:
-        """The newest cycle of the last of `tips` that has one."""
-        return await self._run(partial(reading.find_cycle, tips=tips))
+    async def find_cycle(self, tips: Sequence[str], config: str) -> Cycle | None:
+        """The newest cycle of the last of `tips` that has one of this `config`."""
+        return await self._run(partial(reading.find_cycle, tips=tips, config=config))
 
     async def chain(self, tip: str) -> list[bytes]:
         """The message bodies of the chain that ends in `tip`, oldest first."""

@@ -31,25 +31,53 @@ class Tables:
 
     contents: dict[str, bytes] = field(default_factory=dict[str, bytes])
     nodes: dict[str, Node] = field(default_factory=dict[str, Node])
+    copies: dict[tuple[int, str], str] = field(default_factory=dict[tuple[int, str], str])
+    """A conversation's own content of a message that another one wrote first, with other times or run ids."""
     rows: dict[str, dict[int, Row]] = field(default_factory=_no_rows)
     index: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
     """Row numbers by what is unique about a row; see `key`."""
 
-    def add_messages(self, chains: Iterable[Chain | None]) -> None:
-        """Read all that is new, then keep it: a message that cannot be read leaves no half chain behind."""
+    def add_messages(self, tip: Column, raw: Chain | None, view: Chain | None) -> Mapping[str, str]:
+        """Read all that is new, then keep it: a message that cannot be read leaves no half chain behind.
+
+        `tip` is where the conversation has ended so far. Gives back what it says again of messages that it
+        shares with others, by name: the content may be its own.
+        """
         contents: dict[str, bytes] = {}
         nodes: dict[str, Node] = {}
-        for chain in chains:
+        shared: dict[str, str] = {}
+        for chain, is_raw in ((raw, True), (view, False)):
             if chain is None:
                 continue
             names = chain.ids
-            for at in range(self._known(names, nodes), len(names)):
+            known = self._known(names, nodes)
+            start = min(known, self._held(tip, names)) if is_raw else known
+            for at in range(start, len(names)):
                 body = chain.body(at)
                 content = ids.blob_id(body)
                 contents[content] = body
-                nodes[names[at]] = Node(parent=names[at - 1] if at else None, content=content, position=at)
+                if at < known:
+                    shared[names[at]] = content
+                else:
+                    nodes[names[at]] = Node(parent=names[at - 1] if at else None, content=content, position=at)
         self.contents.update(contents)
         self.nodes.update(nodes)
+        return shared
+
+    def add_copies(self, session: int, shared: Mapping[str, str]) -> None:
+        """Keep what a conversation says of messages that it shares, where that is its own."""
+        for name, content in shared.items():
+            self.copies[session, name] = content
+            if content == self.nodes[name].content:
+                del self.copies[session, name]
+
+    def _held(self, tip: Column, names: Sequence[str]) -> int:
+        """How many of a chain's first messages the conversation has given before; others may have other stamps."""
+        for name in self.ancestry(tip if isinstance(tip, str) else None):
+            at = self.nodes[name].position
+            if at < len(names) and names[at] == name:
+                return at + 1
+        return 0
 
     def _known(self, names: Sequence[str], fresh: Collection[str]) -> int:
         """How many of a chain's first messages are known; halving works, as with a message come all before it."""
@@ -106,7 +134,13 @@ class Tables:
                     break
                 kept.add(name)
         self.nodes = {name: node for name, node in self.nodes.items() if name in kept}
+        self.copies = {
+            (session, name): content
+            for (session, name), content in self.copies.items()
+            if name in kept and session in self.rows["sessions"]
+        }
         used: set[Column] = {node.content for node in self.nodes.values()} | self.column("cycles", "state")
+        used.update(self.copies.values())
         for text in rows.TEXTS:
             used |= self.column("context_summaries", text)
         self.contents = {name: body for name, body in self.contents.items() if name in used}
@@ -119,7 +153,9 @@ class Tables:
         for name, node in self.nodes.items():
             if ids.chained(node.parent, ids.identity(self.contents[node.content])) != name:
                 yield f"nodes {name}: the name does not follow from content and parent"
-
+        for (session, name), content in self.copies.items():
+            if ids.chained(self.nodes[name].parent, ids.identity(self.contents[content])) != name:
+                yield f"copies {session} {name}: the name does not follow from content and parent"
         for table, column in rows.TIPS:
             for number, row in self.rows[table].items():
                 if row[column] and row[column] not in self.nodes:
@@ -135,6 +171,9 @@ class Tables:
         for table, found in self.rows.items():
             for number, row in found.items():
                 yield {"table": table, "id": number, **row, "seal": rows.seal(number, list(row.values()))}
+            if table == "sessions":
+                for (session, name), content in sorted(self.copies.items()):
+                    yield {"table": "copies", "session": session, "node": name, "content": content}
 
 
 def key(table: str, row: Row) -> Hashable:
@@ -145,5 +184,5 @@ def key(table: str, row: Row) -> Hashable:
         chains = row["raw_tip"] or "", row["view_tip"] or ""
         return table, row["session"], row["run_id"] or "", row["request_index"], *chains
     if table == "cycles":
-        return table, row["session"], row["raw_tip"]
+        return table, row["session"], row["config"], row["raw_tip"]
     return None if row["cache_key"] is None else (table, row["cache_key"])

@@ -26,10 +26,11 @@ DELETE FROM nodes WHERE id NOT IN (SELECT id FROM kept WHERE id NOT NULL)
 """
 DROP_CONTENTS = f"""
 DELETE FROM contents WHERE hash NOT IN (
-    SELECT content FROM nodes UNION SELECT state FROM cycles
+    SELECT content FROM nodes UNION SELECT content FROM copies UNION SELECT state FROM cycles
     {" ".join(f"UNION SELECT {text} FROM context_summaries WHERE {text} NOT NULL" for text in rows.TEXTS)}
 )
 """
+DROP_COPIES = "DELETE FROM copies WHERE node NOT IN (SELECT id FROM nodes)"
 DROP_TEXTS = "DELETE FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)"
 
 OLD_VIEWS = """
@@ -41,7 +42,7 @@ SELECT id FROM context_summaries
 WHERE id NOT IN (SELECT summary FROM views WHERE summary NOT NULL)
 AND (session, turn_index) NOT IN (SELECT session, turn_index FROM views)
 """
-OLD_CYCLES = "SELECT rowid FROM cycles WHERE rowid NOT IN (SELECT max(rowid) FROM cycles GROUP BY session)"
+OLD_CYCLES = "SELECT rowid FROM cycles WHERE rowid NOT IN (SELECT max(rowid) FROM cycles GROUP BY session, config)"
 
 
 def delete(db: sqlite3.Connection, session_id: str) -> int:
@@ -87,6 +88,7 @@ def _upkeep(db: sqlite3.Connection) -> Generator[None]:
             broken = len(db.execute("PRAGMA foreign_key_check").fetchall())
             yield
             db.execute(DROP_NODES)
+            db.execute(DROP_COPIES)
             if db.execute(DROP_TEXTS).rowcount:
                 db.execute("INSERT INTO messages_fts (messages_fts) VALUES ('optimize')")
             db.execute(DROP_CONTENTS)
@@ -111,7 +113,8 @@ def _forget(db: sqlite3.Connection, sessions: Sequence[int]) -> None:
         db.execute("UPDATE context_summaries SET session = ? WHERE id = ?", (row["heir"], row["id"]))
         reseal(db, "context_summaries", row["id"])
     _remove(db, "context_summaries", "session", sessions)
-    _remove(db, "cycles", "session", sessions)
+    for table in ("cycles", "copies"):
+        _remove(db, table, "session", sessions)
     _remove(db, "sessions", "id", sessions)
 
 

@@ -50,7 +50,7 @@ def schema(db: sqlite3.Connection) -> Iterator[str]:
 def messages(db: sqlite3.Connection) -> Iterator[str]:
     """Contents match their hashes, and nodes the content and parent that name them."""
     identities: dict[str, str] = {}
-    named = {row[0] for row in db.execute("SELECT content FROM nodes")}
+    named = {row[0] for row in db.execute("SELECT content FROM nodes UNION SELECT content FROM copies")}
     for row in db.execute("SELECT hash, body FROM contents"):
         try:
             body = rows.unpack(row["body"])
@@ -65,6 +65,10 @@ def messages(db: sqlite3.Connection) -> Iterator[str]:
         "SELECT n.*, p.id AS found, p.position AS before FROM nodes n LEFT JOIN nodes p ON p.id = n.parent"
     ):
         yield from _node(row, identities.get(row["content"]))
+    for row in db.execute("SELECT c.*, n.parent FROM copies c JOIN nodes n ON n.id = c.node"):
+        identity = identities.get(row["content"])
+        if identity is not None and ids.chained(row["parent"], identity) != row["node"]:
+            yield f"copies {row['session']} {row['node']}: the name does not follow from content and parent"
 
 
 def _node(row: sqlite3.Row, identity: str | None) -> Iterator[str]:

@@ -27,10 +27,11 @@ NOW = datetime.now(UTC)
 class Talk:
     """A chain of texts, the user's first and then in turn; remembers which bodies were read."""
 
-    def __init__(self, *texts: str) -> None:
+    def __init__(self, *texts: str, when: datetime = NOW) -> None:
         self.texts = texts
+        self.when = when
         self.read: list[int] = []
-        self._bodies = [body(text, at) for at, text in enumerate(texts)]
+        self._bodies = [body(text, at, when) for at, text in enumerate(texts)]
         names: list[str] = []
         for one in self._bodies:
             names.append(ids.chained(names[-1] if names else None, ids.identity(one)))
@@ -52,14 +53,14 @@ class Talk:
         return self.texts[index]
 
     def then(self, *texts: str) -> Talk:
-        return Talk(*self.texts, *texts)
+        return Talk(*self.texts, *texts, when=self.when)
 
 
-def body(text: str, at: int) -> bytes:
+def body(text: str, at: int, when: datetime = NOW) -> bytes:
     message: ModelMessage = (
-        ModelRequest(parts=[UserPromptPart(content=text, timestamp=NOW)])
+        ModelRequest(parts=[UserPromptPart(content=text, timestamp=when)])
         if at % 2 == 0
-        else ModelResponse(parts=[TextPart(content=text)], timestamp=NOW)
+        else ModelResponse(parts=[TextPart(content=text)], timestamp=when)
     )
     return ModelMessagesTypeAdapter.dump_json([message])[1:-1]
 
@@ -130,8 +131,8 @@ def request(raw: Chain | None, view: Chain | None = None, **given: Any) -> Entry
     return Entry(record=replace(usual, **given), raw=raw, view=sent, **chains)
 
 
-def cycle(tip: str, state: str = "{}") -> Cycle:
-    return Cycle(tip=tip, state=state)
+def cycle(tip: str, state: str = "{}", config: str = "c") -> Cycle:
+    return Cycle(tip=tip, config=config, state=state)
 
 
 def days_ago(days: float) -> datetime:

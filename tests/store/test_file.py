@@ -20,7 +20,8 @@ TABLES = {
     "contents": ["hash", "body"],
     "nodes": ["id", "parent", "content", "position"],
     "sessions": ["id", "session_id", "vault_name", "raw_tip", "created_at", "seal"],
-    "cycles": ["session", "raw_tip", "state", "seal"],
+    "copies": ["session", "node", "content"],
+    "cycles": ["session", "raw_tip", "config", "state", "seal"],
     "messages_fts": ["text", "node"],
 }
 

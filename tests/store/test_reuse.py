@@ -53,17 +53,17 @@ async def test_the_cycle_of_the_longest_known_ancestor_is_found(store: Store):
     raw = talk(4)
     for at in (4, 2):
         await store.save(request(raw, request_index=at, cycle=cycle(raw.ids[at], f"at {at}")))
-    assert await store.find_cycle(raw.then("more").ids) == cycle(raw.ids[4], "at 4")
-    assert await store.find_cycle(raw.ids[:4]) == cycle(raw.ids[2], "at 2")
-    assert await store.find_cycle(raw.ids[:2]) is None
-    assert await store.find_cycle([]) is None
+    assert await store.find_cycle(raw.then("more").ids, "c") == cycle(raw.ids[4], "at 4")
+    assert await store.find_cycle(raw.ids[:4], "c") == cycle(raw.ids[2], "at 2")
+    assert await store.find_cycle(raw.ids[:2], "c") is None
+    assert await store.find_cycle([], "c") is None
 
 
 async def test_a_cycle_that_is_saved_again_replaces_the_former(store: Store):
     raw = talk(2)
     for at, state in enumerate(["old", "new"]):
         await store.save(request(raw, request_index=at, cycle=cycle(raw.tip, state)))
-    assert await store.find_cycle(raw.ids) == cycle(raw.tip, "new")
+    assert await store.find_cycle(raw.ids, "c") == cycle(raw.tip, "new")
     assert [row["table"] async for row in store.export()].count("cycles") == 1
 
 
@@ -72,4 +72,4 @@ async def test_of_several_cycles_with_one_tip_the_newest_is_found(store: Store):
     for at, session in enumerate(["a", "b", "a"]):
         newest = cycle(raw.tip, f"{session} {at}")
         await store.save(request(raw, session_id=session, request_index=at, cycle=newest))
-        assert await store.find_cycle(raw.ids) == newest
+        assert await store.find_cycle(raw.ids, "c") == newest

@@ -24,7 +24,7 @@ async def test_deleting_the_only_conversation_leaves_nothing(store: Store):
     assert await store.delete("s") == 1
     assert await rows(store) == []
     assert await store.find_compile("k") is None
-    assert await store.find_cycle(raw.ids) is None
+    assert await store.find_cycle(raw.ids, "c") is None
     with pytest.raises(StoreError):
         await store.chain(raw.tip)
 
@@ -132,8 +132,8 @@ async def test_pruning_keeps_the_newest_cycle(store: Store):
     for at in (2, 4):
         await store.save(request(raw, request_index=at, cycle=cycle(raw.ids[at], str(at))))
     await store.prune(keep_last=5)
-    assert await store.find_cycle(raw.ids) == cycle(raw.ids[4], "4")
-    assert await store.find_cycle(raw.ids[:4]) is None
+    assert await store.find_cycle(raw.ids, "c") == cycle(raw.ids[4], "4")
+    assert await store.find_cycle(raw.ids[:4], "c") is None
 
 
 async def test_a_conversation_whose_requests_are_all_pruned_is_gone(store: Store):
