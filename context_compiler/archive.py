@@ -5,9 +5,11 @@ A store that fails is reported, left alone for a while after three failures, and
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from sqlite3 import IntegrityError
 from typing import Any
 
@@ -112,6 +114,14 @@ class Archive:
         self._breaker.failed()
         await self._report(outcome.error)
         return None
+
+    def shared(self, key: str) -> Hashable:
+        """The name of a compile among all compilers of this process that keep the same record."""
+        given = self._wanted.store
+        if not self.whole or given is None:
+            return id(self), key
+        path = given if isinstance(given, str | Path) else getattr(given, "path", None)
+        return os.path.abspath(path) if isinstance(path, str | Path) else id(given), key
 
     async def answered(self, key: str) -> Answer | None:
         """An earlier answer to the same order."""

@@ -11,7 +11,7 @@ from context_compiler.agent import Answer, ask, named
 from context_compiler.archive import Archive
 from context_compiler.errors import CompileError
 from context_compiler.failing import Breaker, attempted
-from context_compiler.flights import Flights
+from context_compiler.flights import UNDER_WAY
 from context_compiler.wanted import Wanted
 
 
@@ -21,7 +21,6 @@ class Compiling:
     def __init__(self, wanted: Wanted, archive: Archive) -> None:
         """Look in `archive` before asking anybody."""
         self._wanted, self._archive = wanted, archive
-        self._flights = Flights()
         self._breaker = Breaker()
 
     async def answer(self, key: str, prompts: Sequence[str], model: Model) -> Answer:
@@ -30,7 +29,8 @@ class Compiling:
         if known is not None:
             return known
         compiler: Model | str = self._wanted.model if self._wanted.model is not None else model
-        outcome = await attempted(self._flights.join(key, lambda: self._made(key, prompts, compiler)))
+        place = self._archive.shared(key)
+        outcome = await attempted(UNDER_WAY.join(place, lambda: self._made(key, prompts, compiler)))
         if outcome.value is None:
             return Answer(text="", failure=_failure(outcome.error, named(compiler)))
         answer, pays = outcome.value

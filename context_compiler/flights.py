@@ -1,10 +1,16 @@
-"""One compile of one span at a time: concurrent runs that want the same share one call."""
+"""One compile of one span at a time: whoever wants the same, in whichever thread or event loop, shares one call.
+
+The call runs in the event loop of who asked first. Others of that loop wait for its task, and other loops for
+what came of it; where it was cancelled with its loop, one of them asks anew.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from context_compiler.agent import Answer
@@ -13,21 +19,26 @@ PATIENCE_S = 1.0
 """How long a call that nobody waits for any more is given to end."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Flight:
+    loop: asyncio.AbstractEventLoop
     task: asyncio.Task[Answer]
+    outcome: Future[Answer] = field(default_factory=Future[Answer])
+    """The same for other loops; cancelled with the task."""
     waiting: int = 0
+    """In its own loop."""
     paid: bool = False
 
 
 class Flights:
-    """Compiles under way, by event loop and cache key."""
+    """Compiles under way in this process, by what they are for."""
 
     def __init__(self) -> None:
         """Start with none."""
-        self._under_way: dict[tuple[int, str], _Flight] = {}
+        self._under_way: dict[Hashable, _Flight] = {}
+        self._lock = Lock()
 
-    async def join(self, key: str, start: Callable[[], Coroutine[Any, Any, Answer]]) -> tuple[Answer, bool]:
+    async def join(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, Answer]]) -> tuple[Answer, bool]:
         """The answer for `key`, and whether its tokens are this caller's to pay: exactly one pays.
 
         Who is cancelled leaves the others waiting; the work itself is cancelled when nobody waits any more.
@@ -35,23 +46,65 @@ class Flights:
         Raises:
             TimeoutError: the work was cancelled by itself, not by who waits for it.
         """
-        place = (id(asyncio.get_running_loop()), key)
-        flight = self._under_way.get(place)
-        if flight is None:
-            flight = self._under_way[place] = _Flight(asyncio.create_task(start()))
+        while True:
+            flight = self._flight(key, start)
+            if flight.loop is asyncio.get_running_loop():
+                await self._task(key, flight)
+                if flight.task.cancelled():
+                    raise TimeoutError("the call was cancelled")
+                return flight.task.result(), self._pays(flight)
+            await _landed(flight)
+            if flight.outcome.done() and not flight.outcome.cancelled():
+                return flight.outcome.result(), self._pays(flight)
+
+    def _flight(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, Answer]]) -> _Flight:
+        with self._lock:
+            flight = self._under_way.get(key)
+            if flight is None or flight.outcome.cancelled() or flight.loop.is_closed():
+                flight = _Flight(loop=asyncio.get_running_loop(), task=asyncio.create_task(start()))
+                self._under_way[key] = flight
+                outcome = flight.outcome
+                flight.task.add_done_callback(lambda task: _told(task, outcome))
+        return flight
+
+    async def _task(self, key: Hashable, flight: _Flight) -> None:
         flight.waiting += 1
         try:
             await asyncio.wait({flight.task})
         finally:
             flight.waiting -= 1
             if not flight.waiting:
-                self._under_way.pop(place, None)
+                with self._lock:
+                    if self._under_way.get(key) is flight:
+                        del self._under_way[key]
                 await _ended(flight.task)
-        if flight.task.cancelled():
-            raise TimeoutError("the call was cancelled")
-        answer, pays = flight.task.result(), not flight.paid
-        flight.paid = True
-        return answer, pays
+
+    def _pays(self, flight: _Flight) -> bool:
+        with self._lock:
+            pays, flight.paid = not flight.paid, True
+        return pays
+
+
+UNDER_WAY = Flights()
+"""Those of this process: several compilers on one record share their calls too."""
+
+
+async def _landed(flight: _Flight) -> None:
+    """Wait for what comes of a call in another loop, or for the end of that loop."""
+    waited = asyncio.wrap_future(flight.outcome)
+    waited.add_done_callback(lambda future: future.cancelled() or future.exception())
+    while not waited.done() and not flight.loop.is_closed():
+        await asyncio.wait({waited}, timeout=PATIENCE_S)
+
+
+def _told(task: asyncio.Task[Answer], outcome: Future[Answer]) -> None:
+    """Hand on what came of a task."""
+    if task.cancelled():
+        outcome.cancel()
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
 
 
 async def _ended(task: asyncio.Task[Answer]) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ async def test_two_compilers_on_one_file_share_what_was_compiled(tmp_path: Path)
     assert {view.summary_id for view in await one.views()} == {1}
 
 
-async def test_two_compilers_at_once_on_one_file_keep_one_row_of_what_both_compiled(tmp_path: Path) -> None:
+async def test_compilers_at_once_on_one_file_ask_once_and_keep_one_row(tmp_path: Path) -> None:
     file = tmp_path / "record.db"
     notes = Notes(seconds=0.05)
     ours = [compiler(notes, budget=BUDGET, store=file) for _ in range(3)]
@@ -131,7 +132,73 @@ async def test_two_compilers_at_once_on_one_file_keep_one_row_of_what_both_compi
     agents = [Agent(talker.model, tools=[slow], capabilities=[one]) for talker, one in zip(talkers, ours, strict=True)]
     await asyncio.gather(*(run(agent, "question", message_history=past(1)) for agent in agents))
     records = await ours[0].views()
+    assert notes.asked == 1
     assert len(records) == 6 and {record.summary_id for record in records} == {1}
+
+
+async def test_compilers_at_once_without_a_common_record_ask_for_themselves() -> None:
+    notes = Notes(seconds=0.05)
+    ours = [compiler(notes, budget=BUDGET) for _ in range(3)]
+    agents = [Agent(Talker("done").model, capabilities=[one]) for one in ours]
+    await asyncio.gather(*(run(agent, "question", message_history=past(1)) for agent in agents))
+    assert notes.asked == 3
+
+
+def in_threads(work: Callable[[int], Any], count: int) -> list[BaseException]:
+    failures: list[BaseException] = []
+
+    def one(number: int) -> None:
+        try:
+            asyncio.run(work(number))
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return failures
+
+
+def test_threads_that_want_the_same_compile_share_one_call(tmp_path: Path) -> None:
+    notes = Notes(seconds=0.5)
+    ours = [compiler(notes, budget=BUDGET, store=tmp_path / "record.db") for _ in range(3)]
+    together = threading.Barrier(3)
+
+    async def work(number: int) -> None:
+        agent = Agent(Talker("done").model, capabilities=[ours[number]])
+        together.wait(30)
+        await run(agent, "question", message_history=past(1))
+        view = ours[number].last_view
+        assert view is not None and view.status.startswith("compiled") and "Goal" in view.summary
+
+    assert in_threads(work, 3) == []
+    assert notes.asked == 1
+
+
+def test_a_thread_that_gives_up_leaves_the_call_to_the_others(tmp_path: Path) -> None:
+    notes = Notes(seconds=0.5)
+    ours = [compiler(notes, budget=BUDGET, store=tmp_path / "record.db") for _ in range(2)]
+    begun = threading.Event()
+
+    async def work(number: int) -> None:
+        agent = Agent(Talker("done").model, capabilities=[ours[number]])
+        if number == 0:
+            task = asyncio.create_task(run(agent, "question", message_history=past(1)))
+            while not notes.asked:
+                await asyncio.sleep(0.01)
+            begun.set()
+            await asyncio.sleep(0.2)
+            task.cancel()
+            await asyncio.wait({task})
+            return
+        begun.wait(30)
+        await run(agent, "question", message_history=past(1))
+        assert "Goal" in (ours[1].last_view or pytest.fail("no view")).summary
+
+    assert in_threads(work, 2) == []
+    assert (notes.asked, notes.cancelled) == (2, 1)
 
 
 PROCESS = """
