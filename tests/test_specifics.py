@@ -1,4 +1,4 @@
-"""Every sort of specific is measured on labelled lines: what is found of what is there, and what is found that is not."""
+"""Every sort of specific is measured on labelled lines: what is found of what is there, and what is found besides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 import pytest
 from hypothesis import given
 
-from context_compiler.specifics import SCANNED, Sort, Told, comparable, specifics
+from context_compiler.sorts import Sort
+from context_compiler.specifics import SCANNED, Told, comparable, specifics
 from tests.support.texts import texts
 
 LABELLED = {
@@ -331,3 +332,69 @@ def test_what_is_there_is_found_and_little_else(sort: Sort) -> None:
     print(f"{sort}: precision {precision:.3f}, recall {recall:.3f}")
     assert precision >= FLOORS[sort][0], wrong
     assert recall >= FLOORS[sort][1], wrong
+
+
+@given(text=texts())
+def test_everything_found_stands_where_it_says(text: str) -> None:
+    for one in specifics(text):
+        assert text[one.offset : one.offset + len(one.verbatim)] == one.verbatim
+        assert one.text == comparable(one.verbatim)
+
+
+def test_of_a_very_long_text_both_ends_are_read() -> None:
+    text = "see src/first.py " + "x " * (SCANNED + 10) + " see src/last.py"
+    found = specifics(text)
+    assert [one.verbatim for one in found] == ["src/first.py", "src/last.py"]
+    assert text[found[1].offset :].startswith("src/last.py")
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "a",
+        " ",
+        "/",
+        "a/",
+        "\\",
+        "'",
+        '"',
+        "`",
+        "“",
+        "1,",
+        "1.",
+        "a-",
+        "A1",
+        "a@",
+        "://",
+        "id:",
+        "$ a\n",
+        "git ",
+        "漢/",
+        "0x",
+        "never ",
+    ],
+)
+def test_a_hostile_text_costs_its_length(unit: str) -> None:
+    started = time.perf_counter()
+    specifics(unit * (200_000 // len(unit)))
+    assert time.perf_counter() - started < 60
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("It costs $1,299.00.", "we agreed on $1299.00 then"),
+        ("wait 12 ms", "a pause of 12ms"),
+        ("Use SRC/Main.py", "it is in src/main.py now"),
+        ('the "Dark Theme" file', "called Dark  Theme by them"),
+    ],
+)
+def test_the_same_said_in_another_form_is_told(said: str, told: str) -> None:
+    assert all(Told(told).holds(one) for one in specifics(said))
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [("order 12345", "order 123456"), ("src/a.py", "src/a.pyc"), ("v1.2", "v1.23")]
+)
+def test_a_piece_of_something_longer_is_not_it(said: str, told: str) -> None:
+    assert not any(Told(told).holds(one) for one in specifics(said))
