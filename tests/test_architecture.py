@@ -43,6 +43,7 @@ DYNAMIC = {
     "": "public names load when they are first used",
     "tokens": "the encoder is built when something is counted",
     "cli.root": "a command loads when it is called",
+    "cli.drawing": "matplotlib comes with an extra, and is needed when something is drawn",
 }
 """Where a module is imported by a name in a string, and why."""
 

@@ -1,0 +1,198 @@
+"""`bench`: a transcript lived through again, with us, with a window, and with neither; only what needs no labels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler.capability import ContextCompiler
+from context_compiler.cli import compile_options as given
+from context_compiler.cli.choosing import conversations, selected, tell_notes
+from context_compiler.cli.drawing import Line, Panel, draw, libraries
+from context_compiler.cli.options import SYSTEM, Json, System, Vault, amount, example, group
+from context_compiler.cli.screen import Column, Screen, step, working
+from context_compiler.cli.text import json_text, number, plural
+from context_compiler.cli.writing import chosen_template
+from context_compiler.errors import TranscriptError
+from context_compiler.history import History, Reader
+from context_compiler.importers import Transcript
+from context_compiler.limits import DEFAULT_BUDGET
+from context_compiler.measures import Sent, figures
+from context_compiler.replay import LiveSession, PlainSession, Session, newest, replayed, request_points
+from context_compiler.tokens import TokenCounter
+from context_compiler.view import View
+
+app = group("Measure a transcript.")
+
+Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw an SVG, which needs the extra `bench`.")]
+
+COLUMNS = (
+    Column("what is sent", style="bold"),
+    Column("requests", right=True, spare=True),
+    Column("over budget", right=True),
+    Column("largest", right=True),
+    Column("broken pairs", right=True),
+    Column("cost", right=True, style="green"),
+    Column("compiles", right=True),
+    Column("ms", right=True, spare=True),
+)
+
+WHAT = (
+    ("largest", "tokens of the largest request"),
+    ("broken pairs", "requests with a result without its call, or a call without its result"),
+    ("cost", "the session with a prompt cache: 0.1 for a known beginning, 1.25 for the rest; everything is 1"),
+    ("compiles", "how often a view was made anew; with a model, each is one call"),
+    ("ms", "the median of a request through the host"),
+)
+"""What the columns mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way of sending a session, measured."""
+
+    way: str
+    sent: Sequence[Sent]
+    compiles: int | None
+    """How often a view was made anew; with a model, each is one call. None: it makes no views."""
+    timed: bool
+
+
+@app.command("bench", epilog=example("bench session.jsonl --budget 16000"))
+def bench(
+    transcript: given.TranscriptPath,
+    budget: given.BudgetText = "16000",
+    template: given.TemplateName = None,
+    vault: Vault = None,
+    system: System = SYSTEM,
+    select: given.Select = None,
+    format_: given.FormatName = None,
+    plot: Plot = None,
+    json: Json = False,
+) -> None:
+    """Replay a transcript: what would a view, a window, and everything have cost? No model is asked."""
+    if plot is not None:
+        libraries()
+    found = selected(conversations(transcript, format_), select, file=transcript)
+    tell_notes(found)
+    points = request_points(found.messages)
+    if not points:
+        raise TranscriptError("holds no answer, so no request can be replayed", file=transcript)
+    asked = amount(budget)
+    tokens = asked if isinstance(asked, int) else int(asked * DEFAULT_BUDGET)
+    reader = Reader(TokenCounter())
+
+    def compiler(on_view: Callable[[View], None]) -> ContextCompiler:
+        chosen = chosen_template(template, model="none", vault=vault, system=system)
+        return ContextCompiler(chosen, budget=tokens, model="none", store=None, system=None, on_view=on_view)
+
+    with working("replaying", 3 * len(points), quiet=json) as progress:
+        ways = asyncio.run(_ways(found.messages, tokens, reader, compiler, lambda *_: step(progress)))
+    if plot is not None:
+        draw(panels(ways, tokens), plot)
+    if json:
+        Screen().raw(json_text(as_json(found, reader.read(found.messages), ways, tokens)))
+    else:
+        _print(found, reader.read(found.messages), ways, tokens, plot)
+
+
+async def _ways(
+    messages: Sequence[ModelMessage],
+    budget: int,
+    reader: Reader,
+    compiler: Callable[[Callable[[View], None]], ContextCompiler],
+    seen: Callable[..., None],
+) -> list[Way]:
+    made: list[View] = []
+
+    def count(view: View) -> None:
+        if view.status == "compiled":
+            made.append(view)
+
+    async def sent(session: Session) -> list[Sent]:
+        return await replayed(messages, session, reader, seen=seen)
+
+    ours = await sent(LiveSession([compiler(count)]))
+    return [
+        Way(way="everything", sent=await sent(LiveSession([])), compiles=None, timed=True),
+        Way(
+            way="the newest that fit", sent=await sent(PlainSession(newest(reader), budget)), compiles=None, timed=False
+        ),
+        Way(way="context-compiler", sent=ours, compiles=len(made), timed=True),
+    ]
+
+
+def relative(way: Way, ways: Sequence[Way]) -> float:
+    """The price of a session, where sending everything is 1."""
+    whole = sum(one.cost for one in ways[0].sent)
+    return sum(one.cost for one in way.sent) / whole if whole else 0.0
+
+
+def as_json(found: Transcript, raw: History, ways: Sequence[Way], budget: int) -> dict[str, object]:
+    """The figures for JSON."""
+    rows: list[dict[str, object]] = []
+    for way in ways:
+        sums = figures(way.sent, budget)
+        rows.append(
+            {
+                "way": way.way,
+                "requests": sums.requests,
+                "over_budget": sums.over,
+                "largest": max(one.tokens for one in way.sent),
+                "broken": sums.broken,
+                "tokens": sums.tokens,
+                "cost": relative(way, ways),
+                "compiles": way.compiles,
+                "median_ms": sums.median_ms if way.timed else None,
+            }
+        )
+    return {"name": found.name, "messages": len(raw), "tokens": raw.tokens, "budget": budget, "ways": rows}
+
+
+def panels(ways: Sequence[Way], budget: int) -> list[Panel]:
+    """Tokens of every request, and what the session has cost up to there."""
+    count = range(1, len(ways[0].sent) + 1)
+    size = [Line(name=way.way, x=count, y=[one.tokens for one in way.sent], strong=way is ways[-1]) for way in ways]
+    size.append(Line(name="budget", x=[1, len(count)], y=[budget, budget], dashed=True))
+    cost = [
+        Line(name=way.way, x=count, y=list(accumulate(one.cost for one in way.sent)), strong=way is ways[-1])
+        for way in ways
+    ]
+    return [
+        Panel(title="size", x="request", y="tokens sent", lines=size, log_y=True),
+        Panel(title="cost with a prompt cache", x="request", y="input tokens paid so far", lines=cost),
+    ]
+
+
+def _print(found: Transcript, raw: History, ways: Sequence[Way], budget: int, plot: Path | None) -> None:
+    screen = Screen()
+    size = f"{plural(len(raw), 'message')}, {number(raw.tokens)} tokens"
+    screen.line((f"{found.name}: {size}, replayed within a budget of {number(budget)}", "bold"))
+    screen.line()
+    screen.table(COLUMNS, [_row(way, ways, budget) for way in ways])
+    screen.line()
+    screen.facts(WHAT)
+    if plot is not None:
+        screen.line()
+        screen.line("drawn in ", str(plot))
+
+
+def _row(way: Way, ways: Sequence[Way], budget: int) -> list[object]:
+    sums = figures(way.sent, budget)
+    return [
+        way.way,
+        number(sums.requests),
+        number(sums.over),
+        number(max(one.tokens for one in way.sent)),
+        number(sums.broken),
+        f"{relative(way, ways):.2f}",
+        "–" if way.compiles is None else number(way.compiles),
+        f"{sums.median_ms:.1f}" if way.timed else "–",
+    ]

@@ -1,0 +1,117 @@
+"""Lines on axes, as an SVG: the same figures give the same file.
+
+matplotlib comes with the extra `bench`, and is loaded when something is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from context_compiler.errors import SettingsError
+
+INCHES = (4.6, 3.4)
+"""Of one panel."""
+
+STYLE = {
+    "svg.hashsalt": "context-compiler",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "legend.frameon": False,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of a panel."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    strong: bool = False
+    """Drawn thick: what the picture is about."""
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    log_x: bool = False
+    log_y: bool = False
+    ticks: Sequence[float] = ()
+    """Where to mark the x axis; empty leaves it to the drawing."""
+
+
+def libraries() -> tuple[Any, Any]:
+    """What draws.
+
+    Raises:
+        SettingsError: matplotlib is not installed.
+    """
+    try:
+        return import_module("matplotlib"), import_module("matplotlib.figure")
+    except ImportError:
+        raise SettingsError('drawing needs matplotlib: pip install "context-compiler[bench]"') from None
+
+
+def draw(panels: Sequence[Panel], path: Path) -> None:
+    """Draw panels side by side, with one legend below them for all.
+
+    Raises:
+        SettingsError: matplotlib is not installed, or the file cannot be written.
+    """
+    matplotlib, figures = libraries()
+    with matplotlib.rc_context(STYLE):
+        figure = figures.Figure(figsize=(INCHES[0] * len(panels), INCHES[1]), layout="constrained")
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
+        for panel, one in zip(panels, axes, strict=True):
+            _panel(panel, one, names)
+        known = {line.get_label(): line for one in axes for line in one.get_lines()}
+        columns = min(len(known), 2 + len(panels))
+        figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=columns, fontsize=8)
+        try:
+            figure.savefig(path, format="svg", metadata={"Date": None})
+        except OSError as error:
+            raise SettingsError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _panel(panel: Panel, axes: Any, names: Sequence[str]) -> None:
+    for line in panel.lines:
+        colour = "#333333" if line.dashed else f"C{names.index(line.name) % 10}"
+        axes.plot(
+            line.x,
+            line.y,
+            label=line.name,
+            color=colour,
+            linewidth=2.6 if line.strong else 1.2,
+            linestyle="--" if line.dashed or names.index(line.name) >= 10 else "-",
+            marker="o" if len(line.x) < 10 and not line.dashed else "",
+            markersize=3.5,
+        )
+    axes.set_title(panel.title, fontsize=10)
+    axes.set_xlabel(panel.x)
+    axes.set_ylabel(panel.y)
+    if panel.log_x:
+        axes.set_xscale("log", base=2)
+    if panel.log_y:
+        axes.set_yscale("log")
+    if panel.ticks:
+        axes.set_xticks(panel.ticks, [_short(tick) for tick in panel.ticks])
+        axes.minorticks_off()
+
+
+def _short(value: float) -> str:
+    """1000 is 1k."""
+    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"

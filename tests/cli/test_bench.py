@@ -1,0 +1,91 @@
+"""A transcript lived through again: figures for three ways of sending it, printed, as JSON, and drawn."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import DEMO, Command, chat, message, one_line, written
+
+WAYS = ["everything", "the newest that fit", "context-compiler"]
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Path:
+    """Twenty turns of some 400 tokens each, all answered."""
+    return written(tmp_path / "talk.json", chat(20, words=40)[:-1])
+
+
+def test_every_request_of_the_transcript_is_sent_three_ways(cc: Command, talk: Path) -> None:
+    said = cc("bench", talk, "--budget", 1500, "--json")
+    assert (said.code, said.err) == (0, "")
+    rows = {row["way"]: row for row in said.json["ways"]}
+    assert list(rows) == WAYS
+    assert [row["requests"] for row in rows.values()] == [20, 20, 20]
+    assert rows["everything"]["over_budget"] > 0 == rows["context-compiler"]["over_budget"]
+    assert rows["everything"]["cost"] == 1
+    assert rows["everything"]["largest"] > 1500 >= rows["context-compiler"]["largest"]
+    assert rows["context-compiler"]["compiles"] > 0
+
+
+def test_a_transcript_that_fits_costs_what_it_costs(cc: Command, talk: Path) -> None:
+    rows = cc("bench", talk, "--budget", 1_000_000, "--json").json["ways"]
+    assert [row["cost"] for row in rows] == [1, 1, 1]
+    assert [row["over_budget"] for row in rows] == [0, 0, 0]
+    assert rows[2]["compiles"] == 0
+
+
+def test_a_window_breaks_pairs_and_a_view_does_not(cc: Command) -> None:
+    rows = {row["way"]: row for row in cc("bench", DEMO, "--budget", 4000, "--json").json["ways"]}
+    assert rows["the newest that fit"]["broken"] > 0 == rows["context-compiler"]["broken"]
+
+
+def test_a_pipe_gets_plain_text(cc: Command, talk: Path) -> None:
+    said = cc("bench", talk, "--budget", 1500)
+    assert said.code == 0 and "\x1b" not in said.out
+    assert all(way in said.out for way in WAYS)
+    assert "replayed within a budget of 1,500" in said.out
+
+
+def test_a_terminal_gets_a_table_that_fits(cc: Command, talk: Path) -> None:
+    said = cc("bench", talk, "--budget", 1500, terminal=80)
+    assert "\x1b[" in said.out
+    assert all(len(line) <= 80 for line in said.plain.splitlines() if "context-compiler" in line)
+
+
+def test_a_transcript_without_answers_is_refused(cc: Command, tmp_path: Path) -> None:
+    said = cc("bench", written(tmp_path / "asked.json", [message("user", "Hello?")]))
+    assert said.code == 2
+    assert "no request can be replayed" in one_line(said)
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_picture_is_an_svg_that_stays_the_same(cc: Command, talk: Path, tmp_path: Path) -> None:
+    for name in ("one.svg", "two.svg"):
+        assert cc("bench", talk, "--budget", 1500, "--plot", tmp_path / name).code == 0
+    drawn = (tmp_path / "one.svg").read_text()
+    assert drawn.startswith("<?xml") and "</svg>" in drawn
+    assert drawn == (tmp_path / "two.svg").read_text()
+
+
+def test_a_missing_matplotlib_names_the_extra(
+    cc: Command, talk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = importlib.import_module
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise builtins.ImportError(name)
+        return known(name, *rest)
+
+    monkeypatch.setattr("context_compiler.cli.drawing.import_module", without)
+    said = cc("bench", talk, "--budget", 1500, "--plot", tmp_path / "one.svg")
+    assert said.code == 2
+    assert 'pip install "context-compiler[bench]"' in one_line(said)
+    assert not (tmp_path / "one.svg").exists()
