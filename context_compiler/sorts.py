@@ -77,7 +77,8 @@ _ROOTS = frozenset(
 )
 _FOLDERS = frozenset(
     "src lib test tests docs doc bin app apps packages scripts config node_modules dist build components utils"
-    " templates static public migrations fixtures examples assets .github .git internal cmd pkg include vendor tools data".split()
+    " templates static public migrations fixtures examples assets .github .git internal cmd pkg include vendor tools"
+    " data".split()
 )
 _LIBRARIES = re.compile(
     r"(?i)(?:node|next|vue|express|three|d3|chart|nuxt|react|angular|ember|backbone|discord|nest|socket|asp)\.(?:js"
