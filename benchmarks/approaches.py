@@ -1,0 +1,126 @@
+"""Every approach turns a history and a budget into the messages of a request, through its own public interface.
+
+An approach lives in a module of `benchmarks.peers`, which is imported when the approach is asked for. One that is not
+installed, or cannot do a job, is a dash with a reason. Whoever accepts a tokenizer is given the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module, metadata
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage
+from pydantic_ai.models import Model
+
+from context_compiler.replay import LiveSession, Session
+
+View = Callable[[list[ModelMessage], int], Awaitable[Sequence[ModelMessage]]]
+"""A history that ends with a request, and a budget; the messages to send."""
+
+NEEDS_A_MODEL = "needs a model, and no answers of one are recorded for these data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approach:
+    """One way of making the messages of a request."""
+
+    name: str
+    title: str
+    setup: str = ""
+    """How it was set up, for the reader."""
+    package: str = ""
+    """The distribution it comes with; empty is nothing but Python."""
+    ours: bool = False
+    knows: bool = False
+    """It is told the evidence: the best that whole messages can do."""
+    view: View | None = None
+    session: Callable[[int], Session] | None = None
+    """A fresh session at a budget."""
+    summarising: Callable[[Model, int], list[Any]] | None = None
+    """Capabilities at a budget that ask a model for summaries."""
+    dashes: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why it cannot do a job (`view`, `session`, `compiles`), by job."""
+
+    @property
+    def version(self) -> str:
+        """Of its package; of nothing, where it has none."""
+        return installed(self.package) if self.package else ""
+
+
+HOMES = {
+    "ours": "ours",
+    "ours-live": "ours",
+    "ours-live-full": "ours",
+    "everything": "baselines",
+    "tail": "baselines",
+    "head-tail": "baselines",
+    "random": "baselines",
+    "oracle": "baselines",
+    "host": "host",
+    "harness-window": "harness",
+    "harness-window-quarter": "harness",
+    "harness-clear": "harness",
+    "harness-tiered": "harness",
+    "harness-summary": "harness",
+    "summarization-window": "summarization",
+    "summarization-summary": "summarization",
+    "langchain-trim": "langchain",
+    "llamaindex-buffer": "llamaindex",
+    "llamaindex-memory": "llamaindex",
+}
+"""Approaches in the order of the tables, and the module of `benchmarks.peers` where each lives."""
+
+PACKAGES = {
+    "harness": "pydantic-ai-harness",
+    "summarization": "summarization-pydantic-ai",
+    "langchain": "langchain-core",
+    "llamaindex": "llama-index-core",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """An approach that is not there, and why."""
+
+    name: str
+    reason: str
+
+
+def load(name: str) -> Approach | Missing:
+    """An approach by name.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
+    home = HOMES[name]
+    try:
+        module = import_module(f"benchmarks.peers.{home}")
+    except ImportError as error:
+        package = PACKAGES.get(home, "")
+        if not package:
+            raise
+        there = installed(package)
+        return Missing(name, "not installed" if there == NOT_INSTALLED else f"{package} {there}: {error}")
+    return next(one for one in module.APPROACHES if one.name == name)
+
+
+NOT_INSTALLED = "not installed"
+
+
+def installed(package: str) -> str:
+    """The version of a distribution that is installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return NOT_INSTALLED
+
+
+def attached(capabilities: Callable[[int], list[Any]]) -> View:
+    """The first request of an agent with these capabilities."""
+
+    async def view(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+        return await LiveSession(capabilities(budget)).request(messages)
+
+    return view

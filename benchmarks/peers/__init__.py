@@ -1,0 +1,1 @@
+"""One file a peer: each gives `APPROACHES`."""

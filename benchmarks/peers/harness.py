@@ -1,0 +1,88 @@
+"""The official harness: its sliding window, clearing of tool results, tiers of both, and summaries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic_ai.models import Model
+from pydantic_ai_harness.compaction import (
+    ClearToolResults,
+    SlidingWindowCompaction,
+    SummarizingCompaction,
+    TieredCompaction,
+)
+
+from benchmarks.approaches import NEEDS_A_MODEL, Approach, attached
+from benchmarks.peers.baselines import READER
+from context_compiler.replay import LiveSession
+
+PACKAGE = "pydantic-ai-harness"
+COUNT = READER.counter
+ONE_SHOT, LIVE, QUARTER = 0.9, 0.5, 0.25
+"""What is kept of the budget: nearly all where one view is asked for, a part where the next request is to fit too."""
+
+NO_MODEL = {"compiles": "asks no model"}
+
+
+def window(budget: int, keep: float = ONE_SHOT) -> list[Any]:
+    return [SlidingWindowCompaction(max_tokens=budget, keep_tokens=int(keep * budget), tokenizer=COUNT)]
+
+
+def clearing(budget: int) -> list[Any]:
+    return [ClearToolResults(max_tokens=budget, tokenizer=COUNT)]
+
+
+def tiers(budget: int, keep: float = ONE_SHOT) -> list[Any]:
+    steps = [*clearing(budget), *window(budget, keep)]
+    return [TieredCompaction(tiers=steps, target_tokens=budget, tokenizer=COUNT)]
+
+
+def summaries(model: Model, budget: int) -> list[Any]:
+    return [SummarizingCompaction(model=model, max_tokens=budget, keep_tokens=budget // 2, tokenizer=COUNT)]
+
+
+APPROACHES = (
+    Approach(
+        name="harness-window",
+        title="harness, sliding window",
+        setup="`SlidingWindowCompaction(max_tokens=budget, keep_tokens=…)`: 0.9 of it for one view, half in a session",
+        package=PACKAGE,
+        view=attached(window),
+        session=lambda budget: LiveSession(window(budget, LIVE)),
+        dashes=NO_MODEL,
+    ),
+    Approach(
+        name="harness-window-quarter",
+        title="harness, sliding window, keeps a quarter",
+        setup="the same with `keep_tokens` a quarter of the budget",
+        package=PACKAGE,
+        session=lambda budget: LiveSession(window(budget, QUARTER)),
+        dashes={**NO_MODEL, "view": "the other row uses the budget better where one view is asked for"},
+    ),
+    Approach(
+        name="harness-clear",
+        title="harness, clears tool results",
+        setup="`ClearToolResults(max_tokens=budget)`",
+        package=PACKAGE,
+        view=attached(clearing),
+        session=lambda budget: LiveSession(clearing(budget)),
+        dashes=NO_MODEL,
+    ),
+    Approach(
+        name="harness-tiered",
+        title="harness, tiers",
+        setup="`TieredCompaction(tiers=[ClearToolResults, SlidingWindowCompaction], target_tokens=budget)`",
+        package=PACKAGE,
+        view=attached(tiers),
+        session=lambda budget: LiveSession(tiers(budget, LIVE)),
+        dashes=NO_MODEL,
+    ),
+    Approach(
+        name="harness-summary",
+        title="harness, summaries",
+        setup="`SummarizingCompaction(max_tokens=budget, keep_tokens=budget // 2)`, answered with recorded summaries",
+        package=PACKAGE,
+        summarising=summaries,
+        dashes={"view": NEEDS_A_MODEL, "session": NEEDS_A_MODEL},
+    ),
+)

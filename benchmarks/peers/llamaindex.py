@@ -1,0 +1,71 @@
+"""LlamaIndex's memories: the buffer, and `Memory` without blocks (its blocks need a model or an embedding)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import ChatMemoryBuffer, Memory
+from pydantic_ai.messages import ModelMessage
+
+from benchmarks.approaches import Approach
+from benchmarks.peers.baselines import READER
+from benchmarks.peers.parts import Piece, pieces, whole
+from context_compiler.replay import PlainSession
+
+NAME = "piece"
+
+
+def tokenized(text: str) -> list[int]:
+    """As many entries as tokens: only their number is looked at."""
+    return [0] * READER.counter.text(text)
+
+
+def theirs(piece: Piece) -> ChatMessage:
+    kwargs: dict[str, object] = {NAME: piece.name}
+    if piece.calls:
+        kwargs["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.tool, "arguments": call.text}}
+            for call in piece.calls
+        ]
+    if piece.call_id:
+        kwargs["tool_call_id"] = piece.call_id
+    return ChatMessage(role=piece.role, content=piece.text, additional_kwargs=kwargs)
+
+
+async def buffered(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+    history = [theirs(piece) for piece in pieces(messages)]
+    buffer = ChatMemoryBuffer.from_defaults(chat_history=history, token_limit=budget, tokenizer_fn=tokenized)
+    return ours(messages, buffer.get())
+
+
+async def remembered(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+    memory = Memory.from_defaults(session_id="one", token_limit=budget, tokenizer_fn=tokenized)
+    await memory.aput_messages([theirs(piece) for piece in pieces(messages)])
+    return ours(messages, await memory.aget())
+
+
+def ours(messages: Sequence[ModelMessage], kept: Sequence[ChatMessage]) -> Sequence[ModelMessage]:
+    return whole(messages, [str(message.additional_kwargs[NAME]) for message in kept])
+
+
+APPROACHES = (
+    Approach(
+        name="llamaindex-buffer",
+        title="LlamaIndex, `ChatMemoryBuffer`",
+        setup="`token_limit=budget`, our tokenizer; it counts contents, not the arguments of calls",
+        package="llama-index-core",
+        view=buffered,
+        session=lambda budget: PlainSession(buffered, budget),
+        dashes={"compiles": "asks no model"},
+    ),
+    Approach(
+        name="llamaindex-memory",
+        title="LlamaIndex, `Memory`",
+        setup="`token_limit=budget`, our tokenizer, no blocks; its history gets 0.7 of that, its default",
+        package="llama-index-core",
+        view=remembered,
+        session=lambda budget: PlainSession(remembered, budget),
+        dashes={"compiles": "asks no model"},
+    ),
+)

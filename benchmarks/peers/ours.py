@@ -1,0 +1,55 @@
+"""This package: one view of a history, and the capability of a live agent; no model is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from pydantic_ai.messages import ModelMessage
+from pydantic_ai.models import Model
+
+from benchmarks.approaches import Approach, attached
+from context_compiler import ContextCompiler, compile_view
+from context_compiler.replay import LiveSession
+
+
+async def one_shot(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+    return (await compile_view(messages, "extractive", budget, system=None)).messages
+
+
+def live(budget: int, *, trigger: float | None = None) -> list[ContextCompiler]:
+    return [ContextCompiler(budget=budget, model="none", store=None, system=None, trigger=trigger)]
+
+
+def asking(model: Model, budget: int) -> list[ContextCompiler]:
+    return [ContextCompiler(budget=budget, model=model, store=None, system=None)]
+
+
+APPROACHES = (
+    Approach(
+        name="ours",
+        title="context-compiler, one view",
+        setup='`compile_view(messages, "extractive", budget)`',
+        ours=True,
+        view=one_shot,
+        dashes={"session": "one view, no session", "compiles": "one view, no session"},
+    ),
+    Approach(
+        name="ours-live",
+        title="context-compiler, live agent",
+        setup='`ContextCompiler(budget=budget, model="none")`: cuts back at half of the budget, the default',
+        ours=True,
+        view=attached(live),
+        session=lambda budget: LiveSession(live(budget)),
+        summarising=asking,
+    ),
+    Approach(
+        name="ours-live-full",
+        title="context-compiler, live agent, trigger=1.0",
+        setup='`ContextCompiler(budget=budget, model="none", trigger=1.0)`: uses the budget up before it cuts',
+        ours=True,
+        view=attached(partial(live, trigger=1.0)),
+        session=lambda budget: LiveSession(live(budget, trigger=1.0)),
+        dashes={"compiles": "counted with the default trigger"},
+    ),
+)

@@ -1,0 +1,60 @@
+"""Messages as other frameworks have them, one for each tool result, and back again: nothing is lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic_ai.messages import ModelMessage, ModelResponse
+
+from benchmarks.peers.baselines import READER
+from context_compiler.items import Item, Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A response, or one part of a request."""
+
+    name: str
+    """Its message and, of a request, its part."""
+    role: str
+    """system, user, assistant or tool."""
+    text: str
+    calls: tuple[Item, ...] = ()
+    call_id: str = ""
+    tokens: int = 0
+
+
+ROLES = {Kind.SYSTEM: "system", Kind.RETURN: "tool"}
+
+
+def pieces(messages: Sequence[ModelMessage]) -> list[Piece]:
+    """A history in pieces; of a message without parts there is none."""
+    found: list[Piece] = []
+    for at, message in enumerate(messages):
+        reading = READER.one(message)
+        if isinstance(message, ModelResponse):
+            text = "\n".join(item.text for item in reading.items if item.kind is Kind.TEXT)
+            calls = tuple(item for item in reading.items if item.kind is Kind.CALL)
+            found.append(Piece(name=f"{at}", role="assistant", text=text, calls=calls, tokens=reading.tokens))
+            continue
+        for part, item in enumerate(reading.items):
+            role = ROLES.get(item.kind, "user")
+            name, call = f"{at}.{part}", item.call_id or ""
+            found.append(Piece(name=name, role=role, text=item.text, call_id=call, tokens=item.tokens))
+    return found
+
+
+def whole(messages: Sequence[ModelMessage], names: Iterable[str]) -> list[ModelMessage]:
+    """The messages that these pieces come from; of a request, the parts that are among them."""
+    kept: dict[int, set[int]] = {}
+    for name in names:
+        at, _, part = name.partition(".")
+        kept.setdefault(int(at), set()).update({int(part)} if part else ())
+    found: list[ModelMessage] = []
+    for at in sorted(kept):
+        message = messages[at]
+        if not isinstance(message, ModelResponse) and len(kept[at]) < len(message.parts):
+            message = replace(message, parts=[part for index, part in enumerate(message.parts) if index in kept[at]])
+        found.append(message)
+    return found
