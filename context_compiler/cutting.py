@@ -32,6 +32,8 @@ class Options:
     model: str
     """What the compiler's model is called; "none" is no model."""
     every_turn: bool
+    recall: float
+    """What recall blocks may take of what lies between the two marks; 0 recalls nothing."""
     prompt_room: int
     scope: str
     """Whose compiles may be shared: what is written around one conversation's question stays in it."""
@@ -66,6 +68,11 @@ class Cut:
     def fits(self) -> bool:
         """Whether what stays is within the target."""
         return self.kept <= self.target
+
+    @property
+    def abridged(self) -> bool:
+        """Whether something stays in a smaller shape."""
+        return any(shape is not None and (shape.skeleton or shape.limit) for shape in self.bench.shapes)
 
     @property
     def history(self) -> History:

@@ -1,0 +1,235 @@
+"""What is left out leaves its identifiers behind, each with the line that it came from.
+
+A line of the ledger stands for one message: its turn, who said it, for a tool what it was called with, and then
+the pieces of text around what later calls may need. What the view says elsewhere is not said again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import log2
+
+from context_compiler.cutting import Cut
+from context_compiler.history import History
+from context_compiler.items import Kind
+from context_compiler.mentions import Mention, acts, mentions, readable
+from context_compiler.shapes import WHOLE, shaped
+from context_compiler.skeleton import call_line, one_line
+from context_compiler.sorts import Sort
+from context_compiler.specifics import Told
+
+SHARE = 0.15
+"""Of the room for messages: what the ledger may have where tools are used."""
+CHAT_SHARE = 0.02
+"""The same where none are: nothing will be called with what is in there."""
+
+SMALLEST = 24
+"""With less room, in tokens, there is no ledger."""
+
+NEAR, FAR = 1, 3
+"""Words on each side of an identifier, where room is short and where it is not."""
+SHORT = 400
+"""Tokens; a ledger with less room is short."""
+CALL = 72
+"""Characters of a call, where what matters is in its answer."""
+TRIES = 24
+"""Identifiers in a row that may not fit before the ledger is closed."""
+
+WIDTH = 48
+"""Characters on each side in which they are looked for."""
+
+_WORD = re.compile(r"\w[\w.-]*")
+_SYNTAX = re.compile(r'["{}\[\]]+')
+
+LATER = frozenset({Sort.ID, Sort.PATH, Sort.URL})
+"""What a call is made with."""
+EVERY = frozenset(Sort) - {Sort.RULE}
+"""What is worth a line; rules are pins where users set them."""
+
+
+def uses_tools(history: History) -> bool:
+    """Whether anything here is done by calling tools or a shell: more than once in a while."""
+    acting = sum(reading.exchanges or any(map(acts, reading.items)) for reading in history.readings)
+    return acting * 8 >= len(history.readings)
+
+
+def share(history: History, room: int) -> int:
+    """What is set aside for the ledger of a history, in tokens, of the room for messages."""
+    return int(room * SHARE) if uses_tools(history) else 0
+
+
+def with_ledger(cut: Cut, told: Sequence[str], room: int, quoting: Callable[[int], str], *, lost: bool) -> str:
+    """Ledger and quotes, together at most `room` tokens: what the ledger does not need is the quotes'.
+
+    Args:
+        cut: What stays and what is out.
+        told: What stands beside them: the note, and what is pinned.
+        room: The most tokens that both may cost.
+        quoting: Gives quotes of at most so many tokens.
+        lost: A model has written a summary, and what it lost is listed.
+    """
+    tools = uses_tools(cut.history)
+    own = min(int(cut.limits.room * (SHARE if tools or lost else CHAT_SHARE)), room)
+    quotes = quoting(room - own)
+    listed = ledger(cut, (*told, quotes), own, every=tools or lost)
+    used = cut.counter.text(listed) + 2 if listed else 0
+    if own - used > SMALLEST:
+        quotes = quoting(room - used)
+    return "\n\n".join(block for block in (listed, quotes) if block)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Wanted:
+    """An identifier that the view does not hold."""
+
+    home: Mention
+    """Where it is quoted from: the last call that was made with it, else where it stood last."""
+    times: int = 0
+    called: int = 0
+    last: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Line:
+    """One line of the ledger, as far as it has got."""
+
+    mentions: list[Mention] = field(default_factory=list[Mention])
+
+
+def ledger(cut: Cut, told: Sequence[str], room: int, *, every: bool = True) -> str:
+    """Identifiers of what is left out that neither the messages kept nor `told` hold, at most `room` tokens.
+
+    Args:
+        cut: What stays and what is out.
+        told: What stands beside the messages: note and quotes.
+        room: The most tokens that it may cost.
+        every: Also names, numbers, dates and the like, after what calls are made with.
+    """
+    if room < SMALLEST:
+        return ""
+    candidates = _wanted(cut, Told(*_kept(cut), *told), every)
+    lines: dict[tuple[int, int], _Line] = {}
+    left = room - 2
+    written = _Writer(cut, NEAR if room < SHORT else FAR)
+    missed = 0
+    for one in candidates:
+        if missed > TRIES or left < 8:
+            break
+        key = written.key(one.home)
+        line = lines.get(key, _Line())
+        before = written.text(line)
+        if line.mentions and Told(before).holds(one.home.specific):
+            continue
+        longer = _Line(mentions=[*line.mentions, one.home])
+        cost = cut.counter.text(written.text(longer)) + 1 - (cut.counter.text(before) + 1 if before else 0)
+        if cost > left:
+            missed += 1
+            continue
+        lines[key], left, missed = longer, left - cost, 0
+    return "\n".join(written.text(lines[key]) for key in sorted(lines))
+
+
+def _kept(cut: Cut) -> Iterator[str]:
+    """What the messages say that stay, as they stay."""
+    for index, shape in enumerate(cut.bench.shapes):
+        if shape is None or shape.bare:
+            continue
+        reading, message = cut.history.readings[index], cut.history.messages[index]
+        if shape == WHOLE:
+            yield from (readable(item) for item in reading.items if item.kind is not Kind.THINKING)
+            continue
+        left = shaped(message, reading, shape, cut.counter)
+        yield from (str(getattr(part, "content", "") or getattr(part, "args", "")) for part in left.parts) if left else ()
+
+
+def _wanted(cut: Cut, told: Told, every: bool) -> list[_Wanted]:
+    """What is out and not told, what later calls need first, then the most recent and the most repeated."""
+    kept = {index for index, shape in enumerate(cut.bench.shapes) if shape == WHOLE}
+    sorts = EVERY if every else LATER
+    found: dict[str, _Wanted] = {}
+    beside: Counter[tuple[int, int]] = Counter()
+    for mention in mentions(cut.history, cut.bench.outline, (at for at in range(len(cut.history)) if at not in kept)):
+        if mention.specific.sort not in sorts:
+            continue
+        beside[mention.position, mention.part] += 1
+        one = found.setdefault(mention.specific.text, _Wanted(home=mention))
+        one.times, one.called, one.last = one.times + 1, one.called + mention.called, mention.position
+        if mention.called or not one.home.called:
+            one.home = mention
+    length = max(1, len(cut.history))
+    return sorted(
+        (one for one in found.values() if not told.holds(one.home.specific)),
+        key=lambda one: (
+            one.home.specific.sort not in LATER,
+            -_worth(one, one.last / length, beside[one.home.position, one.home.part]),
+        ),
+    )
+
+
+def _worth(one: _Wanted, age: float, beside: int) -> float:
+    """How likely a later call needs it: one was made with it, it is repeated, recent, and not one of many."""
+    return W[0] * bool(one.called) + W[1] * log2(1 + one.times) + W[2] * age - W[3] * log2(1 + beside)
+
+
+W = [2.0, 0.5, 2.0, 0.3]
+
+
+class _Writer:
+    """Writes lines of the ledger; knows which call an answer belongs to."""
+
+    def __init__(self, cut: Cut, words: int) -> None:
+        self._history, self._words = cut.history, words
+        self._calls: dict[tuple[int, int], tuple[int, int]] = {}
+        waiting: defaultdict[object, list[tuple[int, int]]] = defaultdict(list)
+        for position, reading in enumerate(cut.history.readings):
+            for part, item in enumerate(reading.items if reading.exchanges else ()):
+                if item.kind is Kind.CALL:
+                    waiting[item.call_id].append((position, part))
+                elif item.kind is Kind.RETURN and waiting[item.call_id]:
+                    self._calls[position, part] = waiting[item.call_id].pop(0)
+
+    def key(self, mention: Mention) -> tuple[int, int]:
+        """What shares a line: a call and its answer, else a part."""
+        own = mention.position, mention.part
+        return self._calls.get(own, own)
+
+    def text(self, line: _Line) -> str:
+        """The line as it stands in the ledger."""
+        if not line.mentions:
+            return ""
+        position, part = self.key(line.mentions[0])
+        item = self._history.readings[position].items[part]
+        first = line.mentions[0]
+        said = _pieces(readable(item), [one for one in line.mentions if (one.position, one.part) == (position, part)], self._words)
+        answers = [one for one in line.mentions if (one.position, one.part) != (position, part)]
+        if item.kind is Kind.CALL:
+            short = call_line(item.tool or "tool", item.text, width=CALL)
+            named = Told(short)
+            missing = [one for one in line.mentions if one not in answers and not named.holds(one.specific)]
+            said = short if not missing else f"{one_line(item.tool or 'tool', 40)}({said})"
+        elif item.kind is Kind.RETURN:
+            said = f"{one_line(item.tool or 'tool', 40)} → {said}"
+        if answers:
+            at, place = answers[0].position, answers[0].part
+            said += " → " + _pieces(readable(self._history.readings[at].items[place]), answers, self._words)
+        return f"[turn {first.turn + 1} · {first.speaker}] {said}"
+
+
+def _pieces(text: str, told: Iterable[Mention], words: int) -> str:
+    """The text with so many words around each of these, in order; what lies close together is one piece."""
+    spans: list[list[int]] = []
+    for one in sorted(told, key=lambda mention: mention.specific.offset):
+        start, end = one.specific.offset, one.specific.offset + len(one.specific.verbatim)
+        before = list(_WORD.finditer(text, max(0, start - WIDTH), start))[-words:]
+        after = list(_WORD.finditer(text, end, min(len(text), end + WIDTH)))[:words]
+        start, end = before[0].start() if before else start, after[-1].end() if after else end
+        if spans and start <= spans[-1][1] + 4:
+            spans[-1][1] = max(end, spans[-1][1])
+        else:
+            spans.append([start, end])
+    data = text[:1] in ("{", "[")
+    shown = (text[start:end] for start, end in spans)
+    return " … ".join(one_line(_SYNTAX.sub("", piece) if data else piece, 400) for piece in shown)
