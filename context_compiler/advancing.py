@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from context_compiler.advance import cut, freeze, order, refusal, why_no_model
@@ -36,6 +36,7 @@ RAW = Frozen(
     turn=-1,
     tight=1.0,
     ratio=1.0,
+    blocks=(),
     config="",
 )
 """The state before any cycle: everything stands."""
@@ -155,7 +156,8 @@ def why_kept(frozen: Frozen, turns: Outline, length: int) -> tuple[tuple[int, st
     return tuple(reasons)
 
 
-def sections_of(frozen: Frozen, view: History, counter: TokenCounter) -> dict[str, int]:
-    """Exact tokens of a view's messages by section: note, quotes, and the messages themselves."""
-    note, quotes = counter.text(frozen.note), counter.text(frozen.quotes)
-    return {"summary": note, "quotes": quotes, "messages": view.tokens - note - quotes}
+def sections_of(frozen: Frozen, view: History, counter: TokenCounter, blocks: Iterable[str] = ()) -> dict[str, int]:
+    """Exact tokens of a view's messages by section: note, quotes, recall blocks, and the messages themselves."""
+    note, quotes, recall = counter.text(frozen.note), counter.text(frozen.quotes), sum(map(counter.text, blocks))
+    messages = view.tokens - note - quotes - recall
+    return {"summary": note, "quotes": quotes, "recall": recall, "messages": messages}

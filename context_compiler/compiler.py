@@ -15,7 +15,7 @@ from pydantic_ai.models import Model
 
 from context_compiler.advancing import RAW, Advanced, advanced, carried, repaired, sections_of, why_kept
 from context_compiler.agent import Answer, ask, named
-from context_compiler.config import Many, Wishes, how_many
+from context_compiler.config import RECALL, Many, Wishes, how_many, share
 from context_compiler.errors import BudgetError
 from context_compiler.fidelity import Fidelity
 from context_compiler.history import History, Reader
@@ -44,6 +44,7 @@ async def compile_view(
     system: str | Path | None = "system",
     session: str | None = None,
     recent_turns: Many | None = None,
+    recall: float = RECALL,
     counter: TokenCounter | Count | None = None,
     strict: bool = False,
     timeout: float = 60.0,
@@ -61,6 +62,7 @@ async def compile_view(
         system: A folder whose `ContextTemplates/` comes second.
         session: The label of the conversation on the record.
         recent_turns: Turns before the last one to keep if they fit; None is the template's.
+        recall: 0 quotes earlier turns without regard to what the last request asks; any other share asks it first.
         counter: What counts tokens.
         strict: Raise instead of sending the least that is possible.
         timeout: Seconds for the model.
@@ -77,6 +79,7 @@ async def compile_view(
         template=template,
         fidelity=None if fidelity is None else Fidelity.parse(fidelity, where="compile_view"),
         recent_turns=how_many("recent_turns", recent_turns),
+        recall=share("recall", recall),
     )
     asked = Asked(budget=checked(budget, name="budget"))
     library = TemplateLibrary(vault=vault, system=system)

@@ -17,6 +17,9 @@ from context_compiler.template import Template
 Many = int | Literal["all"]
 """How many: a number from 0 up, or all."""
 
+RECALL = 0.3
+"""What recalled text may take, unless somebody says otherwise."""
+
 CHOICES = {
     "tool_history": ("paired", "drop", "render"),
     "inject": ("user", "system", "compaction"),
@@ -29,6 +32,13 @@ def chosen(name: str, value: object) -> str:
     if value not in CHOICES[name]:
         raise SettingsError(f"{name}={value!r}: use one of {', '.join(map(repr, CHOICES[name]))}")
     return cast(str, value)
+
+
+def share(name: str, value: object) -> float:
+    """A share from 0 to 1, or SettingsError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise SettingsError(f"{name}={value!r}: give a share from 0 (nothing) to 1")
+    return float(value)
 
 
 def how_many(name: str, value: object) -> Many | None:
@@ -51,6 +61,7 @@ class Wishes:
     tool_history: str = "paired"
     inject: str = "user"
     every_turn: bool = False
+    recall: float = RECALL
 
     def options(
         self,
@@ -80,6 +91,7 @@ class Wishes:
             turns,
             self.tool_history,
             self.inject,
+            self.recall,
             model,
             family,
             scope,
@@ -95,6 +107,7 @@ class Wishes:
             inject=self.inject,
             model=model,
             every_turn=self.every_turn,
+            recall=self.recall,
             prompt_room=int(window * 0.6) if window else PROMPT_ROOM,
             scope=scope,
             config=blake2b(repr(facts).encode(), digest_size=12).hexdigest(),

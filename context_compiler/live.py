@@ -11,6 +11,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.advancing import RAW, Advanced, advanced, sections_of, why_kept
 from context_compiler.agent import Answer
+from context_compiler.blocks import due, texts, with_block
 from context_compiler.cycles import fitting, mended
 from context_compiler.errors import CompileError, ContextCompilerError
 from context_compiler.frozen import Frozen
@@ -48,7 +49,7 @@ async def respond(live: Live, run: Run, request: Request) -> Result:
         if frozen is not None:
             result = built(live, run, request, sight, frozen, marks, "cycle", ratio)
             if result.cost <= marks.high:
-                return result
+                return _recalled(live, run, request, sight, frozen, marks, result)
     return await _advance(live, run, request, sight, frozen)
 
 
@@ -79,11 +80,37 @@ async def _cycle(run: Run, request: Request, sight: Sight) -> Frozen | None:
     return found
 
 
+def _recalled(
+    live: Live, run: Run, request: Request, sight: Sight, frozen: Frozen, marks: Limits, result: Result
+) -> Result:
+    """The view with what its prompt asks for, where a new user turn begins; else as it is."""
+    options = sight.options
+    at = due(frozen, sight.history, sight.turn) if options.recall and marks.cap(options.fidelity) else None
+    if at is None:
+        return result
+    run.frozen = with_block(
+        frozen,
+        sight.history,
+        sight.turns,
+        at,
+        turn=sight.turn,
+        share=options.recall,
+        limits=marks,
+        cost=result.cost,
+        counter=live.counter,
+    )
+    if run.prefix is not None and run.prefix[0] is frozen:
+        run.prefix = (run.frozen, run.prefix[1])
+    live.cycles.keep(run.frozen)
+    return built(live, run, request, sight, run.frozen, marks, "cycle", result.ratio)
+
+
 def _messages(live: Live, run: Run, sight: Sight, frozen: Frozen) -> list[ModelMessage]:
     """The messages of a view; what a cycle froze is built once."""
     if run.prefix is None or run.prefix[0] is not frozen or frozen.decided >= len(sight.history):
         run.prefix = (frozen, opening(sight.history, frozen, live.reader))
-    messages = [*run.prefix[1], *since(sight.history, frozen.decided, sight.base, live.reader)]
+    later = since(sight.history, frozen.decided, sight.base, live.reader, texts(frozen, sight.history))
+    messages = [*run.prefix[1], *later]
     return [marked_request(LEFT_OUT, {"v": 1}), *messages] if _unled(messages) else messages
 
 
@@ -199,8 +226,9 @@ def built(
     cost = request.overhead + sent.tokens if untouched else _cost(live, request, messages)
     run.view = sent
     drops = tuple(done.cut.bench.drops) if done else ()
+    blocks = () if untouched else texts(frozen, sight.history).values()
     kept = () if untouched else why_kept(frozen, sight.turns, len(sight.history))
-    sections = {"instructions and schemas": request.overhead, **sections_of(frozen, sent, live.counter)}
+    sections = {"instructions and schemas": request.overhead, **sections_of(frozen, sent, live.counter, blocks)}
     view = View(
         messages=messages,
         tokens=sent.tokens,

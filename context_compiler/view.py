@@ -7,7 +7,7 @@ summary, one fenced part with everything verbatim, then the kept messages, the a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,6 +28,8 @@ from context_compiler.history import History, Reader
 from context_compiler.items import MARK
 from context_compiler.record import Drop, Record
 from context_compiler.shapes import WHOLE, Shape, shaped
+
+NOTHING: Mapping[int, str] = {}
 
 _DAY_ONE = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -80,6 +82,15 @@ def _note(text: str, channel: str, stamp: datetime, mark: Mapping[str, Any]) -> 
     return _user(text, stamp, mark)
 
 
+def with_recalled(message: ModelMessage, text: str) -> ModelMessage:
+    """A copy of a request with a text of ours directly before its prompt, which carries that request's time."""
+    if not isinstance(message, ModelRequest):
+        return message
+    place = next((at for at, part in enumerate(message.parts) if part.part_kind == "user-prompt"), len(message.parts))
+    part = _user(text, stamp_of(message), {"v": 1})
+    return replace(message, parts=[*message.parts[:place], part, *message.parts[place:]])
+
+
 def marked_request(text: str, mark: Mapping[str, Any]) -> ModelRequest:
     """A request of ours alone, with a mark."""
     return ModelRequest(parts=[_user(text, _DAY_ONE, mark)])
@@ -128,13 +139,18 @@ def _answers(messages: Sequence[ModelMessage]) -> bool:
     return bool(messages) and isinstance(messages[0], ModelResponse)
 
 
-def since(history: History, start: int, base: Mapping[int, Shape], reader: Reader) -> list[ModelMessage]:
-    """Everything after a position, whole but for what is broken."""
-    if not any(index >= start for index in base):
+def since(
+    history: History, start: int, base: Mapping[int, Shape], reader: Reader, recalled: Mapping[int, str] = NOTHING
+) -> list[ModelMessage]:
+    """Everything after a position, whole but for what is broken; with what was recalled before a prompt."""
+    if not recalled and not any(index >= start for index in base):
         return list(history.messages[start:])
-    shapes = ((index, base.get(index, WHOLE)) for index in range(start, len(history)))
-    built = (shaped(history.messages[index], history.readings[index], shape, reader.counter) for index, shape in shapes)
-    messages = [message for message in built if message is not None]
+    messages: list[ModelMessage] = []
+    for index in range(start, len(history)):
+        shape = base.get(index, WHOLE)
+        message = shaped(history.messages[index], history.readings[index], shape, reader.counter)
+        if message is not None:
+            messages.append(with_recalled(message, recalled[index]) if index in recalled else message)
     if not start and _answers(messages):
         messages.insert(0, ModelRequest(parts=[_user(LEFT_OUT, _DAY_ONE, {"v": 1, "tip": ""})]))
     return messages

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_ai.models import Model
 
 from context_compiler.agent import named
-from context_compiler.config import Many, Wishes, chosen, how_many
+from context_compiler.config import RECALL, Many, Wishes, chosen, how_many, share
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.limits import Amount, Asked, checked
@@ -83,6 +83,8 @@ class Wanted:
     """Tool results that a compile sees whole; None is the template's, "all" is all."""
     tool_history: str = "paired"
     """Tool exchanges of kept turns: paired (verbatim), drop, or render (as text)."""
+    recall: float = RECALL
+    """What the recall blocks of a cycle may take of what lies between its two marks; 0 recalls nothing."""
     inject: str = "user"
     """The channel of the summary: user, system or compaction."""
     record: str = "full"
@@ -134,6 +136,7 @@ class Wanted:
             tool_history=chosen("tool_history", self.tool_history),
             inject=chosen("inject", self.inject),
             every_turn=self.every_turn,
+            recall=share("recall", self.recall),
         )
 
     def compiler_name(self) -> str | None:

@@ -1,0 +1,40 @@
+"""Whether a text bears on a question at all: how much of what the question's most telling terms say it holds.
+
+A ranking always has a best; this says when even the best is beside the point.
+"""
+
+from __future__ import annotations
+
+from math import log1p
+
+from context_compiler.recall.index import Index
+from context_compiler.recall.question import Question
+from context_compiler.recall.stems import terms
+
+FLOOR = 0.3
+"""Below this share a text only happens to use a word of the question's."""
+
+TELLING = 6
+"""Terms by which a question is known: those that the fewest messages hold."""
+
+
+class Relevance:
+    """How much texts bear on one question."""
+
+    def __init__(self, index: Index, question: Question) -> None:
+        """Weigh the terms of the question by their idf; one that was never said weighs most."""
+        size = len(index)
+        self._weights = {
+            term: log1p((size - spread + 0.5) / (spread + 0.5))
+            for term in question.terms
+            for spread in (len(index.posts.get(term, ())) // 2,)
+        }
+        self._all = sum(sorted(self._weights.values(), reverse=True)[:TELLING])
+
+    def of(self, text: str) -> float:
+        """The share of the most telling terms' idf that the text holds, at most 1; 0 below the floor."""
+        if not self._all:
+            return 0.0
+        held = sum(self._weights[term] for term in self._weights.keys() & set(terms(text)))
+        share = min(1.0, held / self._all)
+        return share if share >= FLOOR else 0.0
