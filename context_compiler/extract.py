@@ -1,9 +1,9 @@
-"""What covers most of a past that no question has been asked of yet is chosen by worth for its price, once.
+"""What answers the question is quoted first, in the order of how much it does; the rest is chosen by worth.
 
-Budgeted maximum coverage: the next passage is always the one with the largest gain for a token, and a gain
-only shrinks as more is taken, so it is computed again only where it might win (lazy greedy; Minoux 1978, Lin
-and Bilmes 2011). The gain of a passage is its worth, idf mass among its signs, times what of it has not been
-said yet, measured by its word pairs.
+What covers most of a past that nothing is asked of is budgeted maximum coverage: the next passage is always
+the one with the largest gain for a token, and a gain only shrinks as more is taken, so it is computed again
+only where it might win (lazy greedy; Minoux 1978, Lin and Bilmes 2011). The gain of a passage is its worth, idf
+mass among its signs, times what of it has not been said yet, measured by its word pairs.
 """
 
 from __future__ import annotations
@@ -27,19 +27,34 @@ NEAR = 0.98
 """A gain this close to the best is the best: computing on would change little."""
 
 
-def choose(candidates: Sequence[Passage], room: int) -> tuple[Passage, ...]:
+def choose(candidates: Sequence[Passage], room: int, ranks: Sequence[float] = ()) -> tuple[Passage, ...]:
     """The passages that tell most of these, together at most `room` tokens as `quoted` writes them, in order.
 
-    In a chat with an assistant the user's own words come first, short messages and standing instructions
-    before long ones; in a talk between people what answers, opens and names. Ties go to the earlier passage.
+    What answers a question comes first: `ranks` says how much each candidate does, 0 being not at all. In the
+    room that is left, in a chat with an assistant the user's own words come first, short messages and standing
+    instructions before long ones; in a talk between people what answers, opens and names. Ties go to the
+    earlier passage.
     """
-    ordered = sorted(candidates, key=lambda passage: (passage.position, passage.order))
-    quotation = Quotation(ordered, room)
+    order = sorted(range(len(candidates)), key=lambda at: (candidates[at].position, candidates[at].order))
+    quotation = Quotation([candidates[at] for at in order], room)
+    answers = [ranks[at] for at in order] if ranks else []
+    for index in sorted((at for at, rank in enumerate(answers) if rank > 0), key=lambda at: -answers[at]):
+        if quotation.left < SMALLEST:
+            break
+        quotation.take(index)
+    if quotation.left >= SMALLEST:
+        _fill(quotation)
+    return quotation.passages
+
+
+def _fill(quotation: Quotation) -> None:
+    """Take what is worth most for its price, until the room is used."""
+    ordered = quotation.candidates
     rates = [worth / _price(passage) for worth, passage in zip(worths(ordered), ordered, strict=True)]
-    waiting = [(-rate, index) for index, rate in enumerate(rates)]
+    waiting = [(-rate, index) for index, rate in enumerate(rates) if not quotation.has(index)]
     heapq.heapify(waiting)
     pairs: dict[int, frozenset[tuple[str, str]]] = {}
-    told: set[tuple[str, str]] = set()
+    told = {pair for passage in quotation.passages for pair in _pairs(passage)}
     while waiting and quotation.left >= SMALLEST:
         _, index = heapq.heappop(waiting)
         if index not in pairs:
@@ -49,7 +64,6 @@ def choose(candidates: Sequence[Passage], room: int) -> tuple[Passage, ...]:
             heapq.heappush(waiting, (-gain, index))
         elif gain and quotation.take(index):
             told |= pairs[index]
-    return quotation.passages
 
 
 def _price(passage: Passage) -> int:

@@ -218,18 +218,18 @@ class Quotation:
 
     def __init__(self, candidates: Sequence[Passage], room: int) -> None:
         """Gather from `candidates`, which stand in order, at most `room` tokens."""
-        self._candidates = candidates
+        self.candidates = candidates
         self._taken: list[int] = []
         self.left = room
 
     def take(self, index: int) -> bool:
         """Take a candidate if there is room for it."""
         at = bisect_left(self._taken, index)
-        before = self._candidates[self._taken[at - 1]] if at else None
-        passage = self._candidates[index]
+        before = self.candidates[self._taken[at - 1]] if at else None
+        passage = self.candidates[index]
         cost = passage.cost_after(before)
         if at < len(self._taken):
-            after = self._candidates[self._taken[at]]
+            after = self.candidates[self._taken[at]]
             cost += after.cost_after(passage) - after.cost_after(before)
         if cost > self.left:
             return False
@@ -237,7 +237,12 @@ class Quotation:
         self.left -= cost
         return True
 
+    def has(self, index: int) -> bool:
+        """Whether a candidate was taken."""
+        at = bisect_left(self._taken, index)
+        return at < len(self._taken) and self._taken[at] == index
+
     @property
     def passages(self) -> tuple[Passage, ...]:
         """What was taken, in order."""
-        return tuple(self._candidates[index] for index in self._taken)
+        return tuple(self.candidates[index] for index in self._taken)

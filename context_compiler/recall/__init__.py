@@ -1,0 +1,10 @@
+"""What a question asks for is found again in what was said before it, without a model."""
+
+from __future__ import annotations
+
+from context_compiler.recall.index import Index, indexed
+from context_compiler.recall.question import Question, pending
+from context_compiler.recall.ranking import rank, scores
+from context_compiler.recall.relevance import Relevance
+
+__all__ = ["Index", "Question", "Relevance", "indexed", "pending", "rank", "scores"]

@@ -1,0 +1,45 @@
+"""Whom a question is about: who is called by a name that it names, else who asks, else who was asked before."""
+
+from __future__ import annotations
+
+from context_compiler.recall.index import ASSISTANT, TOOL, USER, Index
+from context_compiler.recall.question import Question
+
+OFTEN, MOSTLY = 3, 4
+"""Called by a name so often, and so many times as often by one side as by the other, somebody is who it names."""
+
+TALK = 2.25
+"""Where answers are at most so many times as long as what is said to them, two people talk."""
+
+
+def named(index: Index, question: Question) -> dict[str, int]:
+    """The words of the question that name one of the two who talk: who is called so by the other."""
+    found: dict[str, int] = {}
+    for name in sorted(question.names):
+        for called, times in index.called.items():
+            if not _same(name, called):
+                continue
+            by_user, by_assistant = times[USER], times[ASSISTANT]
+            if by_user >= max(OFTEN, MOSTLY * by_assistant):
+                found[name] = ASSISTANT
+            elif by_assistant >= max(OFTEN, MOSTLY * by_user):
+                found[name] = USER
+    return found
+
+
+def _same(name: str, called: str) -> bool:
+    """Whether two names are one: the same, or one a short form of the other."""
+    short, long = sorted((name, called), key=len)
+    return long == short or (len(short) > 2 and long.startswith(short))
+
+
+def asked_about(index: Index, question: Question) -> int | None:
+    """Who of the two a question is about; None where it may be either."""
+    people = set(named(index, question).values())
+    if people:
+        return people.pop() if len(people) == 1 else None
+    if question.yours:
+        return ASSISTANT
+    user = index.words[USER] / max(1, index.spoken[USER])
+    assistant = index.words[ASSISTANT] / max(1, index.spoken[ASSISTANT])
+    return USER if question.mine or index.spoken[TOOL] or assistant > TALK * user else None

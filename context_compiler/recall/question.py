@@ -1,0 +1,83 @@
+"""What a question asks for: its terms, the months it names, whom it is about, and whether it asks for advice."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from context_compiler.history import History
+from context_compiler.items import Kind
+from context_compiler.recall.stems import terms
+
+LONGEST = 100_000
+"""Characters of a question that are looked at."""
+
+_MONTHS = (
+    r"jan(?:uary)?", r"feb(?:ruary)?", r"mar(?:ch)?", r"apr(?:il)?", "may", "june?", "july?", r"aug(?:ust)?",
+    r"sept?(?:ember)?", r"oct(?:ober)?", r"nov(?:ember)?", r"dec(?:ember)?",
+)  # fmt: skip
+_NAMED = [
+    re.compile(rf"(?:(?<=[a-z0-9,] )|^){name.replace(name[0], name[0].upper(), 1)}\b(?=[\s,.?!]|$)") for name in _MONTHS
+]
+"""A month begins with a capital letter: not everything that may march."""
+_DATED = re.compile(r"\b\d{4}-(\d\d)(?:-\d\d)?\b")
+
+_ADVICE = re.compile(
+    r"(?i)\bhow (?:should|can|could|do|would|might)\b|\bwhat (?:kind|type|sort|are|is|would|should)\b|\bwhich\b"
+    r"|\b(?:can|could|would) you\b|\b(?:help|show) me\b|\b(?:suggest|recommend|advi[sc]e|explain)"
+    r"|\bi(?:'m| am) (?:planning|thinking|trying)"
+    r"|как мне|посоветуй|помоги|\bwie (?:soll|kann)|\bcomment\b|cómo|推荐|如何|怎么"
+)
+_BROAD = re.compile(
+    r"(?i)summar|\bin (?:what )?order\b|\bacross\b|\bprogress|\bthroughout\b|\bhow many\b|\bwhen did\b"
+    r"|\btimeline\b|\boverview\b"
+)
+_ME = re.compile(r"(?i)\b(?:i|me|my|mine|i'm|i've|we|our)\b")
+_SAID = (
+    "(?:said|suggested|recommended|told|mentioned|gave|given|listed|proposed|explained|advised|described|provided"
+    "|offered|wrote|say|suggest|recommend|tell|mention|give|list|propose|explain|advise|describe|provide|offer|write)"
+)
+_YOU = re.compile(
+    rf"(?i)\b(?:did|have|had) you (?:\w+ )?{_SAID}\b|(?<!can )(?<!could )(?<!would )\byou {_SAID}\b"
+    r"|\byour (?:\w+ )?(?:answer|suggestion|recommendation|advice|reply|response|explanation|list)"
+)
+_NAME = re.compile(r"\b[A-Z]\w{2,20}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question, taken apart."""
+
+    terms: frozenset[str]
+    months: frozenset[str]
+    """Those it names, as two digits."""
+    names: frozenset[str]
+    """Words that may name somebody."""
+    advice: bool
+    """It asks for help: what its user once laid down or likes has a bearing on the answer."""
+    mine: bool
+    """It is about who asks."""
+    yours: bool
+    """It is about what the assistant said."""
+
+    @classmethod
+    def of(cls, text: str) -> Question:
+        """Take a question apart."""
+        text = text[:LONGEST]
+        months = {f"{number:02}" for number, month in enumerate(_NAMED, 1) if month.search(text)}
+        return cls(
+            terms=frozenset(terms(text)),
+            months=frozenset(months.union(_DATED.findall(text))),
+            names=frozenset(_NAME.findall(text)),
+            advice=bool(_ADVICE.search(text)) and not _BROAD.search(text),
+            mine=bool(_ME.search(text)),
+            yours=bool(_YOU.search(text)),
+        )
+
+
+def pending(history: History) -> str:
+    """What the user asks with the last request, or asked last before it; empty where nobody asked anything."""
+    for reading in reversed(history.readings):
+        if reading.asks:
+            return "\n".join(item.text for item in reading.items if item.kind is Kind.USER and item.mark is None)
+    return ""

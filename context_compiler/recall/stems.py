@@ -1,0 +1,80 @@
+"""A text as terms: stems of its words, and ids and paths both whole and in their parts.
+
+English and Russian words are stemmed with Snowball (Porter 1980, 2001), once for each word; words of other
+spaced scripts stand as they are, and scripts without spaces become pairs of characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+from context_compiler.worth import words
+
+try:
+    import snowballstemmer
+except ModuleNotFoundError:  # it is a dependency; without it words are compared as they stand
+    snowballstemmer = None
+
+LONGEST = 96
+"""Characters; what is longer is data, and nobody asks for it by name."""
+
+REMEMBERED = 65_536
+"""Words whose stems are remembered."""
+
+STOPS = frozenset(
+    "a about again all also am an and any are as at be because been before being but by can could did do does doing"
+    " done during for from further had has have having he her here hers him his how i if in into is it its just let me"
+    " more most my no nor not now of off on once only or other our ours out over own s same she should so some such t"
+    " than that the their theirs them then there these they this those through to too under until up us very was we"
+    " were what when where which while who whom why will with would you your yours d ll m o re ve y might must shall"
+    " don't didn't doesn't isn't aren't wasn't weren't can't couldn't won't wouldn't shouldn't haven't hasn't hadn't"
+    " i'm i've i'd i'll you're you've you'd you'll he's she's it's that's there's what's who's where's how's we're"
+    " we've we'd we'll they're they've they'd they'll let's go continue ok okay yes please thanks thank hi hello hey"
+    " и в на не что как это я ты мы вы он она они но а по за из у о к с от для или же ли бы то так был была было были"
+    " der die das und ist nicht ein eine ich du wir sie es mit auf für von zu den dem was wie wo wann le la les des et"
+    " est un une je tu nous vous il elle que qui dans pour sur el los las y en no por con una del se lo".split()
+)
+"""Words that say nothing about what is asked."""
+
+_JOINED = re.compile(r"[\w./\\:@#+-]+")
+_MARKED = re.compile(r"[\d_/\\@]|\w[.:]\w|[a-z][A-Z]")
+_APART = re.compile(r"[\W_]+")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|_")
+
+_STEMMERS: dict[str, Callable[[str], str]] = (
+    {language: snowballstemmer.stemmer(language).stemWord for language in ("english", "russian")}
+    if snowballstemmer
+    else {}
+)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def stem(word: str) -> str:
+    """The stem of one word in lower case; empty for a word that says nothing."""
+    if word in STOPS or len(word) > LONGEST:
+        return ""
+    if word.isdigit():
+        return word
+    language = "english" if word.isascii() else "russian" if "\u0400" <= word[0] <= "\u04ff" else ""
+    return _STEMMERS[language](word.replace("ё", "е")) if language in _STEMMERS else word
+
+
+def terms(text: str) -> Iterator[str]:
+    """The terms of a text, in no certain order, as often as they occur."""
+    yield from filter(None, map(stem, words(text.replace("’", "'").replace("_", " "))))
+    yield from identifiers(text)
+
+
+def identifiers(text: str) -> Iterator[str]:
+    """Ids and paths as whole terms, and the parts that `words` does not see: `app2Main` is also app and main."""
+    for run in _JOINED.findall(text):
+        whole = run.strip("./\\:@#+-") if len(run) <= LONGEST else ""
+        if len(whole) < 3 or whole.isdigit() or whole.islower() and whole.isalpha() or not _MARKED.search(whole):
+            continue
+        yield f"={whole.lower()}"
+        for word in words(whole.replace("_", " ")) if whole.islower() else _APART.split(whole):
+            parts = _HUMP.sub(" ", word).split()
+            if len(parts) > 1:
+                yield from filter(None, (stem(part.lower()) for part in parts if len(part) > 1))
