@@ -6,7 +6,7 @@ installed, or cannot do a job, is a dash with a reason. Whoever accepts a tokeni
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from typing import Any
@@ -14,10 +14,7 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 
-from context_compiler.replay import LiveSession, Session
-
-View = Callable[[list[ModelMessage], int], Awaitable[Sequence[ModelMessage]]]
-"""A history that ends with a request, and a budget; the messages to send."""
+from context_compiler.replay import LiveSession, Session, View
 
 NEEDS_A_MODEL = "needs a model, and no answers of one are recorded for these data"
 

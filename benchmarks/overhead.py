@@ -5,7 +5,7 @@
 Every row is one `Agent.run` with a model that answers at once, on the same tool-using history; the runs of all
 rows are interleaved, and the median is shown with its ratio to the host alone. CPU time of the process is
 measured beside wall time, because machines are shared. `cold` is the first request with messages that were just
-deserialised. The peer (`pip install summarization-pydantic-ai`) is left out, with a reason, when it is not there.
+deserialised. Peers (`summarization-pydantic-ai`, `pydantic-ai-harness`) are left out when they are not installed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import argparse
 import asyncio
 import gc
 import json
-import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -23,8 +21,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
+from benchmarks.machine import machine
 from context_compiler import ContextCompiler, TokenCounter, compile_view
 
 VIEW, RAW = 8_000, 10_000_000
@@ -85,9 +85,7 @@ def ways(folder: Path) -> dict[str, Callable[[], list[Any]]]:
         "ours, raw sent, record off": lambda: [_ours(None, RAW, record="off")],
         f"ours, a view of {VIEW:,} tokens": lambda: [_ours(folder / "view.db", VIEW)],
     }
-    peer = _peer()
-    if peer is not None:
-        found["summarization-pydantic-ai, sliding window"] = peer
+    found |= _peers()
     return found
 
 
@@ -99,12 +97,20 @@ def _ours(store: Path | None, budget: int, **more: Any) -> ContextCompiler:
     return ContextCompiler("extractive", budget=budget, model="none", store=store, system=None, **more)
 
 
-def _peer() -> Callable[[], list[Any]] | None:
-    try:
-        module = import_module("pydantic_ai_summarization")
-    except ImportError:
-        return None
-    return lambda: [module.SlidingWindowCapability(trigger=("tokens", VIEW), keep=("tokens", VIEW // 2))]
+def _peers() -> dict[str, Callable[[], list[Any]]]:
+    """The sliding windows of the peers that are installed."""
+    found: dict[str, Callable[[], list[Any]]] = {}
+    with suppress(ImportError):
+        summarization = import_module("pydantic_ai_summarization")
+        found["summarization-pydantic-ai, sliding window"] = lambda: [
+            summarization.SlidingWindowCapability(trigger=("tokens", VIEW), keep=("tokens", VIEW // 2))
+        ]
+    with suppress(ImportError):
+        harness = import_module("pydantic_ai_harness.compaction")
+        found["harness, sliding window"] = lambda: [
+            harness.SlidingWindowCompaction(max_tokens=VIEW, keep_tokens=VIEW // 2)
+        ]
+    return found
 
 
 async def measured(count: int, folder: Path, repeat: int) -> list[Row]:
@@ -184,21 +190,6 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def machine() -> str:
-    """What this ran on."""
-    versions = ", ".join(f"{name} {_version(name)}" for name in ("pydantic-ai-slim", "summarization-pydantic-ai"))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    size = f"{os.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}"
-    return f"{time.strftime('%Y-%m-%d')}, {size}, {versions}"
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
 async def main() -> None:
     """Measure and print."""
     given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -212,8 +203,8 @@ async def main() -> None:
             print(f"{size:,} messages …", file=sys.stderr)
             rows += await measured(size, Path(folder), asked.repeat)
     print(f"{machine()}\n\n{table(rows)}\n")
-    if _peer() is None:
-        print("No peer: summarization-pydantic-ai is not installed.\n")
+    if not _peers():
+        print("No peers: neither summarization-pydantic-ai nor pydantic-ai-harness is installed.\n")
     host, ours = imports()
     print(f"`import context_compiler`: {ours:.0f} ms over `import pydantic_ai` ({host:.0f} ms).")
     tokens, seconds = await half_a_million()

@@ -110,7 +110,13 @@ def entries(messages: int, requests: int, text: Callable[[], str], indexed: bool
             made = compiled(raw.ids[cut - 1], summary, text(), at)
         view = chain([summary, *raw.texts[cut:]], cut - 1, False)
         record = recorded(at, raw, view)
-        entry = Entry(record=record, raw=raw, view=view, compile=made, cycle=Cycle(tip=raw.ids[cut - 1], state=state))
+        entry = Entry(
+            record=record,
+            raw=raw,
+            view=view,
+            compile=made,
+            cycle=Cycle(tip=raw.ids[cut - 1], config="benchmark", state=state),
+        )
         texts = [state.encode(), *(made.compiled_prompt or "", made.summary or "")] if made else [state.encode()]
         new = {one if isinstance(one, bytes) else one.encode() for one in texts} | {*raw.bodies, *view.bodies}
         yield entry, sum(map(len, new - known)) + len(repr(record))
@@ -192,7 +198,7 @@ async def measure(messages: int, requests: int, text: Callable[[], str], indexed
             else:
                 new += added
         start = time.perf_counter()
-        await store.find_cycle(names)
+        await store.find_cycle(names, "benchmark")
         found = (time.perf_counter() - start) * 1_000
         assert await store.verify() == ()
         await store.close()
@@ -207,18 +213,26 @@ async def measure(messages: int, requests: int, text: Callable[[], str], indexed
         ]
 
 
+HEAD = ("median ms", "p95 ms", "max ms", "first ms", "find ms", "disk B/req", "new B/req", "disk/new")
+
+
+async def rows(messages: int, requests: int) -> list[list[str]]:
+    """Every kind of text, with the search index and without."""
+    lines: list[list[str]] = []
+    for name, text in (("prose", prose(random.Random(1))), ("noise", noise(random.Random(1)))):
+        for indexed in (False, True):
+            figures = await measure(messages, requests, text, indexed)
+            lines.append([f"{name}, {'with' if indexed else 'no'} index", *figures])
+    return lines
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description="What it costs to remember a request.")
     parser.add_argument("--messages", type=int, default=2_000)
     parser.add_argument("--requests", type=int, default=500)
     given = parser.parse_args()
-    head = ["", "median ms", "p95 ms", "max ms", "first ms", "find ms", "disk B/req", "new B/req", "disk/new"]
-    lines = [head]
-    for name, text in (("prose", prose(random.Random(1))), ("noise", noise(random.Random(1)))):
-        for indexed in (False, True):
-            figures = await measure(given.messages, given.requests, text, indexed)
-            lines.append([f"{name}, {'with' if indexed else 'no'} index", *figures])
-    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
+    lines = [["", *HEAD], *await rows(given.messages, given.requests)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
     for line in lines:
         print(
             "  ".join(

@@ -20,7 +20,7 @@ from pydantic_ai.usage import RequestUsage
 from context_compiler.history import Reader
 from context_compiler.measures import PromptCache, Sent, broken_pairs
 
-View = Callable[[list[ModelMessage], int], Awaitable[list[ModelMessage]]]
+View = Callable[[list[ModelMessage], int], Awaitable[Sequence[ModelMessage]]]
 """A history up to a request, and a budget in tokens; the messages to send."""
 
 Seen = Callable[[int, Sequence[ModelMessage]], object]
@@ -33,7 +33,7 @@ class Session(Protocol):
     stored: list[ModelMessage]
     """The history as it is kept for the next request."""
 
-    async def request(self, new: Sequence[ModelMessage]) -> list[ModelMessage]:
+    async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
         """Send a request after `new` was added to the history; what reached the model."""
         ...
 
@@ -51,7 +51,7 @@ class LiveSession:
         self._sent = list(messages)
         return ModelResponse(parts=[TextPart("ok")])
 
-    async def request(self, new: Sequence[ModelMessage]) -> list[ModelMessage]:
+    async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
         """Run the agent on its history and `new`; the answer it makes up is forgotten again."""
         self.stored = [*self.stored, *new]
         result = await self._agent.run(message_history=self.stored)
@@ -67,7 +67,7 @@ class PlainSession:
         self.stored: list[ModelMessage] = []
         self._view, self._budget = view, budget
 
-    async def request(self, new: Sequence[ModelMessage]) -> list[ModelMessage]:
+    async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
         """Make the messages of the next request."""
         self.stored = [*self.stored, *new]
         return await self._view(self.stored, self._budget)

@@ -1,4 +1,4 @@
-"""What needs no package: everything, the tail, head and tail, a random choice, and an oracle that knows the evidence."""
+"""What needs no package: everything, the tail, head and tail, a random choice, an oracle that knows the evidence."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from pydantic_ai.messages import ModelMessage
 
-from benchmarks.approaches import Approach, View
+from benchmarks.approaches import Approach
 from context_compiler.history import Reader
-from context_compiler.replay import PlainSession, everything, newest
+from context_compiler.replay import PlainSession, View, everything, newest
 from context_compiler.tokens import TokenCounter
 
 SEED = 7
@@ -68,7 +68,7 @@ def oracle(evidence: Sequence[str]) -> View:
     return view
 
 
-def plain(name: str, title: str, setup: str, view: View, **more: bool) -> Approach:
+def plain(name: str, title: str, setup: str, view: View) -> Approach:
     return Approach(
         name=name,
         title=title,
@@ -76,7 +76,6 @@ def plain(name: str, title: str, setup: str, view: View, **more: bool) -> Approa
         view=view,
         session=lambda budget: PlainSession(view, budget),
         dashes={"compiles": "asks no model"},
-        **more,
     )
 
 

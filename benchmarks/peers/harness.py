@@ -18,8 +18,8 @@ from context_compiler.replay import LiveSession
 
 PACKAGE = "pydantic-ai-harness"
 COUNT = READER.counter
-ONE_SHOT, LIVE, QUARTER = 0.9, 0.5, 0.25
-"""What is kept of the budget: nearly all where one view is asked for, a part where the next request is to fit too."""
+ONE_SHOT, LIVE, QUARTER = 0.8, 0.5, 0.25
+"""What is kept of the budget: as much as fits where one view is asked for, and room for more in a session."""
 
 NO_MODEL = {"compiles": "asks no model"}
 
@@ -45,7 +45,7 @@ APPROACHES = (
     Approach(
         name="harness-window",
         title="harness, sliding window",
-        setup="`SlidingWindowCompaction(max_tokens=budget, keep_tokens=…)`: 0.9 of it for one view, half in a session",
+        setup="`SlidingWindowCompaction(max_tokens=budget, keep_tokens=…)`: 0.8 of it for one view, half in a session",
         package=PACKAGE,
         view=attached(window),
         session=lambda budget: LiveSession(window(budget, LIVE)),

@@ -1,0 +1,120 @@
+"""All approaches, all measures, one table each: `python -m benchmarks`.
+
+python -m benchmarks --fast                      # a minute; needs neither data nor peers
+python -m benchmarks --out results --resume      # everything; goes on where it was stopped
+python -m benchmarks --measure sessions --approach ours-live --approach harness-window
+python -m benchmarks --report-only --out results --page docs/benchmarks.md
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.approaches import HOMES, Approach, Missing, installed, load
+from benchmarks.data import Data, at_hand
+from benchmarks.machine import HOST, machine
+from benchmarks.measures import Measure, added, compiles, evidence, sessions, survival
+from benchmarks.page import can_draw, filled, plotted, written
+from benchmarks.results import Cell, Result, Results, code
+from context_compiler.cli.screen import Screen, step, warn, working
+
+MEASURES = {one.name: one for module in (evidence, sessions, survival, compiles, added) for one in module.MEASURES}
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(help="Measure this package beside its peers, on the same histories, at the same budgets.")
+def main(
+    measure: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(MEASURES)}; all without.")] = None,
+    approach: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(HOMES)}; all without.")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="A small part of the data; a minute.")] = False,
+    every: Annotated[int, typer.Option(help="Ask every so manieth question only.", min=1)] = 1,
+    out: Annotated[Path, typer.Option(help="Where results, tables and plots go.")] = Path("benchmark-results"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep what was measured with the same code and data.")
+    ] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Also put the tables into this page, and its plots beside it.")
+    ] = None,
+    report_only: Annotated[bool, typer.Option("--report-only", help="Measure nothing; print what is known.")] = False,
+) -> None:
+    """Measure, write down, print."""
+    chosen = [MEASURES[_known(name, MEASURES)] for name in measure or MEASURES]
+    names = [_known(name, HOMES) for name in approach or HOMES]
+    data = at_hand(fast, every)
+    results = Results(out, resume=resume or report_only)
+    if data.folder is None:
+        warn("no data at hand (CONTEXT_COMPILER_DATA names their folder): a small generated history stands for them")
+    if not report_only:
+        _measure(chosen, names, data, results)
+    tables = _report(chosen, results, out)
+    if page is not None:
+        page.write_text(filled(page.read_text(encoding="utf-8"), {"machine": machine(), **tables}), encoding="utf-8")
+        for one in chosen:
+            plotted(one, _of(one, results), page.with_name(f"{page.stem}-{one.name}.svg"))
+
+
+def _known(name: str, names: Sequence[str] | dict[str, object] | dict[str, str] | dict[str, Measure]) -> str:
+    if name not in names:
+        raise typer.BadParameter(f"{name!r}: there is {', '.join(names)}")
+    return name
+
+
+def _measure(chosen: Sequence[Measure], names: Sequence[str], data: Data, results: Results) -> None:
+    """Every cell that is not known, one after the other."""
+    wanted = [(one, cell) for one in chosen for cell in one.cells(data, names)]
+    prints = {name: data.fingerprint(name) for name in {cell.data for _, cell in wanted}}
+    codes = {ours: code(ours=ours) for ours in (False, True)}
+    with working("measuring", len(wanted)) as progress:
+        for one, cell in wanted:
+            approach = load(cell.approach)
+            ours = one.alone or (isinstance(approach, Approach) and approach.ours)
+            version = approach.version if isinstance(approach, Approach) else approach.reason
+            stamp = "-".join([codes[ours], prints[cell.data], installed(HOST), version])
+            if results.find(cell, stamp) is None:
+                results.keep(_result(one, cell, approach, data, stamp))
+            step(progress)
+
+
+def _result(measure: Measure, cell: Cell, approach: Approach | Missing, data: Data, stamp: str) -> Result:
+    if isinstance(approach, Missing):
+        return Result(cell=cell, stamp=stamp, dash=approach.reason)
+    started = time.perf_counter()
+    try:
+        found = measure.run(cell, approach, data)
+    except Exception as error:  # a peer may raise whatever it likes: that is its result, and the others go on
+        print(f"{cell}: {type(error).__name__}: {error}", file=sys.stderr)
+        found = f"raises {type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    seconds = time.perf_counter() - started
+    if isinstance(found, str):
+        return Result(cell=cell, stamp=stamp, dash=found, seconds=seconds)
+    return Result(cell=cell, stamp=stamp, value=found, seconds=seconds)
+
+
+def _of(measure: Measure, results: Results) -> list[Result]:
+    return [one for one in results if one.cell.measure == measure.name]
+
+
+def _report(chosen: Sequence[Measure], results: Results, out: Path) -> dict[str, str]:
+    screen = Screen()
+    screen.raw(machine())
+    tables: dict[str, str] = {}
+    for one in chosen:
+        made = written(one, _of(one, results), out)
+        tables |= made
+        for name, table in made.items():
+            screen.raw(f"\n### {one.title}: {name}\n\n{table}")
+    if not can_draw():
+        warn('no plots: they need matplotlib, pip install "context-compiler[bench]"')
+    screen.raw(f"\nwritten to {out}")
+    return tables
+
+
+if __name__ == "__main__":
+    app()

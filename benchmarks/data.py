@@ -1,0 +1,164 @@
+"""The histories that everything is measured on: real ones where they are at hand, else a small generated one.
+
+Real data are no part of this repository: `CONTEXT_COMPILER_DATA` names their folder, else it is `../shared/data`
+beside the checkout. What is generated shows that the machinery works, and nothing more; tables say so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.messages import UserPromptPart as Prompt
+
+from benchmarks import recall, references
+from benchmarks.recall import Conversation, Question
+
+FILES = {
+    "locomo": "locomo/conversations.json",
+    "beam-100k": "beam/100K/*/*.json",
+    "beam-500k": "beam/500K/*/*.json",
+    "swe": "swe_agent/*.traj",
+    "tau": "tau_bench/airline.json",
+    "pi": "pi_sessions/large-session.jsonl",
+}
+"""Every set, as a pattern of its files."""
+
+GENERATED = "generated"
+ASKED = {
+    "locomo": (1_000, 2_000, 4_000, 8_000),
+    "beam-100k": (2_000, 4_000, 8_000, 16_000, 32_000),
+    "beam-500k": (8_000,),
+}
+"""Sets with questions, and their budgets."""
+LIVED = {"pi": (16_000, 32_000, 64_000), "swe": (4_000,), "tau": (1_000,)}
+"""Sets of sessions, and their budgets."""
+
+FAST_ASKED = {"locomo": (1_000, 4_000)}
+FAST_LIVED = {"tau": (1_000,)}
+FAST_SESSIONS = 4
+
+
+@dataclass(frozen=True)
+class Data:
+    """The sets that are at hand."""
+
+    folder: Path | None
+    """None: there are none."""
+    fast: bool = False
+    every: int = 1
+    """Every so manieth question of a conversation is asked."""
+
+    @property
+    def asked(self) -> dict[str, tuple[int, ...]]:
+        """Sets with questions that are there, and their budgets."""
+        return self._there(FAST_ASKED if self.fast else ASKED) or {GENERATED: (500, 1_000)}
+
+    @property
+    def lived(self) -> dict[str, tuple[int, ...]]:
+        """Sets of sessions that are there, and their budgets."""
+        return self._there(FAST_LIVED if self.fast else LIVED) or {GENERATED: (1_000,)}
+
+    def _there(self, sets: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        return {name: budgets for name, budgets in sets.items() if self.files(name)}
+
+    def files(self, name: str) -> list[Path]:
+        """The files of a set, in order."""
+        return sorted(self.folder.glob(FILES[name])) if self.folder is not None and name in FILES else []
+
+    def fingerprint(self, name: str) -> str:
+        """What changes when the histories of a set change."""
+        mark = hashlib.sha256(f"{name} {self.fast} {self.every}".encode())
+        for path in self.files(name):
+            mark.update(path.name.encode() + path.read_bytes())
+        return mark.hexdigest()[:16]
+
+    def conversations(self, name: str) -> list[Conversation]:
+        """The conversations of a set, with the questions that are asked."""
+        if name == GENERATED or self.folder is None:
+            return generated_conversations()
+        found = self._loaded.setdefault(name, recall.load(name, self.folder))
+        every = 20 if self.fast else self.every
+        chosen = found[:2] if self.fast else found
+        return [replace(one, questions=one.questions[::every]) for one in chosen]
+
+    def sessions(self, name: str) -> list[list[ModelMessage]]:
+        """The sessions of a set, without system prompts: a budget is what messages may cost."""
+        if name == GENERATED or self.folder is None:
+            return generated_sessions()
+        if name not in self._loaded:
+            self._loaded[name] = references.load(name, self.folder)
+        return self._loaded[name][:FAST_SESSIONS] if self.fast else self._loaded[name]
+
+    def summaries(self, conversation: str) -> list[tuple[str, str]]:
+        """The first words of every session of a LoCoMo conversation, and the summary that a model once wrote of it."""
+        for path in self.files("locomo"):
+            for one in json.loads(path.read_text(encoding="utf-8")):
+                if conversation == f"locomo {one['sample_id']}":
+                    return list(_summaries(one))
+        return []
+
+    @cached_property
+    def _loaded(self) -> dict[str, Any]:
+        return {}
+
+
+def at_hand(fast: bool, every: int) -> Data:
+    """The data, where there are any."""
+    folder = recall.data_folder()
+    return Data(folder if folder.is_dir() else None, fast=fast, every=every)
+
+
+def _summaries(one: dict[str, Any]) -> Any:
+    for session in range(1, 100):
+        lines = one["conversation"].get(f"session_{session}")
+        summary = one["session_summary"].get(f"session_{session}_summary")
+        if lines and summary:
+            yield lines[0]["text"], summary
+
+
+WORDS = (
+    "harbour lantern meadow copper violin saddle orchard granite feather candle marble thicket canyon ribbon".split()
+)
+
+
+def generated_conversations() -> list[Conversation]:
+    """Two conversations of eighty turns; each fact is said once, and asked for at the end."""
+    return [_generated(random.Random(seed), f"generated {seed}") for seed in (1, 2)]
+
+
+def _generated(draw: random.Random, name: str) -> Conversation:
+    messages: list[ModelMessage] = []
+    questions: list[Question] = []
+    for turn in range(80):
+        thing, place = f"{draw.choice(WORDS)}{turn}", f"{draw.choice(WORDS)} {draw.randint(100, 999)}"
+        fact = f"The {thing} is kept in {place}, since the {draw.choice(WORDS)} was moved."
+        chatter = " ".join(draw.choices(WORDS, k=25))
+        messages.append(ModelRequest(parts=[Prompt(fact)]))
+        messages.append(ModelResponse(parts=[TextPart(f"Noted. {chatter.capitalize()}.")]))
+        if turn % 8 == 3:
+            questions.append(Question(text=f"Where is the {thing} kept?", evidence=(fact,), kind="fact"))
+    return Conversation(name=name, messages=tuple(messages), questions=tuple(questions), whole=True)
+
+
+def generated_sessions() -> list[list[ModelMessage]]:
+    """Two sessions of forty tool calls; every path comes back later."""
+    return [_session(random.Random(seed)) for seed in (1, 2)]
+
+
+def _session(draw: random.Random) -> list[ModelMessage]:
+    messages: list[ModelMessage] = [ModelRequest(parts=[Prompt("Tidy up the modules, please.")])]
+    for step in range(40):
+        at = step if step < 20 else draw.randrange(20)
+        path = f"src/{WORDS[at % len(WORDS)]}/module_{at}.py"
+        messages.append(ModelResponse(parts=[ToolCallPart("read", {"path": path}, tool_call_id=f"call-{step}")]))
+        following = f"src/{WORDS[(step + 1) % len(WORDS)]}/module_{step + 1}.py"
+        found = f"{path}: {' '.join(draw.choices(WORDS, k=60))}; see {following}"
+        messages.append(ModelRequest(parts=[ToolReturnPart("read", found, tool_call_id=f"call-{step}")]))
+    return [*messages, ModelResponse(parts=[TextPart("All is tidy.")])]

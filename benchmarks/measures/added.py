@@ -1,0 +1,94 @@
+"""What is added to a request, and what it costs to remember one: `benchmarks.overhead` and `benchmarks.store`."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import overhead, store
+from benchmarks.approaches import Approach
+from benchmarks.data import Data
+from benchmarks.measures import Measure
+from benchmarks.results import Cell, Result
+from benchmarks.tables import markdown
+from context_compiler.cli.drawing import Line, Panel
+
+ADDED, STORE = "added", "store"
+SIZES, FAST_SIZES = (100, 1_000, 10_000), (100,)
+REPEAT, FAST_REPEAT = 9, 2
+MESSAGES, REQUESTS, FAST_REQUESTS = 2_000, 500, 20
+
+
+def run_added(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any]:
+    """All ways of sending one history, interleaved."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = asyncio.run(overhead.measured(cell.budget, Path(folder), FAST_REPEAT if data.fast else REPEAT))
+    return {"rows": [asdict(row) for row in rows]}
+
+
+def run_store(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any]:
+    """A growing history on the record."""
+    return {"rows": asyncio.run(store.rows(MESSAGES if cell.budget > 100 else 100, cell.budget))}
+
+
+def added_tables(results: Sequence[Result]) -> dict[str, str]:
+    ordered = sorted(results, key=lambda one: one.cell.budget)
+    rows = [overhead.Row(**row) for one in ordered if one.value is not None for row in one.value["rows"]]
+    return {ADDED: overhead.table(rows)}
+
+
+def added_panels(results: Sequence[Result]) -> list[Panel]:
+    """CPU time of a request against the length of its history."""
+    found: dict[str, dict[int, float]] = {}
+    for one in sorted(results, key=lambda one: one.cell.budget):
+        for row in one.value["rows"] if one.value is not None else ():
+            found.setdefault(row["way"], {})[row["messages"]] = row["cpu_ms"]
+    lines = [
+        Line(
+            name=way,
+            x=list(points),
+            y=list(points.values()),
+            strong=way.startswith("ours"),
+            dashed=way == "the host alone",
+        )
+        for way, points in found.items()
+    ]
+    sizes = sorted({size for points in found.values() for size in points})
+    return [Panel(title="a request", x="messages", y="CPU ms", lines=lines, log_x=True, log_y=True, ticks=sizes)]
+
+
+def store_tables(results: Sequence[Result]) -> dict[str, str]:
+    rows = [row for one in results if one.value is not None for row in one.value["rows"]]
+    return {STORE: markdown(["", *store.HEAD], rows)}
+
+
+MEASURES = (
+    Measure(
+        name=ADDED,
+        title="What is added to a request",
+        about=(
+            "One `Agent.run` with a model that answers at once, on the same history; all rows interleaved, the median "
+            "of nine. `cold`: the first request with messages that were just deserialised. Less is better."
+        ),
+        cells=lambda data, approaches: [
+            Cell(ADDED, "ours", "made up", size) for size in (FAST_SIZES if data.fast else SIZES)
+        ],
+        run=run_added,
+        tables=added_tables,
+        panels=added_panels,
+        alone=True,
+    ),
+    Measure(
+        name=STORE,
+        title="The record",
+        about="A history of 2,000 messages that grows by two messages a request. Less is better.",
+        cells=lambda data, approaches: [Cell(STORE, "ours", "made up", FAST_REQUESTS if data.fast else REQUESTS)],
+        run=run_store,
+        tables=store_tables,
+        alone=True,
+    ),
+)

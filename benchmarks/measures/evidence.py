@@ -1,0 +1,152 @@
+"""Evidence recall: is what a question needs in the view that is sent with it? Defined in `benchmarks.recall`.
+
+Query-aware, the question is the pending prompt; query-blind, nothing is asked. The two are never ranked together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from benchmarks import recall
+from benchmarks.approaches import Approach, attached
+from benchmarks.data import Data
+from benchmarks.measures import Measure
+from benchmarks.peers.baselines import READER, oracle, price
+from benchmarks.recall import Conversation
+from benchmarks.results import Cell, Result
+from benchmarks.tables import lines_of, ranked
+from context_compiler.cli.drawing import Panel
+from context_compiler.replay import View
+
+AWARE, BLIND = "evidence", "evidence-blind"
+COSTLY = {"beam-500k"}
+"""Sets on which whatever takes minutes a question is left out."""
+SLOW = {"llamaindex-buffer"}
+
+
+def cells(data: Data, approaches: Sequence[str], name: str) -> list[Cell]:
+    return [
+        Cell(name, approach, chosen, budget)
+        for chosen, budgets in data.asked.items()
+        for approach in approaches
+        for budget in budgets
+    ]
+
+
+def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
+    """Recall of every question, by conversation, and how often the budget was not kept."""
+    if cell.data in COSTLY and cell.approach in SLOW:
+        return "counts the whole history again for every message it drops: hours on these data"
+    groups: list[list[float]] = []
+    over: list[float] = []
+    for conversation in data.conversations(cell.data):
+        view = viewing(approach, conversation, cell.budget, data)
+        if isinstance(view, str):
+            return view
+        groups.append(_scores(conversation, cell, approach, view, over))
+    return {"groups": groups, "over": sum(one > 1 for one in over) / len(over), "worst": max(over)}
+
+
+def viewing(approach: Approach, conversation: Conversation, budget: int, data: Data) -> View | str:
+    """How an approach makes views of a conversation, or why it cannot."""
+    if approach.view is not None:
+        return approach.view
+    if approach.knows:
+        return oracle(())
+    if approach.summarising is not None and (recorded := data.summaries(conversation.name)):
+        model = summariser(recorded)
+        making = approach.summarising
+        return attached(lambda budget: making(model, budget))
+    return approach.dashes.get("view", "cannot make one view")
+
+
+def summariser(recorded: Sequence[tuple[str, str]]) -> FunctionModel:
+    """A model that answers with the recorded summaries of the sessions it is asked about."""
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        given = [str(getattr(part, "content", "")) for message in messages for part in message.parts]
+        asked = "\n".join([*given, *(one.instructions or "" for one in messages if isinstance(one, ModelRequest))])
+        known = [summary for first, summary in recorded if first in asked]
+        return ModelResponse(parts=[TextPart("\n\n".join(known) or "ok")])
+
+    return FunctionModel(answer)
+
+
+def _scores(conversation: Conversation, cell: Cell, approach: Approach, view: View, over: list[float]) -> list[float]:
+    blind = cell.measure == BLIND
+
+    def filled(messages: Sequence[ModelMessage], budget: int, view: View = view) -> Sequence[ModelMessage]:
+        sent = asyncio.run(_made(view, list(messages), budget))
+        over.append(price(sent) / budget)
+        return sent
+
+    if not approach.knows:
+        return recall.measured(conversation, cell.budget, filled, blind=blind, counter=READER.counter)
+    found: list[float] = []
+    for question in conversation.questions:
+        one = replace(conversation, questions=(question,))
+        knowing = oracle(question.evidence)
+        fill = partial(filled, view=knowing)
+        found += recall.measured(one, cell.budget, fill, blind=blind, counter=READER.counter)
+    return found
+
+
+async def _made(view: View, messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+    return await view(messages, budget)
+
+
+def tables(results: Sequence[Result]) -> dict[str, str]:
+    """A table for every set: recall in per cent with its interval, and how often the budget was not kept."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(one.cell.data for one in results):
+        found[f"{results[0].cell.measure}-{name}"] = ranked([one for one in results if one.cell.data == name], _shown)
+    return found
+
+
+def _shown(value: Mapping[str, Any]) -> str:
+    mean, low, high = (100 * one for one in recall.interval(value["groups"]))
+    over = f", {value['over']:.0%} over" if value["over"] else ""
+    return f"{mean:.1f} [{low:.0f}, {high:.0f}]{over}"
+
+
+def panels(results: Sequence[Result]) -> list[Panel]:
+    """Recall against budget, one panel a set with more than one budget."""
+    return lines_of(
+        results,
+        lambda value: 100 * recall.interval(value["groups"])[0],
+        y="evidence in the view, %",
+        leave_out={"everything", "host", "harness-clear"},
+    )
+
+
+ABOUT = (
+    "Share of the labelled evidence whose text is in the view, in per cent, with its 95 % interval (bootstrap over "
+    "conversations). More is better. A budget counts the view without the question. `over`: views over the budget."
+)
+
+MEASURES = (
+    Measure(
+        name=AWARE,
+        title="Evidence recall, query-aware",
+        about=f"The question is the pending prompt. {ABOUT}",
+        cells=lambda data, approaches: cells(data, approaches, AWARE),
+        run=run,
+        tables=tables,
+        panels=panels,
+    ),
+    Measure(
+        name=BLIND,
+        title="Evidence recall, query-blind",
+        about=f"Nothing is asked: the pending prompt is “{recall.NEUTRAL}”. {ABOUT}",
+        cells=lambda data, approaches: cells(data, approaches, BLIND),
+        run=run,
+        tables=tables,
+    ),
+)

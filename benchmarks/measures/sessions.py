@@ -1,0 +1,215 @@
+"""Recorded sessions lived through again: pairs, budget, cost, references, and what becomes of the stored history.
+
+Every request of a session is sent by an agent (or made by a function) whose history is what it stored after the
+request before, so that what a peer throws away stays away. Broken pairs and tokens are counted in what reaches the
+model, after the host's own repairs; for a function, in what it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage
+
+from benchmarks import references
+from benchmarks.approaches import Approach
+from benchmarks.data import Data
+from benchmarks.measures import Measure
+from benchmarks.peers.baselines import READER
+from benchmarks.recall import interval
+from benchmarks.results import Cell, Result
+from benchmarks.tables import lines_of, markdown, named, ranked, reasons
+from context_compiler.cli.drawing import Panel
+from context_compiler.history import Reading
+from context_compiler.measures import PromptCache, Sent, figures
+from context_compiler.replay import LiveSession, replayed, request_points
+
+NAME = "sessions"
+
+
+def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
+    return [
+        Cell(NAME, approach, chosen, budget)
+        for chosen, budgets in data.lived.items()
+        for approach in approaches
+        for budget in budgets
+    ]
+
+
+def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
+    """Every session of a set, measured request by request."""
+    if approach.session is None:
+        return approach.dashes.get("session", "cannot live through a session")
+    sent: list[Sent] = []
+    whole = 0.0
+    intact = True
+    held: list[tuple[list[float], list[float]]] = []
+    for messages in data.sessions(cell.data):
+        if not request_points(messages):
+            continue
+        session = approach.session(cell.budget)
+        kept = Kept(messages, cell.budget)
+        sent += asyncio.run(replayed(messages, session, READER, seen=kept.see))
+        intact = intact and names(session.stored) in stored(messages)
+        whole += everything(messages)
+        held.append((kept.all, kept.long))
+    sums = figures(sent, cell.budget)
+    return {
+        **asdict(sums),
+        "relative": sums.cost / whole,
+        "intact": intact,
+        "references": [one for one, _ in held],
+        "references_long": [one for _, one in held],
+    }
+
+
+def everything(messages: Sequence[ModelMessage]) -> float:
+    """What a session costs when everything is sent, as it is."""
+    cache = PromptCache()
+    readings = [READER.one(message) for message in messages]
+    return sum(cache.charge(readings[:point]) for point in request_points(messages))
+
+
+def names(messages: Sequence[ModelMessage]) -> tuple[str, ...]:
+    return tuple(READER.one(message).name for message in messages)
+
+
+def stored(messages: Sequence[ModelMessage]) -> list[tuple[str, ...]]:
+    """A history that is still whole: as it was recorded, or as the host alone stores it (it joins what is adjacent)."""
+    last = request_points(messages)[-1]
+    host = LiveSession([])
+    asyncio.run(_lived(host, messages[:last]))
+    return [names(messages[:last]), names(host.stored)]
+
+
+async def _lived(session: LiveSession, messages: Sequence[ModelMessage]) -> None:
+    await session.request(messages)
+
+
+class Kept:
+    """Reference recall of the views of one session, as `benchmarks.references` defines it."""
+
+    def __init__(self, messages: Sequence[ModelMessage], budget: int) -> None:
+        self.all: list[float] = []
+        self.long: list[float] = []
+        self._budget = budget
+        history = READER.read(messages)
+        self._said = references.texts(history)
+        self._calls = {call.position: call for call in references.calls([history], [self._said])}
+        self._texts: dict[str, str] = {}
+
+    def see(self, point: int, view: Sequence[ModelMessage]) -> None:
+        """A view was sent before the response at `point`."""
+        call = self._calls.get(point)
+        if call is None:
+            return
+        shown = "\n".join(map(self._text, map(READER.one, view)))
+        before = self._said[:point]
+        hits = [(references.held(one.text, before, shown), one.distance) for one in call.references]
+        self.all.append(fmean(hit for hit, _ in hits))
+        if far := [hit for hit, distance in hits if distance > self._budget]:
+            self.long.append(fmean(far))
+
+    def _text(self, reading: Reading) -> str:
+        known = self._texts.get(reading.name)
+        if known is None:
+            (known,) = references.texts(_One((reading,)))  # pyright: ignore[reportArgumentType] # reads only readings
+            self._texts[reading.name] = known
+        return known
+
+
+class _One:
+    def __init__(self, readings: tuple[Reading, ...]) -> None:
+        self.readings = readings
+
+
+def tables(results: Sequence[Result]) -> dict[str, str]:
+    """One table a set and budget, and one of costs."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(one.cell.data for one in results):
+        of_set = [one for one in results if one.cell.data == name]
+        if len({one.cell.budget for one in of_set}) > 1:
+            found[f"cost-{name}"] = ranked(of_set, lambda value: f"{value['relative']:.2f}")
+        for budget in sorted({one.cell.budget for one in of_set}):
+            rows = [one for one in of_set if one.cell.budget == budget]
+            found[f"{NAME}-{name}-{budget}"] = markdown(HEAD, list(_rows(rows))) + reasons(rows)
+    return found
+
+
+HEAD = (
+    "",
+    "requests",
+    "over budget",
+    "largest, in budgets",
+    "broken pairs",
+    "cost",
+    "references",
+    "long-range",
+    "stored history",
+    "ms",
+)
+
+
+def _rows(results: Sequence[Result]) -> Iterator[list[str]]:
+    for one in results:
+        name = named(one.cell.approach)
+        if one.value is None:
+            yield [name, *("–" for _ in HEAD[1:])]
+            continue
+        value = one.value
+        yield [
+            name,
+            f"{value['requests']:,}",
+            _part(value["over"], value["requests"]),
+            f"{value['worst']:.2f}",
+            _part(value["broken"], value["requests"]),
+            f"{value['relative']:.2f}",
+            _recall(value["references"]),
+            _recall(value["references_long"]),
+            "whole" if value["intact"] else "shortened",
+            f"{value['median_ms']:.1f}",
+        ]
+
+
+def _part(count: int, whole: int) -> str:
+    return f"{count:,} ({count / whole:.0%})" if count else "0"
+
+
+def _recall(groups: Sequence[Sequence[float]]) -> str:
+    """In per cent, with an interval where there are several sessions."""
+    some = [group for group in groups if group]
+    if not some:
+        return "–"
+    mean, low, high = (100 * one for one in interval(some))
+    return f"{mean:.1f} [{low:.0f}, {high:.0f}]" if len(some) > 1 else f"{mean:.1f}"
+
+
+def panels(results: Sequence[Result]) -> list[Panel]:
+    """Cost against budget."""
+    return lines_of(results, lambda value: value["relative"], y="cost, everything = 1", log_y=True)
+
+
+MEASURES = (
+    Measure(
+        name=NAME,
+        title="Sessions, request by request",
+        about=(
+            "`over budget`: requests over the budget (0 is the goal). `broken pairs`: requests with an orphaned result "
+            "or a half-open call (0 is the goal). `cost`: with a provider's prompt cache, 0.1 for tokens of whole "
+            "messages shared as a beginning with the request before and 1.25 for the rest, relative to sending "
+            "everything (less is better). `references`: of the ids and paths in every real call's arguments that "
+            "occurred before, the share still in the view with words that stood around them, in per cent; "
+            "`long-range`: those last mentioned further back than the budget (more is better). `stored history`: "
+            "whether what is kept for the next request is still all that was said. `ms`: median of a request, through "
+            "the host where the approach is attached to one."
+        ),
+        cells=cells,
+        run=run,
+        tables=tables,
+        panels=panels,
+    ),
+)

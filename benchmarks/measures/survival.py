@@ -1,0 +1,106 @@
+"""Survival of specifics: what was said word for word in the part that is left out, and still stands in the view.
+
+Paths, commands, numbers, ids and prohibitions, as `context_compiler.specifics` finds them in every message that is
+not in the view as it was; each counts once a session. It survives when the view tells it, whole, anywhere: in a
+summary, an index, a quotation, or a message that was kept. Views are those before the last answer of a session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage
+
+from benchmarks.approaches import Approach
+from benchmarks.data import Data
+from benchmarks.measures import Measure
+from benchmarks.peers.baselines import READER
+from benchmarks.recall import interval
+from benchmarks.results import Cell, Result
+from benchmarks.tables import markdown, named, reasons
+from context_compiler.history import searchable
+from context_compiler.replay import View, request_points
+from context_compiler.sorts import Sort
+from context_compiler.specifics import Told, specifics
+
+NAME = "survival"
+SORTS = (Sort.PATH, Sort.COMMAND, Sort.NUMBER, Sort.ID, Sort.RULE)
+SESSIONS = 20
+"""Sessions of a set that are looked at, at most."""
+
+
+def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
+    lived = data.lived.items()
+    return [Cell(NAME, approach, chosen, budgets[0]) for chosen, budgets in lived for approach in approaches]
+
+
+def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
+    """What survives of every session, by sort."""
+    if approach.view is None:
+        return approach.dashes.get("view", "there is no evidence without a question")
+    lost: Counter[str] = Counter()
+    kept: Counter[str] = Counter()
+    groups: list[list[float]] = []
+    for messages in data.sessions(cell.data)[:SESSIONS]:
+        found = asyncio.run(survived(messages, approach.view, cell.budget))
+        lost.update({sort: len(ones) for sort, ones in found.items()})
+        kept.update({sort: sum(ones) for sort, ones in found.items()})
+        if every := [float(one) for ones in found.values() for one in ones]:
+            groups.append(every)
+    return {"of": dict(lost), "kept": dict(kept), "groups": groups}
+
+
+async def survived(messages: Sequence[ModelMessage], view: View, budget: int) -> dict[str, list[bool]]:
+    """For every specific of what is left out, by sort: whether the view tells it."""
+    before = list(messages[: request_points(messages)[-1]])
+    sent = [READER.one(message) for message in await view(before, budget)]
+    there = {reading.name for reading in sent}
+    told = Told(*map(searchable, sent))
+    gone = [reading for reading in map(READER.one, before) if reading.name not in there]
+    wanted = {(one.sort, one.text): one for reading in gone for one in specifics(searchable(reading))}
+    found: dict[str, list[bool]] = {}
+    for (sort, _), one in wanted.items():
+        if sort in SORTS:
+            found.setdefault(str(sort), []).append(told.holds(one))
+    return found
+
+
+def tables(results: Sequence[Result]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(one.cell.data for one in results):
+        of_set = [one for one in results if one.cell.data == name]
+        rows = [_row(one) for one in of_set]
+        head = ("", "all, %", *(f"{sort}" for sort in SORTS))
+        found[f"{NAME}-{name}"] = markdown(head, rows) + reasons(of_set)
+    return found
+
+
+def _row(result: Result) -> list[str]:
+    name = named(result.cell.approach)
+    if result.value is None:
+        return [name, *("–" for _ in range(len(SORTS) + 1))]
+    of, kept, groups = result.value["of"], result.value["kept"], result.value["groups"]
+    if not groups:
+        return [name, "nothing is left out", *("" for _ in SORTS)]
+    mean, low, high = (100 * one for one in interval(groups))
+    cells = (f"{kept.get(sort, 0):,} of {of[sort]:,}" if of.get(sort) else "–" for sort in map(str, SORTS))
+    return [name, f"{mean:.1f} [{low:.0f}, {high:.0f}]" if len(groups) > 1 else f"{mean:.1f}", *cells]
+
+
+MEASURES = (
+    Measure(
+        name=NAME,
+        title="Survival of specifics",
+        about=(
+            "Of the paths, commands, numbers, ids and prohibitions in the messages that a view leaves out, the share "
+            "that it still tells, anywhere, word for word. More is better; a view cannot tell more than fits. Who "
+            "leaves little out, because it goes over its budget, has little to lose."
+        ),
+        cells=cells,
+        run=run,
+        tables=tables,
+    ),
+)

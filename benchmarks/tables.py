@@ -1,0 +1,87 @@
+"""Results as markdown tables and as lines of a plot; a dash has its reason below the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from benchmarks.approaches import HOMES, Approach, load
+from benchmarks.results import Result
+from context_compiler.cli.drawing import Line, Panel
+
+Shown = Callable[[Mapping[str, Any]], str]
+
+
+def title(name: str) -> str:
+    """What an approach is called in a table."""
+    found = load(name) if name in HOMES else None
+    return found.title if isinstance(found, Approach) else name
+
+
+def named(name: str) -> str:
+    """The same, in bold where it is ours."""
+    return f"**{title(name)}**" if name.startswith("ours") else title(name)
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A markdown table."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines)
+
+
+def ranked(results: Sequence[Result], shown: Shown) -> str:
+    """Approaches by budget; reasons for dashes below."""
+    budgets = sorted({one.cell.budget for one in results})
+    found = {(one.cell.approach, one.cell.budget): one for one in results}
+    names = [name for name in HOMES if any(one.cell.approach == name for one in results)]
+    rows = [[named(name), *(_cell(found.get((name, budget)), shown) for budget in budgets)] for name in names]
+    return markdown(["", *(f"{budget:,} tokens" for budget in budgets)], rows) + reasons(results)
+
+
+def _cell(result: Result | None, shown: Shown) -> str:
+    return shown(result.value) if result is not None and result.value is not None else "–"
+
+
+def reasons(results: Sequence[Result]) -> str:
+    """Why there are dashes."""
+    why: dict[str, list[str]] = {}
+    for one in results:
+        if one.dash and title(one.cell.approach) not in why.setdefault(one.dash, []):
+            why[one.dash].append(title(one.cell.approach))
+    return "".join(f"\n\n– {', '.join(names)}: {reason}." for reason, names in why.items())
+
+
+def lines_of(
+    results: Sequence[Result],
+    value: Callable[[Mapping[str, Any]], float],
+    *,
+    y: str,
+    leave_out: Collection[str] = (),
+    log_y: bool = False,
+) -> list[Panel]:
+    """A value against the budget: one panel a set, one line an approach."""
+    panels: list[Panel] = []
+    for data in dict.fromkeys(one.cell.data for one in results):
+        of_set = [one for one in results if one.cell.data == data and one.value is not None]
+        budgets = sorted({one.cell.budget for one in of_set})
+        if len(budgets) < 2:
+            continue
+        lines = [
+            _line(name, [one for one in of_set if one.cell.approach == name], value)
+            for name in HOMES
+            if name not in leave_out and any(one.cell.approach == name for one in of_set)
+        ]
+        panels.append(Panel(title=data, x="budget, tokens", y=y, lines=lines, log_x=True, log_y=log_y, ticks=budgets))
+    return panels
+
+
+def _line(name: str, results: Sequence[Result], value: Callable[[Mapping[str, Any]], float]) -> Line:
+    points = sorted((one.cell.budget, value(one.value)) for one in results if one.value is not None)
+    plain = title(name).replace("`", "")
+    return Line(
+        name=plain,
+        x=[x for x, _ in points],
+        y=[y for _, y in points],
+        strong=name.startswith("ours"),
+        dashed=name == "oracle",
+    )
