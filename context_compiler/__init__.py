@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from context_compiler.fidelity import Fidelity
     from context_compiler.library import TemplateLibrary, list_templates
     from context_compiler.processor import build_compiling_history_processor
+    from context_compiler.recalling import Recall
     from context_compiler.record import Record
     from context_compiler.settings import Settings
     from context_compiler.store import Store
@@ -28,6 +29,7 @@ __all__ = [
     "ContextCompilerError",
     "Fidelity",
     "MemoryStore",
+    "Recall",
     "Record",
     "SQLiteStore",
     "Settings",
@@ -46,6 +48,7 @@ _HOMES = {
     "ContextCompilerError": "errors",
     "Fidelity": "fidelity",
     "MemoryStore": "store.memory",
+    "Recall": "recalling",
     "Record": "record",
     "SQLiteStore": "store.sqlite",
     "Settings": "settings",

@@ -16,13 +16,25 @@ LEFT_OUT = "[Earlier messages of this conversation are left out.]"
 """Stands first where a view would otherwise begin with an answer: no provider accepts that."""
 
 
+def ref(index: int) -> str:
+    """The name by which an agent can ask for a message of its history."""
+    return f"m{index}"
+
+
 class Bench:
     """A view being cut to size: a shape and a price for every message, and the running total."""
 
     def __init__(
-        self, history: History, outline: Outline, counter: TokenCounter, shapes: Sequence[Shape | None]
+        self,
+        history: History,
+        outline: Outline,
+        counter: TokenCounter,
+        shapes: Sequence[Shape | None],
+        *,
+        refs: bool = False,
     ) -> None:
-        """Start from `shapes`, one a message; `None` is out."""
+        """Start from `shapes`, one a message; `None` is out. With `refs`, what is cut says how it can be read."""
+        self._refs = refs
         self.history, self.outline, self.counter = history, outline, counter
         self.shapes: list[Shape | None] = list(shapes)
         self._repeats = repeats(history)
@@ -87,6 +99,8 @@ class Bench:
         shape = self.shapes[index]
         if shape is None:
             return
+        if self._refs:
+            changes["ref"] = ref(index)
         smaller = replace(shape, **changes)  # pyright: ignore[reportArgumentType] # fields of a shape, by name
         cost = self._price(index, smaller)
         if cost < self.costs[index] and (cost or index < len(self.history) - 1):

@@ -72,6 +72,7 @@ class Wishes:
         family: str,
         window: int | None,
         scope: str = "",
+        refs: bool = False,
     ) -> Options:
         """Look the template up and settle everything that it, the settings and the user have a say in.
 
@@ -95,6 +96,7 @@ class Wishes:
             model,
             family,
             scope,
+            refs,
         )
         return Options(
             template=template,
@@ -110,6 +112,7 @@ class Wishes:
             recall=self.recall,
             prompt_room=int(window * 0.6) if window else PROMPT_ROOM,
             scope=scope,
+            refs=refs,
             config=blake2b(repr(facts).encode(), digest_size=12).hexdigest(),
         )
 

@@ -34,6 +34,8 @@ class Options:
     every_turn: bool
     recall: float
     """What recall blocks may take of what lies between the two marks; 0 recalls nothing."""
+    refs: bool
+    """The agent has a tool that reads what is left out, and markers may name it."""
     prompt_room: int
     scope: str
     """Whose compiles may be shared: what is written around one conversation's question stays in it."""

@@ -33,6 +33,9 @@ Affords = Callable[[int, int], bool]
 HOST_IDS = 7
 """The version of the UUIDs by which the host names conversations that nobody named."""
 
+READ = "recall_read"
+"""The tool that reads what a view leaves out."""
+
 TOOL_OVERHEAD = 12
 """Tokens that the framing of one tool definition costs."""
 
@@ -44,6 +47,8 @@ class Request:
     messages: list[ModelMessage]
     overhead: int
     """Exact tokens of instructions, tools and output schema."""
+    refs: bool
+    """The agent has the tool that reads what a view leaves out."""
     hash: str
     """SHA-256 of instructions, tools and settings."""
     model: str
@@ -77,6 +82,7 @@ def host_facts(ctx: RunContext[Any], context: ModelRequestContext, counter: Toke
 
     return {
         "overhead": _overhead(instructions, tools, counter) + counter.text(schema),
+        "refs": any(tool.name == READ for tool in parameters.function_tools),
         "hash": _hash([instructions, tools, schema, stable]),
         "framing": framing,
         **_run_facts(ctx, model, given),
@@ -88,10 +94,12 @@ def run_facts(ctx: RunContext[Any], messages: list[ModelMessage], counter: Token
     last = messages[-1] if messages else None
     instructions = [text] if (text := getattr(last, "instructions", None)) else []
     manager = getattr(ctx, "tool_manager", None)
-    tools = [_tool(tool) for tool in getattr(manager, "tool_defs", None) or ()]
+    known = list(getattr(manager, "tool_defs", None) or ())
+    tools = [_tool(tool) for tool in known]
     given: dict[str, object] = dict(ctx.model_settings or {})
     return {
         "overhead": _overhead(instructions, tools, counter),
+        "refs": any(tool.name == READ for tool in known),
         "hash": _hash([instructions, tools]),
         "framing": None,
         **_run_facts(ctx, ctx.model, given),

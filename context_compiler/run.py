@@ -110,6 +110,7 @@ class Live:
             family=request.family,
             window=request.window,
             scope=f"{self.vault_name}/{request.scope}",
+            refs=request.refs,
         )
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from context_compiler.clamps import clamp
 from context_compiler.history import History
 from context_compiler.items import Item, Kind
 from context_compiler.pins import Pin
 from context_compiler.record import Drop
-from context_compiler.shapes import clamp
 from context_compiler.skeleton import call_line, outcome_line
 from context_compiler.template import SectionRule
 from context_compiler.tokens import TokenCounter

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage, TextPart, ToolReturnPart, UserPromptPart
 
+from context_compiler.clamps import Knife
 from context_compiler.content import is_media, media_cost, placeholder, plain, user_content
 from context_compiler.history import Reading
 from context_compiler.items import CALL_OVERHEAD, MESSAGE_OVERHEAD, Item, Kind, arguments, read_items, read_part
@@ -42,6 +43,8 @@ class Shape:
     """Tool exchanges keep name, key arguments and an outcome line."""
     bare: bool = False
     """Only what the host would forget remains: foreign system parts, control parts, loads."""
+    ref: str = ""
+    """The name by which an agent can read what was cut away here; empty where it cannot."""
     tools: str = "paired"
     """paired: tool exchanges stand; drop: they go; render: they stand as text."""
 
@@ -54,9 +57,10 @@ def shaped(message: ModelMessage, reading: Reading, shape: Shape, counter: Token
     if shape == WHOLE:
         return message
     told = _told(reading.items, shape)
+    knife = Knife(counter, shape.ref)
     parts: list[Any] = []
     for position, (part, item) in enumerate(zip(message.parts, reading.items, strict=True)):
-        kept = None if position in shape.skip else _part(part, item, shape, told, counter)
+        kept = None if position in shape.skip else _part(part, item, shape, told, knife)
         if kept is not None:
             parts.append(kept)
     return replace(message, parts=parts) if parts else None
@@ -79,37 +83,25 @@ def _told(items: Sequence[Item], shape: Shape) -> frozenset[str | None]:
     return frozenset(item.call_id for item in items if item.tokens > limit and own.count(item.call_id) > 1)
 
 
-def _part(part: Any, item: Item, shape: Shape, told: frozenset[str | None], counter: TokenCounter) -> Any | None:
+def _part(part: Any, item: Item, shape: Shape, told: frozenset[str | None], knife: Knife) -> Any | None:
     if item.stays:
         long = item.kind is Kind.SYSTEM and shape.system is not None and item.tokens > shape.system
-        return _clamped(part, item, shape.system or 0, counter) if long else part
+        return _clamped(part, item, shape.system or 0, knife) if long else part
     if shape.bare or item.kind in shape.without or (item.call_id is not None and shape.tools == "drop"):
         return None
     if item.call_id is not None and (shape.tools == "render" or (item.native and item.call_id in told)):
-        return _as_text(part, item, shape.limit, counter)
+        return _as_text(part, item, shape.limit, knife)
     if item.native:
         return part
     if shape.skeleton:
-        part, item = _skeleton(part, item, counter)
+        part, item = _skeleton(part, item, knife)
     long = shape.limit is not None and item.tokens > shape.limit
-    return _clamped(part, item, shape.limit or 0, counter) if long else part
+    return _clamped(part, item, shape.limit or 0, knife) if long else part
 
 
-def clamp(text: str, limit: int, counter: TokenCounter) -> str:
-    """Head and tail of a text, with a marker between that says how much it was; at most `limit` tokens."""
-    size = counter.text(text)
-    if size <= limit:
-        return text
-    marker = f"\n[… {size:,} tokens in full, the middle is left out here …]\n"
-    room = limit - counter.text(marker) - 4
-    if room < 8:
-        return counter.head(counter.head(text, limit - 2) + "…", limit)
-    return counter.head(text, room * 2 // 3) + marker + counter.tail(text, room - room * 2 // 3)
-
-
-def _clamped(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
+def _clamped(part: Any, item: Item, limit: int, knife: Knife) -> Any:
     write = _WRITERS.get(item.kind)
-    return write(part, item, max(1, limit - MESSAGE_OVERHEAD), counter) if write else part
+    return write(part, item, max(1, limit - MESSAGE_OVERHEAD), knife) if write else part
 
 
 def _saying(part: Any, text: str) -> Any:
@@ -123,17 +115,17 @@ def _saying(part: Any, text: str) -> Any:
     return ToolReturnPart(part.tool_name, text, part.tool_call_id, timestamp=part.timestamp, outcome="retried")
 
 
-def _write_text(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
-    return _saying(part, clamp(item.text, limit, counter))
+def _write_text(part: Any, item: Item, limit: int, knife: Knife) -> Any:
+    return _saying(part, knife.clamp(item.text, limit))
 
 
-def _write_user(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
+def _write_user(part: Any, item: Item, limit: int, knife: Knife) -> Any:
     if part.part_kind == "speech" or isinstance(part.content, str):
-        return _write_text(part, item, limit, counter)
+        return _write_text(part, item, limit, knife)
     pieces: list[Any] = []
     left = limit
     for piece in user_content(part.content):
-        short, cost = _piece(piece, left, counter)
+        short, cost = _piece(piece, left, knife)
         pieces.append(short)
         left -= cost
         if left <= 0:
@@ -141,7 +133,7 @@ def _write_user(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any
     return replace(part, content=pieces)
 
 
-def _piece(piece: Any, left: int, counter: TokenCounter) -> tuple[Any, int]:
+def _piece(piece: Any, left: int, knife: Knife) -> tuple[Any, int]:
     """A piece of a prompt cut to what is left, and what it costs."""
     if is_media(piece):
         cost = media_cost(piece)
@@ -152,56 +144,56 @@ def _piece(piece: Any, left: int, counter: TokenCounter) -> tuple[Any, int]:
         return piece, 0
     said = getattr(piece, "content", None)
     if isinstance(said, str):
-        text = clamp(said, left, counter)
-        return replace(piece, content=text), counter.text(text)
-    text = clamp(plain(piece), left, counter)
-    return text, counter.text(text)
+        text = knife.clamp(said, left)
+        return replace(piece, content=text), knife.text(text)
+    text = knife.clamp(plain(piece), left)
+    return text, knife.text(text)
 
 
-def _write_answer(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
-    return _saying(part, clamp(item.text, max(1, limit - counter.text(item.tool or "")), counter))
+def _write_answer(part: Any, item: Item, limit: int, knife: Knife) -> Any:
+    return _saying(part, knife.clamp(item.text, max(1, limit - knife.text(item.tool or ""))))
 
 
-def _write_call(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
-    room = limit - (CALL_OVERHEAD - MESSAGE_OVERHEAD) - counter.text(item.tool or "")
-    return replace(part, args=_short_arguments(item.text, room, counter))
+def _write_call(part: Any, item: Item, limit: int, knife: Knife) -> Any:
+    room = limit - (CALL_OVERHEAD - MESSAGE_OVERHEAD) - knife.text(item.tool or "")
+    return replace(part, args=_short_arguments(item.text, room, knife))
 
 
-def _short_arguments(text: str, limit: int, counter: TokenCounter) -> dict[str, object]:
+def _short_arguments(text: str, limit: int, knife: Knife) -> dict[str, object]:
     """Arguments with long values cut, all of them where that fits, else as many as fit, in their order."""
     given = arguments(text)
     if given is None:
         given = {"arguments": text}
     width = limit
     while width >= 4:
-        short = {key: _short_value(value, width, counter) for key, value in given.items()}
-        if counter.text(plain(short)) <= limit:
+        short = {key: _short_value(value, width, knife) for key, value in given.items()}
+        if knife.text(plain(short)) <= limit:
             return short
         width //= 2
     short = dict[str, object]()
     for key, value in given.items():
-        longer = {**short, key: _short_value(value, 4, counter)}
-        if counter.text(plain(longer)) > limit:
+        longer = {**short, key: _short_value(value, 4, knife)}
+        if knife.text(plain(longer)) > limit:
             break
         short = longer
     return short
 
 
-def _short_value(value: object, width: int, counter: TokenCounter) -> object:
+def _short_value(value: object, width: int, knife: Knife) -> object:
     said = plain(value)
-    return value if counter.text(said) <= width else clamp(said, width, counter)
+    return value if knife.text(said) <= width else knife.clamp(said, width)
 
 
-def _write_file(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
-    return TextPart(content=clamp(item.text, limit, counter))
+def _write_file(part: Any, item: Item, limit: int, knife: Knife) -> Any:
+    return TextPart(content=knife.clamp(item.text, limit))
 
 
-def _write_summary(part: Any, item: Item, limit: int, counter: TokenCounter) -> Any:
+def _write_summary(part: Any, item: Item, limit: int, knife: Knife) -> Any:
     """An application's own summary is text; a provider's is only good whole."""
-    return part if part.provider_name else _write_text(part, item, limit, counter)
+    return part if part.provider_name else _write_text(part, item, limit, knife)
 
 
-_WRITERS: dict[Kind, Callable[[Any, Item, int, TokenCounter], Any]] = {
+_WRITERS: dict[Kind, Callable[[Any, Item, int, Knife], Any]] = {
     Kind.SYSTEM: _write_text,
     Kind.TEXT: _write_text,
     Kind.USER: _write_user,
@@ -214,19 +206,19 @@ _WRITERS: dict[Kind, Callable[[Any, Item, int, TokenCounter], Any]] = {
 """How each kind is clamped; the others (thinking, unknown parts) can only stay whole or go."""
 
 
-def _as_text(part: Any, item: Item, limit: int | None, counter: TokenCounter) -> Any:
+def _as_text(part: Any, item: Item, limit: int | None, knife: Knife) -> Any:
     """A call or an answer as a line of text, each on its own side of the conversation."""
     name = item.tool or "tool"
     line = call_line(name, item.text) if item.kind is Kind.CALL else outcome_line(item.text, failed=item.failed)
     said = f"[tool] {line}" if item.kind is Kind.CALL else f"[tool] {name}: {line}"
     if limit is not None:
-        said = clamp(said, max(1, limit - MESSAGE_OVERHEAD), counter)
+        said = knife.clamp(said, max(1, limit - MESSAGE_OVERHEAD))
     if item.kind is Kind.CALL or item.native:
         return TextPart(content=said)
     return UserPromptPart(content=said, timestamp=part.timestamp)
 
 
-def _skeleton(part: Any, item: Item, counter: TokenCounter) -> tuple[Any, Item]:
+def _skeleton(part: Any, item: Item, knife: Knife) -> tuple[Any, Item]:
     """The part as it stands in a skeleton, read again."""
     if item.kind is Kind.USER and item.media:
         shown = [placeholder(piece) if is_media(piece) else piece for piece in user_content(part.content)]
@@ -234,13 +226,13 @@ def _skeleton(part: Any, item: Item, counter: TokenCounter) -> tuple[Any, Item]:
     elif item.tokens <= SKELETON.get(item.kind, item.tokens):
         return part, item
     elif item.kind is Kind.CALL:
-        part = replace(part, args=_short_arguments(item.text, SKELETON_CALL, counter))
+        part = replace(part, args=_short_arguments(item.text, SKELETON_CALL, knife))
     elif item.kind is Kind.RETURN:
         line = outcome_line(item.text, failed=item.failed)
-        part = _saying(part, f"{line}\n[outcome only; {item.tokens:,} tokens in full]")
+        part = _saying(part, f"{line}\n[outcome only; {item.tokens:,} tokens in full{knife.reading}]")
     else:
-        part = _saying(part, clamp(item.text, SKELETON[Kind.TEXT], counter))
-    return part, read_part(part, counter)
+        part = _saying(part, knife.clamp(item.text, SKELETON[Kind.TEXT]))
+    return part, read_part(part, knife.counter)
 
 
 def largest(items: Sequence[Item]) -> int:

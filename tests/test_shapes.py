@@ -28,9 +28,10 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from context_compiler.clamps import clamp
 from context_compiler.history import Reader
 from context_compiler.items import Kind, read_items, read_part
-from context_compiler.shapes import WHOLE, Shape, clamp, largest, price, shaped
+from context_compiler.shapes import WHOLE, Shape, largest, price, shaped
 from tests.support.builders import answer, assistant, call, prose, snapshot, user
 from tests.support.histories import histories
 from tests.support.parts import PNG, FuturePart, native_pair, retry_prompt
