@@ -1,0 +1,308 @@
+"""The benchmarks measure what they say: known answers for each measure, and one command that can be stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+
+from benchmarks import page
+from benchmarks.approaches import HOMES, Approach, Missing, load
+from benchmarks.data import Data, generated_conversations, generated_sessions
+from benchmarks.measures import compiles, evidence, sessions, survival
+from benchmarks.recall import interval
+from benchmarks.results import Cell, Result, Results
+from context_compiler.history import Reader
+from context_compiler.measures import CACHED, FRESH, PromptCache, Sent, broken_pairs, figures
+from context_compiler.replay import LiveSession, PlainSession, everything, newest, replayed, request_points
+from context_compiler.tokens import TokenCounter
+from tests.support.histories import answer, assistant, call, user
+
+ROOT = Path(__file__).parents[1]
+NO_DATA = Data(None, fast=True)
+READER = Reader(TokenCounter())
+
+
+def broken(*messages: ModelMessage) -> tuple[int, int]:
+    return broken_pairs(READER.one(message) for message in messages)
+
+
+def sized(tokens: int) -> Sent:
+    return Sent(tokens=tokens, orphans=0, half_open=0, cost=tokens * FRESH, seconds=0.001)
+
+
+def approach(view: object, **more: object) -> Approach:
+    """A one-off approach; what it makes is what its session sends."""
+    return Approach(name="one", title="one", view=view, session=lambda budget: PlainSession(view, budget), **more)  # pyright: ignore
+
+
+# --- pairs
+
+
+def test_a_history_whose_calls_are_all_answered_has_no_broken_pair() -> None:
+    assert broken(user("a"), assistant(call("look", "1"), call("look", "2")), user(answer("1"), answer("2"))) == (0, 0)
+
+
+def test_an_answer_without_its_call_is_an_orphan() -> None:
+    assert broken(user(answer("1")), assistant("b")) == (1, 0)
+
+
+def test_a_second_answer_is_an_orphan_too() -> None:
+    assert broken(user("a"), assistant(call("look", "1")), user(answer("1")), user(answer("1"))) == (1, 0)
+
+
+def test_a_call_that_nothing_answers_is_half_open() -> None:
+    assert broken(user("a"), assistant(call("look", "1")), user("b")) == (0, 1)
+
+
+def test_an_answer_before_its_call_is_both() -> None:
+    assert broken(user(answer("1")), assistant(call("look", "1")), user("b")) == (1, 1)
+
+
+def test_an_approach_that_breaks_pairs_is_caught() -> None:
+    async def last_two(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+        return messages[-2:] if budget else messages[-1:]
+
+    async def last_one(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+        return messages[-1:]
+
+    whole = sessions.run(Cell("sessions", "one", "generated", 1_000), approach(last_two), NO_DATA)
+    cut = sessions.run(Cell("sessions", "one", "generated", 1_000), approach(last_one), NO_DATA)
+    assert isinstance(whole, dict) and isinstance(cut, dict)
+    assert (whole["requests"], whole["broken"]) == (82, 0)
+    assert (cut["requests"], cut["broken"]) == (82, 80), "all but the two requests that begin a session"
+
+
+# --- size and cost
+
+
+def test_requests_over_the_budget_are_counted_and_the_worst_is_known() -> None:
+    found = figures([sized(50), sized(100), sized(101), sized(250)], 100)
+    assert (found.requests, found.over, found.worst, found.tokens) == (4, 2, 2.5, 501)
+
+
+def test_a_session_without_requests_comes_to_nothing() -> None:
+    assert figures([], 100).requests == figures([], 100).cost == figures([], 100).median_ms == 0
+
+
+def test_a_known_beginning_costs_a_tenth_and_the_rest_is_written_anew() -> None:
+    one, two, three = (READER.one(message) for message in (user("first"), assistant("second"), user("a third one")))
+    cache = PromptCache()
+    assert cache.charge([one]) == pytest.approx(FRESH * one.tokens)
+    assert cache.charge([one, two, three]) == pytest.approx(CACHED * one.tokens + FRESH * (two.tokens + three.tokens))
+    assert cache.charge([two, three]) == pytest.approx(FRESH * (two.tokens + three.tokens))
+    assert cache.charge([two, three]) == pytest.approx(CACHED * (two.tokens + three.tokens))
+
+
+async def test_sending_everything_costs_one_by_definition() -> None:
+    messages = generated_sessions()[0]
+    sent = await replayed(messages, PlainSession(everything, 1), Reader(TokenCounter()))
+    assert sum(one.cost for one in sent) == pytest.approx(sessions.everything(messages))
+
+
+async def test_a_strict_window_is_within_its_budget_and_ends_with_the_last_message() -> None:
+    messages = [user("a" * 40), assistant("b " * 40), user("c")]
+    room = READER.one(messages[1]).tokens + READER.one(messages[2]).tokens
+    assert await newest(READER)(messages, room) == messages[1:]
+    assert await newest(READER)(messages, room - 1) == messages[2:]
+    assert await newest(READER)(messages, 1) == messages[2:], "the last one always goes"
+
+
+# --- replaying
+
+
+async def test_a_session_is_replayed_request_by_request_and_stored_whole() -> None:
+    messages = generated_sessions()[0]
+    session = LiveSession([])
+    lengths: list[int] = []
+    sent = await replayed(messages, session, READER, seen=lambda point, view: lengths.append(len(view)))
+    assert lengths == request_points(messages) == list(range(1, 83, 2))
+    assert len(sent) == 41
+    assert sessions.names(session.stored) == sessions.names(messages[:-1])
+
+
+async def test_the_usage_that_a_replayed_answer_reports_is_that_of_what_was_sent() -> None:
+    messages = generated_sessions()[0]
+    session = PlainSession(newest(READER), 300)
+    sent = await replayed(messages, session, READER)
+    reported = [one.usage.input_tokens for one in session.stored if isinstance(one, ModelResponse)]
+    assert reported == [one.tokens for one in sent[:-1]]
+
+
+def test_who_shortens_the_stored_history_has_to_live_with_it() -> None:
+    class Forgetful(PlainSession):
+        async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+            sent = await super().request(new)
+            self.stored = list(sent)
+            return sent
+
+    one = approach(newest(READER))
+    forgetful = Approach(name="one", title="one", session=lambda budget: Forgetful(newest(READER), budget))
+    cell = Cell("sessions", "one", "generated", 1_000)
+    kept, lost = (sessions.run(cell, which, NO_DATA) for which in (one, forgetful))
+    assert isinstance(kept, dict) and isinstance(lost, dict)
+    assert (kept["intact"], lost["intact"]) == (True, False)
+
+
+# --- evidence, references, survival, compiles
+
+
+def recalled(name: str, view: object = None, budget: int = 1_000, measure: str = "evidence") -> float:
+    chosen = load(name) if view is None else approach(view)
+    assert isinstance(chosen, Approach)
+    found = evidence.run(Cell(measure, name, "generated", budget), chosen, NO_DATA)
+    assert isinstance(found, dict), found
+    return interval(found["groups"])[0]
+
+
+def test_everything_holds_all_evidence_and_an_empty_view_none() -> None:
+    async def nothing(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+        return messages[-1:]
+
+    assert recalled("everything") == 1
+    assert recalled("one", nothing) == 0
+
+
+def test_half_of_the_evidence_is_half() -> None:
+    wanted = {question.evidence[0] for one in generated_conversations() for question in one.questions[::2]}
+
+    async def half(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+        return [*(one for one in messages[:-1] if _said(one) in wanted), messages[-1]]
+
+    assert recalled("one", half) == pytest.approx(0.5)
+
+
+def _said(message: ModelMessage) -> str:
+    return "".join(str(part.content) for part in message.parts if isinstance(part, UserPromptPart | TextPart))
+
+
+def test_who_knows_the_evidence_finds_it_within_the_budget() -> None:
+    assert recalled("oracle", budget=500) == 1
+
+
+def test_a_question_helps_who_reads_it() -> None:
+    assert recalled("ours", budget=500) > recalled("ours", budget=500, measure="evidence-blind")
+    assert recalled("tail", budget=500) == recalled("tail", budget=500, measure="evidence-blind")
+
+
+def test_references_are_all_there_in_everything_and_gone_with_the_history() -> None:
+    async def nothing(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+        return messages[-1:]
+
+    cell = Cell("sessions", "one", "generated", 1_000)
+    whole, none = (sessions.run(cell, approach(view), NO_DATA) for view in (everything, nothing))
+    assert isinstance(whole, dict) and isinstance(none, dict)
+    assert {score for group in whole["references"] for score in group} == {1}
+    assert {score for group in none["references_long"] for score in group} == {0}
+
+
+def test_what_is_left_out_survives_only_where_the_view_tells_it() -> None:
+    paths = ModelRequest(parts=[UserPromptPart("src/harbour/module_0.py and src/lantern/module_1.py")])
+
+    async def two_paths(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+        return [paths, messages[-1]]
+
+    async def nothing(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+        return messages[-1:]
+
+    cell = Cell("survival", "one", "generated", 1_000)
+    some, none, whole = (survival.run(cell, approach(view), NO_DATA) for view in (two_paths, nothing, everything))
+    assert isinstance(some, dict) and isinstance(none, dict) and isinstance(whole, dict)
+    assert some["kept"]["path"] - none["kept"]["path"] == 4, "two in each of two sessions"
+    assert whole["of"] == {}
+
+
+def test_a_run_of_many_tool_steps_compiles_once_at_most() -> None:
+    ours = load("ours-live")
+    assert isinstance(ours, Approach)
+    found = compiles.run(Cell("compiles", "ours-live", "made up", 8_000), ours, NO_DATA)
+    assert isinstance(found, dict)
+    assert found["run"] <= 1
+    assert 1 <= found["conversation"] < compiles.TURNS
+
+
+# --- approaches
+
+
+def test_a_peer_that_is_not_installed_is_a_dash_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "benchmarks.peers.langchain", None)
+    found = load("langchain-trim")
+    assert isinstance(found, Missing)
+    assert "not installed" in found.reason or "langchain" in found.reason
+
+
+def test_who_cannot_do_a_job_says_why() -> None:
+    oracle = load("oracle")
+    assert isinstance(oracle, Approach)
+    assert isinstance(sessions.run(Cell("sessions", "oracle", "generated", 1_000), oracle, NO_DATA), str)
+
+
+@pytest.mark.parametrize("name", HOMES)
+async def test_every_approach_that_is_there_ends_its_view_with_the_question(name: str) -> None:
+    found = load(name)
+    if isinstance(found, Missing) or found.view is None:
+        pytest.skip("not there, or makes no single view")
+    messages = [*generated_conversations()[0].messages, user("Where is it?")]
+    view = await found.view(messages, 1_000)
+    assert _said(view[-1]).endswith("Where is it?")
+
+
+# --- the command
+
+
+def test_what_was_measured_is_found_again_with_the_same_stamp_only(tmp_path: Path) -> None:
+    cell = Cell("sessions", "tail", "pi", 16_000)
+    Results(tmp_path, resume=False).keep(Result(cell=cell, stamp="a", value={"over": 1}))
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"cell": {"measure": "sess')  # as a killed process leaves it
+    again = Results(tmp_path, resume=True)
+    found = again.find(cell, "a")
+    assert found is not None and found.value == {"over": 1}
+    assert again.find(cell, "b") is None
+    assert Results(tmp_path, resume=False).find(cell, "a") is None
+
+
+def test_a_page_gets_its_tables_and_keeps_the_rest() -> None:
+    text = "# Page\n<!-- table: one -->\nold\n<!-- end -->\nprose\n<!-- table: two -->\nkept\n<!-- end -->\n"
+    made = page.filled(text, {"one": "| new |"})
+    assert made == text.replace("old", "| new |")
+
+
+def benchmarked(out: Path, *more: str) -> str:
+    """The command, without data."""
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--fast", "--out", str(out), *more],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "CONTEXT_COMPILER_DATA": str(out / "nothing")},
+        timeout=250,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "raises" not in run.stdout, run.stdout
+    return run.stdout
+
+
+def test_the_command_measures_writes_and_goes_on(tmp_path: Path) -> None:
+    wanted = ("--measure", "sessions", "--approach", "ours-live", "--approach", "tail")
+    said = benchmarked(tmp_path, *wanted)
+    assert "| **context-compiler, live agent** | 82 | 0 |" in said
+    assert "because no data are at hand" in (tmp_path / "sessions.md").read_text()
+    kept = (tmp_path / "results.jsonl").read_text()
+    assert len(kept.splitlines()) == len(json.loads((tmp_path / "sessions.json").read_text())["results"]) == 2
+    benchmarked(tmp_path, *wanted, "--approach", "everything", "--resume")
+    after = (tmp_path / "results.jsonl").read_text()
+    assert after.startswith(kept) and len(after.splitlines()) == 3, "only what was new was measured"
+
+
+@pytest.mark.slow
+def test_the_fast_benchmark_needs_neither_data_nor_peers(tmp_path: Path) -> None:
+    said = benchmarked(tmp_path)
+    assert "Evidence recall, query-aware" in said and "The record" in said
