@@ -45,6 +45,7 @@ GOALS = {"swe": (0.97, 0.85), "tau": (0.98, 0.85), "pi": (0.98, 0.75)}
 
 _ACTION = re.compile(r"```\w*\n(.{1,4000}?)\n?```\s*$|<command>\n?(.{1,4000}?)\n?</command>\s*$", re.S)
 """What a model that calls no tools asks a shell to do: at the end of its answer."""
+_KEY = re.compile(r"(\w+) ?[:=] ?[\[{(]{0,3}$")
 _WORD = re.compile(r"\w+")
 
 
@@ -135,12 +136,14 @@ def places(text: str, wanted: str) -> Iterator[tuple[int, int]]:
 
 
 def contexts(text: str, wanted: str) -> set[tuple[str, str, str]]:
-    """The words around every place where it stands: one on each side, two before, two behind."""
+    """What stands around it: a word on each side, two before, two behind, or the field that it is the value of."""
     found: set[tuple[str, str, str]] = set()
     for start, end in places(text, wanted):
+        if key := _KEY.search(text, max(0, start - 60), start):
+            found.add(("key", key[1], "="))
         before = ["", "", *_WORD.findall(text[max(0, start - 80) : start])][-2:]
         after = [*_WORD.findall(text[end : end + 80]), "", ""][:2]
-        found |= {("between", before[1], after[0]), ("after", *before), ("before", *after)}
+        found |= {("between", before[1], after[0]), ("after", before[0], before[1]), ("before", after[0], after[1])}
     return {context for context in found if context[1] or context[2]} or ({("alone", "", "")} if found else found)
 
 
@@ -192,7 +195,9 @@ _READER = Reader(TokenCounter())
 WAYS: dict[str, Viewing] = {"window": window, "one-shot": one_shot}
 
 
-async def measured(sessions: Sequence[Sequence[ModelMessage]], budget: int, viewing: Viewing, *, every: int = 1) -> Score:
+async def measured(
+    sessions: Sequence[Sequence[ModelMessage]], budget: int, viewing: Viewing, *, every: int = 1
+) -> Score:
     """Reference recall of one way of viewing, over every `every`th call."""
     histories = [_READER.read(session) for session in sessions]
     said = [texts(history) for history in histories]
@@ -208,9 +213,7 @@ async def measured(sessions: Sequence[Sequence[ModelMessage]], budget: int, view
         whole.append(fmean(hit for hit, _ in hits))
         if far := [hit for hit, distance in hits if distance > budget]:
             long.append(fmean(far))
-    return Score(
-        all=fmean(whole), long=fmean(long) if long else 0.0, calls=len(whole), long_calls=len(long), over=over
-    )
+    return Score(all=fmean(whole), long=fmean(long) if long else 0.0, calls=len(whole), long_calls=len(long), over=over)
 
 
 def _asked(history: History, position: int) -> int:
@@ -233,7 +236,8 @@ def main() -> None:
         raise SystemExit("no data: set CONTEXT_COMPILER_DATA to the folder that holds them")
     budget = given.budget or FILES[given.set][2]
     sessions = load(given.set, folder)
-    print("| set | budget | way | all | long-range | calls | with long-range | over budget |\n|---|---|---|---|---|---|---|---|")
+    print("| set | budget | way | all | long-range | calls | with long-range | over budget |")
+    print("|---|---|---|---|---|---|---|---|")
     for way in given.way or WAYS:
         score = asyncio.run(measured(sessions, budget, WAYS[way], every=8 if given.fast else 1))
         figures = f"{score.all:.1%} | {score.long:.1%} | {score.calls} | {score.long_calls} | {score.over}"

@@ -16,6 +16,7 @@ from context_compiler.budget import CUT, giants, older_turns, reduce
 from context_compiler.cutting import Cut, Options
 from context_compiler.frozen import Frozen, positions, spans
 from context_compiler.history import History
+from context_compiler.ledger import share
 from context_compiler.limits import Limits
 from context_compiler.notes import written_for
 from context_compiler.pins import Pin, pins
@@ -49,12 +50,12 @@ def cut(
     `base` are the shapes of broken messages, `previous` the cycle that this one follows, and `overhead` what the
     request costs beside its messages, in exact tokens.
     """
-    bench = Bench(history, outline, counter, _start(history, base, options, outline, previous))
+    bench = Bench(history, outline, counter, _start(history, base, options, outline, previous), refs=options.refs)
     target = (limits.budget if one_shot else limits.low) - overhead
     recent = options.recent_turns if options.recent_turns is not None else len(outline.turns)
     over = bench.total > limits.budget - overhead
     user_pins = pins(history, outline, bench.before_active())
-    bench.reserve(_reserve(options, limits, user_pins, counter))
+    bench.reserve(_reserve(options, limits, user_pins, history, counter))
     if one_shot or options.every_turn:
         deque(older_turns(bench, limits.room, recent), maxlen=0)
     reduce(bench, target, room=limits.room, recent=recent, rungs=(giants, *CUT) if over else CUT)
@@ -72,12 +73,13 @@ def cut(
     )
 
 
-def _reserve(options: Options, limits: Limits, pinned: Sequence[Pin], counter: TokenCounter) -> int:
+def _reserve(options: Options, limits: Limits, pinned: Sequence[Pin], history: History, counter: TokenCounter) -> int:
     """What is set aside for note and quotes; a fidelity that the caller names caps both together."""
     cap = limits.cap(options.fidelity)
-    if options.named or not cap or not pinned:
+    if options.named or not cap:
         return cap
-    return cap + min(limits.room // 10, sum(counter.text(pin.text) + 12 for pin in pinned) + 24)
+    cap += share(history, limits.room)
+    return cap if not pinned else cap + min(limits.room // 10, sum(counter.text(pin.text) + 12 for pin in pinned) + 24)
 
 
 def _start(
@@ -202,5 +204,6 @@ def freeze(
         turn=turn,
         tight=tight,
         ratio=ratio,
+        blocks=(),
         config=options.config,
     )

@@ -7,18 +7,16 @@ the pieces of text around what later calls may need. What the view says elsewher
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import log2
 
 from context_compiler.cutting import Cut
 from context_compiler.history import History
 from context_compiler.items import Kind
-from context_compiler.mentions import Mention, acts, mentions, readable
-from context_compiler.shapes import WHOLE, shaped
+from context_compiler.mentions import FIELD, LISTED, Mention, acts, readable
+from context_compiler.needs import needs
 from context_compiler.skeleton import call_line, one_line
-from context_compiler.sorts import Sort
 from context_compiler.specifics import Told
 
 SHARE = 0.15
@@ -43,11 +41,6 @@ WIDTH = 48
 
 _WORD = re.compile(r"\w[\w.-]*")
 _SYNTAX = re.compile(r'["{}\[\]]+')
-
-LATER = frozenset({Sort.ID, Sort.PATH, Sort.URL})
-"""What a call is made with."""
-EVERY = frozenset(Sort) - {Sort.RULE}
-"""What is worth a line; rules are pins where users set them."""
 
 
 def uses_tools(history: History) -> bool:
@@ -82,17 +75,6 @@ def with_ledger(cut: Cut, told: Sequence[str], room: int, quoting: Callable[[int
 
 
 @dataclass(slots=True, kw_only=True)
-class _Wanted:
-    """An identifier that the view does not hold."""
-
-    home: Mention
-    """Where it is quoted from: the last call that was made with it, else where it stood last."""
-    times: int = 0
-    called: int = 0
-    last: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
 class _Line:
     """One line of the ledger, as far as it has got."""
 
@@ -110,71 +92,34 @@ def ledger(cut: Cut, told: Sequence[str], room: int, *, every: bool = True) -> s
     """
     if room < SMALLEST:
         return ""
-    candidates = _wanted(cut, Told(*_kept(cut), *told), every)
+    candidates = needs(cut, told, every=every)
     lines: dict[tuple[int, int], _Line] = {}
     left = room - 2
     written = _Writer(cut, NEAR if room < SHORT else FAR)
     missed = 0
     for one in candidates:
-        if missed > TRIES or left < 8:
+        if missed > TRIES or left < 4:
             break
-        key = written.key(one.home)
-        line = lines.get(key, _Line())
-        before = written.text(line)
-        if line.mentions and Told(before).holds(one.home.specific):
-            continue
-        longer = _Line(mentions=[*line.mentions, one.home])
-        cost = cut.counter.text(written.text(longer)) + 1 - (cut.counter.text(before) + 1 if before else 0)
+        cost, key, line = min((_added(home, lines, written, cut) for home in one.homes), key=lambda found: found[0])
         if cost > left:
             missed += 1
-            continue
-        lines[key], left, missed = longer, left - cost, 0
+        elif cost:
+            lines[key], left, missed = line, left - cost, 0
     return "\n".join(written.text(lines[key]) for key in sorted(lines))
 
 
-def _kept(cut: Cut) -> Iterator[str]:
-    """What the messages say that stay, as they stay."""
-    for index, shape in enumerate(cut.bench.shapes):
-        if shape is None or shape.bare:
-            continue
-        reading, message = cut.history.readings[index], cut.history.messages[index]
-        if shape == WHOLE:
-            yield from (readable(item) for item in reading.items if item.kind is not Kind.THINKING)
-            continue
-        left = shaped(message, reading, shape, cut.counter)
-        yield from (str(getattr(part, "content", "") or getattr(part, "args", "")) for part in left.parts) if left else ()
-
-
-def _wanted(cut: Cut, told: Told, every: bool) -> list[_Wanted]:
-    """What is out and not told, what later calls need first, then the most recent and the most repeated."""
-    kept = {index for index, shape in enumerate(cut.bench.shapes) if shape == WHOLE}
-    sorts = EVERY if every else LATER
-    found: dict[str, _Wanted] = {}
-    beside: Counter[tuple[int, int]] = Counter()
-    for mention in mentions(cut.history, cut.bench.outline, (at for at in range(len(cut.history)) if at not in kept)):
-        if mention.specific.sort not in sorts:
-            continue
-        beside[mention.position, mention.part] += 1
-        one = found.setdefault(mention.specific.text, _Wanted(home=mention))
-        one.times, one.called, one.last = one.times + 1, one.called + mention.called, mention.position
-        if mention.called or not one.home.called:
-            one.home = mention
-    length = max(1, len(cut.history))
-    return sorted(
-        (one for one in found.values() if not told.holds(one.home.specific)),
-        key=lambda one: (
-            one.home.specific.sort not in LATER,
-            -_worth(one, one.last / length, beside[one.home.position, one.home.part]),
-        ),
-    )
-
-
-def _worth(one: _Wanted, age: float, beside: int) -> float:
-    """How likely a later call needs it: one was made with it, it is repeated, recent, and not one of many."""
-    return W[0] * bool(one.called) + W[1] * log2(1 + one.times) + W[2] * age - W[3] * log2(1 + beside)
-
-
-W = [2.0, 0.5, 2.0, 0.3]
+def _added(
+    home: Mention, lines: Mapping[tuple[int, int], _Line], written: _Writer, cut: Cut
+) -> tuple[int, tuple[int, int], _Line]:
+    """What quoting an identifier from there costs, in tokens, and the line that does; 0 where it is there already."""
+    key = written.key(home)
+    line = lines.get(key, _Line())
+    before = written.text(line)
+    if line.mentions and Told(before).holds(home.specific):
+        return 0, key, line
+    longer = _Line(mentions=[*line.mentions, home])
+    price = cut.counter.text
+    return price(written.text(longer)) + 1 - (price(before) + 1 if before else 0), key, longer
 
 
 class _Writer:
@@ -203,7 +148,9 @@ class _Writer:
         position, part = self.key(line.mentions[0])
         item = self._history.readings[position].items[part]
         first = line.mentions[0]
-        said = _pieces(readable(item), [one for one in line.mentions if (one.position, one.part) == (position, part)], self._words)
+        said = _pieces(
+            readable(item), [one for one in line.mentions if (one.position, one.part) == (position, part)], self._words
+        )
         answers = [one for one in line.mentions if (one.position, one.part) != (position, part)]
         if item.kind is Kind.CALL:
             short = call_line(item.tool or "tool", item.text, width=CALL)
@@ -219,17 +166,25 @@ class _Writer:
 
 
 def _pieces(text: str, told: Iterable[Mention], words: int) -> str:
-    """The text with so many words around each of these, in order; what lies close together is one piece."""
+    """The text with what stands around each of these, in order; what lies close together is one piece."""
     spans: list[list[int]] = []
+    data = text[:1] in ("{", "[")
     for one in sorted(told, key=lambda mention: mention.specific.offset):
         start, end = one.specific.offset, one.specific.offset + len(one.specific.verbatim)
-        before = list(_WORD.finditer(text, max(0, start - WIDTH), start))[-words:]
-        after = list(_WORD.finditer(text, end, min(len(text), end + WIDTH)))[:words]
-        start, end = before[0].start() if before else start, after[-1].end() if after else end
+        start, end = _around(text, start, end, words)
         if spans and start <= spans[-1][1] + 4:
             spans[-1][1] = max(end, spans[-1][1])
         else:
             spans.append([start, end])
-    data = text[:1] in ("{", "[")
     shown = (text[start:end] for start, end in spans)
-    return " … ".join(one_line(_SYNTAX.sub("", piece) if data else piece, 400) for piece in shown)
+    return (", " if data else " … ").join(one_line(_SYNTAX.sub("", piece) if data else piece, 400) for piece in shown)
+
+
+def _around(text: str, start: int, end: int, words: int) -> tuple[int, int]:
+    """Where the text around an identifier begins and ends: the field it is the value of, else words on each side."""
+    key = FIELD.search(text, max(0, start - LISTED), start)
+    if key:
+        return key.start(), end
+    before = list(_WORD.finditer(text, max(0, start - WIDTH), start))[-words:]
+    after = list(_WORD.finditer(text, end, min(len(text), end + WIDTH)))[:words]
+    return (before[0].start() if before else start), (after[-1].end() if after else end)

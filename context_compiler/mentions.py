@@ -1,7 +1,8 @@
-"""Every specific of a past has places where it stands: which message, who said it, and whether a call was made with it."""
+"""Every specific of a past stands somewhere: in which message, who said it, and whether a call was made with it."""
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -42,6 +43,8 @@ class Mention:
     """0-based; -1 before the first prompt."""
     speaker: str
     """user, assistant or tool."""
+    field: str
+    """The field of the data that it is a value of, else the tool that returned it; empty for what was said."""
     called: bool
     """It stands in what a tool, or a shell, was asked to do."""
 
@@ -54,7 +57,7 @@ def readable(item: Item) -> str:
 
 
 def _flat(value: object) -> str:
-    return _ESCAPE.sub(" \n", str(value))
+    return _ESCAPE.sub(" \n", json.dumps(value, ensure_ascii=False))
 
 
 def acts(item: Item) -> bool:
@@ -72,7 +75,8 @@ def mentions(history: History, outline: Outline, positions: Iterable[int]) -> li
             if item.mark is not None or item.kind not in SPEAKERS:
                 continue
             called = item.kind is Kind.CALL or acts(item)
-            for one in (*specifics(readable(item)), *_commands(item)):
+            said = readable(item)
+            for one in (*specifics(said), *_commands(item)):
                 found.append(
                     Mention(
                         specific=one,
@@ -80,10 +84,26 @@ def mentions(history: History, outline: Outline, positions: Iterable[int]) -> li
                         part=part,
                         turn=turn,
                         speaker=SPEAKERS[item.kind],
+                        field=field_of(said, one.offset) or (item.tool or ""),
                         called=called,
                     )
                 )
     return found
+
+
+FIELD = re.compile(
+    r"""\b(\w{1,40})["']?\s{0,2}[:=]\s{0,2}(?:["'\[{(]{0,3}|\[[^\[\]{}]{0,160})\Z""",
+)
+"""What stands before a value, or before one of a list of values: the name of its field."""
+
+LISTED = 200
+"""Characters before a value in which the beginning of its list is looked for."""
+
+
+def field_of(text: str, offset: int) -> str:
+    """The name of the field that what stands there is a value of; empty where it is none."""
+    named = FIELD.search(text, max(0, offset - LISTED), offset)
+    return named[1] if named else ""
 
 
 def _commands(item: Item) -> tuple[Specific, ...]:

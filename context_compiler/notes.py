@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from context_compiler.clamps import clamp
 from context_compiler.cutting import Cut, Options
-from context_compiler.extract import choose, passages, quoted
+from context_compiler.extract import Passage, choose, passages, quoted
 from context_compiler.fences import fence, neutral
+from context_compiler.ledger import with_ledger
 from context_compiler.prompt import TITLES, about
 from context_compiler.prose import prose
+from context_compiler.recall import Question, indexed, pending, rank
 from context_compiler.sections import gathered
-from context_compiler.shapes import clamp
 from context_compiler.tokens import TokenCounter
 from context_compiler.view import note_text
 
@@ -45,17 +48,21 @@ def written_for(cut: Cut, options: Options, summary: str, covered: set[int]) -> 
         summary: What a model wrote; empty for a note that needs none.
         covered: Positions that the summary covers; the rest of what is out may be quoted.
     """
-    if not cut.out or not cut.reserve:
+    if not cut.reserve or not (cut.out or cut.abridged):
         return Written()
     counter = cut.counter
     cap = min(cut.limits.cap(options.fidelity), cut.reserve)
-    note = _note(summary, cut, options, cap)
+    note = _note(summary, cut, options, cap) if cut.out else ""
     left = cut.target - cut.kept - _cost(note, counter)
     if options.named:
         left = min(left, cap - _cost(note, counter))
     own_body = options.template.compiler == "none" and not summary
     loose = [] if own_body else [index for index in cut.out if index not in covered]
-    return Written(note=note, quotes=_quotes(cut, loose, left), channel=options.inject if summary else "user")
+    return Written(
+        note=note,
+        quotes=_quotes(cut, loose, left, note=note, lost=bool(summary)),
+        channel=options.inject if summary else "user",
+    )
 
 
 def _cost(text: str, counter: TokenCounter) -> int:
@@ -101,15 +108,18 @@ def _own_note(cut: Cut, options: Options, room: int) -> str:
     return _disarmed(template.render(about_it), room, cut.counter)
 
 
-def _quotes(cut: Cut, loose: Sequence[int], room: int) -> str:
+def _quotes(cut: Cut, loose: Sequence[int], room: int, *, note: str = "", lost: bool = False) -> str:
     """Standing instructions, newest kept, then passages, fenced; at most `room` tokens, empty when nothing fits."""
     counter = cut.counter
     inner = room - _cost(fence(QUOTES, "x"), counter)
     candidates = passages(cut.history, cut.bench.outline, loose, counter) if loose and inner > SMALLEST else ()
+    ranks = _ranks(cut, candidates)
     while inner > SMALLEST:
         pinned = "\n".join(_pin_lines(cut, min(inner, cut.limits.room // 10)))
         used = counter.text(pinned) + 8 if pinned else 0
-        body = "\n\n".join(block for block in (pinned, quoted(choose(candidates, inner - used))) if block)
+        quoting = partial(_quoting, candidates, ranks)
+        told = with_ledger(cut, (note, pinned), inner - used, quoting, lost=lost)
+        body = "\n\n".join(block for block in (pinned, told) if block)
         if not body:
             return ""
         text = fence(QUOTES, body)
@@ -118,6 +128,15 @@ def _quotes(cut: Cut, loose: Sequence[int], room: int) -> str:
             return text
         inner -= over + 8
     return ""
+
+
+def _quoting(candidates: Sequence[Passage], ranks: Sequence[float], room: int) -> str:
+    return quoted(choose(candidates, room, ranks))
+
+
+def _ranks(cut: Cut, candidates: Sequence[Passage]) -> list[float]:
+    """How much each candidate answers what is asked now."""
+    return rank(indexed(cut.history), Question.of(pending(cut.history)), candidates) if candidates else []
 
 
 def _pin_lines(cut: Cut, room: int) -> list[str]:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
+from context_compiler.inside import inner, names
 from context_compiler.items import arguments
 
 WIDTH = 160
@@ -181,6 +182,8 @@ def _from_json(text: str, width: int) -> str:
     if isinstance(value, list):
         entries = cast(list[object], value)
         count = f"[{len(entries)} entries]"
+        if held := inner(entries):
+            return one_line(f"{count} {held}", width)
         return f"{count} {_from_value(entries[0], width - len(count) - 1)}" if entries else count
     return _from_value(value, width)
 
@@ -190,8 +193,15 @@ def _from_value(value: object, width: int) -> str:
     if not isinstance(value, dict) or not value:
         return one_line(shown, width)
     given = cast(dict[str, object], value)
-    keys = sorted(_ranked(given), key=lambda key: _FAILING.index(key) if key in _FAILING else len(_FAILING))
+    keys = sorted(_ranked(given), key=lambda key: _urgency(key, given[key]))
     return _joined((_field(key, _counted(given[key]), _width(key, given[key])) for key in keys), len(keys), width)
+
+
+def _urgency(key: str, value: object) -> int:
+    """What went wrong comes first, then what names something, then what holds names further in."""
+    if key in _FAILING:
+        return _FAILING.index(key)
+    return len(_FAILING) + (2 if not names(key) and not (_nested(value) and inner(value)) else int(_nested(value)))
 
 
 def _counted(value: object) -> object:
@@ -199,6 +209,8 @@ def _counted(value: object) -> object:
     if not _nested(value):
         return value
     size = len(cast(Sequence[object], value))
+    if held := inner(value):
+        return f"{{{size} keys: {held}}}" if isinstance(value, dict) else f"[{size}: {held}]"
     return f"{{{size} keys}}" if isinstance(value, dict) else f"[{size} entries]"
 
 
