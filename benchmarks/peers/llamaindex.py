@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import ChatMemoryBuffer, Memory
 from pydantic_ai.messages import ModelMessage
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from benchmarks.approaches import Approach
 from benchmarks.peers.baselines import READER
@@ -40,9 +41,13 @@ async def buffered(messages: list[ModelMessage], budget: int) -> Sequence[ModelM
 
 
 async def remembered(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
-    memory = Memory.from_defaults(session_id="one", token_limit=budget, tokenizer_fn=tokenized)
-    await memory.aput_messages([theirs(piece) for piece in pieces(messages)])
-    return ours(messages, await memory.aget())
+    engine = create_async_engine("sqlite+aiosqlite:///:memory:")
+    try:
+        memory = Memory.from_defaults(session_id="one", token_limit=budget, tokenizer_fn=tokenized, async_engine=engine)
+        await memory.aput_messages([theirs(piece) for piece in pieces(messages)])
+        return ours(messages, await memory.aget())
+    finally:
+        await engine.dispose()
 
 
 def ours(messages: Sequence[ModelMessage], kept: Sequence[ChatMessage]) -> Sequence[ModelMessage]:
