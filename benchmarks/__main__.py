@@ -16,12 +16,14 @@ from typing import Annotated
 
 import typer
 
+from benchmarks import goals
 from benchmarks.approaches import HOMES, Approach, Missing, installed, load
 from benchmarks.data import Data, at_hand
 from benchmarks.machine import HOST, machine
 from benchmarks.measures import Measure, added, compiles, evidence, sessions, survival
-from benchmarks.page import can_draw, filled, plotted, written
+from benchmarks.page import can_draw, filled, plotted, ran, written
 from benchmarks.results import Cell, Result, Results, code
+from benchmarks.tables import markdown
 from context_compiler.cli.screen import Screen, step, warn, working
 
 MEASURES = {one.name: one for module in (evidence, sessions, survival, compiles, added) for one in module.MEASURES}
@@ -54,8 +56,9 @@ def main(
     if not report_only:
         _measure(chosen, names, data, results)
     tables = _report(chosen, results, out)
+    tables |= {"machine": ran(results), "goals": goals.table(results), "setup": setup()}
     if page is not None:
-        page.write_text(filled(page.read_text(encoding="utf-8"), {"machine": machine(), **tables}), encoding="utf-8")
+        page.write_text(filled(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
         for one in chosen:
             plotted(one, _of(one, results), page.with_name(f"{page.stem}-{one.name}.svg"))
 
@@ -84,7 +87,7 @@ def _measure(chosen: Sequence[Measure], names: Sequence[str], data: Data, result
 
 def _result(measure: Measure, cell: Cell, approach: Approach | Missing, data: Data, stamp: str) -> Result:
     if isinstance(approach, Missing):
-        return Result(cell=cell, stamp=stamp, dash=approach.reason)
+        return Result(cell=cell, stamp=stamp, dash=approach.reason, ran=machine())
     started = time.perf_counter()
     try:
         found = measure.run(cell, approach, data)
@@ -93,12 +96,21 @@ def _result(measure: Measure, cell: Cell, approach: Approach | Missing, data: Da
         found = f"raises {type(error).__name__}: {' '.join(str(error).split())[:160]}"
     seconds = time.perf_counter() - started
     if isinstance(found, str):
-        return Result(cell=cell, stamp=stamp, dash=found, seconds=seconds)
-    return Result(cell=cell, stamp=stamp, value=found, seconds=seconds)
+        return Result(cell=cell, stamp=stamp, dash=found, seconds=seconds, ran=machine())
+    return Result(cell=cell, stamp=stamp, value=found, seconds=seconds, ran=machine())
 
 
 def _of(measure: Measure, results: Results) -> list[Result]:
     return [one for one in results if one.cell.measure == measure.name]
+
+
+def setup() -> str:
+    """How every approach was set up."""
+    found = (load(name) for name in HOMES)
+    rows = [
+        (one.title, one.setup, f"{one.package} {one.version}".strip()) for one in found if isinstance(one, Approach)
+    ]
+    return markdown(("", "set up as", "version"), rows)
 
 
 def _report(chosen: Sequence[Measure], results: Results, out: Path) -> dict[str, str]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.data import GENERATED
-from benchmarks.machine import machine
 from benchmarks.measures import Measure
 from benchmarks.results import Result
 from context_compiler.cli.drawing import draw, libraries
@@ -30,13 +29,21 @@ def written(measure: Measure, results: Sequence[Result], folder: Path) -> dict[s
     tables = measure.tables(results)
     note = MADE_UP if any(one.cell.data == GENERATED for one in results) else ""
     body = "\n\n".join(f"### {name}\n\n{table}" for name, table in tables.items())
-    text = f"## {measure.title}\n\n{measure.about}\n\n{machine()}{note}\n\n{body}\n"
+    text = f"## {measure.title}\n\n{measure.about}\n\n{ran(results)}{note}\n\n{body}\n"
     (folder / f"{measure.name}.md").write_text(text, encoding="utf-8")
-    document = {"measure": measure.name, "about": measure.about, "machine": machine()}
+    document = {"measure": measure.name, "about": measure.about}
     kept = {**document, "results": [asdict(one) for one in results]}
     (folder / f"{measure.name}.json").write_text(json.dumps(kept, indent=1), encoding="utf-8")
     plotted(measure, results, folder / f"{measure.name}.svg")
     return tables
+
+
+def ran(results: Iterable[Result]) -> str:
+    """What was measured where, with which versions."""
+    found: dict[str, dict[str, None]] = {}
+    for one in results:
+        found.setdefault(one.ran, {})[one.cell.measure] = None
+    return "\n".join(f"* {', '.join(measures)}: {where}" for where, measures in found.items() if where)
 
 
 def plotted(measure: Measure, results: Sequence[Result], path: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
-PRINTING = {"__main__.py", "page.py", "results.py", "tables.py"}
+PRINTING = {"__main__.py", "goals.py", "page.py", "results.py", "tables.py"}
 """Modules of the benchmarks that change no figure."""
 
 
@@ -35,6 +35,8 @@ class Result:
     value: Mapping[str, Any] | None = None
     dash: str = ""
     seconds: float = 0.0
+    ran: str = ""
+    """The day, the machine and the versions."""
 
 
 def code(*, ours: bool) -> str:
