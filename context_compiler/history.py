@@ -13,6 +13,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import accumulate, compress, count
 
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest
@@ -238,3 +239,9 @@ def _read(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:
         stays=sum(item.tokens for item in items if item.stays),
         run_id=message.run_id,
     )
+
+
+def day_of(message: ModelMessage) -> str:
+    """The day a message was made, as YYYY-MM-DD; empty where it does not say."""
+    times = (getattr(one, "timestamp", None) for one in (*message.parts, message))
+    return next((when.date().isoformat() for when in times if isinstance(when, datetime)), "")

@@ -10,10 +10,9 @@ import re
 from array import array
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
-from datetime import datetime
 
 from context_compiler.cues import instructions
-from context_compiler.history import History, Reading
+from context_compiler.history import History, Reading, day_of
 from context_compiler.items import Item, Kind
 from context_compiler.recall.stems import terms
 
@@ -96,7 +95,7 @@ class Index:
         if not self.extends_to(history):
             raise ValueError("this history begins otherwise than the one that was indexed")
         for position in range(len(self), len(history)):
-            self._add(position, history.readings[position], _day(history.messages[position]))
+            self._add(position, history.readings[position], day_of(history.messages[position]))
         self.tip = history.tip
 
     def norms(self, k1: float, b: float, most: float) -> list[float]:
@@ -167,16 +166,6 @@ _SPEAKERS = {
 def _scanned(item: Item) -> Sequence[str]:
     text = item.text if len(item.text) <= 2 * SCANNED else f"{item.text[:SCANNED]} … {item.text[-SCANNED:]}"
     return (item.tool or "", text) if item.kind is Kind.CALL else (text,)
-
-
-def _day(message: object) -> str:
-    """The day a message was made, as far as it says so."""
-    parts: Sequence[object] = getattr(message, "parts", ())
-    for one in (*parts, message):
-        when = getattr(one, "timestamp", None)
-        if isinstance(when, datetime):
-            return when.date().isoformat()
-    return ""
 
 
 _kept: OrderedDict[str, Index] = OrderedDict()
