@@ -1,0 +1,185 @@
+"""Attributes are read by what they mean, not by how they were written: `"3"` is a number where a number is meant.
+
+Nothing here raises. What cannot be read as its type counts as not set, and the lint says so.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
+
+Value: TypeAlias = str | int | float | bool
+"""What an attribute can hold. A duration is the text it was written as, such as `900s`."""
+
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+"""Seconds in a unit of a duration."""
+
+_DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(ms|s|m|h|d)?")
+_WHOLE = re.compile(r"[+-]?\d{1,15}")
+_NUMBER = re.compile(r"[+-]?\d{0,15}(?:\d|\.\d{1,15})")
+
+TRUE = frozenset({"true", "yes", "on", "1"})
+FALSE = frozenset({"false", "no", "off", "0"})
+
+
+def as_text(value: Value | None) -> str:
+    """A value as DOT writes it; nothing is the empty text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
+
+
+def as_flag(value: Value | None) -> bool | None:
+    """True or false, quoted or not; None: it is neither."""
+    said = as_text(value).strip().lower()
+    return True if said in TRUE else False if said in FALSE else None
+
+
+def as_whole(value: Value | None) -> int | None:
+    """A whole number, quoted or not; None: it is none."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    said = as_text(value).strip()
+    return int(said) if _WHOLE.fullmatch(said) else None
+
+
+def as_number(value: Value | None) -> float | None:
+    """A number, quoted or not; None: it is none."""
+    if isinstance(value, bool):
+        return None
+    said = as_text(value).strip()
+    return float(said) if _NUMBER.fullmatch(said) else None
+
+
+def as_seconds(value: Value | None) -> float | None:
+    """A duration in seconds: `900s`, `15m`, `250ms`; a bare number is seconds. None: it is no duration."""
+    if isinstance(value, bool):
+        return None
+    found = _DURATION.fullmatch(as_text(value).strip())
+    return float(found[1]) * UNITS[found[2] or "s"] if found else None
+
+
+READERS = MappingProxyType(
+    {"text": as_text, "flag": as_flag, "whole": as_whole, "number": as_number, "duration": as_seconds}
+)
+"""How a type of attribute is read."""
+
+GRAPH_ATTRIBUTES = MappingProxyType(
+    {
+        **dict.fromkeys(("goal", "label", "model_stylesheet", "retry_target", "fallback_retry_target"), "text"),
+        **dict.fromkeys(
+            ("default_fidelity", "default_thread_id", "stack.child_dotfile", "stack.child_workdir"), "text"
+        ),
+        **dict.fromkeys(("tool_hooks.pre", "tool_hooks.post"), "text"),
+        **dict.fromkeys(("llm_model", "llm_provider", "reasoning_effort"), "text"),
+        "default_max_retries": "whole",
+    }
+)
+"""What a graph can say, and as what it is read."""
+
+NODE_ATTRIBUTES = MappingProxyType(
+    {
+        **dict.fromkeys(("label", "shape", "type", "prompt", "retry_target", "fallback_retry_target"), "text"),
+        **dict.fromkeys(("fidelity", "thread_id", "class", "llm_model", "llm_provider", "reasoning_effort"), "text"),
+        **dict.fromkeys(("tool_command", "human.default_choice", "join_policy", "error_policy"), "text"),
+        **dict.fromkeys(("tool_hooks.pre", "tool_hooks.post", "stack.child_dotfile", "stack.child_workdir"), "text"),
+        **dict.fromkeys(("manager.stop_condition", "manager.actions"), "text"),
+        **dict.fromkeys(("goal_gate", "auto_status", "allow_partial", "stack.child_autostart"), "flag"),
+        **dict.fromkeys(("max_retries", "max_parallel", "k", "min_success", "quorum_count"), "whole"),
+        **dict.fromkeys(("manager.max_cycles", "max_visits"), "whole"),
+        **dict.fromkeys(("quorum_fraction", "quorum_ratio"), "number"),
+        **dict.fromkeys(("timeout", "manager.poll_interval", "human.timeout"), "duration"),
+    }
+)
+"""What a node can say, and as what it is read."""
+
+EDGE_ATTRIBUTES = MappingProxyType(
+    {
+        **dict.fromkeys(("label", "condition", "fidelity", "thread_id"), "text"),
+        "weight": "whole",
+        "loop_restart": "flag",
+    }
+)
+"""What an edge can say, and as what it is read."""
+
+GRAPH_SPELLINGS = MappingProxyType(
+    {
+        "default_max_retries": ("default_max_retry",),
+        "default_fidelity": ("context_fidelity_default",),
+        "default_thread_id": ("thread_id", "default_thread", "context_thread_default"),
+    }
+)
+"""Other spellings of what a graph says, old ones and those of other engines; the first that is set counts."""
+
+NODE_SPELLINGS = MappingProxyType(
+    {
+        "type": ("node_type",),
+        "prompt": ("llm_prompt",),
+        "human.default_choice": ("human_default_choice",),
+        "manager.poll_interval": ("manager_poll_interval",),
+        "manager.max_cycles": ("manager_max_cycles",),
+        "manager.stop_condition": ("manager_stop_condition",),
+        "manager.actions": ("manager_actions",),
+    }
+)
+"""The same for a node."""
+
+DRAWING = frozenset(
+    "bgcolor center charset clusterrank color colorscheme comment compound concentrate constraint dir dpi edgetooltip "
+    "fillcolor fixedsize fontcolor fontname fontsize gradientangle group headlabel headport height id image "
+    "labelangle labeldistance labelfloat labelfontcolor labelfontname labelfontsize labeljust labelloc landscape "
+    "layout len lhead ltail margin minlen newrank nodesep nojustify ordering orientation outputorder pad pencolor "
+    "penwidth peripheries pos rank rankdir ranksep ratio regular rotate samehead sametail sep sides size splines "
+    "style stylesheet taillabel tailport target tooltip truecolor URL href viewport width xlabel arrowhead arrowtail "
+    "arrowsize decorate".split()
+)
+"""What only a drawing asks for: known, and without meaning here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attributed:
+    """Something with attributes; each is read by its type, under any of its spellings, and never raises."""
+
+    attrs: Mapping[str, Value] = field(default_factory=dict[str, Value], hash=False)
+    """As written: explicit ones, and what a block of defaults gave."""
+
+    def spellings(self, name: str) -> tuple[str, ...]:
+        """Other names under which this kind of thing knows `name`."""
+        return ()
+
+    def raw(self, name: str) -> Value | None:
+        """The value as it was written; None: it is not set, or blank."""
+        for one in (name, *self.spellings(name)):
+            value = self.attrs.get(one)
+            if value is not None and not (isinstance(value, str) and not value.strip()):
+                return value
+        return None
+
+    def text(self, name: str, default: str = "") -> str:
+        """The value as text."""
+        value = self.raw(name)
+        return default if value is None else as_text(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """The value as true or false."""
+        value = as_flag(self.raw(name))
+        return default if value is None else value
+
+    def whole(self, name: str) -> int | None:
+        """The value as a whole number; None: it is not set, or none."""
+        return as_whole(self.raw(name))
+
+    def number(self, name: str) -> float | None:
+        """The value as a number; None: it is not set, or none."""
+        value = as_number(self.raw(name))
+        return value if value is not None and math.isfinite(value) else None
+
+    def seconds(self, name: str) -> float | None:
+        """The value as a duration in seconds, a bare number being seconds; None: it is not set, or none."""
+        return as_seconds(self.raw(name))
