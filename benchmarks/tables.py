@@ -77,7 +77,7 @@ def lines_of(
 
 def _line(name: str, results: Sequence[Result], value: Callable[[Mapping[str, Any]], float]) -> Line:
     points = sorted((one.cell.budget, value(one.value)) for one in results if one.value is not None)
-    plain = title(name).replace("`", "")
+    plain = title(name).replace("`", "").replace("summarization-pydantic-ai", "summarization-p.-ai")
     return Line(
         name=plain,
         x=[x for x, _ in points],

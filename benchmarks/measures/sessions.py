@@ -190,7 +190,13 @@ def _recall(groups: Sequence[Sequence[float]]) -> str:
 
 def panels(results: Sequence[Result]) -> list[Panel]:
     """Cost against budget."""
-    return lines_of(results, lambda value: value["relative"], y="cost, everything = 1", log_y=True)
+    return lines_of(
+        results,
+        lambda value: value["relative"],
+        y="cost, everything = 1",
+        leave_out={"everything", "random", "head-tail"},
+        log_y=True,
+    )
 
 
 MEASURES = (

@@ -13,8 +13,8 @@ from typing import Any
 
 from context_compiler.errors import SettingsError
 
-INCHES = (4.6, 3.4)
-"""Of one panel."""
+INCHES, LEGEND = (4.2, 3.4), 2.6
+"""Of one panel, and the width of the names beside them."""
 
 STYLE = {
     "svg.hashsalt": "context-compiler",
@@ -66,21 +66,20 @@ def libraries() -> tuple[Any, Any]:
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
-    """Draw panels side by side, with one legend below them for all.
+    """Draw panels side by side, with one legend beside them for all.
 
     Raises:
         SettingsError: matplotlib is not installed, or the file cannot be written.
     """
     matplotlib, figures = libraries()
     with matplotlib.rc_context(STYLE):
-        figure = figures.Figure(figsize=(INCHES[0] * len(panels), INCHES[1]), layout="constrained")
+        figure = figures.Figure(figsize=(INCHES[0] * len(panels) + LEGEND, INCHES[1]), layout="constrained")
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
         for panel, one in zip(panels, axes, strict=True):
             _panel(panel, one, names)
         known = {line.get_label(): line for one in axes for line in one.get_lines()}
-        columns = min(len(known), 2 + len(panels))
-        figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=columns, fontsize=8)
+        figure.legend(known.values(), known.keys(), loc="outside right center", fontsize=8)
         try:
             figure.savefig(path, format="svg", metadata={"Date": None})
         except OSError as error:
@@ -105,11 +104,19 @@ def _panel(panel: Panel, axes: Any, names: Sequence[str]) -> None:
     axes.set_ylabel(panel.y)
     if panel.log_x:
         axes.set_xscale("log", base=2)
+    ticker: Any = import_module("matplotlib.ticker")
     if panel.log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(_tick))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
     if panel.ticks:
         axes.set_xticks(panel.ticks, [_short(tick) for tick in panel.ticks])
-        axes.minorticks_off()
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+
+
+def _tick(value: float, place: int) -> str:
+    return _short(value)
 
 
 def _short(value: float) -> str:
