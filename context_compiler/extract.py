@@ -68,7 +68,7 @@ def _fill(quotation: Quotation) -> None:
 
 def _price(passage: Passage) -> int:
     """What a passage will cost in company: its own label at most, without the date."""
-    return max(1, passage.tokens - (passage.day if passage.first else passage.label))
+    return max(1, passage.tokens - (passage.opening + passage.day if passage.first else passage.label))
 
 
 def _pairs(passage: Passage) -> frozenset[tuple[str, str]]:

@@ -49,6 +49,8 @@ class Passage:
     """What it costs when it stands alone: label, text and line end."""
     label: int
     """What of that the label costs; saved where the line before is the same text."""
+    opening: int
+    """What of the label only the first line bears."""
     day: int
     """What of the label the date costs; saved where the line before is of the same day."""
     number: int
@@ -58,11 +60,14 @@ class Passage:
 
     def cost_after(self, before: Passage | None) -> int:
         """What it costs in tokens when `before` is quoted right before it."""
-        if before is None or before.date != self.date:
+        if before is None:
             return self.tokens
-        if before.turn != self.turn:
-            return self.tokens - self.day
-        return self.tokens - (self.label if self.continues(before) else self.day + self.number)
+        if self.continues(before):
+            return self.tokens - self.label
+        saved = self.opening
+        if before.date == self.date:
+            saved += self.day + (self.number if before.turn == self.turn else 0)
+        return self.tokens - saved
 
     def continues(self, before: Passage) -> bool:
         """Whether it is the next piece of the same text."""
@@ -98,7 +103,8 @@ def passages(
 _SPEAKERS = {Kind.USER: "user", Kind.TEXT: "assistant", Kind.MEDIA: "assistant", Kind.COMPACTION: "assistant"}
 
 _LABEL = re.compile(
-    r"(?im)((?:^|[\r\v\f\x1c-\x1e\x85\u2028\u2029])[^\S\n]{0,80})(?=\[(?:turn \d|(?:user|assistant|tool)\]))"
+    r"(?im)((?:^|[\r\v\f\x1c-\x1e\x85\u2028\u2029])[^\S\n]{0,80})"
+    r"(?=\[(?:turn \d|(?:\d+ )?(?:[\w-]+ )?(?:user|assistant|tool)\]))"
 )
 """A line that looks labelled is marked as a quotation, so that nobody's words pass for another's."""
 
@@ -169,9 +175,10 @@ class _Price:
 
     def of(self, position: int, order: int, turn: int, date: str, speaker: str, text: str, first: bool) -> Passage:
         """A passage with its price."""
-        day = self._count(f" · {date or UNDATED}") + self._spare
-        number = self._count(f"turn {turn + 1} ·") + self._spare
-        label = day + number + self._count(f"[ {speaker}]") + self._spare
+        day = self._count(f" {date or UNDATED}") + self._spare
+        number = self._count(f"[{turn + 1}") + self._spare
+        opening = self._count("turn · ·") + self._spare
+        label = opening + day + number + self._count(f"[{speaker}]") + self._spare
         return Passage(
             position=position,
             order=order,
@@ -181,6 +188,7 @@ class _Price:
             date=date,
             tokens=label + self._text(f" {text}\n") + self._spare,
             label=label,
+            opening=opening,
             day=day,
             number=number,
             first=first,
@@ -188,10 +196,10 @@ class _Price:
 
 
 def quoted(chosen: Sequence[Passage]) -> str:
-    """Passages as `[turn 12 · 2024-05-15 · user] text` lines, in the order given.
+    """Passages as lines, in the order given: `[turn 12 · 2024-05-15 · user] text`, then `[14 user] text`.
 
-    A label names what changed: in the same turn only who speaks, on the same day no date. Text that continues
-    has no label. All of it is data: whoever puts it into a prompt fences it.
+    After the first, a label names what changed: the date on another day, the turn in another turn, always who
+    speaks. Text that continues has no label. All of it is data: whoever puts it into a prompt fences it.
     """
     lines: list[str] = []
     before: Passage | None = None
@@ -199,18 +207,18 @@ def quoted(chosen: Sequence[Passage]) -> str:
         if before is not None and passage.continues(before):
             lines[-1] += passage.text
         else:
-            lines.append(f"[{' · '.join(_named(passage, before))}] {passage.text}")
+            lines.append(f"[{_label(passage, before)}] {passage.text}")
         before = passage
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _named(passage: Passage, before: Passage | None) -> Iterator[str]:
-    same_day = before is not None and before.date == passage.date
-    if not same_day or before is None or before.turn != passage.turn:
-        yield f"turn {passage.turn + 1}"
-    if not same_day and (passage.date or before):
-        yield passage.date or UNDATED
-    yield passage.speaker
+def _label(passage: Passage, before: Passage | None) -> str:
+    if before is None:
+        day = f" · {passage.date}" if passage.date else ""
+        return f"turn {passage.turn + 1}{day} · {passage.speaker}"
+    if before.date != passage.date:
+        return f"{passage.turn + 1} {passage.date or UNDATED} {passage.speaker}"
+    return passage.speaker if before.turn == passage.turn else f"{passage.turn + 1} {passage.speaker}"
 
 
 class Quotation:

@@ -56,8 +56,8 @@ def test_a_line_says_who_spoke_when_and_in_which_turn() -> None:
     assert quoted(all_of(said)).splitlines() == [
         "[turn 1 · 2024-05-15 · user] Hello.",
         "[assistant] Hi.",
-        "[turn 2 · user] What is new?",
-        "[turn 3 · 2024-06-04 · user] And now?",
+        "[2 user] What is new?",
+        "[3 2024-06-04 user] And now?",
         "[assistant] Nothing.",
     ]
 
@@ -71,7 +71,7 @@ def test_what_stands_before_the_first_prompt_is_turn_0() -> None:
 def test_an_unknown_day_is_said_to_be_unknown_where_it_matters() -> None:
     undated = ModelRequest(parts=[UserPromptPart(content="Hello?", timestamp=None)], timestamp=None)  # pyright: ignore[reportArgumentType]
     assert quoted(all_of([undated])) == "[turn 1 · user] Hello?"
-    assert quoted(all_of([asked("Hello."), undated])).splitlines()[1] == "[turn 2 · undated · user] Hello?"
+    assert quoted(all_of([asked("Hello."), undated])).splitlines()[1] == "[2 undated user] Hello?"
 
 
 def test_a_call_and_its_answer_are_one_line_of_the_tool() -> None:
