@@ -35,6 +35,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     measure: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(MEASURES)}; all without.")] = None,
     approach: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(HOMES)}; all without.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="A set of histories; all without.")] = None,
     fast: Annotated[bool, typer.Option("--fast", help="A small part of the data; a minute.")] = False,
     every: Annotated[int, typer.Option(help="Ask every so manieth question only.", min=1)] = 1,
     out: Annotated[Path, typer.Option(help="Where results, tables and plots go.")] = Path("benchmark-results"),
@@ -49,12 +50,12 @@ def main(
     """Measure, write down, print."""
     chosen = [MEASURES[_known(name, MEASURES)] for name in measure or MEASURES]
     names = [_known(name, HOMES) for name in approach or HOMES]
-    data = at_hand(fast, every)
+    there = at_hand(fast, every)
     results = Results(out, resume=resume or report_only)
-    if data.folder is None:
+    if there.folder is None:
         warn("no data at hand (CONTEXT_COMPILER_DATA names their folder): a small generated history stands for them")
     if not report_only:
-        _measure(chosen, names, data, results)
+        _measure(chosen, names, there, results, data)
     tables = _report(chosen, results, out)
     tables |= {"machine": ran(results), "goals": goals.table(results), "setup": setup()}
     if page is not None:
@@ -69,9 +70,11 @@ def _known(name: str, names: Sequence[str] | dict[str, object] | dict[str, str] 
     return name
 
 
-def _measure(chosen: Sequence[Measure], names: Sequence[str], data: Data, results: Results) -> None:
+def _measure(
+    chosen: Sequence[Measure], names: Sequence[str], data: Data, results: Results, only: Sequence[str] | None
+) -> None:
     """Every cell that is not known, one after the other."""
-    wanted = [(one, cell) for one in chosen for cell in one.cells(data, names)]
+    wanted = [(one, cell) for one in chosen for cell in one.cells(data, names) if not only or cell.data in only]
     prints = {name: data.fingerprint(name) for name in {cell.data for _, cell in wanted}}
     codes = {ours: code(ours=ours) for ours in (False, True)}
     with working("measuring", len(wanted)) as progress:

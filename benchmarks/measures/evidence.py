@@ -21,14 +21,11 @@ from benchmarks.measures import Measure
 from benchmarks.peers.baselines import READER, oracle, price
 from benchmarks.recall import Conversation
 from benchmarks.results import Cell, Result
-from benchmarks.tables import lines_of, ranked
+from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, ranked
 from context_compiler.cli.drawing import Panel
 from context_compiler.replay import View
 
 AWARE, BLIND = "evidence", "evidence-blind"
-COSTLY = {"beam-500k"}
-"""Sets on which whatever takes minutes a question is left out."""
-SLOW = {"llamaindex-buffer"}
 
 
 def cells(data: Data, approaches: Sequence[str], name: str) -> list[Cell]:
@@ -42,8 +39,8 @@ def cells(data: Data, approaches: Sequence[str], name: str) -> list[Cell]:
 
 def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     """Recall of every question, by conversation, and how often the budget was not kept."""
-    if cell.data in COSTLY and cell.approach in SLOW:
-        return "counts the whole history again for every message it drops: hours on these data"
+    if cell.data in TOO_LONG.get(cell.approach, ()):
+        return RECOUNTS
     groups: list[list[float]] = []
     over: list[float] = []
     for conversation in data.conversations(cell.data):

@@ -22,7 +22,7 @@ from benchmarks.measures import Measure
 from benchmarks.peers.baselines import READER
 from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
-from benchmarks.tables import lines_of, markdown, named, ranked, reasons
+from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, markdown, named, ranked, reasons
 from context_compiler.cli.drawing import Panel
 from context_compiler.history import Reading
 from context_compiler.measures import PromptCache, Sent, figures
@@ -44,6 +44,8 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     """Every session of a set, measured request by request."""
     if approach.session is None:
         return approach.dashes.get("session", "cannot live through a session")
+    if cell.data in TOO_LONG.get(cell.approach, ()):
+        return RECOUNTS
     sent: list[Sent] = []
     whole = 0.0
     intact = True

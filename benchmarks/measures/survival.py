@@ -20,7 +20,7 @@ from benchmarks.measures import Measure
 from benchmarks.peers.baselines import READER
 from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
-from benchmarks.tables import markdown, named, reasons
+from benchmarks.tables import RECOUNTS, TOO_LONG, markdown, named, reasons
 from context_compiler.history import searchable
 from context_compiler.replay import View, request_points
 from context_compiler.sorts import Sort
@@ -41,6 +41,8 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
     """What survives of every session, by sort."""
     if approach.view is None:
         return approach.dashes.get("view", "there is no evidence without a question")
+    if cell.data in TOO_LONG.get(cell.approach, ()):
+        return RECOUNTS
     lost: Counter[str] = Counter()
     kept: Counter[str] = Counter()
     groups: list[list[float]] = []

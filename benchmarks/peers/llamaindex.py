@@ -34,6 +34,24 @@ def theirs(piece: Piece) -> ChatMessage:
     return ChatMessage(role=piece.role, content=piece.text, additional_kwargs=kwargs)
 
 
+class MemorySession:
+    """`Memory` as it is lived with: what is new is put, what is needed is got."""
+
+    def __init__(self, budget: int) -> None:
+        self.stored: list[ModelMessage] = []
+        self._engine = create_async_engine("sqlite+aiosqlite:///:memory:")
+        self._memory = Memory.from_defaults(
+            session_id="one", token_limit=budget, tokenizer_fn=tokenized, async_engine=self._engine
+        )
+
+    async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+        """Send what the memory gives after `new` was put into it."""
+        before = len(self.stored)
+        self.stored = [*self.stored, *new]
+        await self._memory.aput_messages([theirs(piece) for piece in pieces(new, first=before)])
+        return ours(self.stored, await self._memory.aget())
+
+
 async def buffered(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
     history = [theirs(piece) for piece in pieces(messages)]
     buffer = ChatMemoryBuffer.from_defaults(chat_history=history, token_limit=budget, tokenizer_fn=tokenized)
@@ -70,7 +88,7 @@ APPROACHES = (
         setup="`token_limit=budget`, our tokenizer, no blocks; its history gets 0.7 of that, its default",
         package="llama-index-core",
         view=remembered,
-        session=lambda budget: PlainSession(remembered, budget),
+        session=MemorySession,
         dashes={"compiles": "asks no model"},
     ),
 )

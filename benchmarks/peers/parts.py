@@ -28,10 +28,10 @@ class Piece:
 ROLES = {Kind.SYSTEM: "system", Kind.RETURN: "tool"}
 
 
-def pieces(messages: Sequence[ModelMessage]) -> list[Piece]:
-    """A history in pieces; of a message without parts there is none."""
+def pieces(messages: Sequence[ModelMessage], *, first: int = 0) -> list[Piece]:
+    """A history in pieces, from position `first` on; of a message without parts there is none."""
     found: list[Piece] = []
-    for at, message in enumerate(messages):
+    for at, message in enumerate(messages, first):
         reading = READER.one(message)
         if isinstance(message, ModelResponse):
             text = "\n".join(item.text for item in reading.items if item.kind is Kind.TEXT)
