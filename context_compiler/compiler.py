@@ -23,7 +23,7 @@ from context_compiler.library import TemplateLibrary
 from context_compiler.limits import Asked, Limits, checked, limits
 from context_compiler.prompt import Order
 from context_compiler.record import Compile, Drop, Entry, Record
-from context_compiler.recording import NO_IDENTIFIERS, Where, ledger, now
+from context_compiler.recording import Where, ledger, now
 from context_compiler.settings import Settings
 from context_compiler.store import Store, open_store
 from context_compiler.template import Template
@@ -145,12 +145,13 @@ def _view(
         ledger=ledger(sections_of(frozen, sent, counter), drops, kept),
         drops=tuple(drops),
         kept=kept,
+        quoted=done.quoted if done else (),
     )
 
 
 def _record(view: View, history: History, row: Compile | None, where: Where, sent: History, latency: float) -> Record:
     """What goes on the record of a view outside any run."""
-    notes = [NO_IDENTIFIERS, "run_id, request_hash: no run", "error: none"]
+    notes = ["run_id, request_hash: no run", "error: none"]
     if row is None:
         notes.append("summary_id: nothing was compiled")
     return Record(

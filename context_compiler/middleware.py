@@ -27,7 +27,7 @@ from context_compiler.library import TemplateLibrary
 from context_compiler.live import respond
 from context_compiler.ratios import Ratios
 from context_compiler.record import Record
-from context_compiler.recording import NO_IDENTIFIERS, explained, now
+from context_compiler.recording import explained, now
 from context_compiler.request import Request
 from context_compiler.run import Live, Result, Run
 from context_compiler.settings import Settings
@@ -130,7 +130,7 @@ class Middleware:
             request_index=run.requests,
             raw_tip=result.raw.tip,
             view_tip=result.sent.tip,
-            status=f"{status}; {NO_IDENTIFIERS}",
+            status=status,
             error=view.error,
             budget=view.budget,
             tokens_raw=round((request.overhead + result.raw.tokens) * ratio),

@@ -65,6 +65,7 @@ class Compile:
     budget_used: int
     """Tokens of the summary as it stands in the view."""
     survival: float | None
+    """Share of the specifics of what was compiled that the summary holds, 0 to 1; None where no answer was used."""
     latency_ms: float
     usage: Mapping[str, int]
     status: str

@@ -15,8 +15,8 @@ from context_compiler.frozen import spans
 from context_compiler.history import History
 from context_compiler.prompt import Order
 from context_compiler.record import Compile, Drop, Record
-
-NO_IDENTIFIERS = "identifier ledger: none"
+from context_compiler.specifics import Specific
+from context_compiler.survival import evicted, survival
 
 
 def now() -> datetime:
@@ -50,6 +50,7 @@ def compile_row(
 ) -> Compile:
     """One compile as it goes on the record; `order` is None where no model was asked."""
     parsed = json_object(answer.text) if answer else None
+    gone = evicted(cut.history, cut.bench.outline, cut.span) if order and status == "ok" else None
     row = _row(
         where,
         options,
@@ -59,16 +60,18 @@ def compile_row(
         raw_output=answer.text if answer else None,
         summary=summary or quotes or None,
         summary_json=parsed,
-        input_payload=_payload(cut, order),
+        input_payload=_payload(cut, order) | _specifics(gone, summary, quotes),
         sections_included=order.included if order else (("quotes",) if quotes else ()),
         sections_dropped=order.dropped if order else (),
         budget_used=budget_used,
+        survival=None if gone is None else survival(gone, summary).share,
         latency_ms=answer.latency_ms if answer else 0.0,
         usage=answer.usage if answer else {},
         status=status,
         error=error,
     )
     why = {"summary_json": "the answer is not a JSON object", "cache_key": "not to be used again"}
+    why["survival"] = "the answer is not used"
     if order is None:
         why = dict.fromkeys([*why, "compiled_prompt", "raw_output"], "no model was asked")
     return explained(row, why)
@@ -87,7 +90,9 @@ def failed_row(where: Where, history: History, options: Options, order: Order, e
         status="failed",
         error=str(error),
     )
-    return explained(row, dict.fromkeys(("raw_output", "summary", "summary_json", "cache_key"), "no answer came"))
+    return explained(
+        row, dict.fromkeys(("raw_output", "summary", "summary_json", "cache_key", "survival"), "no answer came")
+    )
 
 
 def _row(where: Where, options: Options, **given: Any) -> Compile:
@@ -154,6 +159,14 @@ def _payload(cut: Cut, order: Order | None) -> dict[str, object]:
         "compiled": [list(span) for span in spans(cut.span)],
     }
     return payload | ({"missing": list(order.missing), "prompts": len(order.prompts)} if order else {})
+
+
+def _specifics(gone: Sequence[Specific] | None, summary: str, quotes: str) -> dict[str, object]:
+    """How many specifics the span held, how many the summary holds, and how many it holds together with the quotes."""
+    if gone is None:
+        return {}
+    alone, both = survival(gone, summary), survival(gone, summary, quotes)
+    return {"specifics": {"found": alone.found, "in_summary": alone.kept, "in_view": both.kept}}
 
 
 def json_object(text: str) -> dict[str, object] | None:

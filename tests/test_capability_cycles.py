@@ -293,7 +293,7 @@ async def test_a_turn_that_is_resumed_is_still_the_same_turn() -> None:
 async def test_recent_turns_stay_as_they_are_if_they_fit(recent: Any) -> None:
     chat = Chat(steps=0, recent_turns=recent, budget=30_000, every_turn=recent != "all")
     await chat.turn(99, long_history(60, tools_per_turn=1))
-    kept = [number for number in range(60) if f"Answer {number}: " in chat.talker.last.text]
+    kept = [number for number in range(60) if f'"Answer {number}: ' in chat.talker.last.text]
     assert kept == (list(range(60)) if recent == "all" else list(range(61 - recent, 60)))
     assert chat.statuses == ["raw" if recent == "all" else "compiled"]
 
