@@ -7,6 +7,8 @@ ContextCompilerError
 ├── StoreError         the record could not be opened, read or written
 ├── BudgetError        a strict call could not be kept within its budget
 ├── FidelityError      a fidelity is not one of the known modes (where, value)
+├── PipelineError      a pipeline cannot be run, or went wrong beyond its own handling
+│   └── GraphError     its graph cannot be read, or has errors (path, line, column, snippet, diagnostics)
 └── SettingsError      an argument or environment variable has a wrong value
 
 A message says what is wrong, where, and what to do about it. The capability raises none of these: it
@@ -14,6 +16,8 @@ falls back and reports them through `on_error`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class ContextCompilerError(Exception):
@@ -68,3 +72,33 @@ class FidelityError(ContextCompilerError, ValueError):
 
 class SettingsError(ContextCompilerError, ValueError):
     """An argument or an environment variable has a wrong value."""
+
+
+class PipelineError(ContextCompilerError):
+    """A pipeline cannot be run, or went wrong in a way that it does not handle itself."""
+
+
+class GraphError(PipelineError):
+    """A graph cannot be read, or has errors that keep it from being run."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        line: int | None = None,
+        column: int | None = None,
+        snippet: str = "",
+        diagnostics: Sequence[object] = (),
+    ) -> None:
+        """Keep the place beside the message, which is one line; `line` and `column` are 1-based.
+
+        The `snippet` is the line of the source with a caret under the column; a traceback shows it too.
+        `diagnostics` are the findings of a lint, where it was one.
+        """
+        place = ":".join(str(part) for part in (path or "graph", line, column) if part)
+        super().__init__(f"{place}: {message}")
+        if snippet:
+            self.add_note(snippet)
+        self.message, self.path, self.line, self.column = message, path, line, column
+        self.snippet, self.diagnostics = snippet, tuple(diagnostics)
