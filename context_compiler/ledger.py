@@ -27,7 +27,7 @@ CHAT_SHARE = 0.02
 SMALLEST = 24
 """With less room, in tokens, there is no ledger."""
 
-NEAR, FAR = 1, 3
+NEAR, FAR = 1, 2
 """Words on each side of an identifier, where room is short and where it is not."""
 SHORT = 400
 """Tokens; a ledger with less room is short."""

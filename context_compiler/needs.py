@@ -23,6 +23,9 @@ LATER = frozenset({Sort.ID, Sort.PATH, Sort.URL})
 EVERY = frozenset(Sort) - {Sort.RULE}
 """What is worth a line; rules are pins where users set them."""
 
+LONG = 1.0
+"""What it takes away from anything else to be twice as long: a long command has the room of ten numbers."""
+
 CALLED, REPEATED, RECENT, MANY, FIELD = 2.0, 0.5, 1.0, 0.5, 2.0
 """What it adds to have been called with, to be repeated, to be recent, to stand alone, and to be in a used field."""
 
@@ -73,7 +76,10 @@ def needs(cut: Cut, told: Sequence[str], *, every: bool) -> list[Need]:
         alone = min(beside[home.position, home.part] for home in need.homes)
         rate = max((rates.get(name, 0.0) for name in need.fields), default=0.0)
         worth = CALLED * need.called + REPEATED * log2(1 + need.times) + RECENT * need.last / length
-        return need.homes[0].specific.sort not in LATER, MANY * log2(1 + alone) - worth - FIELD * rate
+        one = need.homes[0].specific
+        later = one.sort in LATER
+        long = 0.0 if later else LONG * log2(1 + len(one.verbatim))
+        return not later, MANY * log2(1 + alone) + long - worth - FIELD * rate
 
     return sorted((need for need in found.values() if not holds(need.homes[0].specific)), key=rank)
 
