@@ -25,6 +25,7 @@ from context_compiler.sections import chunks, fitted, gathered, lines
 from context_compiler.shapes import WHOLE, Shape
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import Outline
+from context_compiler.view import Quote
 
 TOO_SMALL = 200
 """Below this cap, in tokens, no model is asked: it could not say anything."""
@@ -70,6 +71,7 @@ def cut(
         span=tuple(index for index in out if index not in covered),
         pinned=tuple(pin for pin in user_pins if bench.here(pin.position) is None) if bench.summary else (),
         previous=previous,
+        lasting=not one_shot,
     )
 
 
@@ -170,8 +172,8 @@ def refusal(cut: Cut, text: str, counter: TokenCounter) -> str | None:
 
 def freeze(
     cut: Cut, options: Options, *, summary: str, row: int | None, turn: int, asked: bool, ratio: float, tight: float
-) -> Frozen:
-    """Fix the view until the next advance.
+) -> tuple[Frozen, tuple[Quote, ...]]:
+    """Fix the view until the next advance; what is quoted in it, and why.
 
     Args:
         cut: What stays.
@@ -190,7 +192,7 @@ def freeze(
     shapes = cut.bench.shapes
     changed = [index for index, shape in enumerate(shapes) if shape != WHOLE]
     decided = changed[-1] + 1 if changed else 0
-    return Frozen(
+    frozen = Frozen(
         decided=decided,
         tip=cut.history.ids[decided - 1] if decided else "",
         kept=tuple((index, shape) for index, shape in enumerate(shapes[:decided]) if shape is not None),
@@ -207,3 +209,4 @@ def freeze(
         blocks=(),
         config=options.config,
     )
+    return frozen, text.quoted

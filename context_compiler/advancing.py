@@ -17,7 +17,7 @@ from context_compiler.recording import Where, compile_row
 from context_compiler.shapes import Shape
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import Outline, Pairing
-from context_compiler.view import summary_of
+from context_compiler.view import Quote, summary_of
 
 Ask = Callable[[Order], Awaitable[Answer]]
 """The compile agent, seen from here: an order in, an answer out, no memory."""
@@ -51,6 +51,7 @@ class Advanced:
     row: Compile | None
     """None when nothing was left out."""
     fits: bool
+    quoted: tuple[Quote, ...]
 
 
 def repaired(pairing: Pairing) -> dict[int, Shape]:
@@ -91,7 +92,7 @@ async def advanced(
     )
     reply = await _asked(done, options, where.turn_index, ask)
     summary = reply.answer.text if reply.answer and reply.status == "ok" else ""
-    frozen = freeze(
+    frozen, quoted = freeze(
         done,
         options,
         summary=summary,
@@ -101,7 +102,9 @@ async def advanced(
         ratio=ratio,
         tight=tight,
     )
-    return Advanced(frozen=frozen, cut=done, row=_row(where, done, options, reply, frozen), fits=done.fits)
+    return Advanced(
+        frozen=frozen, cut=done, row=_row(where, done, options, reply, frozen), fits=done.fits, quoted=quoted
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,8 @@ class Cut:
     """What is out and not covered by the last model compile."""
     pinned: tuple[Pin, ...]
     previous: Frozen | None
+    lasting: bool
+    """The view serves more than what is asked now."""
 
     @property
     def reserve(self) -> int:

@@ -12,12 +12,13 @@ from dataclasses import replace
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.advancing import RAW
+from context_compiler.building import built
 from context_compiler.cutting import Options
 from context_compiler.cycles import fitting
 from context_compiler.failing import attempt, attempted, floor
 from context_compiler.history import History, Reader
 from context_compiler.limits import whole_budget
-from context_compiler.live import advance, begun, built
+from context_compiler.live import advance, begun
 from context_compiler.recording import ledger
 from context_compiler.request import Request
 from context_compiler.run import Live, Result, Run, marks_of, read

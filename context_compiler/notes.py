@@ -6,25 +6,18 @@ which is always on the user channel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from context_compiler.clamps import clamp
 from context_compiler.cutting import Cut, Options
-from context_compiler.extract import Passage, choose, passages, quoted
+from context_compiler.extract import choose, passages, quoted
 from context_compiler.fences import fence, neutral
-from context_compiler.ledger import with_ledger
 from context_compiler.prompt import TITLES, about
 from context_compiler.prose import prose
-from context_compiler.recall import Question, indexed, pending, rank
+from context_compiler.quotes import SMALLEST, cost, verbatim
 from context_compiler.sections import gathered
 from context_compiler.tokens import TokenCounter
-from context_compiler.view import note_text
-
-QUOTES = "QUOTED FROM EARLIER TURNS"
-SMALLEST = 16
-"""Below this many tokens a note or a quote says nothing."""
+from context_compiler.view import Quote, note_text
 
 SPARE = 4
 """Tokens that disarming a cut text may cost."""
@@ -37,6 +30,8 @@ class Written:
     note: str = ""
     quotes: str = ""
     channel: str = "user"
+    quoted: tuple[Quote, ...] = ()
+    """What the verbatim part holds, and why."""
 
 
 def written_for(cut: Cut, options: Options, summary: str, covered: set[int]) -> Written:
@@ -53,26 +48,19 @@ def written_for(cut: Cut, options: Options, summary: str, covered: set[int]) -> 
     counter = cut.counter
     cap = min(cut.limits.cap(options.fidelity), cut.reserve)
     note = _note(summary, cut, options, cap) if cut.out else ""
-    left = cut.target - cut.kept - _cost(note, counter)
+    left = cut.target - cut.kept - cost(note, counter)
     if options.named:
-        left = min(left, cap - _cost(note, counter))
+        left = min(left, cap - cost(note, counter))
     own_body = options.template.compiler == "none" and not summary
     loose = [] if own_body else [index for index in cut.out if index not in covered]
-    return Written(
-        note=note,
-        quotes=_quotes(cut, loose, left, note=note, lost=bool(summary)),
-        channel=options.inject if summary else "user",
-    )
-
-
-def _cost(text: str, counter: TokenCounter) -> int:
-    return counter.text(text) + 8 if text else 0
+    quotes, quoted = verbatim(cut, loose, left, note=note, lost=bool(summary), recall=bool(options.recall))
+    return Written(note=note, quotes=quotes, channel=options.inject if summary else "user", quoted=quoted)
 
 
 def _note(summary: str, cut: Cut, options: Options, cap: int) -> str:
     counter = cut.counter
     preface = prose("preface")
-    room = cap - _cost(note_text("x", preface), counter)
+    room = cap - cost(note_text("x", preface), counter)
     if room < SMALLEST:
         return ""
     return note_text(_disarmed(summary, room, counter) if summary else _own_note(cut, options, room), preface)
@@ -106,46 +94,3 @@ def _own_note(cut: Cut, options: Options, room: int) -> str:
             return body
         share //= 2
     return _disarmed(template.render(about_it), room, cut.counter)
-
-
-def _quotes(cut: Cut, loose: Sequence[int], room: int, *, note: str = "", lost: bool = False) -> str:
-    """Standing instructions, newest kept, then passages, fenced; at most `room` tokens, empty when nothing fits."""
-    counter = cut.counter
-    inner = room - _cost(fence(QUOTES, "x"), counter)
-    candidates = passages(cut.history, cut.bench.outline, loose, counter) if loose and inner > SMALLEST else ()
-    ranks = _ranks(cut, candidates)
-    while inner > SMALLEST:
-        pinned = "\n".join(_pin_lines(cut, min(inner, cut.limits.room // 10)))
-        used = counter.text(pinned) + 8 if pinned else 0
-        quoting = partial(_quoting, candidates, ranks)
-        told = with_ledger(cut, (note, pinned), inner - used, quoting, lost=lost)
-        body = "\n\n".join(block for block in (pinned, told) if block)
-        if not body:
-            return ""
-        text = fence(QUOTES, body)
-        over = _cost(text, counter) - room
-        if over <= 0:
-            return text
-        inner -= over + 8
-    return ""
-
-
-def _quoting(candidates: Sequence[Passage], ranks: Sequence[float], room: int) -> str:
-    return quoted(choose(candidates, room, ranks))
-
-
-def _ranks(cut: Cut, candidates: Sequence[Passage]) -> list[float]:
-    """How much each candidate answers what is asked now."""
-    return rank(indexed(cut.history), Question.of(pending(cut.history)), candidates) if candidates else []
-
-
-def _pin_lines(cut: Cut, room: int) -> list[str]:
-    kept: list[str] = []
-    left = room - SMALLEST
-    for pin in reversed(cut.pinned):
-        line = f"- turn {pin.turn + 1}: {pin.text}"
-        left -= cut.counter.text(line) + 1
-        if left < 0:
-            break
-        kept.append(line)
-    return ["Standing instructions the user gave earlier:", *reversed(kept)] if kept else []

@@ -35,6 +35,17 @@ _DAY_ONE = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """Something of what is left out that a view holds word for word."""
+
+    what: str
+    """Where it comes from, such as `turn 12`."""
+    why: str
+    """pinned, outline, ledger, recalled with its score, or worth most for its tokens."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """The exact messages to send, and their provenance."""
 
@@ -51,6 +62,8 @@ class View:
     drops: tuple[Drop, ...] = ()
     kept: tuple[tuple[int, str], ...] = ()
     """Position of a raw message and why it is here."""
+    quoted: tuple[Quote, ...] = ()
+    """What a compile quoted of what is left out, and why; empty in a view that only goes on from one."""
     error: str | None = None
     record: Record | None = None
 

@@ -152,8 +152,8 @@ async def test_the_view_ends_with_the_prompt_and_begins_with_the_notes() -> None
 
 @pytest.mark.parametrize("inject", ["user", "system", "compaction"])
 async def test_the_notes_stand_on_the_channel_that_was_asked_for(inject: str) -> None:
-    talker, ours = Talker("done"), compiler(Notes(), budget=BUDGET, inject=inject)
-    await run(Agent(talker.model, capabilities=[ours]), "and now?", message_history=long_history(8))
+    talker, ours = Talker("done"), compiler(Notes(), budget=2 * BUDGET, inject=inject)
+    await run(Agent(talker.model, capabilities=[ours]), "and now?", message_history=long_history(16))
     assert ours.last_view is not None
     parts = [part for message in ours.last_view.messages for part in message.parts]
     kinds = [part.part_kind for part in parts if "Context summary (compiled):" in str(getattr(part, "content", ""))]

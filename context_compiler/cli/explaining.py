@@ -21,6 +21,11 @@ KEPT = (
     Column("why it is here", style="green", elastic=True),
     Column("begins", style="dim", elastic=True),
 )
+QUOTED = (
+    Column("from"),
+    Column("why it is quoted", style="green"),
+    Column("begins", style="dim", elastic=True),
+)
 LEFT_OUT = (
     Column("what"),
     Column("tokens", right=True),
@@ -29,7 +34,12 @@ LEFT_OUT = (
 )
 SPENT = (Column("section"), Column("tokens", right=True, style="bold"), Column("share", right=True))
 
-SECTIONS = {"summary": "summary", "quotes": "quoted from what is left out", "messages": "kept messages"}
+SECTIONS = {
+    "summary": "summary",
+    "quotes": "quoted from what is left out",
+    "recall": "recalled before prompts",
+    "messages": "kept messages",
+}
 """What the sections of a ledger are called."""
 
 EXCERPT = 60
@@ -65,6 +75,9 @@ def _markdown_table(columns: Sequence[Column], rows: Rows) -> str:
 def _tables(view: View, raw: History, sent: History) -> Iterator[tuple[str, Sequence[Column], Rows]]:
     kept = places(view, raw, sent)
     yield f"Kept: {len(view.kept)} of {len(raw)} messages", KEPT, [_kept(place, raw, sent) for place in kept]
+    if view.quoted:
+        quoted: Rows = [(one.what, one.why, one_line(one.text)[:EXCERPT]) for one in view.quoted]
+        yield "Quoted from what is left out", QUOTED, quoted
     yield "Left out", LEFT_OUT, left_out(view.drops, raw)
     yield "Tokens", SPENT, spent(view.ledger, view.tokens)
 

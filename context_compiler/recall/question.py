@@ -13,13 +13,12 @@ LONGEST = 100_000
 """Characters of a question that are looked at."""
 
 _MONTHS = (
-    r"jan(?:uary)?", r"feb(?:ruary)?", r"mar(?:ch)?", r"apr(?:il)?", "may", "june?", "july?", r"aug(?:ust)?",
+    r"jan(?:uary)?", r"feb(?:ruary)?", r"mar(?:ch)?", r"apr(?:il)?", 
+    r"may(?! (?:i|you|we)\b)", "june?", "july?", r"aug(?:ust)?",
     r"sept?(?:ember)?", r"oct(?:ober)?", r"nov(?:ember)?", r"dec(?:ember)?",
 )  # fmt: skip
-_NAMED = [
-    re.compile(rf"(?:(?<=[a-z0-9,] )|^){name.replace(name[0], name[0].upper(), 1)}\b(?=[\s,.?!]|$)") for name in _MONTHS
-]
-"""A month begins with a capital letter: not everything that may march."""
+_NAMED = [re.compile(rf"(?:(?<=[a-z0-9,] )|^){name[0].upper()}{name[1:]}\b(?=[\s,.?!]|$)") for name in _MONTHS]
+"""A month begins with a capital letter: not everything that may march. May is none where a question begins with it."""
 _DATED = re.compile(r"\b\d{4}-(\d\d)(?:-\d\d)?\b")
 
 _ADVICE = re.compile(
@@ -55,6 +54,8 @@ class Question:
     """Words that may name somebody."""
     advice: bool
     """It asks for help: what its user once laid down or likes has a bearing on the answer."""
+    broad: bool
+    """It is about the order of things, or the whole."""
     mine: bool
     """It is about who asks."""
     yours: bool
@@ -64,12 +65,14 @@ class Question:
     def of(cls, text: str) -> Question:
         """Take a question apart."""
         text = text[:LONGEST]
+        broad = bool(_BROAD.search(text))
         months = {f"{number:02}" for number, month in enumerate(_NAMED, 1) if month.search(text)}
         return cls(
             terms=frozenset(terms(text)),
             months=frozenset(months.union(_DATED.findall(text))),
             names=frozenset(_NAME.findall(text)),
-            advice=bool(_ADVICE.search(text)) and not _BROAD.search(text),
+            advice=bool(_ADVICE.search(text)) and not broad,
+            broad=broad,
             mine=bool(_ME.search(text)),
             yours=bool(_YOU.search(text)),
         )
