@@ -1,0 +1,150 @@
+"""A condition is a list of comparisons that must all hold; it is read once and never executed as code.
+
+`outcome=success && context.tests != "red"`: keys are looked up, compared as text, exactly. A key that is not
+there is the empty text. A clause without an operator holds when its value is neither empty nor `false`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+LONGEST = 10_000
+"""Characters of a condition."""
+
+STATUSES = {
+    **{"ok": "success", "succeeded": "success", "failure": "fail", "failed": "fail", "error": "fail"},
+    **{"skip": "skipped", "partialsuccess": "partial_success", "partial-success": "partial_success"},
+}
+"""Other words for a status, as other engines write them."""
+
+_KEY = r"[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)*"
+_CLAUSE = re.compile(
+    rf'\s*(?P<key>{_KEY})\s*(?:(?P<operator>!=|==|=)\s*(?P<value>"(?:[^"\\]|\\[\s\S])*+"|[^"\s&|<>=!()]*+)\s*)?'
+)
+_UNKNOWN = re.compile(r"\|\||<=|>=|<|>|!(?!=)|&(?!&)|\b(?:contains|matches|not|or|and)\b")
+_ESCAPE = re.compile(r"\\([\s\S])")
+_ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
+
+
+class ConditionError(ValueError):
+    """A condition cannot be read; `at` is the character where, from 0."""
+
+    def __init__(self, message: str, at: int) -> None:
+        super().__init__(message)
+        self.message, self.at = message, at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clause:
+    """One comparison."""
+
+    key: str
+    operator: Literal["=", "!=", ""]
+    """Empty: whether there is a value at all."""
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """Clauses that must all hold; none at all always holds."""
+
+    clauses: tuple[Clause, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What had to be forgiven."""
+
+    def holds(
+        self, values: Mapping[str, object], *, outcome: str = "", preferred_label: str = "", raw: str = ""
+    ) -> bool:
+        """Whether every clause holds.
+
+        Args:
+            values: The context of the run.
+            outcome: The status of the stage that has just ended, such as `success`.
+            preferred_label: What that stage asked for.
+            raw: The word that the stage itself used for its outcome, where it is no status.
+        """
+        return all(_holds(clause, values, outcome, preferred_label, raw) for clause in self.clauses)
+
+
+@lru_cache(maxsize=4096)
+def parse_condition(text: str) -> Condition:
+    """Read a condition; an empty one always holds.
+
+    Raises:
+        ConditionError: it is none.
+    """
+    if len(text) > LONGEST:
+        raise ConditionError(f"a condition has at most {LONGEST:,} characters", LONGEST)
+    if not text.strip():
+        return Condition()
+    clauses: list[Clause] = []
+    warnings: list[str] = []
+    at = 0
+    while True:
+        found = _CLAUSE.match(text, at)
+        if found is None:
+            raise _misread(text, at)
+        operator = found["operator"] or ""
+        if operator == "==":
+            operator, warning = "=", "== is read as ="
+            warnings += [] if warning in warnings else [warning]
+        clauses.append(Clause(key=found["key"], operator=_known(operator), value=_literal(found["value"] or "")))
+        at = found.end()
+        if at == len(text):
+            return Condition(clauses=tuple(clauses), warnings=tuple(warnings))
+        if not text.startswith("&&", at):
+            raise _misread(text, at)
+        at += 2
+
+
+def resolved(key: str, values: Mapping[str, object]) -> str:
+    """The value of a key of the context as text; `context.x` is looked up whole first, then as `x`."""
+    value = values.get(key)
+    if value is None and key.startswith("context."):
+        value = values.get(key.removeprefix("context."))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
+
+
+def _holds(clause: Clause, values: Mapping[str, object], outcome: str, preferred_label: str, raw: str) -> bool:
+    if clause.key == "outcome":
+        same = _status(clause.value) == _status(outcome) or bool(raw and clause.value == raw)
+        there = outcome
+    else:
+        there = preferred_label if clause.key == "preferred_label" else resolved(clause.key, values)
+        same = there == clause.value
+    if not clause.operator:
+        return there.lower() not in ("", "false")
+    return same == (clause.operator == "=")
+
+
+def _status(word: str) -> str:
+    return STATUSES.get(word.lower(), word)
+
+
+def _known(operator: str) -> Literal["=", "!=", ""]:
+    return "=" if operator == "=" else "!=" if operator == "!=" else ""
+
+
+def _literal(text: str) -> str:
+    if not text.startswith('"'):
+        return text
+    return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[0]), text[1:-1])
+
+
+def _misread(text: str, at: int) -> ConditionError:
+    rest = text[at:].lstrip()
+    at = len(text) - len(rest)
+    if not rest:
+        return ConditionError("a comparison is missing at the end", at)
+    unknown = _UNKNOWN.match(rest)
+    if unknown:
+        return ConditionError(f"there is no operator {unknown[0]!r}; use =, != and &&", at)
+    if rest.startswith('"'):
+        return ConditionError("a string stands where a key is wanted, or is not closed", at)
+    return ConditionError(f"{rest[:20]!r} cannot be read; write key=value && key!=value", at)

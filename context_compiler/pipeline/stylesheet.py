@@ -1,0 +1,129 @@
+"""A stylesheet says which stages get which model: by name, class, shape, or all; the nearer rule wins.
+
+`* { llm_model: small; } .review { llm_model: large; } #plan { reasoning_effort: high; }`. What a stage says of
+itself beats every rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from context_compiler.pipeline.attributes import Value
+from context_compiler.pipeline.graph import Graph, Node
+
+PROPERTIES = ("llm_model", "llm_provider", "reasoning_effort")
+SPECIFICITY = {"*": 0, "shape": 1, "class": 2, "id": 3}
+SPELLINGS = {"model": "llm_model", "provider": "llm_provider"}
+"""What other engines call a property."""
+EFFORTS = ("low", "medium", "high")
+LONGEST = 1_000_000
+"""Characters of a stylesheet."""
+
+_GAP = re.compile(r"(?:\s|/\*(?:[^*]++|\*(?!/))*+\*/)*+")
+_SELECTOR = re.compile(r"(?P<all>\*)|#(?P<id>[A-Za-z_]\w*)|\.(?P<class>[\w-]+)|(?P<shape>[A-Za-z]\w*)", re.ASCII)
+_DECLARATION = re.compile(r'(?P<name>[A-Za-z_][\w-]*)\s*:\s*(?P<value>"(?:[^"\\]|\\.)*+"|[^\s;{}"]+)', re.ASCII)
+_ESCAPE = re.compile(r"\\(.)")
+
+
+class StylesheetError(ValueError):
+    """A stylesheet cannot be read; `at` is the character where, from 0."""
+
+    def __init__(self, message: str, at: int) -> None:
+        super().__init__(message)
+        self.message, self.at = message, at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What the stages that a selector finds get."""
+
+    kind: Literal["*", "shape", "class", "id"]
+    name: str
+    properties: Mapping[str, str]
+    """Only those of `PROPERTIES` count."""
+
+    def finds(self, node: Node) -> bool:
+        """Whether it is about this stage."""
+        if self.kind == "class":
+            return self.name in node.classes
+        return self.kind == "*" or self.name == (node.name if self.kind == "id" else node.shape)
+
+
+def parse_stylesheet(text: str) -> tuple[Rule, ...]:
+    """The rules of a stylesheet, in their order.
+
+    Raises:
+        StylesheetError: it is none.
+    """
+    if len(text) > LONGEST:
+        raise StylesheetError(f"a stylesheet has at most {LONGEST:,} characters", LONGEST)
+    rules: list[Rule] = []
+    at = _past(text, 0)
+    while at < len(text):
+        found = _SELECTOR.match(text, at)
+        if found is None:
+            raise StylesheetError(f"{text[at : at + 20]!r} is no selector; write *, shape, .class or #id", at)
+        start = _past(text, found.end())
+        if text[start : start + 1] != "{":
+            raise StylesheetError("a { is missing after the selector", start)
+        properties, at = _declarations(text, _past(text, start + 1))
+        rules.append(_rule(found, properties))
+        at = _past(text, at)
+    return tuple(rules)
+
+
+def apply_stylesheet(graph: Graph) -> Graph:
+    """A graph whose stages say themselves what its stylesheet says of them; the same graph when that is nothing.
+
+    Raises:
+        StylesheetError: the stylesheet cannot be read.
+    """
+    rules = sorted(parse_stylesheet(graph.model_stylesheet), key=lambda rule: SPECIFICITY[rule.kind])
+    if not rules:
+        return graph
+    return replace(graph, nodes={name: _styled(node, rules) for name, node in graph.nodes.items()})
+
+
+def _styled(node: Node, rules: list[Rule]) -> Node:
+    said: dict[str, Value] = {}
+    for rule in rules:
+        if rule.finds(node):
+            said.update(rule.properties)
+    missing = {name: said[name] for name in PROPERTIES if name in said and node.raw(name) is None}
+    return replace(node, attrs={**node.attrs, **missing}) if missing else node
+
+
+def _rule(found: re.Match[str], properties: Mapping[str, str]) -> Rule:
+    if found["all"]:
+        return Rule(kind="*", name="*", properties=properties)
+    if found["id"]:
+        return Rule(kind="id", name=found["id"], properties=properties)
+    if found["class"]:
+        return Rule(kind="class", name=found["class"], properties=properties)
+    return Rule(kind="shape", name=found["shape"], properties=properties)
+
+
+def _declarations(text: str, at: int) -> tuple[dict[str, str], int]:
+    """The properties up to the closing brace, and where the text goes on."""
+    properties: dict[str, str] = {}
+    while text[at : at + 1] != "}":
+        found = _DECLARATION.match(text, at)
+        if found is None:
+            raise StylesheetError("a declaration is name: value;" if at < len(text) else "a } is missing", at)
+        value = found["value"]
+        value = _ESCAPE.sub(r"\1", value[1:-1]) if value.startswith('"') else value
+        properties[SPELLINGS.get(found["name"], found["name"])] = value
+        at = _past(text, found.end())
+        if text[at : at + 1] == ";":
+            at = _past(text, at + 1)
+        elif text[at : at + 1] != "}":
+            raise StylesheetError("a ; is missing between two declarations", at)
+    return properties, at + 1
+
+
+def _past(text: str, at: int) -> int:
+    found = _GAP.match(text, at)
+    return found.end() if found else at
