@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 
-from benchmarks import page
+from benchmarks import goals, page
 from benchmarks.approaches import HOMES, Approach, Missing, load
 from benchmarks.data import Data, generated_conversations, generated_sessions
 from benchmarks.measures import compiles, evidence, sessions, survival
@@ -272,6 +272,18 @@ def test_a_page_gets_its_tables_and_keeps_the_rest() -> None:
     text = "# Page\n<!-- table: one -->\nold\n<!-- end -->\nprose\n<!-- table: two -->\nkept\n<!-- end -->\n"
     made = page.filled(text, {"one": "| new |"})
     assert made == text.replace("old", "| new |")
+
+
+def test_a_goal_that_is_missed_is_said_to_be() -> None:
+    def lived(budget: int, cost: float) -> Result:
+        value = {"relative": cost, "requests": 10, "over": 0, "broken": 1, "references": [], "references_long": []}
+        return Result(cell=Cell("sessions", "ours-live", "pi", budget), stamp="", value=value)
+
+    made = goals.table([lived(16_000, 0.12), lived(64_000, 0.3)])
+    assert "| cost with a prompt cache, pi at 16,000 | ≤ 0.13 | 0.120 | yes |" in made
+    assert "| cost with a prompt cache, pi at 64,000 | ≤ 0.28 | 0.300 | **no** |" in made
+    assert "| requests with a broken pair | 0 | 2 of 20 | **no** |" in made
+    assert "| requests over the budget | 0 | 0 of 20 | yes |" in made
 
 
 def benchmarked(out: Path, *more: str) -> str:
