@@ -1,0 +1,65 @@
+"""A graph is checked before it is run: every rule is a function from a graph to what it finds.
+
+An error keeps a graph from being run; a warning says what will probably go wrong; an info what may surprise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from typing import TypeAlias
+
+from context_compiler.errors import GraphError
+from context_compiler.pipeline.advice import ADVICE
+from context_compiler.pipeline.diagnostics import Diagnostic, Severity
+from context_compiler.pipeline.graph import HANDLERS, Graph
+from context_compiler.pipeline.structure import STRUCTURE, of_node
+from context_compiler.pipeline.wording import WORDING
+
+Rule: TypeAlias = Callable[[Graph], Iterable[Diagnostic]]
+
+RULES: tuple[Rule, ...] = (*STRUCTURE, *WORDING, *ADVICE)
+
+
+def type_known(graph: Graph, handlers: Collection[str] = ()) -> Iterator[Diagnostic]:
+    """A type names a handler that there is."""
+    for node in graph.nodes.values():
+        if node.type and node.type not in HANDLERS.values() and node.type not in handlers:
+            fix = f"use one of {', '.join(HANDLERS.values())}, or register a handler of that name"
+            yield of_node(node, "type_known", Severity.WARNING, f"there is no handler {node.type!r}", fix)
+
+
+def validate(
+    graph: Graph, extra_rules: Iterable[Rule] = (), *, handlers: Collection[str] = ()
+) -> tuple[Diagnostic, ...]:
+    """Everything that is to be said about a graph, errors first, each kind in the order of the rules.
+
+    Args:
+        graph: The graph; what reading it had to forgive is part of the answer.
+        extra_rules: Rules of your own.
+        handlers: Types of stages that are registered beyond the built-in ones.
+    """
+    found = list(graph.diagnostics)
+    for rule in (*RULES, partial(type_known, handlers=handlers), *extra_rules):
+        found += rule(graph)
+    order = tuple(Severity)
+    return tuple(sorted(found, key=lambda one: order.index(one.severity)))
+
+
+def validate_or_raise(
+    graph: Graph, extra_rules: Iterable[Rule] = (), *, handlers: Collection[str] = ()
+) -> tuple[Diagnostic, ...]:
+    """The same, for a graph that is about to be run.
+
+    Raises:
+        GraphError: it has errors; `diagnostics` holds all findings.
+    """
+    found = validate(graph, extra_rules, handlers=handlers)
+    errors = [one for one in found if one.severity is Severity.ERROR]
+    if errors:
+        first = errors[0]
+        about = f"{first.place}: " if first.node_id is not None or first.edge is not None else ""
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        message = f"{first.rule}: {about}{first.message}; {first.fix}{more}"
+        raise GraphError(message, path=graph.path, line=first.line, column=first.column, diagnostics=found)
+    return found
