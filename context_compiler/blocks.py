@@ -22,7 +22,7 @@ from context_compiler.turns import Outline
 
 TITLE = "RECALLED FROM EARLIER TURNS"
 
-MOST = 48
+MOST = 16
 """Messages whose passages are ranked: the best."""
 
 SHARE = 8

@@ -21,8 +21,6 @@ from context_compiler.specifics import Told
 
 SHARE = 0.15
 """Of the room for messages: what the ledger may have where tools are used."""
-CHAT_SHARE = 0.02
-"""The same where none are: nothing will be called with what is in there."""
 
 SMALLEST = 24
 """With less room, in tokens, there is no ledger."""
@@ -64,10 +62,9 @@ def with_ledger(cut: Cut, told: Sequence[str], room: int, quoting: Callable[[int
         quoting: Gives quotes of at most so many tokens.
         lost: A model has written a summary, and what it lost is listed.
     """
-    tools = uses_tools(cut.history)
-    own = min(int(cut.limits.room * (SHARE if tools or lost else CHAT_SHARE)), room)
+    own = min(int(cut.limits.room * SHARE), room) if lost or uses_tools(cut.history) else 0
     quotes = quoting(room - own)
-    listed = ledger(cut, (*told, quotes), own, every=tools or lost)
+    listed = ledger(cut, (*told, quotes), own)
     used = cut.counter.text(listed) + 2 if listed else 0
     if own - used > SMALLEST:
         quotes = quoting(room - used)
@@ -81,18 +78,17 @@ class _Line:
     mentions: list[Mention] = field(default_factory=list[Mention])
 
 
-def ledger(cut: Cut, told: Sequence[str], room: int, *, every: bool = True) -> str:
+def ledger(cut: Cut, told: Sequence[str], room: int) -> str:
     """Identifiers of what is left out that neither the messages kept nor `told` hold, at most `room` tokens.
 
     Args:
         cut: What stays and what is out.
         told: What stands beside the messages: note and quotes.
         room: The most tokens that it may cost.
-        every: Also names, numbers, dates and the like, after what calls are made with.
     """
     if room < SMALLEST:
         return ""
-    candidates = needs(cut, told, every=every)
+    candidates = needs(cut, told)
     lines: dict[tuple[int, int], _Line] = {}
     left = room - 2
     written = _Writer(cut, NEAR if room < SHORT else FAR)

@@ -65,18 +65,25 @@ def acts(item: Item) -> bool:
     return item.kind is Kind.TEXT and _ACTION.search(item.text[-2_100:]) is not None
 
 
-def mentions(history: History, outline: Outline, positions: Iterable[int]) -> list[Mention]:
-    """Every specific of these messages wherever it stands, oldest first; nothing that this package wrote."""
+READ = 600_000
+"""Characters of a past that are read, the newest: what is looked for in it is the recent and the often used."""
+
+
+def mentions(history: History, outline: Outline, positions: Iterable[int], *, rules: bool = True) -> list[Mention]:
+    """Every specific of these messages wherever it stands, oldest first; nothing that this package wrote.
+
+    Without `rules`, sentences that forbid or bind are left out.
+    """
     starts = [turn.start for turn in outline.turns]
     found: list[Mention] = []
-    for position in sorted(positions):
+    for position in _newest(history, positions):
         turn = outline.turns[bisect_right(starts, position) - 1].index
         for part, item in enumerate(history.readings[position].items):
             if item.mark is not None or item.kind not in SPEAKERS:
                 continue
             called = item.kind is Kind.CALL or acts(item)
             said = readable(item)
-            for one in (*specifics(said), *_commands(item)):
+            for one in (*specifics(said, rules), *_commands(item)):
                 found.append(
                     Mention(
                         specific=one,
@@ -89,6 +96,17 @@ def mentions(history: History, outline: Outline, positions: Iterable[int]) -> li
                     )
                 )
     return found
+
+
+def _newest(history: History, positions: Iterable[int]) -> list[int]:
+    """The newest positions that together hold so much text that it is worth reading, in order."""
+    left, kept = READ, list[int]()
+    for position in sorted(positions, reverse=True):
+        left -= sum(len(item.text) for item in history.readings[position].items)
+        if left < 0 and kept:
+            break
+        kept.append(position)
+    return kept[::-1]
 
 
 FIELD = re.compile(

@@ -20,8 +20,6 @@ from context_compiler.specifics import Told
 
 LATER = frozenset({Sort.ID, Sort.PATH, Sort.URL})
 """What a call is made with."""
-EVERY = frozenset(Sort) - {Sort.RULE}
-"""What is worth a line; rules are pins where users set them."""
 
 LONG = 1.0
 """What it takes away from anything else to be twice as long: a long command has the room of ten numbers."""
@@ -43,23 +41,19 @@ class Need:
     fields: set[str] = field(default_factory=set[str])
 
 
-def needs(cut: Cut, told: Sequence[str], *, every: bool) -> list[Need]:
+def needs(cut: Cut, told: Sequence[str]) -> list[Need]:
     """What is left out and neither the messages kept nor `told` hold, what calls are made with first.
 
     Args:
         cut: What stays and what is out.
         told: What stands beside the messages: note and quotes.
-        every: Also names, numbers, dates and the like.
     """
-    sorts = EVERY if every else LATER
     whole = {index for index, shape in enumerate(cut.bench.shapes) if shape == WHOLE}
     found: dict[str, Need] = {}
     beside: Counter[tuple[int, int]] = Counter()
     called: set[str] = set()
     fields: defaultdict[str, set[str]] = defaultdict(set)
-    for mention in mentions(cut.history, cut.bench.outline, range(len(cut.history))):
-        if mention.specific.sort not in sorts:
-            continue
+    for mention in mentions(cut.history, cut.bench.outline, range(len(cut.history)), rules=False):
         text = mention.specific.text
         fields[mention.field].add(text)
         if mention.called:
