@@ -11,8 +11,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from itertools import pairwise
+from math import log
 
 from context_compiler.passages import Passage, Quotation, passages, quoted
+from context_compiler.recall.ranking import BESIDE
 from context_compiler.worth import words, worths
 
 __all__ = ["Passage", "Quotation", "choose", "passages", "quoted"]
@@ -23,6 +25,12 @@ SMALLEST = 8
 REPEATED = 0.5
 """A passage counts in full while at least this share of its word pairs is new."""
 
+LATER = 1.0
+"""What a passage that answers nothing loses against one of like standing that does."""
+
+LEANING = 0.4
+"""How much the logarithm of its worth weighs beside how much a passage answers."""
+
 NEAR = 0.98
 """A gain this close to the best is the best: computing on would change little."""
 
@@ -30,27 +38,34 @@ NEAR = 0.98
 def choose(candidates: Sequence[Passage], room: int, ranks: Sequence[float] = ()) -> tuple[Passage, ...]:
     """The passages that tell most of these, together at most `room` tokens as `quoted` writes them, in order.
 
-    What answers a question comes first: `ranks` says how much each candidate does, 0 being not at all. In the
-    room that is left, in a chat with an assistant the user's own words come first, short messages and standing
+    Where any of `ranks`, which say how much each candidate answers a question, is above 0, they go in this order.
+    Else, in a chat with an assistant the user's own words come first, short messages and standing
     instructions before long ones; in a talk between people what answers, opens and names. Ties go to the
     earlier passage.
     """
     order = sorted(range(len(candidates)), key=lambda at: (candidates[at].position, candidates[at].order))
     quotation = Quotation([candidates[at] for at in order], room)
-    answers = [ranks[at] for at in order] if ranks else []
-    for index in sorted((at for at, rank in enumerate(answers) if rank > 0), key=lambda at: -answers[at]):
+    worth = worths(quotation.candidates)
+    answers = max(ranks, default=0.0) > 0
+    keys = [-_merit(ranks[index]) - LEANING * log(worth[at]) for at, index in enumerate(order)] if answers else []
+    for at in sorted(range(len(keys)), key=keys.__getitem__):
         if quotation.left < SMALLEST:
             break
-        quotation.take(index)
+        quotation.take(at)
     if quotation.left >= SMALLEST:
-        _fill(quotation)
+        _fill(quotation, worth)
     return quotation.passages
 
 
-def _fill(quotation: Quotation) -> None:
+def _merit(rank: float) -> float:
+    """A rank by which what answers nothing comes in between: late answers are weaker than a good neighbourhood."""
+    return rank if rank > 0 else rank + BESIDE - LATER
+
+
+def _fill(quotation: Quotation, worth: Sequence[float]) -> None:
     """Take what is worth most for its price, until the room is used."""
     ordered = quotation.candidates
-    rates = [worth / _price(passage) for worth, passage in zip(worths(ordered), ordered, strict=True)]
+    rates = [one / _price(passage) for one, passage in zip(worth, ordered, strict=True)]
     waiting = [(-rate, index) for index, rate in enumerate(rates) if not quotation.has(index)]
     heapq.heapify(waiting)
     pairs: dict[int, frozenset[tuple[str, str]]] = {}

@@ -64,10 +64,8 @@ class Passage:
             return self.tokens
         if self.continues(before):
             return self.tokens - self.label
-        saved = self.opening
-        if before.date == self.date:
-            saved += self.day + (self.number if before.turn == self.turn else 0)
-        return self.tokens - saved
+        same = self.day + (self.number if before.turn == self.turn else 0) if before.date == self.date else 0
+        return self.tokens - self.opening - same
 
     def continues(self, before: Passage) -> bool:
         """Whether it is the next piece of the same text."""
@@ -175,10 +173,9 @@ class _Price:
 
     def of(self, position: int, order: int, turn: int, date: str, speaker: str, text: str, first: bool) -> Passage:
         """A passage with its price."""
-        day = self._count(f" {date or UNDATED}") + self._spare
-        number = self._count(f"[{turn + 1}") + self._spare
-        opening = self._count("turn · ·") + self._spare
-        label = opening + day + number + self._count(f"[{speaker}]") + self._spare
+        pieces = ("turn · ·.", f" {date or UNDATED}", f"[{turn + 1}", f"[{speaker}]")
+        opening, day, number, named = (self._count(piece) + self._spare for piece in pieces)
+        label = opening + day + number + named
         return Passage(
             position=position,
             order=order,
@@ -196,11 +193,7 @@ class _Price:
 
 
 def quoted(chosen: Sequence[Passage]) -> str:
-    """Passages as lines, in the order given: `[turn 12 · 2024-05-15 · user] text`, then `[14 user] text`.
-
-    After the first, a label names what changed: the date on another day, the turn in another turn, always who
-    speaks. Text that continues has no label. All of it is data: whoever puts it into a prompt fences it.
-    """
+    """Passages in the order given as `[turn 12 · 2024-05-15 · user] text` lines, then `[14 user] text`; data to fence."""
     lines: list[str] = []
     before: Passage | None = None
     for passage in chosen:
@@ -214,8 +207,7 @@ def quoted(chosen: Sequence[Passage]) -> str:
 
 def _label(passage: Passage, before: Passage | None) -> str:
     if before is None:
-        day = f" · {passage.date}" if passage.date else ""
-        return f"turn {passage.turn + 1}{day} · {passage.speaker}"
+        return f"turn {passage.turn + 1}{f' · {passage.date}' if passage.date else ''} · {passage.speaker}"
     if before.date != passage.date:
         return f"{passage.turn + 1} {passage.date or UNDATED} {passage.speaker}"
     return passage.speaker if before.turn == passage.turn else f"{passage.turn + 1} {passage.speaker}"

@@ -14,7 +14,7 @@ LONGEST = 100_000
 
 _MONTHS = (
     r"jan(?:uary)?", r"feb(?:ruary)?", r"mar(?:ch)?", r"apr(?:il)?", 
-    r"may(?! (?:i|you|we)\b)", "june?", "july?", r"aug(?:ust)?",
+    r"may(?! (?:I|i|you|we)\b)", "june?", "july?", r"aug(?:ust)?",
     r"sept?(?:ember)?", r"oct(?:ober)?", r"nov(?:ember)?", r"dec(?:ember)?",
 )  # fmt: skip
 _NAMED = [re.compile(rf"(?:(?<=[a-z0-9,] )|^){name[0].upper()}{name[1:]}\b(?=[\s,.?!]|$)") for name in _MONTHS]

@@ -21,8 +21,8 @@ from context_compiler.recall.index import STANDING, USER, Index
 from context_compiler.recall.question import Question
 from context_compiler.recall.stems import terms
 
-MESSAGE, AROUND, DAY, SUBJECT, MONTH, PASSAGE = 3.4, 2.0, 2.0, 3.0, 5.6, 0.6
-LENGTH, OTHERS_LENGTH = 1.0, 0.66
+MESSAGE, AROUND, DAY, SUBJECT, MONTH, PASSAGE = 3.4, 2.0, 2.4, 2.6, 5.6, 0.6
+LENGTH, OTHERS_LENGTH = 0.8, 0.6
 """What a unit of the logarithm of its length costs a message: one of the subject's, and another's."""
 LAID_DOWN, LIKED = 2.0, 1.5
 """What a standing instruction and a liking of the user's gain where advice is asked for."""
@@ -30,14 +30,15 @@ LAID_DOWN, LIKED = 2.0, 1.5
 K1, B = 1.2, 0.75
 GIANT = 4.0
 """A message counts as at most so many times as long as the average."""
-NEAR = 2
-"""Messages on either side of a hit that it tells something about."""
-SLIGHT = 1e-9
-"""What remains of a difference where nothing is."""
+NEAR = (0.6, 0.3)
+"""What a hit counts for the messages next to it, and for those after them."""
 SHORT = 3.4
 """The logarithm of the terms of a message that is not long, about 30."""
 TYPICAL = 60
 """Terms of a passage."""
+
+BESIDE = 100.0
+"""Below 0 by so much what answers nothing is still ranked: by its day, its speaker and its length."""
 
 MOST = 48
 """Terms that are looked up; of a longer question the rarest."""
@@ -48,7 +49,7 @@ CLOSE = 256
 
 
 def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> list[float]:
-    """How much each candidate answers the question: higher is better, 0 is not at all.
+    """How much each candidate answers the question: higher is better, 0 and below is not at all.
 
     What stands behind the last candidate, such as the question itself, counts for nothing.
     """
@@ -56,7 +57,7 @@ def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> lis
     wanted = _wanted(index, question)
     by_message = scores(index, question, stop, wanted)
     found = [by_message[passage.position] for passage in candidates]
-    best = nlargest(CLOSE, (at for at, score in enumerate(found) if score), key=lambda at: (found[at], -at))
+    best = nlargest(CLOSE, (at for at, score in enumerate(found) if score > 0), key=lambda at: (found[at], -at))
     own = [_own(wanted, candidates[at].text) for at in best]
     top = max(own, default=0.0) or 1.0
     for at, score in zip(best, own, strict=True):
@@ -65,13 +66,13 @@ def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> lis
 
 
 def scores(index: Index, question: Question, stop: int, wanted: Mapping[str, float] | None = None) -> list[float]:
-    """The score of each message before position `stop`; 0 where neither it nor what is around it answers."""
+    """The score of each message before position `stop`; above 0 where it or what is around it answers."""
     wanted = _wanted(index, question) if wanted is None else wanted
-    if not (wanted or question.months) or not stop:
+    if not wanted and not (question.months & {day[5:7] for day in index.days}):
         return [0.0] * stop
     hits = _hits(index, wanted, stop)
     around = _around(hits, sum(wanted.values()) or 1.0)
-    best = max(hits) or 1.0
+    best = max(hits, default=0.0) or 1.0
     days = _days(index, wanted, stop)
     in_month = [bool(question.months) and day[5:7] in question.months for day in index.days]
     who = asked_about(index, question)
@@ -79,16 +80,13 @@ def scores(index: Index, question: Question, stop: int, wanted: Mapping[str, flo
     found: list[float] = []
     columns = zip(hits, around, index.sessions, index.speakers, index.costs, cues, strict=False)
     for hit, near, session, speaker, cost, cue in columns:
-        if not near and not in_month[session]:
-            found.append(0.0)
-            continue
         score = MESSAGE * hit / best + AROUND * near + days[session] + MONTH * in_month[session]
         theirs = 0.5 if who is None else float(speaker == who)
         long = max(0.0, log1p(cost) - SHORT)
         score += SUBJECT * theirs - long * (LENGTH * theirs + OTHERS_LENGTH * (1 - theirs))
         if cue:
             score += LAID_DOWN if cue & STANDING else LIKED
-        found.append(log1p(exp(score)))
+        found.append(log1p(exp(score)) - (0.0 if near or in_month[session] else BESIDE))
     return found
 
 
@@ -127,11 +125,13 @@ def _pairs(index: Index, term: str) -> Iterator[tuple[int, int]]:
 
 
 def _around(hits: Sequence[float], norm: float) -> list[float]:
-    """The sum over each message and `NEAR` on either side, as a share of all that was asked."""
-    sums = list(accumulate(hits))
-    behind = ([0.0] * (NEAR + 1) + sums)[: len(sums)]
-    ahead = (sums[NEAR:] + sums[-1:] * NEAR)[: len(sums)]
-    return [(to - before) / norm if to - before > SLIGHT else 0.0 for before, to in zip(behind, ahead, strict=True)]
+    """What a message and those next to it say of all that was asked: the nearer, the more."""
+    found = [hit / norm for hit in hits]
+    for step, share in enumerate(NEAR, 1):
+        share /= norm
+        ahead, behind = [*hits[step:], *[0.0] * step], [*[0.0] * step, *hits]
+        found = [said + share * (one + other) for said, one, other in zip(found, ahead, behind, strict=False)]
+    return found[: len(hits)]
 
 
 def _days(index: Index, wanted: Mapping[str, float], stop: int) -> list[float]:
