@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from context_compiler.capability import ContextCompiler
     from context_compiler.compiler import compile_view
     from context_compiler.errors import ContextCompilerError
-    from context_compiler.fidelity import Fidelity
+    from context_compiler.fidelity import Fidelity, fidelity_on_resume, resolve_fidelity, resolve_thread_id
     from context_compiler.library import TemplateLibrary, list_templates
+    from context_compiler.preamble import build_fidelity_preamble
     from context_compiler.processor import build_compiling_history_processor
     from context_compiler.recalling import Recall
     from context_compiler.record import Record
@@ -39,8 +40,12 @@ __all__ = [
     "TokenCounter",
     "View",
     "build_compiling_history_processor",
+    "build_fidelity_preamble",
     "compile_view",
+    "fidelity_on_resume",
     "list_templates",
+    "resolve_fidelity",
+    "resolve_thread_id",
 ]
 
 _HOMES = {
@@ -58,8 +63,12 @@ _HOMES = {
     "TokenCounter": "tokens",
     "View": "view",
     "build_compiling_history_processor": "processor",
+    "build_fidelity_preamble": "preamble",
     "compile_view": "compiler",
+    "fidelity_on_resume": "fidelity",
     "list_templates": "library",
+    "resolve_fidelity": "fidelity",
+    "resolve_thread_id": "fidelity",
 }
 
 

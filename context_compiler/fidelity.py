@@ -5,10 +5,15 @@ A fidelity says how much, a template says how it is written, a budget says what 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Self
+from importlib import import_module
+from typing import Any, Self, cast
 
 from context_compiler.errors import FidelityError
+
+_logger = logging.getLogger(__name__)
 
 
 class Fidelity(StrEnum):
@@ -62,3 +67,58 @@ def summary_cap(fidelity: Fidelity, room: int) -> int:
         return fidelity.cap
     quarter = room // 4
     return 1 << (quarter.bit_length() - 1) if quarter > 0 else 0
+
+
+def resolve_fidelity(edge: object, node: object, pipeline: object) -> Fidelity:
+    """How much of the past a stage gets: what the edge says, else the stage, else the pipeline, else `compact`.
+
+    Anything with the attributes `fidelity` and, for a pipeline, `default_fidelity` will do; None and blank are
+    nothing said. What is no mode is passed over, with a warning in the log.
+    """
+    for thing, name in ((edge, "fidelity"), (node, "fidelity"), (pipeline, "default_fidelity")):
+        said = _said(thing, name)
+        if said:
+            try:
+                return Fidelity.parse(said, where=name)
+            except FidelityError as error:
+                _logger.warning("%s; the next level decides", error)
+    return Fidelity.COMPACT
+
+
+def resolve_thread_id(edge: object, node: object, pipeline: object, prev_node_name: str | None) -> str:
+    """Whose conversation a stage continues at `full`.
+
+    The first that says something: the stage, the edge, the pipeline (`default_thread_id`, `thread_id`), the
+    first class of the stage, the stage before it. The very first stage has a thread of its own.
+    """
+    classes = getattr(node, "classes", None)
+    first = next(iter(cast("Sequence[object]", classes)), "") if isinstance(classes, list | tuple) else ""
+    said = (
+        *(_said(node, "thread_id"), _said(edge, "thread_id")),
+        *(_said(pipeline, name) for name in ("default_thread_id", "thread_id", "default_thread")),
+        *(first.strip() if isinstance(first, str) else "", prev_node_name, _said(node, "name")),
+    )
+    return next((one for one in said if one), "")
+
+
+def fidelity_on_resume(resolved: str, is_first: bool) -> Fidelity:
+    """The mode of a stage after a resume: the first one gets `summary:high` where `full` has nothing to continue.
+
+    Raises:
+        FidelityError: `resolved` is none of the modes.
+    """
+    mode = Fidelity.parse(resolved, where="resolved")
+    return Fidelity.SUMMARY_HIGH if is_first and mode is Fidelity.FULL else mode
+
+
+def _said(thing: object, name: str) -> str:
+    """What an attribute of anything says, trimmed; empty where there is no such text."""
+    value = getattr(thing, name, None)
+    return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+
+
+def __getattr__(name: str) -> Any:
+    """`build_fidelity_preamble` belongs here by name; it needs templates, so it loads when it is asked for."""
+    if name != "build_fidelity_preamble":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module("context_compiler.preamble").build_fidelity_preamble

@@ -42,6 +42,7 @@ BROAD = {
 DYNAMIC = {
     "": "public names load when they are first used",
     "tokens": "the encoder is built when something is counted",
+    "fidelity": "a preamble needs templates, and a mode does not",
     "pipeline": "public names load when they are first used",
     "cli.root": "a command loads when it is called",
     "cli.drawing": "matplotlib comes with an extra, and is needed when something is drawn",
