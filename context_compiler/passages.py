@@ -193,7 +193,7 @@ class _Price:
 
 
 def quoted(chosen: Sequence[Passage]) -> str:
-    """Passages in the order given as `[turn 12 · 2024-05-15 · user] text` lines, then `[14 user] text`; data to fence."""
+    """Passages in order as `[turn 12 · 2024-05-15 · user] text` lines, then `[14 user] text`. It is data: fence it."""
     lines: list[str] = []
     before: Passage | None = None
     for passage in chosen:

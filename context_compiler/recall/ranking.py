@@ -80,7 +80,7 @@ def scores(index: Index, question: Question, stop: int, wanted: Mapping[str, flo
     found: list[float] = []
     columns = zip(hits, around, index.sessions, index.speakers, index.costs, cues, strict=False)
     for hit, near, session, speaker, cost, cue in columns:
-        score = MESSAGE * hit / best + AROUND * near + days[session] + MONTH * in_month[session]
+        score: float = MESSAGE * hit / best + AROUND * near + days[session] + MONTH * in_month[session]
         theirs = 0.5 if who is None else float(speaker == who)
         long = max(0.0, log1p(cost) - SHORT)
         score += SUBJECT * theirs - long * (LENGTH * theirs + OTHERS_LENGTH * (1 - theirs))
