@@ -104,7 +104,9 @@ def _result(measure: Measure, cell: Cell, approach: Approach | Missing, data: Da
 
 
 def _of(measure: Measure, results: Results) -> list[Result]:
-    return [one for one in results if one.cell.measure == measure.name]
+    order = {name: place for place, name in enumerate(HOMES)}
+    found = [one for one in results if one.cell.measure == measure.name]
+    return sorted(found, key=lambda one: order[one.cell.approach])
 
 
 def setup() -> str:
