@@ -1,0 +1,194 @@
+"""A graph is drawn as SVG: what each stage is, and how much of the past goes where, under which thread.
+
+All text of the graph is escaped; the file runs nothing and loads nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+from rich.cells import cell_len
+
+from context_compiler.pipeline.graph import Edge, Graph, Node
+from context_compiler.pipeline.layout import Layout, Point, laid_out
+
+COLUMN = 7.2
+"""Width of one column of text, in points."""
+LINE = 16.0
+LONGEST = 34
+"""Columns of one line of text."""
+MARGIN = 24.0
+ASIDE = 10.0
+"""How far two edges that go there and back stand from the middle."""
+
+FILLS = {
+    **{"start": "#e8f5e9", "exit": "#e8f5e9", "codergen": "#e3f2fd", "tool": "#eeeeee", "conditional": "#fff8e1"},
+    **{"wait.human": "#fce4ec", "parallel": "#ede7f6", "parallel.fan_in": "#ede7f6", "stack.manager_loop": "#e0f2f1"},
+}
+STROKES = {"full": "#1565c0", "truncate": "#9e9e9e"}
+_UNSEEN = re.compile("[^\t\n\r -\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+STYLE = (
+    "text{font:12px ui-sans-serif,system-ui,sans-serif;fill:#212121}"
+    ".name{font-weight:600}.small{font-size:10.5px;fill:#616161}.past{font-size:10.5px;fill:#1565c0}"
+    ".title{font-size:14px;font-weight:600}path{fill:none;stroke:#757575;stroke-width:1.2}"
+    ".past-edge{stroke:#1565c0}.shut{stroke-dasharray:5 4}"
+)
+
+
+def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
+    """The graph as an SVG document.
+
+    Args:
+        graph: What to draw; a stage that only an edge names is drawn with a dashed line.
+        graphviz: The program that lays it out; where it is not found, or None, a Python library does.
+
+    Raises:
+        PipelineError: there is too much to draw, or nothing that can.
+    """
+    ends = [name for edge in graph.edges for name in (edge.source, edge.target)]
+    first = [node.name for node in graph.starts]
+    names = list(dict.fromkeys((*first, *graph.nodes, *ends)))
+    place = {name: at for at, name in enumerate(names)}
+    boxes = [_lines(graph.nodes.get(name), name, graph) for name in names]
+    sizes = [(2 * LINE + COLUMN * max(cell_len(text) for _, text in box), LINE * (len(box) + 1)) for box in boxes]
+    links = [(place[edge.source], place[edge.target]) for edge in graph.edges if edge.source != edge.target]
+    layout = laid_out(sizes, list(dict.fromkeys(links)), graphviz=graphviz)
+    drawn = [*_edges(graph, place, layout)]
+    for at, name in enumerate(names):
+        drawn += _box(graph.nodes.get(name), boxes[at], layout.centres[at], sizes[at])
+    return _document(graph, layout, drawn)
+
+
+def _document(graph: Graph, layout: Layout, drawn: Iterable[str]) -> str:
+    title = _short(graph.label or "pipeline", 80)
+    said = [f"goal: {_short(graph.goal, 100)}"] if graph.goal else []
+    said.append(f"default fidelity: {_short(graph.default_fidelity or 'compact', 40)}")
+    if graph.default_thread_id:
+        said.append(f"default thread: {_short(graph.default_thread_id, 40)}")
+    longest = COLUMN * max(map(cell_len, (title, *said)))
+    labels = (len(text) for edge in graph.edges for text in (edge.label, edge.condition))
+    room = min(LONGEST, max(labels, default=0)) * COLUMN
+    width, top = max(layout.width, longest) + 2 * MARGIN + 2 * room, LINE * (len(said) + 3)
+    head = [_text(MARGIN, 1.6 * LINE, title, "title", "start")]
+    head += [_text(MARGIN, LINE * (at + 2.7), one, "small", "start") for at, one in enumerate(said)]
+    body = [f'<g transform="translate({MARGIN + room:.1f} {top + MARGIN / 2:.1f})">', *drawn, "</g>"]
+    height = layout.height + top + 2 * MARGIN
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
+            f'width="{width:.0f}" height="{height:.0f}" role="img">',
+            f"<title>{_escaped(title)}</title>",
+            f"<style>{STYLE}</style>",
+            '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+            'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" style="fill:#757575;stroke:none"/></marker></defs>',
+            '<rect width="100%" height="100%" fill="#ffffff"/>',
+            *head,
+            *body,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _lines(node: Node | None, name: str, graph: Graph) -> list[tuple[str, str]]:
+    """What stands in a box: class of the style, and text."""
+    if node is None:
+        return [("name", _short(name, LONGEST)), ("small", "not declared")]
+    lines = [("name", _short(node.label.splitlines()[0] if node.label.strip() else name, LONGEST))]
+    model = f" · {node.llm_model}" if node.llm_model else ""
+    named = f"{name} · " if node.label != name else ""
+    lines.append(("small", _short(f"{named}{node.handler}{model}", LONGEST)))
+    past = _past(node.fidelity, node.thread_id)
+    if past:
+        lines.append(("past", past))
+    if node.goal_gate:
+        lines.append(("small", "goal gate"))
+    return lines
+
+
+def _past(fidelity: str, thread: str) -> str:
+    """Fidelity and thread, as they are drawn."""
+    return _short(" ".join(one for one in (fidelity, f"#{thread}" if thread else "") if one), LONGEST)
+
+
+def _box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point, size: Point) -> Iterator[str]:
+    (x, y), (w, h) = centre, size
+    fill = FILLS.get(node.handler, "#f5f5f5") if node else "#ffffff"
+    stroke = STROKES.get(node.fidelity, "#616161") if node else "#c62828"
+    dash = "" if node else ' stroke-dasharray="4 3"'
+    told = _short(node.prompt or node.label, 300) if node else "only an edge names this stage"
+    yield f"<g><title>{_escaped(told)}</title>"
+    style = f'fill="{fill}" stroke="{stroke}" stroke-width="1.3"{dash}'
+    left, up, right, down = x - w / 2, y - h / 2, x + w / 2, y + h / 2
+    if node is not None and node.handler in ("conditional", "wait.human"):
+        inset = 12.0
+        corners = [(left, y), (left + inset, up), (right - inset, up), (right, y), (right - inset, down)]
+        points = " ".join(f"{px:.1f},{py:.1f}" for px, py in [*corners, (left + inset, down)])
+        yield f'<polygon points="{points}" {style}/>'
+    else:
+        round_ = h / 2 if node is not None and node.handler in ("start", "exit") else 6
+        yield f'<rect x="{left:.1f}" y="{up:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{round_:.1f}" {style}/>'
+    for at, (kind, text) in enumerate(lines):
+        yield _text(x, up + LINE * (at + 1) + 2, text, kind, "middle")
+    yield "</g>"
+
+
+def _edges(graph: Graph, place: dict[str, int], layout: Layout) -> Iterator[str]:
+    times: dict[tuple[int, int], int] = {}
+    for edge in graph.edges:
+        ends = (place[edge.source], place[edge.target])
+        times[ends] = times.get(ends, 0) + 1
+        yield from _edge(edge, ends, layout, times[ends] - 1)
+
+
+def _edge(edge: Edge, ends: tuple[int, int], layout: Layout, before: int) -> Iterator[str]:
+    """One line with its label; `before` others between the same two boxes share it."""
+    x, y = layout.centres[ends[0]]
+    shift = 0.0
+    if ends[::-1] in layout.lines and ends[0] != ends[1]:
+        shift = ASIDE if layout.centres[ends[1]][1] > y else -ASIDE
+    points = tuple((px + shift, py) for px, py in layout.lines.get(ends, ()))
+    if ends[0] == ends[1]:
+        points = ((x - 14, y - 20), (x - 40, y - 62), (x + 40, y - 62), (x + 14, y - 20))
+    curved = layout.curved or ends[0] == ends[1]
+    kind = f"{'past-edge' if edge.fidelity or edge.thread_id else ''} {'shut' if edge.condition else ''}".strip()
+    if points and not before:
+        yield f'<path class="{kind}" d="{_path(points, curved)}" marker-end="url(#tip)"/>'
+    said = [(one, "small") for one in (edge.label, edge.condition, "restart" if edge.loop_restart else "") if one]
+    past = _past(edge.fidelity, edge.thread_id)
+    said += [(past, "past")] if past else []
+    mx, my = _middle(points) if points else (x, y)
+    aside, anchor = (-5, "end") if shift < 0 else (5, "start")
+    for at, (text, style) in enumerate(said):
+        yield _text(mx + aside, my + 13 * (at + before * 3), _short(text, LONGEST), style, anchor)
+
+
+def _path(points: Sequence[Point], curved: bool) -> str:
+    (x, y), rest = points[0], points[1:]
+    pairs = " ".join(f"{px:.1f},{py:.1f}" for px, py in rest)
+    return f"M{x:.1f},{y:.1f} {'C' if curved and len(rest) % 3 == 0 else 'L'}{pairs}"
+
+
+def _middle(points: Sequence[Point]) -> Point:
+    if len(points) == 2:
+        (ax, ay), (bx, by) = points
+        return (ax + bx) / 2, (ay + by) / 2
+    return points[len(points) // 2]
+
+
+def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{_escaped(text)}</text>'
+
+
+def _short(text: str, most: int) -> str:
+    line = " ".join(text[: 4 * most].split())
+    while cell_len(line) > most:
+        line = line[:-2].rstrip() + "…"
+    return line
+
+
+def _escaped(text: str) -> str:
+    return escape(_UNSEEN.sub("", text))

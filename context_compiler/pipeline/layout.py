@@ -1,0 +1,153 @@
+"""Boxes and lines get their places from a real layout engine: Graphviz where it is installed, else grandalf.
+
+Both are given names of our own making and sizes, nothing else, so nothing of a graph's text reaches them.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from context_compiler.errors import PipelineError
+
+Point: TypeAlias = tuple[float, float]
+Size: TypeAlias = tuple[float, float]
+
+SECONDS = 60.0
+"""How long Graphviz may take."""
+MOST = 5_000
+"""Stages and edges that are drawn with Graphviz."""
+MOST_PURE = 400
+"""The same without; grandalf takes longer, and recurses."""
+GAP = 46.0
+"""Between two ranks, and half of it between two boxes."""
+INCH = 72.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where everything is, in points from the upper left corner."""
+
+    width: float
+    height: float
+    centres: Sequence[Point]
+    """Of the boxes, in their order."""
+    lines: Mapping[tuple[int, int], tuple[Point, ...]]
+    """From box to box."""
+    curved: bool
+    """Whether the points are those of cubic curves; else they are corners."""
+
+
+def laid_out(sizes: Sequence[Size], links: Sequence[tuple[int, int]], *, graphviz: str | None = "dot") -> Layout:
+    """Places for boxes of these sizes, from the first down, and for the links between them.
+
+    Args:
+        sizes: Width and height of each box, in points.
+        links: From which box to which; each pair once, no box to itself.
+        graphviz: The program; where it is not found, or None, the Python library is used.
+
+    Raises:
+        PipelineError: there is too much to draw, or nothing that can.
+    """
+    program = shutil.which(graphviz) if graphviz else None
+    most = MOST if program else MOST_PURE
+    if len(sizes) + len(links) > most * 2:
+        raise PipelineError(f"{len(sizes):,} stages and {len(links):,} edges are too many to draw")
+    return _by_graphviz(program, sizes, links) if program else _by_grandalf(sizes, links)
+
+
+def _by_graphviz(program: str, sizes: Sequence[Size], links: Sequence[tuple[int, int]]) -> Layout:
+    lines = [
+        f"digraph {{ nodesep={GAP / 2 / INCH:.3f} ranksep={GAP / INCH:.3f} node [shape=box fixedsize=true label=x]"
+    ]
+    lines += [f"n{at} [width={w / INCH:.3f} height={h / INCH:.3f}]" for at, (w, h) in enumerate(sizes)]
+    lines += [f"n{source} -> n{target}" for source, target in links]
+    command = [program, "-Tplain"]
+    try:
+        done = subprocess.run(
+            command, input="\n".join([*lines, "}"]), capture_output=True, text=True, timeout=SECONDS, check=True
+        )
+        return _read_plain(done.stdout, len(sizes))
+    except subprocess.TimeoutExpired:
+        raise PipelineError(f"{program} took longer than {SECONDS:g} s to lay the graph out") from None
+    except (subprocess.CalledProcessError, OSError, ValueError, IndexError) as error:
+        raise PipelineError(f"{program} could not lay the graph out: {str(error)[:200]}") from error
+
+
+def _read_plain(text: str, count: int) -> Layout:
+    """Graphviz's plain output: inches, counted from below."""
+    width = height = 0.0
+    centres: list[Point] = [(0.0, 0.0)] * count
+    links: dict[tuple[int, int], tuple[Point, ...]] = {}
+    for line in text.splitlines():
+        words = shlex.split(line)
+        if words[0] == "graph":
+            width, height = float(words[2]) * INCH, float(words[3]) * INCH
+        elif words[0] == "node":
+            centres[int(words[1][1:])] = (float(words[2]) * INCH, height - float(words[3]) * INCH)
+        elif words[0] == "edge":
+            numbers = [float(word) * INCH for word in words[4 : 4 + 2 * int(words[3])]]
+            points = zip(numbers[::2], numbers[1::2], strict=True)
+            links[int(words[1][1:]), int(words[2][1:])] = tuple((x, height - y) for x, y in points)
+    return Layout(width=width, height=height, centres=centres, lines=links, curved=True)
+
+
+class _View:
+    """What grandalf wants of a box, and what it writes on it."""
+
+    def __init__(self, size: Size) -> None:
+        self.w, self.h = size
+        self.xy: Point = (0.0, 0.0)
+
+
+def _by_grandalf(sizes: Sequence[Size], links: Sequence[tuple[int, int]]) -> Layout:
+    try:
+        graphs, layouts, routing = (import_module(f"grandalf.{name}") for name in ("graphs", "layouts", "routing"))
+    except ImportError:
+        raise PipelineError(
+            "drawing needs Graphviz, or pip install 'context-compiler[draw]'; neither is there"
+        ) from None
+    boxes: list[Any] = [graphs.Vertex(at) for at in range(len(sizes))]
+    for box, size in zip(boxes, sizes, strict=True):
+        box.view = _View(size)
+    edges: list[Any] = [graphs.Edge(boxes[source], boxes[target]) for source, target in links]
+    for edge in edges:
+        edge.view = routing.EdgeViewer()
+    left, centres = 0.0, [(0.0, 0.0)] * len(sizes)
+    lines: dict[tuple[int, int], tuple[Point, ...]] = {}
+    bottom = 0.0
+    for component in graphs.Graph(boxes, edges).C:
+        inside: list[Any] = sorted(component.sV, key=lambda box: box.data)
+        width, height = _placed(component, inside, layouts, routing)
+        for box in inside:
+            centres[box.data] = (box.view.xy[0] + left, box.view.xy[1])
+        for edge in component.sE:
+            points = [(x + left, y) for x, y in getattr(edge.view, "_pts", ())]
+            ends = (edge.v[0].data, edge.v[1].data)
+            lines[ends] = tuple(points) or (centres[ends[0]], centres[ends[1]])
+        left, bottom = left + width + GAP, max(bottom, height)
+    return Layout(width=max(0.0, left - GAP), height=bottom, centres=centres, lines=lines, curved=False)
+
+
+def _placed(component: Any, inside: Sequence[Any], layouts: Any, routing: Any) -> Size:
+    """Lay out what hangs together, shifted so that it begins at the corner; its size."""
+    if len(inside) > 1:
+        sugiyama = layouts.SugiyamaLayout(component)
+        sugiyama.xspace, sugiyama.yspace = GAP / 2, GAP
+        sugiyama.route_edge = routing.route_with_lines
+        sugiyama.init_all(roots=[inside[0]])
+        sugiyama.draw(3)
+    drawn: list[Point] = [point for edge in component.sE for point in getattr(edge.view, "_pts", ())]
+    x0 = min([box.view.xy[0] - box.view.w / 2 for box in inside] + [x for x, _ in drawn])
+    y0 = min(box.view.xy[1] - box.view.h / 2 for box in inside)
+    for box in inside:
+        box.view.xy = (box.view.xy[0] - x0, box.view.xy[1] - y0)
+    for edge in component.sE:
+        edge.view._pts = [(x - x0, y - y0) for x, y in getattr(edge.view, "_pts", ())]
+    right = max([box.view.xy[0] + box.view.w / 2 for box in inside] + [x - x0 for x, _ in drawn])
+    return right, max(box.view.xy[1] + box.view.h / 2 for box in inside)
