@@ -30,6 +30,10 @@ from context_compiler.view import Quote
 TOO_SMALL = 200
 """Below this cap, in tokens, no model is asked: it could not say anything."""
 
+RECENT = 8
+"""In a one-shot view the turns before the active one have one part in so many of the room, unless the caller says how
+many are kept: past text that answers what is asked tells more than what merely stands near it."""
+
 PROMPT_ROOM = 32_000
 """The least that one prompt may carry of a span, in tokens, where the compiler's window is not known."""
 
@@ -54,6 +58,8 @@ def cut(
     bench = Bench(history, outline, counter, _start(history, base, options, outline, previous), refs=options.refs)
     target = (limits.budget if one_shot else limits.low) - overhead
     recent = options.recent_turns if options.recent_turns is not None else len(outline.turns)
+    if one_shot and not options.recent_named:
+        recent = min(recent, _affordable(bench, limits.room // RECENT))
     over = bench.total > limits.budget - overhead
     user_pins = pins(history, outline, bench.before_active())
     bench.reserve(_reserve(options, limits, user_pins, history, counter))
@@ -73,6 +79,15 @@ def cut(
         previous=previous,
         lasting=not one_shot,
     )
+
+
+def _affordable(bench: Bench, room: int) -> int:
+    """How many of the newest turns before the active one, whole, cost at most `room` tokens together."""
+    for count, turn in enumerate(reversed(bench.outline.turns[:-1])):
+        room -= sum(bench.costs[turn.start : turn.stop])
+        if room < 0:
+            return count
+    return len(bench.outline.turns)
 
 
 def _reserve(options: Options, limits: Limits, pinned: Sequence[Pin], history: History, counter: TokenCounter) -> int:

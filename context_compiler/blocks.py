@@ -16,7 +16,7 @@ from context_compiler.history import History
 from context_compiler.items import MESSAGE_OVERHEAD
 from context_compiler.limits import Limits
 from context_compiler.passages import Passage, Quotation, passages, quoted
-from context_compiler.recall import Question, Relevance, indexed, rank, scores
+from context_compiler.recall import Question, Ranking, Relevance, indexed
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import Outline
 
@@ -96,9 +96,10 @@ def _found(
     """The fenced block, within `room`; empty where nothing is relevant."""
     index = indexed(history)
     question = Question.of(_asked(history, at))
-    out = _left_out(frozen)
-    by_message = scores(index, question, frozen.decided)
-    best = nlargest(MOST, (place for place in out if by_message[place] > 0), key=lambda place: by_message[place])
+    ranking = Ranking(index, question, frozen.decided)
+    here = {position for position, shape in frozen.kept if not shape.bare}
+    found = ((score, -position) for position, score in ranking.messages.items() if position not in here)
+    best = [-position for _, position in nlargest(MOST, found)]
     relevant = Relevance(index, question)
     said = "\n".join((frozen.note, frozen.quotes, *(block.text for block in blocks)))
     candidates = [
@@ -106,7 +107,7 @@ def _found(
         for passage in passages(history, outline, best, counter)
         if relevant.of(passage.text) and passage.text.strip() not in said
     ]
-    chosen = _fitting(candidates, rank(index, question, candidates), room - counter.text(fence(TITLE, "x")) - 8)
+    chosen = _fitting(candidates, ranking.passages(candidates), room - counter.text(fence(TITLE, "x")) - 8)
     while chosen:
         text = fence(TITLE, quoted(chosen))
         if counter.text(text) + MESSAGE_OVERHEAD <= room:
@@ -117,12 +118,6 @@ def _found(
 
 def _asked(history: History, at: int) -> str:
     return "\n".join(item.text for item in history.readings[at].items if item.mark is None)
-
-
-def _left_out(frozen: Frozen) -> list[int]:
-    """Positions of messages that are no longer carried for what they say."""
-    here = {index for index, shape in frozen.kept if not shape.bare}
-    return [index for index in range(frozen.decided) if index not in here]
 
 
 def _fitting(candidates: Sequence[Passage], ranked: Sequence[float], room: int) -> tuple[Passage, ...]:

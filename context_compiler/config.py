@@ -104,6 +104,7 @@ class Wishes:
             fidelity=fidelity,
             named=self.fidelity is not None,
             recent_turns=turns,
+            recent_named=self.recent_turns is not None,
             recent_tool_results=results,
             tool_history=self.tool_history,
             inject=self.inject,

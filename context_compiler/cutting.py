@@ -26,6 +26,8 @@ class Options:
     """The caller named the fidelity, which then caps quotes too."""
     recent_turns: int | None
     """Turns before the active one to keep if they fit; None is all."""
+    recent_named: bool
+    """The caller said how many, not the template."""
     recent_tool_results: int | None
     tool_history: str
     inject: str

@@ -24,7 +24,7 @@ from context_compiler.history import History, Reader
 from context_compiler.items import Item, Kind
 from context_compiler.likeness import Likeness
 from context_compiler.passages import Passage, Quotation, passages, quoted
-from context_compiler.recall import Question, Relevance, indexed, rank, scores
+from context_compiler.recall import Question, Ranking, Relevance, indexed
 from context_compiler.request import session_of
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import Outline, outline, pair
@@ -121,14 +121,14 @@ class Recall(AbstractCapability[Any]):
         """The passages that answer best, within the bound, in the order in which they were said."""
         stop = turns.active.start if turns.turns else 0
         index, question = indexed(history), Question.of(query)
-        by_message = scores(index, question, stop)
-        best = nlargest(MOST, (at for at in range(stop) if by_message[at] > 0), key=lambda at: (by_message[at], -at))
+        ranking = Ranking(index, question, stop)
+        best = [-at for _, at in nlargest(MOST, ((score, -at) for at, score in ranking.messages.items()))]
         counter = self._reader.counter
         candidates = passages(history, turns, range(stop) if self._likeness else best, counter)
         relevant = Relevance(index, question)
         ranked = [
             score if relevant.of(passage.text) else 0.0
-            for score, passage in zip(rank(index, question, candidates), candidates, strict=True)
+            for score, passage in zip(ranking.passages(candidates), candidates, strict=True)
         ]
         if self._likeness is not None:
             ranked = await self._likeness.fused(query, candidates, ranked)

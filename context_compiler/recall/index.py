@@ -70,7 +70,10 @@ class Index:
         self.words = [0, 0, 0, 0]
         """Terms by speaker."""
         self._calls: dict[tuple[str, bool], int] = {}
-        self._norms: list[float] = []
+        self.totals = array("L")
+        """Terms of each session."""
+        self.saying = 0
+        """Messages that say anything."""
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -98,17 +101,15 @@ class Index:
             self._add(position, history.readings[position], day_of(history.messages[position]))
         self.tip = history.tip
 
-    def norms(self, k1: float, b: float, most: float) -> list[float]:
-        """What BM25 sets against how often a term occurs in each message: more in a longer one."""
-        if len(self._norms) != len(self):
-            said = sum(map(bool, self.sizes))
-            average = sum(self.sizes) / said if said else 1.0
-            self._norms = [k1 * (1 - b + b * min(most, size / average)) for size in self.sizes]
-        return self._norms
+    @property
+    def average(self) -> float:
+        """Terms of a message that says anything, on average."""
+        return sum(self.totals) / self.saying if self.saying else 1.0
 
     def _add(self, position: int, reading: Reading, day: str) -> None:
         if not self.days or (day and day != self.days[-1]):
             self.days.append(day)
+            self.totals.append(0)
         for column in (self.sizes, self.costs):
             column.append(0)
         self.speakers.append(NOBODY)
@@ -141,7 +142,9 @@ class Index:
 
     def _note(self, at: int, speaker: int, text: str, size: int) -> None:
         """What a part adds to what is known of its message and its speaker."""
+        self.saying += size > 0 and not self.sizes[at]
         self.sizes[at] += size
+        self.totals[self.sessions[at]] += size
         if speaker == TOOL:
             return
         self.costs[at] += size

@@ -8,7 +8,7 @@ conversations of two kinds, chats with an assistant and talks between people, an
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from heapq import nlargest
@@ -53,41 +53,50 @@ def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> lis
 
     What stands behind the last candidate, such as the question itself, counts for nothing.
     """
-    stop = 1 + max((passage.position for passage in candidates), default=-1)
-    wanted = _wanted(index, question)
-    by_message = scores(index, question, stop, wanted)
-    found = [by_message[passage.position] for passage in candidates]
-    best = nlargest(CLOSE, (at for at, score in enumerate(found) if score > 0), key=lambda at: (found[at], -at))
-    own = [_own(wanted, candidates[at].text) for at in best]
-    top = max(own, default=0.0) or 1.0
-    for at, score in zip(best, own, strict=True):
-        found[at] += PASSAGE * score / top
-    return found
+    return Ranking(index, question, 1 + max((one.position for one in candidates), default=-1)).passages(candidates)
 
 
-def scores(index: Index, question: Question, stop: int, wanted: Mapping[str, float] | None = None) -> list[float]:
-    """The score of each message before position `stop`; above 0 where it or what is around it answers."""
-    wanted = _wanted(index, question) if wanted is None else wanted
-    if not wanted and not (question.months & {day[5:7] for day in index.days}):
-        return [0.0] * stop
-    hits = _hits(index, wanted, stop)
-    around = _around(hits, sum(wanted.values()) or 1.0)
-    best = max(hits, default=0.0) or 1.0
-    days = _days(index, wanted, stop)
-    in_month = [bool(question.months) and day[5:7] in question.months for day in index.days]
-    who = asked_about(index, question)
-    cues = bytes(index.cues) if question.advice and who == USER else bytes(stop)
-    found: list[float] = []
-    columns = zip(hits, around, index.sessions, index.speakers, index.costs, cues, strict=False)
-    for hit, near, session, speaker, cost, cue in columns:
-        score: float = MESSAGE * hit / best + AROUND * near + days[session] + MONTH * in_month[session]
-        theirs = 0.5 if who is None else float(speaker == who)
-        long = max(0.0, log1p(cost) - SHORT)
+class Ranking:
+    """How much the messages before a position answer a question. It costs what the question's terms occur."""
+
+    def __init__(self, index: Index, question: Question, stop: int) -> None:
+        """Score every message before `stop` that answers, or stands next to one that does."""
+        self._index = index
+        self._wanted = _wanted(index, question)
+        self._who = asked_about(index, question)
+        self._cued = question.advice and self._who == USER
+        self._days = _days(index, self._wanted, stop)
+        self._months = [bool(question.months) and day[5:7] in question.months for day in index.days]
+        hits = _hits(index, self._wanted, stop)
+        near = _around(hits, sum(self._wanted.values()) or 1.0, stop)
+        if any(self._months):
+            near |= {at: near.get(at, 0.0) for at in range(stop) if self._months[index.sessions[at]]}
+        self._best = max(hits.values(), default=0.0) or 1.0
+        self.messages = {at: self._score(at, hits.get(at, 0.0), close) for at, close in near.items()}
+        """By position; always above 0."""
+
+    def passages(self, candidates: Sequence[Passage]) -> list[float]:
+        """The score of each passage: its message's and its own; 0 or less for what answers nothing."""
+        if not self.messages:
+            return [0.0] * len(candidates)
+        known = self.messages
+        found = [known[at] if (at := one.position) in known else self._score(at, 0, 0) - BESIDE for one in candidates]
+        best = nlargest(CLOSE, (at for at, score in enumerate(found) if score > 0), key=lambda at: (found[at], -at))
+        own = [_own(self._wanted, candidates[at].text) for at in best]
+        top = max(own, default=0.0) or 1.0
+        for at, score in zip(best, own, strict=True):
+            found[at] += PASSAGE * score / top
+        return found
+
+    def _score(self, at: int, hit: float, near: float) -> float:
+        index, session = self._index, self._index.sessions[at]
+        theirs = 0.5 if self._who is None else float(index.speakers[at] == self._who)
+        long = max(0.0, log1p(index.costs[at]) - SHORT)
+        score = MESSAGE * hit / self._best + AROUND * near + self._days[session] + MONTH * self._months[session]
         score += SUBJECT * theirs - long * (LENGTH * theirs + OTHERS_LENGTH * (1 - theirs))
-        if cue:
-            score += LAID_DOWN if cue & STANDING else LIKED
-        found.append(log1p(exp(score)) - (0.0 if near or in_month[session] else BESIDE))
-    return found
+        if self._cued and index.cues[at]:
+            score += LAID_DOWN if index.cues[at] & STANDING else LIKED
+        return log1p(exp(score))
 
 
 def _wanted(index: Index, question: Question) -> dict[str, float]:
@@ -108,15 +117,16 @@ def _saturated(times: float, size: float) -> float:
     return times * (K1 + 1) / (times + K1 * (1 - B + B * min(GIANT, size)))
 
 
-def _hits(index: Index, wanted: Mapping[str, float], stop: int) -> list[float]:
-    """The BM25 of each message before `stop`."""
-    found = [0.0] * len(index)
-    norms = index.norms(K1, B, GIANT)
+def _hits(index: Index, wanted: Mapping[str, float], stop: int) -> dict[int, float]:
+    """The BM25 of each message before `stop` that holds one of the terms."""
+    found: defaultdict[int, float] = defaultdict(float)
+    average = index.average
     for term, weight in wanted.items():
-        weight *= K1 + 1
         for at, times in _pairs(index, term):
-            found[at] += weight * times / (times + norms[at])
-    return found[:stop]
+            if at >= stop:
+                break
+            found[at] += weight * _saturated(times, index.sizes[at] / average)
+    return found
 
 
 def _pairs(index: Index, term: str) -> Iterator[tuple[int, int]]:
@@ -124,14 +134,15 @@ def _pairs(index: Index, term: str) -> Iterator[tuple[int, int]]:
     return zip(flat, flat, strict=True)
 
 
-def _around(hits: Sequence[float], norm: float) -> list[float]:
+def _around(hits: Mapping[int, float], norm: float, stop: int) -> dict[int, float]:
     """What a message and those next to it say of all that was asked: the nearer, the more."""
-    found = [hit / norm for hit in hits]
-    for step, share in enumerate(NEAR, 1):
-        share /= norm
-        ahead, behind = [*hits[step:], *[0.0] * step], [*[0.0] * step, *hits]
-        found = [said + share * (one + other) for said, one, other in zip(found, ahead, behind, strict=False)]
-    return found[: len(hits)]
+    found = {at: hit / norm for at, hit in hits.items()}
+    for at, hit in hits.items():
+        for step, share in enumerate(NEAR, 1):
+            for beside in (at - step, at + step):
+                if 0 <= beside < stop:
+                    found[beside] = found.get(beside, 0.0) + share * hit / norm
+    return found
 
 
 def _days(index: Index, wanted: Mapping[str, float], stop: int) -> list[float]:
@@ -139,19 +150,16 @@ def _days(index: Index, wanted: Mapping[str, float], stop: int) -> list[float]:
     count = len(index.days)
     if count < 2:
         return [0.0] * count
-    sizes = Counter[int]()
-    for session, size in zip(index.sessions, index.sizes, strict=True):
-        sizes[session] += size
-    average = sizes.total() / count or 1.0
+    average = sum(index.totals) / count or 1.0
     found = [0.0] * count
     for term in wanted:
-        times = Counter[int]()
+        times: defaultdict[int, int] = defaultdict(int)
         for at, often in _pairs(index, term):
             if at < stop:
                 times[index.sessions[at]] += often
         weight = log1p((count - len(times) + 0.5) / (len(times) + 0.5))
         for session, often in times.items():
-            found[session] += weight * _saturated(often, sizes[session] / average)
+            found[session] += weight * _saturated(often, index.totals[session] / average)
     best = max(found) or 1.0
     return [DAY * score / best for score in found]
 

@@ -10,12 +10,9 @@ import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from context_compiler.worth import words
+import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] # it ships none
 
-try:
-    import snowballstemmer
-except ModuleNotFoundError:  # it is a dependency; without it words are compared as they stand
-    snowballstemmer = None
+from context_compiler.worth import words
 
 LONGEST = 96
 """Characters; what is longer is data, and nobody asks for it by name."""
