@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 
 from lark import Lark, Token, Tree
-from lark.exceptions import UnexpectedInput
+from lark.exceptions import UnexpectedInput, UnexpectedToken
 from lark.lark import PostLex
 
 LARGEST = 16_000_000
 """Characters of a source."""
 MOST_SYMBOLS = 400_000
-"""Ids, hops and blocks of one source; 100,000 stages with their edges."""
+"""Ids, hops and blocks of one source; some 80,000 stages with their edges."""
 DEEPEST = 100
 """Subgraphs within subgraphs."""
 NEAR = 10_000
@@ -82,8 +82,8 @@ def statements(text: str) -> Tree[Token]:
     try:
         return _parser().parse(text)  # pyright: ignore[reportUnknownMemberType]  # of Lark, half typed
     except UnexpectedInput as error:
-        at = error.pos_in_stream
-        raise unreadable(text, len(text) if at is None or at < 0 else at) from None
+        ended = isinstance(error, UnexpectedToken) and error.token.type == "$END"
+        raise unreadable(text, len(text) if ended or error.pos_in_stream is None else error.pos_in_stream) from None
 
 
 def unreadable(text: str, at: int) -> Unreadable:

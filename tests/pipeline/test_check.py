@@ -1,0 +1,196 @@
+"""Every rule finds what it is about, says where and what to do, and is silent about a sound graph."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from context_compiler.errors import GraphError
+from context_compiler.pipeline import Diagnostic, Graph, Severity, parse_dot, validate, validate_or_raise
+from context_compiler.pipeline.check import RULES
+
+SOUND = """digraph sound {
+    goal="Ship it"
+    retry_target=plan
+    start [shape=Mdiamond]
+    plan [prompt="Plan for $goal", goal_gate=true, fidelity=full, thread_id=t]
+    ask [shape=hexagon, label="Good?", human.default_choice=plan]
+    run [shape=parallelogram, tool_command="make", timeout=15m, max_retries=2]
+    done [shape=Msquare]
+    start -> plan -> ask
+    ask -> plan [label="[R] Again"]
+    ask -> run [label="[Y] Yes", weight=2]
+    run -> done
+}"""
+
+
+def with_(statements: str, *, without: str = "") -> str:
+    """The sound graph with something more in it, or with less."""
+    return SOUND.replace(without, "").replace("    start -> plan", f"    {statements}\n    start -> plan", 1)
+
+
+CASES = [
+    ("start_node", "ERROR", with_("", without="start [shape=Mdiamond]").replace("start ->", "first ->"), ""),
+    ("start_node", "ERROR", with_("again [shape=Mdiamond]; again -> plan"), "again"),
+    ("terminal_node", "ERROR", SOUND.replace("done", "over").replace(" [shape=Msquare]", "[label=x]"), ""),
+    ("terminal_node", "ERROR", with_("over [shape=Msquare]; run -> over"), "over"),
+    ("reachability", "ERROR", with_("lost [prompt=x]; lost -> run"), "lost"),
+    ("edge_target_exists", "ERROR", with_("run -> nowhere"), "run -> nowhere"),
+    ("edge_target_exists", "ERROR", with_("nobody -> run"), "nobody -> run"),
+    ("start_no_incoming", "ERROR", with_("run -> start"), "run -> start"),
+    ("exit_no_outgoing", "ERROR", with_("done -> plan"), "done -> plan"),
+    ("condition_syntax", "ERROR", with_('run -> plan [condition="outcome > 1"]'), "run -> plan"),
+    ("condition_syntax", "ERROR", with_('run -> plan [condition="a=1 || b=2"]'), "run -> plan"),
+    ("stylesheet_syntax", "ERROR", with_('model_stylesheet="* { llm_model }"'), ""),
+    ("join_policy_known", "ERROR", with_("p [shape=component, join_policy=most]; plan -> p -> run"), "p"),
+    ("type_known", "WARNING", with_("p [type=magic]; plan -> p -> run"), "p"),
+    ("fidelity_valid", "WARNING", with_("p [prompt=x, fidelity=medium]; plan -> p -> run"), "p"),
+    ("fidelity_valid", "WARNING", with_("plan -> run [fidelity=all]"), "plan -> run"),
+    ("fidelity_valid", "WARNING", with_("default_fidelity=some"), ""),
+    ("retry_target_exists", "WARNING", with_("p [prompt=x, retry_target=gone]; plan -> p -> run"), "p"),
+    ("retry_target_exists", "WARNING", with_("fallback_retry_target=gone"), ""),
+    ("goal_gate_has_retry", "WARNING", with_("", without="retry_target=plan"), "plan"),
+    ("prompt_on_llm_nodes", "WARNING", with_("p; plan -> p -> run"), "p"),
+    ("full_without_thread", "INFO", with_("p [prompt=x, fidelity=full]; plan -> p -> run"), "p"),
+    ("thread_without_full", "WARNING", with_("p [prompt=x, thread_id=t]; plan -> p -> run"), "p"),
+    ("thread_without_full", "WARNING", with_("p [prompt=x]; plan -> p [thread_id=t]; p -> run"), "plan -> p"),
+    ("all_conditional_edges", "WARNING", with_('p [prompt=x]; plan -> p -> run [condition="a=1"]'), "p"),
+    (
+        "all_conditional_edges",
+        "INFO",
+        with_('p [prompt=x]; plan -> p; p -> run [condition="outcome=success"]; p -> plan [condition="outcome=fail"]'),
+        "p",
+    ),
+    ("condition_on_human_gate", "WARNING", with_('ask -> done [condition="a=1"]'), "ask -> done"),
+    ("condition_operator", "WARNING", with_('run -> plan [condition="a == 1"]'), "run -> plan"),
+    ("unknown_attribute", "WARNING", with_("p [prompt=x, fidelty=full]; plan -> p -> run"), "p"),
+    ("unknown_attribute", "INFO", with_("p [prompt=x, zzz=1]; plan -> p -> run"), "p"),
+    ("old_spelling", "INFO", with_("default_max_retry=1"), ""),
+    ("value_type", "WARNING", with_("p [prompt=x, timeout=soon]; plan -> p -> run"), "p"),
+    ("value_type", "WARNING", with_("p [prompt=x, max_retries=-1]; plan -> p -> run"), "p"),
+    ("value_type", "WARNING", with_("p [prompt=x, max_retries=1.5]; plan -> p -> run"), "p"),
+    ("value_type", "WARNING", with_("p [prompt=x, goal_gate=perhaps]; plan -> p -> run"), "p"),
+    ("reasoning_effort_known", "WARNING", with_("p [prompt=x, reasoning_effort=max]; plan -> p -> run"), "p"),
+    ("shape_known", "INFO", with_("p [prompt=x, shape=star]; plan -> p -> run"), "p"),
+    ("stylesheet_property", "WARNING", with_('model_stylesheet="* { temperature: 1; }"'), ""),
+    ("tool_command_required", "WARNING", with_("p [shape=parallelogram]; plan -> p -> run"), "p"),
+    (
+        "default_choice_exists",
+        "WARNING",
+        with_("p [shape=hexagon, human.default_choice=gone]; plan -> p -> run"),
+        "p",
+    ),
+]
+
+
+def found(source: str) -> list[Diagnostic]:
+    return list(validate(parse_dot(source)))
+
+
+def test_a_sound_graph_has_nothing_to_say_about() -> None:
+    assert found(SOUND) == []
+    assert validate_or_raise(parse_dot(SOUND)) == ()
+
+
+@pytest.mark.parametrize(
+    ("rule", "severity", "source", "place"), CASES, ids=[f"{c[0]}-{n}" for n, c in enumerate(CASES)]
+)
+def test_a_rule_finds_what_it_is_about_with_place_and_remedy(rule: str, severity: str, source: str, place: str) -> None:
+    hits = [one for one in found(source) if one.rule == rule]
+    assert hits, found(source)
+    assert (hits[0].severity, hits[0].place) == (severity, place)
+    assert hits[0].message and hits[0].fix
+    assert (hits[0].line is not None) == bool(place)
+    others = {one.rule for one in found(source)} - {rule, "all_conditional_edges", "edge_target_exists"}
+    assert len(others) <= 1, others
+
+
+def test_every_rule_has_a_case() -> None:
+    named = {name for rule in RULES for name in re.findall(r'"([a-z_]+)"', _source(rule)) if "_" in name}
+    tested = {case[0] for case in CASES}
+    assert {name for name in named if name in KNOWN} <= tested
+    assert {one.rule for case in CASES for one in found(case[2])} <= tested | {"missing_separator"}
+
+
+KNOWN = {case[0] for case in CASES} | {"start_node", "terminal_node"}
+
+
+def _source(rule: object) -> str:
+    return inspect.getsource(rule)  # type: ignore[arg-type]
+
+
+def test_an_orphan_is_called_unreachable() -> None:
+    (one,) = [one for one in found(with_("lost [prompt=x]")) if one.rule == "reachability"]
+    assert "unreachable" in one.message and "orphan" in one.message
+
+
+def test_a_stage_that_only_a_retry_jumps_to_is_reached() -> None:
+    graph = with_("fix [prompt=x]; fix -> run").replace("goal_gate=true", "goal_gate=true, retry_target=fix")
+    assert [one for one in found(graph) if one.severity is Severity.ERROR] == []
+
+
+def test_conditions_that_leave_nothing_open_are_fine() -> None:
+    edges = 'plan -> p; p -> run [condition="tests=red"]; p -> plan [condition="tests!=red"]'
+    assert found(with_(f"p [prompt=x]; {edges}")) == []
+
+
+def test_start_and_exit_are_known_by_id_where_no_shape_says_so() -> None:
+    assert found("digraph g { start [label=s]; a [prompt=x]; end [label=e]; start -> a -> end }") == []
+    graph = parse_dot("digraph g { Begin [node_type=start, label=s]; Exit [label=e]; Begin -> Exit }")
+    assert (graph.starts[0].name, graph.exits[0].name) == ("Begin", "Exit")
+
+
+def test_a_handler_of_ones_own_is_a_known_type() -> None:
+    graph = parse_dot(with_("p [type=magic]; plan -> p -> run"))
+    assert validate(graph, handlers=["magic"]) == ()
+
+
+def test_a_rule_of_ones_own_is_asked_too() -> None:
+    def no_run(graph: Graph) -> Iterator[Diagnostic]:
+        if "run" in graph.nodes:
+            yield Diagnostic(rule="no_run", severity=Severity.ERROR, message="no", node_id="run", fix="rename it")
+
+    assert [one.rule for one in validate(parse_dot(SOUND), [no_run])] == ["no_run"]
+    with pytest.raises(GraphError, match="no_run: run: no; rename it"):
+        validate_or_raise(parse_dot(SOUND), [no_run])
+
+
+def test_errors_come_first_and_an_error_keeps_a_graph_from_being_run() -> None:
+    graph = parse_dot(with_("lost [promt=x]; run -> nowhere"), "plan.dot")
+    severities = [one.severity for one in validate(graph)]
+    assert severities == sorted(severities, key=list(Severity).index)
+    with pytest.raises(GraphError) as caught:
+        validate_or_raise(graph)
+    assert caught.value.line == 9 and str(caught.value).startswith("plan.dot:9:")
+    assert "edge_target_exists" in str(caught.value) and "(and 1 more)" in str(caught.value)
+    assert caught.value.diagnostics == validate(graph)
+
+
+def test_what_reading_forgave_is_part_of_what_a_check_says() -> None:
+    assert [one.rule for one in found(SOUND.replace("max_retries=2", "max_retries=2,"))] == ["trailing_separator"]
+
+
+SMOKE = """digraph test_pipeline {
+    graph [goal="Create a hello world Python script"]
+    start [shape=Mdiamond]
+    plan [shape=box, prompt="Plan how to create a hello world script for: $goal"]
+    implement [shape=box, prompt="Write the code based on the plan", goal_gate=true]
+    review [shape=box, prompt="Review the code for correctness"]
+    done [shape=Msquare]
+    start -> plan
+    plan -> implement
+    implement -> review [condition="outcome=success"]
+    implement -> plan [condition="outcome=fail", label="Retry"]
+    review -> done [condition="outcome=success"]
+    review -> implement [condition="outcome=fail", label="Fix"]
+}"""
+
+
+def test_the_smoke_graph_has_only_its_gate_to_warn_of() -> None:
+    graph = parse_dot(SMOKE)
+    assert (graph.goal, len(graph.nodes), len(graph.edges)) == ("Create a hello world Python script", 5, 6)
+    worse = [one.rule for one in validate(graph) if one.severity is not Severity.INFO]
+    assert worse == ["goal_gate_has_retry"]

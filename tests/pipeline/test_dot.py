@@ -1,0 +1,378 @@
+"""DOT is read by what it means, forgiven where only punctuation differs, and refused with the place elsewhere."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from context_compiler.errors import GraphError, PipelineError
+from context_compiler.pipeline import Edge, Graph, Node, parse_dot, to_dot, validate
+from context_compiler.pipeline.blocks import FORGIVEN
+
+LINEAR = "digraph g { start [shape=Mdiamond] a [prompt=x] b [prompt=y] done [shape=Msquare] start -> a -> b -> done }"
+
+
+def rules(graph: Graph) -> list[str]:
+    return [one.rule for one in graph.diagnostics]
+
+
+def test_a_linear_pipeline_has_its_stages_and_edges_in_order() -> None:
+    graph = parse_dot(LINEAR)
+    assert list(graph.nodes) == ["start", "a", "b", "done"]
+    assert [(edge.source, edge.target) for edge in graph.edges] == [("start", "a"), ("a", "b"), ("b", "done")]
+    assert [edge.target for edge in graph.outgoing("a")] == ["b"]
+    assert [edge.source for edge in graph.incoming("a")] == ["start"]
+    assert graph.diagnostics == ()
+    assert (graph.starts[0].name, graph.exits[0].name) == ("start", "done")
+
+
+def test_settings_of_the_graph_come_from_a_block_or_stand_alone() -> None:
+    graph = parse_dot('digraph g { graph [goal="Ship", label="L"]; default_max_retries=3; rankdir=LR }')
+    assert (graph.goal, graph.label, graph.default_max_retries) == ("Ship", "L", 3)
+    assert graph.attrs["rankdir"] == "LR"
+
+
+def test_attributes_can_stand_on_many_lines_with_comments_between() -> None:
+    graph = parse_dot(
+        """digraph g {
+        /* all of it */
+        a [
+            label = "A // no comment", // a comment with "quotes" and ]
+            prompt = "see https://example.com /* kept */
+second line",
+            /* , */ max_retries = 2
+        ]
+    }"""
+    )
+    node = graph.nodes["a"]
+    assert node.label == "A // no comment" and node.max_retries == 2
+    assert node.prompt == "see https://example.com /* kept */\nsecond line"
+    assert graph.diagnostics == ()
+
+
+def test_values_have_their_types_and_are_read_by_meaning() -> None:
+    graph = parse_dot(
+        'digraph g { a [goal_gate="true", allow_partial=true, max_retries="3", timeout="900s", weight=-2, x=.5, y=1.50]'
+        " b [timeout=1200, auto_status=yes, max_retries=0] c [timeout=15m] d [timeout=250ms, goal_gate=maybe]"
+        ' a -> b [weight="7"] }'
+    )
+    a, b, c, d = graph.nodes.values()
+    assert a.goal_gate and a.allow_partial and a.max_retries == 3 and a.timeout == 900
+    assert a.attrs["weight"] == -2 and a.number("x") == 0.5 and a.attrs["y"] == 1.5
+    assert b.timeout == 1200 and b.auto_status and b.max_retries == 0
+    assert (c.timeout, d.timeout, d.goal_gate, c.max_retries) == (900, 0.25, False, None)
+    assert graph.edges[0].weight == 7
+
+
+def test_escapes_in_strings() -> None:
+    graph = parse_dot(r'digraph g { a [prompt="say \"hi\"\n\tthen \\ and \d+ \l"] }')
+    assert graph.nodes["a"].prompt == 'say "hi"\n\tthen \\ and \\d+ \\l'
+
+
+def test_chained_edges_share_their_attributes() -> None:
+    graph = parse_dot("digraph g { a -> b -> c [label=x, weight=2]; a; b; c }")
+    assert [(edge.source, edge.target, edge.label, edge.weight) for edge in graph.edges] == [
+        ("a", "b", "x", 2),
+        ("b", "c", "x", 2),
+    ]
+
+
+def test_defaults_count_from_where_they_stand_and_inside_their_scope() -> None:
+    graph = parse_dot(
+        """digraph g {
+        before
+        node [shape=diamond, llm_model=m]
+        edge [weight=1]
+        outer [llm_model=own]
+        subgraph inner { node [shape=hexagon]; edge [weight=5]; x; x -> outer }
+        after
+        after -> outer
+    }"""
+    )
+    shapes = {name: (node.shape, node.llm_model) for name, node in graph.nodes.items()}
+    assert shapes == {
+        "before": ("box", ""),
+        "outer": ("diamond", "own"),
+        "x": ("hexagon", "m"),
+        "after": ("diamond", "m"),
+    }
+    assert [edge.weight for edge in graph.edges] == [5, 1]
+
+
+def test_a_subgraph_gives_its_stages_a_class_and_disappears() -> None:
+    graph = parse_dot(
+        """digraph g {
+        subgraph cluster_a { label="Loop A!"; x [class="one, two"]
+            subgraph { graph [label="Inner Part"]; y } }
+        subgraph b { z }
+    }"""
+    )
+    assert graph.nodes["x"].classes == ("loop-a", "one", "two")
+    assert graph.nodes["y"].classes == ("inner-part", "loop-a")
+    assert graph.nodes["z"].classes == ()
+    assert "label" not in graph.attrs
+    assert [(one.name, one.nodes, one.parent) for one in graph.subgraphs] == [
+        ("cluster_a", ("x",), None),
+        ("", ("y",), 0),
+        ("b", ("z",), None),
+    ]
+
+
+def test_declaring_a_stage_again_adds_to_it() -> None:
+    graph = parse_dot(
+        'digraph g { a [label=x, prompt=p]; node [shape=hexagon]; a [label=y]; subgraph { label="S"; a } }'
+    )
+    assert graph.nodes["a"].attrs == {"label": "y", "prompt": "p"}
+    assert graph.nodes["a"].classes == ("s",)
+
+
+def test_a_stage_that_only_an_edge_names_is_not_declared() -> None:
+    assert list(parse_dot("digraph g { a -> b; a }").nodes) == ["a"]
+
+
+def test_keys_can_have_dots_and_unknown_ones_are_kept() -> None:
+    graph = parse_dot('digraph g { stack.child_dotfile="c.dot"; a [human.default_choice=b, my.own_key="x"] }')
+    assert graph.text("stack.child_dotfile") == "c.dot"
+    assert graph.nodes["a"].text("human.default_choice") == "b"
+    assert graph.nodes["a"].attrs["my.own_key"] == "x"
+
+
+def test_old_spellings_are_read() -> None:
+    graph = parse_dot(
+        "digraph g { default_max_retry=4; context_fidelity_default=full; context_thread_default=t"
+        ' a [node_type=tool, llm_prompt="p"] }'
+    )
+    assert (graph.default_max_retries, graph.default_fidelity, graph.default_thread_id) == (4, "full", "t")
+    assert (graph.nodes["a"].handler, graph.nodes["a"].prompt) == ("tool", "p")
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        ("digraph g { a [x=1 y=2] }", "missing_separator"),
+        ("digraph g { a [x=1; y=2] }", "semicolon_separator"),
+        ("digraph g { a [x=1, y=2,] }", "trailing_separator"),
+        ('digraph g { a [x="1\\\n2", y=2] }', "line_continuation"),
+        ('digraph g { "a" [x=1, y=2] }', "quoted_id"),
+        ('digraph g { a [x=1, "y"=2] }', "quoted_id"),
+        ("digraph { a [x=1, y=2] }", "anonymous_graph"),
+        ("digraph g { a [x=1] [y=2] }", "several_blocks"),
+        ("digraph g { a.b [x=1, y=2] }", "dotted_id"),
+    ],
+)
+def test_what_is_forgiven_is_a_warning_with_its_place(source: str, rule: str) -> None:
+    graph = parse_dot(source)
+    assert rules(graph) == [rule]
+    (warning,) = graph.diagnostics
+    assert warning.severity == "WARNING" and warning.fix and warning.line and warning.column
+    (node,) = graph.nodes.values()
+    assert node.attrs in ({"x": 1, "y": 2}, {"x": "12", "y": 2})
+
+
+def test_everything_that_is_forgiven_has_a_test() -> None:
+    marks = next(mark for mark in test_what_is_forgiven_is_a_warning_with_its_place.pytestmark)  # type: ignore[attr-defined]
+    assert {rule for _, rule in marks.args[1]} == set(FORGIVEN)
+
+
+def test_a_kind_is_forgiven_once_with_how_often() -> None:
+    graph = parse_dot("digraph g {\n a [x=1 y=2 z=3]\n b [x=1 y=2] }")
+    (warning,) = graph.diagnostics
+    assert "(3 times)" in warning.message and (warning.line, warning.column) == (2, 9)
+
+
+@pytest.mark.parametrize(
+    ("source", "column", "why"),
+    [
+        ("", 1, "begins with: digraph"),
+        ("strict digraph g {}", 1, "strict"),
+        ("graph g { a -- b }", 1, "undirected"),
+        ("digraph g { a -- b }", 15, "write -> instead"),
+        ("digraph g { a:port -> b }", 14, "ports"),
+        ("digraph g { a [label=<b>x</b>] }", 22, "HTML"),
+        ("digraph g { {a b} -> c }", 13, "braces"),
+        ("digraph g { a -> {b c} }", 18, "braces"),
+        ("digraph g { a } digraph h { b }", 17, "one graph a file"),
+        ('digraph g { a [condition=\\"x=y\\"] }', 26, "backslash"),
+        ('digraph g { a [label="x] }', 22, "not closed"),
+        ("digraph g { a /* b }", 15, "comment is not closed"),
+        ("digraph g { a [bold] }", 16, "no value"),
+        ("digraph g { a [x=1,,y=2] }", 20, "','"),
+        ("digraph g { a [x=1abc] }", 18, "quotes"),
+        ("digraph g { a -> }", 18, "after ->"),
+        ("digraph g { a ", 15, "ends too early"),
+        ("digraph g { my-stage }", 15, "letters, digits"),
+        ("digraph g { # no\n }", 13, "//"),
+        ("digraph g { a\0 }", 14, "NUL"),
+        ("digraph g { é }", 13, "'é'"),
+    ],
+)
+def test_what_has_no_place_is_an_error_with_line_column_and_caret(source: str, column: int, why: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        parse_dot(source, "plan.dot")
+    error = caught.value
+    assert isinstance(error, PipelineError)
+    assert (error.path, error.line, error.column) == ("plan.dot", 1, column)
+    assert why in str(error) and str(error).startswith(f"plan.dot:1:{column}: ") and "\n" not in str(error)
+    line, _, caret = error.snippet.rpartition("\n")
+    assert line == source.splitlines()[0] if source else line == ""
+    assert caret.index("^") == column - 1
+
+
+def test_the_place_is_right_on_later_lines_after_windows_line_ends_and_on_long_lines() -> None:
+    with pytest.raises(GraphError) as caught:
+        parse_dot('\ufeffdigraph g {\r\n  a [x="1"]\r\n\tb [y=$]\r\n}')
+    assert (caught.value.line, caught.value.column, caught.value.snippet) == (3, 7, "\tb [y=$]\n\t     ^")
+    with pytest.raises(GraphError) as caught:
+        parse_dot("digraph g { " + "a; " * 1_000 + "$" + " b;" * 1_000 + "}")
+    shown, caret = caught.value.snippet.split("\n")
+    assert len(shown) <= 100 and shown[caret.index("^")] == "$"
+
+
+def test_a_graph_is_the_same_after_being_written_and_read() -> None:
+    graph = parse_dot(
+        """digraph plan { goal="Say \\"hi\\"\\n"; x.y=0.25
+        node [llm_model="m"] "odd name" [label="a\\\\b", big=123456789012345678901234567890, n=-3]
+        subgraph a { label="Part One"; one; subgraph { label=Two; two } three }
+        one -> "odd name" -> node [condition="outcome=success", w=1.0, t=900s, ok=false] }"""
+    )
+    assert parse_dot(to_dot(graph)) == graph
+    assert to_dot(parse_dot(to_dot(graph))) == to_dot(graph)
+
+
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True) | st.text(
+    st.characters(exclude_characters="\0\r", codec="utf-8"), max_size=6
+)
+written = st.text(st.characters(exclude_characters="\0\r", codec="utf-8"), max_size=20)
+values = written | st.booleans() | st.integers(-(10**13), 10**13) | st.sampled_from([0.5, -1.25, 3.0, 900.125])
+attributes = st.dictionaries(names, values, max_size=3)
+
+
+@given(
+    attrs=attributes,
+    nodes=st.dictionaries(names, attributes, max_size=4),
+    edges=st.lists(st.tuples(names, names, attributes), max_size=4),
+)
+def test_any_graph_is_the_same_after_being_written_and_read(
+    attrs: dict[str, object], nodes: dict[str, dict[str, object]], edges: list[tuple[str, str, dict[str, object]]]
+) -> None:
+    from_python = Graph(name="g", attrs=attrs)  # type: ignore[arg-type]
+    again = parse_dot(to_dot(from_python))
+    assert (again.name, again.attrs) == ("g", attrs)
+    source = to_dot(_graph(attrs, nodes, edges))
+    assert parse_dot(source) == _graph(attrs, nodes, edges)
+
+
+def _graph(
+    attrs: object, nodes: dict[str, dict[str, object]], edges: list[tuple[str, str, dict[str, object]]]
+) -> Graph:
+
+    return Graph(
+        name="g",
+        attrs=attrs,  # type: ignore[arg-type]
+        nodes={name: Node(name=name, attrs=said) for name, said in nodes.items()},  # type: ignore[arg-type]
+        edges=tuple(Edge(source=one, target=two, attrs=said) for one, two, said in edges),  # type: ignore[arg-type]
+    )
+
+
+pieces = st.sampled_from(
+    [
+        *(
+            "digraph ",
+            "g ",
+            "{",
+            "}",
+            "[",
+            "]",
+            "a",
+            "b ",
+            "->",
+            "=",
+            ",",
+            ";",
+            '"',
+            "\\",
+            "\n",
+            "//",
+            "/*",
+            "*/",
+            "-",
+            ".",
+        ),
+        *("subgraph ", "node ", "edge ", "graph ", "label", "1", "900s", "true", "<", ":", "é", "\0", "\ufeff", "#"),
+    ]
+)
+
+
+@given(st.lists(pieces, max_size=40).map("".join) | st.text(max_size=60))
+def test_any_text_is_a_graph_or_an_error_with_a_place(text: str) -> None:
+    for source in (text, f"digraph g {{ {text} }}", f"digraph g {{ a [{text}] }}"):
+        try:
+            graph = parse_dot(source)
+        except GraphError as error:
+            assert error.line and error.column and error.snippet.endswith("^")
+        else:
+            assert parse_dot(to_dot(graph)) == graph
+
+
+HOSTILE = {
+    "nesting": "digraph g {" + "subgraph {" * 1_000_000,
+    "closed nesting": "digraph g {" + "subgraph {" * 500_000 + "}" * 500_001,
+    "brackets": "digraph g { a " + "[" * 10_000_000,
+    "an unclosed string": 'digraph g { a [x="' + "a" * 10_000_000,
+    "many unclosed strings": "digraph g { a [" + 'x="\\' * 2_500_000,
+    "an unclosed comment": "digraph g { /*" + "* " * 5_000_000,
+    "one long comment": "digraph g { //" + "*" * 10_000_000,
+    "a million attributes": "digraph g { a [" + "k=v " * 1_000_000 + "] }",
+    "half a million edges": "digraph g {" + "".join(f"n{n % 999}->n{n % 998};" for n in range(500_000)) + "}",
+    "a long chain": "digraph g { a" + "->a" * 3_000_000 + "}",
+    "a million stages": "digraph g {" + "a;" * 1_000_000 + "}",
+    "NUL": "digraph g { a [x=" + "\0" * 1_000_000,
+    "more than there may be": " " * 17_000_000,
+    "a million settings": "digraph g {" + "a=1;" * 1_000_000 + "}",
+    "digits": "digraph g { a [x=" + "1" * 10_000_000 + "] }",
+    "signs": "digraph g { a [x=" + "-." * 5_000_000,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_sources_end_in_bounded_time(kind: str) -> None:
+    started = time.process_time()
+    ended(HOSTILE[kind])
+    assert time.process_time() - started < 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["nesting", "half a million edges", "an unclosed comment"])
+def test_hostile_sources_end_in_bounded_memory(kind: str) -> None:
+    tracemalloc.start()
+    try:
+        ended(HOSTILE[kind])
+        assert tracemalloc.get_traced_memory()[1] < 500_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def ended(source: str) -> None:
+    try:
+        parse_dot(source)
+    except GraphError as error:
+        assert len(str(error)) < 500 and len(error.snippet) < 500
+
+
+@pytest.mark.slow
+def test_ten_thousand_stages_are_read_and_checked_in_two_seconds() -> None:
+    stages = "".join(f'n{n} [label="Stage {n}", prompt="Do {n}", fidelity="summary:low"];\n' for n in range(10_000))
+    edges = "".join(f'n{n} -> n{n + 1} [label="on"];\n' for n in range(9_999))
+    ends = "start [shape=Mdiamond]; done [shape=Msquare]; start -> n0; n9999 -> done"
+    source = f"digraph g {{\n{stages}{edges}{ends} }}"
+    spent: list[float] = []
+    for _ in range(3):
+        started = time.process_time()
+        assert validate(parse_dot(source)) == ()
+        spent.append(time.process_time() - started)
+    assert min(spent) <= 2
