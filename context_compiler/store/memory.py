@@ -132,8 +132,7 @@ class MemoryStore:
     def _session(self, owner: tuple[str, str], created_at: datetime, raw: Chain | None, view: Chain | None) -> int:
         """The row of a conversation, made when it is first heard of, with these messages of its own."""
         session = self._tables.index.get(("sessions", *owner))
-        tip = None if session is None else self._tables.rows["sessions"][session]["raw_tip"]
-        shared = self._tables.add_messages(tip, raw, view)
+        shared = self._tables.add_messages(session, raw, view)
         if session is None:
             session = self._tables.insert("sessions", (*owner, None, rows.stamp(created_at)))
         self._tables.add_copies(session, shared)

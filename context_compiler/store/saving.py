@@ -81,7 +81,7 @@ def _news(db: sqlite3.Connection, owner: Owner, raw: Chain | None, view: Chain |
             continue
         names = chain.ids
         known = _known_prefix(db, names, fresh)
-        start = min(known, _held(db, owner, names)) if is_raw else known
+        start = _own(db, owner, chain, known) if is_raw else known
         if start and names[start - 1] not in fresh:
             news.anchors.append(names[start - 1])
         for index in range(start, len(names)):
@@ -101,8 +101,25 @@ def _news(db: sqlite3.Connection, owner: Owner, raw: Chain | None, view: Chain |
     return news
 
 
+def _own(db: sqlite3.Connection, owner: Owner, raw: Chain, known: int) -> int:
+    """How many of the known first messages stand in the file as this conversation says them.
+
+    Messages that another conversation wrote may have other times and run ids. Where the last of them has the
+    same, the history was taken over from there, and so were all before it.
+    """
+    held = _held(db, owner, raw.ids)
+    if held >= known:
+        return known
+    if db.execute(
+        "SELECT 1 FROM copies c JOIN sessions s ON s.id = c.session WHERE s.session_id = ? AND s.vault_name = ?", owner
+    ).fetchone():
+        return held
+    stored = db.execute("SELECT content FROM nodes WHERE id = ?", (raw.ids[known - 1],)).fetchone()
+    return known if stored is not None and stored["content"] == ids.blob_id(raw.body(known - 1)) else held
+
+
 def _held(db: sqlite3.Connection, owner: Owner, names: Sequence[str]) -> int:
-    """How many of a chain's first messages the conversation has given before; others may have other stamps."""
+    """How many of a chain's first messages the conversation has given before."""
     found = db.execute("SELECT raw_tip FROM sessions WHERE session_id = ? AND vault_name = ?", owner).fetchone()
     tip = found["raw_tip"] if found else None
     while tip is not None:

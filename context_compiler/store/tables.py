@@ -37,11 +37,11 @@ class Tables:
     index: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
     """Row numbers by what is unique about a row; see `key`."""
 
-    def add_messages(self, tip: Column, raw: Chain | None, view: Chain | None) -> Mapping[str, str]:
+    def add_messages(self, session: int | None, raw: Chain | None, view: Chain | None) -> Mapping[str, str]:
         """Read all that is new, then keep it: a message that cannot be read leaves no half chain behind.
 
-        `tip` is where the conversation has ended so far. Gives back what it says again of messages that it
-        shares with others, by name: the content may be its own.
+        Gives back what the conversation says again of messages that it shares with others, by name: the
+        content may be its own.
         """
         contents: dict[str, bytes] = {}
         nodes: dict[str, Node] = {}
@@ -51,7 +51,7 @@ class Tables:
                 continue
             names = chain.ids
             known = self._known(names, nodes)
-            start = min(known, self._held(tip, names)) if is_raw else known
+            start = self._own(session, chain, known) if is_raw else known
             for at in range(start, len(names)):
                 body = chain.body(at)
                 content = ids.blob_id(body)
@@ -71,8 +71,20 @@ class Tables:
             if content == self.nodes[name].content:
                 del self.copies[session, name]
 
-    def _held(self, tip: Column, names: Sequence[str]) -> int:
-        """How many of a chain's first messages the conversation has given before; others may have other stamps."""
+    def _own(self, session: int | None, raw: Chain, known: int) -> int:
+        """How many of the known first messages are kept as this conversation says them.
+
+        Where the last that others wrote has the same times and run ids, so have all before it.
+        """
+        held = min(known, self._held(session, raw.ids))
+        if held == known or any(who == session for who, _ in self.copies):
+            return held
+        last = self.nodes.get(raw.ids[known - 1])
+        return known if last is not None and last.content == ids.blob_id(raw.body(known - 1)) else held
+
+    def _held(self, session: int | None, names: Sequence[str]) -> int:
+        """How many of a chain's first messages the conversation has given before."""
+        tip = None if session is None else self.rows["sessions"][session]["raw_tip"]
         for name in self.ancestry(tip if isinstance(tip, str) else None):
             at = self.nodes[name].position
             if at < len(names) and names[at] == name:

@@ -48,3 +48,12 @@ async def test_a_way_of_writing_views_finds_only_its_own_cycles(store: Store):
     await store.prune(keep_last=1)
     assert await store.find_cycle(raw.ids, "wide") is not None
     assert await store.find_cycle(raw.ids, "narrow") == cycle(raw.ids[4], "late", "narrow")
+
+
+async def test_a_history_that_is_taken_over_is_not_read_again(store: Store):
+    trunk = Talk(*"abcdefgh")
+    await store.save(request(trunk, session_id="ours"))
+    fork = trunk.then("more")
+    await store.save(request(fork, session_id="theirs"))
+    assert fork.read == [7, 8]
+    assert await store.transcript("theirs") == fork.bodies

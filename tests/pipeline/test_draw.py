@@ -1,0 +1,127 @@
+"""A drawing shows every stage and edge, with fidelity and thread, and nothing of the graph's text is markup."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from xml.dom import minidom
+
+import pytest
+
+from context_compiler.errors import PipelineError
+from context_compiler.pipeline import Graph, parse_dot, to_svg
+from context_compiler.pipeline.layout import Layout, laid_out
+from tests.pipeline.test_fidelity import EXAMPLE
+
+pytest.importorskip("grandalf")
+
+
+def texts(svg: str) -> list[str]:
+    document = minidom.parseString(svg)
+    return [node.firstChild.data for node in document.getElementsByTagName("text") if node.firstChild]  # type: ignore[union-attr]
+
+
+def drawn(graph: Graph) -> str:
+    return to_svg(graph, graphviz=None)
+
+
+def test_stages_and_edges_show_fidelity_and_thread() -> None:
+    shown = texts(drawn(parse_dot(EXAMPLE)))
+    for said in ("pipeline", "default fidelity: compact", "implement", "full #coding", "summary:medium", "truncate"):
+        assert said in shown, said
+    assert shown.count("full") == 2 and shown.count("review_passed == true") == 1
+
+
+def test_every_edge_is_a_line_once() -> None:
+    svg = drawn(parse_dot("digraph g { a -> b; b -> a; a -> c; b -> b; a -> b [label=again]; a; b; c }"))
+    assert svg.count("marker-end") == 4
+    assert "again" in texts(svg)
+
+
+def test_stages_do_not_lie_on_each_other() -> None:
+    document = minidom.parseString(drawn(parse_dot(EXAMPLE.replace("shape=box", "shape=box label=x"))))
+    boxes = [
+        tuple(float(box.getAttribute(name)) for name in ("x", "y", "width", "height"))
+        for box in document.getElementsByTagName("rect")[1:]
+    ]
+    assert len(boxes) == 6
+    for at, (x, y, w, h) in enumerate(boxes):
+        for x2, y2, w2, h2 in boxes[at + 1 :]:
+            assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y
+
+
+HOSTILE = '</text><script>alert(1)</script><a href=\\"javascript:x\\"> & ]]> \x07 \ud800 \ufffe'
+
+
+def test_text_of_the_graph_is_never_markup() -> None:
+    source = (
+        f'digraph "{HOSTILE}" {{ goal="{HOSTILE}"; default_thread_id="{HOSTILE}"; "{HOSTILE}" [label="{HOSTILE}", '
+        f'prompt="{HOSTILE}", thread_id="{HOSTILE}", fidelity="{HOSTILE}", llm_model="{HOSTILE}", shape="{HOSTILE}"];'
+        f' "{HOSTILE}" -> b [label="{HOSTILE}", condition="{HOSTILE}"] }}'
+    )
+    document = minidom.parseString(drawn(parse_dot(source)).encode())
+    assert not document.getElementsByTagName("script") and not document.getElementsByTagName("a")
+    assert {node.tagName for node in document.getElementsByTagName("*")} <= ALLOWED
+
+
+ALLOWED = {"svg", "title", "style", "defs", "marker", "path", "rect", "text", "g", "polygon"}
+
+
+def test_an_empty_graph_and_a_stage_that_only_an_edge_names_can_be_drawn() -> None:
+    assert "pipeline" in texts(drawn(parse_dot("digraph { }")))
+    shown = texts(drawn(parse_dot("digraph g { a -> b; a }")))
+    assert "not declared" in shown
+
+
+def test_the_same_graph_gives_the_same_drawing() -> None:
+    assert drawn(parse_dot(EXAMPLE)) == drawn(parse_dot(EXAMPLE))
+
+
+def test_a_graph_that_is_too_large_to_draw_is_refused() -> None:
+    chain = " -> ".join(f"n{number}" for number in range(2_000))
+    with pytest.raises(PipelineError, match="too many to draw"):
+        drawn(parse_dot(f"digraph g {{ {chain} }}"))
+
+
+def program(folder: Path, body: str) -> str:
+    """A stand-in for Graphviz."""
+    path = folder / "dot"
+    path.write_text(f"#!{sys.executable}\nimport sys, time\nsource = sys.stdin.read()\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+PLAIN = """
+assert sys.argv[1:] == ["-Tplain"] and "secret" not in source
+print("graph 1 2 3")
+print("node n0 1 2.5 1 0.5 x solid box black lightgrey")
+print("node n1 1 0.5 1 0.5 x solid box black lightgrey")
+print("edge n0 n1 4 1 2.25 1 2 1 1.5 1 0.75 solid black")
+print("stop")
+"""
+
+
+def test_graphviz_is_given_sizes_only_and_its_plain_answer_is_read(tmp_path: Path) -> None:
+    layout = laid_out([(72, 36), (72, 36)], [(0, 1)], graphviz=program(tmp_path, PLAIN))
+    assert layout == Layout(
+        width=144.0,
+        height=216.0,
+        centres=[(72.0, 36.0), (72.0, 180.0)],
+        lines={(0, 1): ((72.0, 54.0), (72.0, 72.0), (72.0, 108.0), (72.0, 162.0))},
+        curved=True,
+    )
+    svg = to_svg(parse_dot("digraph g { secret -> b; secret; b }"), graphviz=program(tmp_path, PLAIN))
+    assert " C" in svg and "secret" in texts(svg)
+
+
+@pytest.mark.parametrize("body", ["sys.exit(3)", "print('edge n0')", "print('node n9 1 1')"])
+def test_a_graphviz_that_fails_is_an_error_of_one_line(tmp_path: Path, body: str) -> None:
+    with pytest.raises(PipelineError, match="could not lay the graph out"):
+        laid_out([(72, 36)], [], graphviz=program(tmp_path, body))
+
+
+def test_without_graphviz_the_library_lays_it_out(tmp_path: Path) -> None:
+    layout = laid_out([(72, 36), (72, 36), (10, 10)], [(0, 1)], graphviz=str(tmp_path / "no-dot"))
+    assert not layout.curved
+    assert layout.centres[0][1] < layout.centres[1][1]
+    assert set(layout.lines) == {(0, 1)}
