@@ -154,11 +154,11 @@ class _Reader:
         first = _token(children[0])
         hops = [_token(one) for one in children[1:] if _token(one).type == "HOP"]
         attrs = {**scope.edges, **self._attributes(children[1 + len(hops) :])}
-        source, at = identifier(first, self._lenient), first
+        source = identifier(first, self._lenient)
         for one in hops:
-            target = hop(one, self._lenient)
+            target, at = hop(one, self._lenient), first if one is hops[0] else one
             self._edges.append(Edge(source=source, target=target, attrs=attrs, line=at.line, column=at.column))
-            source, at = target, one
+            source = target
 
     def _attributes(self, blocks: _Children) -> dict[str, Value]:
         attrs: dict[str, Value] = {}
