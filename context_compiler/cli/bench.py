@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +25,7 @@ from context_compiler.history import History, Reader
 from context_compiler.importers import Transcript
 from context_compiler.limits import DEFAULT_BUDGET
 from context_compiler.measures import Sent, figures
+from context_compiler.references import ReferenceRecall
 from context_compiler.replay import LiveSession, PlainSession, Session, newest, replayed, request_points
 from context_compiler.tokens import TokenCounter
 from context_compiler.view import View
@@ -40,6 +41,7 @@ COLUMNS = (
     Column("largest", right=True),
     Column("broken pairs", right=True),
     Column("cost", right=True, style="green"),
+    Column("references", right=True, style="green"),
     Column("compiles", right=True),
     Column("ms", right=True, spare=True),
 )
@@ -48,6 +50,7 @@ WHAT = (
     ("largest", "tokens of the largest request"),
     ("broken pairs", "requests with a result without its call, or a call without its result"),
     ("cost", "the session with a prompt cache: 0.1 for a known beginning, 1.25 for the rest; everything is 1"),
+    ("references", "ids and paths that calls need and that occurred before: held with their line, all / long-range"),
     ("compiles", "how often a view was made anew; with a model, each is one call"),
     ("ms", "the median of a request through the host"),
 )
@@ -63,6 +66,7 @@ class Way:
     compiles: int | None
     """How often a view was made anew; with a model, each is one call. None: it makes no views."""
     timed: bool
+    references: ReferenceRecall
 
 
 @app.command("bench", epilog=example("bench session.jsonl --budget 16000"))
@@ -116,17 +120,22 @@ async def _ways(
         if view.status == "compiled":
             made.append(view)
 
-    async def sent(session: Session) -> list[Sent]:
-        return await replayed(messages, session, reader, seen=seen)
+    history = reader.read(messages)
 
-    ours = await sent(LiveSession([compiler(count)]))
-    return [
-        Way(way="everything", sent=await sent(LiveSession([])), compiles=None, timed=True),
-        Way(
-            way="the newest that fit", sent=await sent(PlainSession(newest(reader), budget)), compiles=None, timed=False
-        ),
-        Way(way="context-compiler", sent=ours, compiles=len(made), timed=True),
-    ]
+    async def lived(name: str, session: Session, *, timed: bool = True) -> Way:
+        recall = ReferenceRecall(history, budget, reader)
+
+        def look(position: int, view: Sequence[ModelMessage]) -> None:
+            recall.see(position, view)
+            seen()
+
+        sent = await replayed(messages, session, reader, seen=look)
+        return Way(way=name, sent=sent, compiles=None, timed=timed, references=recall)
+
+    ours = await lived("context-compiler", LiveSession([compiler(count)]))
+    whole = await lived("everything", LiveSession([]))
+    window = await lived("the newest that fit", PlainSession(newest(reader), budget), timed=False)
+    return [whole, window, replace(ours, compiles=len(made))]
 
 
 def relative(way: Way, ways: Sequence[Way]) -> float:
@@ -149,6 +158,8 @@ def as_json(found: Transcript, raw: History, ways: Sequence[Way], budget: int) -
                 "broken": sums.broken,
                 "tokens": sums.tokens,
                 "cost": relative(way, ways),
+                "references": way.references.all,
+                "long_references": way.references.long,
                 "compiles": way.compiles,
                 "median_ms": sums.median_ms if way.timed else None,
             }
@@ -193,6 +204,11 @@ def _row(way: Way, ways: Sequence[Way], budget: int) -> list[object]:
         number(max(one.tokens for one in way.sent)),
         number(sums.broken),
         f"{relative(way, ways):.2f}",
+        f"{_share(way.references.all)} / {_share(way.references.long)}",
         "–" if way.compiles is None else number(way.compiles),
         f"{sums.median_ms:.1f}" if way.timed else "–",
     ]
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
