@@ -77,6 +77,12 @@ def test_the_same_graph_gives_the_same_drawing() -> None:
     assert drawn(parse_dot(EXAMPLE)) == drawn(parse_dot(EXAMPLE))
 
 
+def test_the_drawing_of_the_docs_is_that_of_their_graph() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    source = (docs / "pipelines.md").read_text(encoding="utf-8").partition("```text\n")[2].partition("```")[0]
+    assert drawn(parse_dot(source)) == (docs / "pipeline.svg").read_text(encoding="utf-8")
+
+
 def test_a_graph_that_is_too_large_to_draw_is_refused() -> None:
     chain = " -> ".join(f"n{number}" for number in range(2_000))
     with pytest.raises(PipelineError, match="too many to draw"):
