@@ -128,8 +128,9 @@ def test_bookkeeping_is_never_shown(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_same_input_in_any_order_gives_the_same_text(mode: str) -> None:
-    other = dict(reversed(list(CONTEXT.items())))
-    assert made(mode) == made(mode, context=other) == made(mode)
+    context = {**CONTEXT, "deep": [{"b": 1, "a": {"d": 2, "c": {3, 1}}}]}
+    other = dict(reversed([*CONTEXT.items(), ("deep", [{"a": {"c": {1, 3}, "d": 2}, "b": 1}])]))
+    assert made(mode, context=context) == made(mode, context=other) == made(mode, context=context)
 
 
 def test_a_stage_that_ran_twice_is_there_once_with_its_latest_outcome() -> None:
@@ -298,6 +299,23 @@ def test_a_goal_of_100_kb_is_cut_and_the_rest_is_still_there(mode: str) -> None:
 def test_a_counter_of_the_callers_own_decides(mode: str) -> None:
     text = build_fidelity_preamble(mode, PIPELINE, CONTEXT, DONE, "review", LOGS, counter=len)
     assert len(text) <= BUDGETS[mode]
+
+
+def dear_lines(text: str) -> int:
+    """A counter for which the whole costs more than its parts, so that no plan for the parts holds."""
+    return len(text) // 4 + 9 * text.count("\n")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_costs_more_than_planned_is_taken_away_from_the_oldest_on(mode: str) -> None:
+    names = [f"stage_{number}" for number in range(60)]
+    logs = [{"node": name, "outcome": "success", "tools": ["a"], "duration": 1} for name in names]
+    context = {f"key_{number:02}": "value" for number in range(60)}
+    text = build_fidelity_preamble(mode, PIPELINE, context, names, "review", logs, counter=dear_lines)
+    assert dear_lines(text) <= BUDGETS[mode]
+    shown = [name for name in names if any(f"{name}{sign}" in text for sign in " :,.")]
+    assert shown == ([] if mode == "truncate" else names[-len(shown) :])
+    assert len(shown) == 60 or mode == "truncate" or f"… {60 - len(shown)} earlier omitted" in text
 
 
 def test_every_mode_but_full_has_a_shape_with_the_budget_of_the_table() -> None:
