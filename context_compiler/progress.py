@@ -48,7 +48,7 @@ def mapping(context: object) -> Mapping[str, object]:
     """The values of a context: a mapping, or something with a snapshot, a mapping of values, or items."""
     if isinstance(context, Mapping):
         return cast("Mapping[str, object]", context)
-    for name in ("snapshot", "to_dict", "values", "data"):
+    for name in ("values", "snapshot", "to_dict", "data"):
         there: Any = getattr(context, name, None)
         there = there() if callable(there) else there
         values: Any = getattr(there, "values", None)

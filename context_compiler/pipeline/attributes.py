@@ -89,7 +89,7 @@ NODE_ATTRIBUTES = MappingProxyType(
         **dict.fromkeys(("fidelity", "thread_id", "class", "llm_model", "llm_provider", "reasoning_effort"), "text"),
         **dict.fromkeys(("tool_command", "human.default_choice", "join_policy", "error_policy"), "text"),
         **dict.fromkeys(("tool_hooks.pre", "tool_hooks.post", "stack.child_dotfile", "stack.child_workdir"), "text"),
-        **dict.fromkeys(("manager.stop_condition", "manager.actions"), "text"),
+        **dict.fromkeys(("manager.stop_condition", "manager.actions", "retry_policy", "workdir"), "text"),
         **dict.fromkeys(("goal_gate", "auto_status", "allow_partial", "stack.child_autostart"), "flag"),
         **dict.fromkeys(("max_retries", "max_parallel", "k", "min_success", "quorum_count"), "whole"),
         **dict.fromkeys(("manager.max_cycles", "max_visits"), "whole"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from context_compiler.errors import GraphError
-from context_compiler.pipeline import Diagnostic, Graph, Severity, parse_dot, validate, validate_or_raise
+from context_compiler.pipeline import Diagnostic, Graph, Severity, check, parse_dot, validate, validate_or_raise
+from context_compiler.pipeline.attributes import EDGE_ATTRIBUTES, GRAPH_ATTRIBUTES, NODE_ATTRIBUTES
 from context_compiler.pipeline.check import RULES
 
 SOUND = """digraph sound {
@@ -120,6 +122,18 @@ KNOWN = {case[0] for case in CASES} | {"start_node", "terminal_node"}
 
 def _source(rule: object) -> str:
     return inspect.getsource(rule)  # type: ignore[arg-type]
+
+
+def test_every_attribute_that_is_read_is_one_that_is_known() -> None:
+    package = Path(check.__file__).parent
+    read = re.compile(r"\.(text|flag|whole|number|seconds|raw)\(\"([\w.]+)\"")
+    kinds = {"text": "text", "flag": "flag", "whole": "whole", "number": "number", "seconds": "duration"}
+    for path in sorted(package.rglob("*.py")):
+        for kind, name in read.findall(path.read_text(encoding="utf-8")):
+            tables = (GRAPH_ATTRIBUTES, NODE_ATTRIBUTES, EDGE_ATTRIBUTES)
+            known = {table[name] for table in tables if name in table}
+            assert known, f"{path.name} reads {name!r}, which a check would call unknown"
+            assert kind == "raw" or kinds[kind] in known, f"{path.name} reads {name!r} as {kind}"
 
 
 def test_an_orphan_is_called_unreachable() -> None:
