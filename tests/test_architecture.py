@@ -45,6 +45,7 @@ DYNAMIC = {
     "fidelity": "a preamble needs templates, and a mode does not",
     "pipeline": "public names load when they are first used",
     "pipeline.layout": "grandalf comes with an extra, and is needed when a graph is drawn without Graphviz",
+    "pipeline.owning": "locks are not there on every system",
     "cli.root": "a command loads when it is called",
     "cli.drawing": "matplotlib comes with an extra, and is needed when something is drawn",
 }

@@ -1,4 +1,4 @@
-"""A pipeline is a DOT graph whose stages are agents: read, checked, drawn, and written back.
+"""A pipeline is a DOT graph whose stages are agents: read, checked, drawn, run, and resumed.
 
 Names load when they are first used, so that nothing is paid for what is not needed.
 """
@@ -9,29 +9,91 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from context_compiler.pipeline.artifacts import ArtifactInfo, ArtifactStore
     from context_compiler.pipeline.check import validate, validate_or_raise
+    from context_compiler.pipeline.checkpoint import read_checkpoint
     from context_compiler.pipeline.conditions import Condition, ConditionError, parse_condition
+    from context_compiler.pipeline.config import RunConfig
+    from context_compiler.pipeline.context import ContextStore
     from context_compiler.pipeline.diagnostics import Diagnostic, Severity
     from context_compiler.pipeline.dot import parse_dot
     from context_compiler.pipeline.draw import to_svg
+    from context_compiler.pipeline.engine import Engine
+    from context_compiler.pipeline.events import Event
     from context_compiler.pipeline.graph import Edge, Graph, Node, Pipeline
+    from context_compiler.pipeline.handlers.agent import Verdict
+    from context_compiler.pipeline.outcome import Outcome, StageStatus
+    from context_compiler.pipeline.people import (
+        AnswerValue,
+        AutoApprove,
+        CallbackInterviewer,
+        ConsoleInterviewer,
+        Option,
+        Question,
+        QueueInterviewer,
+        RecordingInterviewer,
+        Reply,
+    )
+    from context_compiler.pipeline.resume import resume_pipeline
+    from context_compiler.pipeline.retry import Backoff
+    from context_compiler.pipeline.route import select_edge
+    from context_compiler.pipeline.run_files import FileRuns
+    from context_compiler.pipeline.run_sqlite import SQLiteRuns
+    from context_compiler.pipeline.running import RunResult, run_pipeline
+    from context_compiler.pipeline.runs import MemoryRuns, RunInfo, RunStore
+    from context_compiler.pipeline.sessions import Session
+    from context_compiler.pipeline.stage import Handler, Stage
+    from context_compiler.pipeline.state import RunState
     from context_compiler.pipeline.stylesheet import StylesheetError, apply_stylesheet, parse_stylesheet
     from context_compiler.pipeline.writing import to_dot
 
 __all__ = [
+    "AnswerValue",
+    "ArtifactInfo",
+    "ArtifactStore",
+    "AutoApprove",
+    "Backoff",
+    "CallbackInterviewer",
     "Condition",
     "ConditionError",
+    "ConsoleInterviewer",
+    "ContextStore",
     "Diagnostic",
     "Edge",
+    "Engine",
+    "Event",
+    "FileRuns",
     "Graph",
+    "Handler",
+    "MemoryRuns",
     "Node",
+    "Option",
+    "Outcome",
     "Pipeline",
+    "Question",
+    "QueueInterviewer",
+    "RecordingInterviewer",
+    "Reply",
+    "RunConfig",
+    "RunInfo",
+    "RunResult",
+    "RunState",
+    "RunStore",
+    "SQLiteRuns",
+    "Session",
     "Severity",
+    "Stage",
+    "StageStatus",
     "StylesheetError",
+    "Verdict",
     "apply_stylesheet",
     "parse_condition",
     "parse_dot",
     "parse_stylesheet",
+    "read_checkpoint",
+    "resume_pipeline",
+    "run_pipeline",
+    "select_edge",
     "to_dot",
     "to_svg",
     "validate",
@@ -39,19 +101,52 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AnswerValue": "pipeline.people",
+    "ArtifactInfo": "pipeline.artifacts",
+    "ArtifactStore": "pipeline.artifacts",
+    "AutoApprove": "pipeline.people",
+    "Backoff": "pipeline.retry",
+    "CallbackInterviewer": "pipeline.people",
     "Condition": "pipeline.conditions",
     "ConditionError": "pipeline.conditions",
+    "ConsoleInterviewer": "pipeline.people",
+    "ContextStore": "pipeline.context",
     "Diagnostic": "pipeline.diagnostics",
     "Edge": "pipeline.graph",
+    "Engine": "pipeline.engine",
+    "Event": "pipeline.events",
+    "FileRuns": "pipeline.run_files",
     "Graph": "pipeline.graph",
+    "Handler": "pipeline.stage",
+    "MemoryRuns": "pipeline.runs",
     "Node": "pipeline.graph",
+    "Option": "pipeline.people",
+    "Outcome": "pipeline.outcome",
     "Pipeline": "pipeline.graph",
+    "Question": "pipeline.people",
+    "QueueInterviewer": "pipeline.people",
+    "RecordingInterviewer": "pipeline.people",
+    "Reply": "pipeline.people",
+    "RunConfig": "pipeline.config",
+    "RunInfo": "pipeline.runs",
+    "RunResult": "pipeline.running",
+    "RunState": "pipeline.state",
+    "RunStore": "pipeline.runs",
+    "SQLiteRuns": "pipeline.run_sqlite",
+    "Session": "pipeline.sessions",
     "Severity": "pipeline.diagnostics",
+    "Stage": "pipeline.stage",
+    "StageStatus": "pipeline.outcome",
     "StylesheetError": "pipeline.stylesheet",
+    "Verdict": "pipeline.handlers.agent",
     "apply_stylesheet": "pipeline.stylesheet",
     "parse_condition": "pipeline.conditions",
     "parse_dot": "pipeline.dot",
     "parse_stylesheet": "pipeline.stylesheet",
+    "read_checkpoint": "pipeline.checkpoint",
+    "resume_pipeline": "pipeline.resume",
+    "run_pipeline": "pipeline.running",
+    "select_edge": "pipeline.route",
     "to_dot": "pipeline.writing",
     "to_svg": "pipeline.draw",
     "validate": "pipeline.check",

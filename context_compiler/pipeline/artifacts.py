@@ -1,0 +1,221 @@
+"""What is too large for the context: kept under an id, in memory when small and in a file when not.
+
+A reference `artifact://id` stays the same wherever the bytes are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import RLock
+from typing import Any, cast
+
+from context_compiler.errors import PipelineError
+from context_compiler.pipeline.context import plain
+
+THRESHOLD = 100 * 1024
+"""Bytes of JSON above which an artifact goes to a file."""
+PREFIX = "artifact://"
+
+_ID = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactInfo:
+    """What is known of an artifact without reading it."""
+
+    id: str
+    name: str
+    size_bytes: int
+    """Of its JSON."""
+    stored_at: str
+    """ISO 8601, UTC."""
+    is_file_backed: bool
+
+    @property
+    def reference(self) -> str:
+        """What stands for it in the context."""
+        return f"{PREFIX}{self.id}"
+
+
+def artifact_id(*parts: object) -> str:
+    """An id from any texts."""
+    return _UNFIT.sub("_", ".".join(map(str, parts)))[:200]
+
+
+def write_atomically(path: Path, body: bytes, *, durable: bool = False) -> None:
+    """Write a file whole or not at all; `durable` waits for the disk.
+
+    Raises:
+        OSError: it could not be written; what was there before is as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(body)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(name, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+class ArtifactStore:
+    """Artifacts of one run; safe to use from several threads.
+
+    Every method raises `PipelineError` for an id that is none; reading and removing also for an unknown one.
+
+    Args:
+        base_dir: Artifacts above the threshold are files in its `artifacts/`; None keeps everything in memory.
+        threshold: Bytes of JSON that still stay in memory; 0 is the usual 100 KiB.
+    """
+
+    def __init__(self, base_dir: str | Path | None = None, threshold: int = THRESHOLD) -> None:
+        self._folder = None if base_dir is None else Path(base_dir) / "artifacts"
+        self._threshold = threshold or THRESHOLD
+        self._lock = RLock()
+        self._infos: dict[str, ArtifactInfo] = {}
+        self._held: dict[str, Mapping[str, Any]] = {}
+        self._scan()
+
+    def store(self, id: str, name: str, data: Any) -> ArtifactInfo:
+        """Keep data under an id, in place of what was there.
+
+        Raises:
+            PipelineError: the name is blank, the data is no JSON, or the file cannot be written.
+        """
+        _checked(id)
+        if not name.strip():
+            raise PipelineError(f"artifact {id!r}: give it a name")
+        try:
+            kept = plain(data)
+        except ValueError as error:
+            raise PipelineError(f"artifact {id!r}: {error}") from None
+        body = json.dumps(kept, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        when = datetime.now(UTC).isoformat(timespec="milliseconds")
+        in_file = self._folder is not None and len(body) > self._threshold
+        info = ArtifactInfo(id=id, name=name, size_bytes=len(body), stored_at=when, is_file_backed=in_file)
+        with self._lock:
+            if in_file:
+                self._write(info, kept)
+                self._held.pop(id, None)
+            else:
+                self._held[id] = _entry(info, kept)
+                self._unlink(id)
+            self._infos[id] = info
+        return info
+
+    def retrieve(self, reference: str) -> Any:
+        """The data of an artifact, by its id or its reference; not to be changed."""
+        id = _of(reference)
+        with self._lock:
+            info = self._known(id)
+            return (self._read(id) if info.is_file_backed else self._held[id])["data"]
+
+    def info(self, reference: str) -> ArtifactInfo:
+        """What is known of an artifact."""
+        with self._lock:
+            return self._known(_of(reference))
+
+    def has(self, reference: str) -> bool:
+        """Whether there is one."""
+        with self._lock:
+            return _of(reference) in self._infos
+
+    def list(self) -> list[ArtifactInfo]:
+        """Every artifact, by id."""
+        with self._lock:
+            return [self._infos[id] for id in sorted(self._infos)]
+
+    def remove(self, reference: str) -> None:
+        """Forget an artifact and remove its file."""
+        id = _of(reference)
+        with self._lock:
+            self._known(id)
+            del self._infos[id]
+            self._held.pop(id, None)
+            self._unlink(id)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        for info in self.list():
+            self.remove(info.id)
+
+    def held(self) -> dict[str, Any]:
+        """What is in memory, as plain data by id: what a checkpoint keeps. It must not be changed."""
+        with self._lock:
+            return dict(self._held)
+
+    def restore(self, held: Mapping[str, Any]) -> None:
+        """Have again what `held` gave."""
+        with self._lock:
+            for id, entry in held.items():
+                self._held[_checked(id)] = entry
+                self._infos[id] = _info(id, entry, in_file=False)
+
+    def _known(self, id: str) -> ArtifactInfo:
+        if id not in self._infos:
+            raise PipelineError(f"artifact {id!r} not found")
+        return self._infos[id]
+
+    def _path(self, id: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{id}.json"
+
+    def _write(self, info: ArtifactInfo, data: Any) -> None:
+        body = json.dumps(_entry(info, data), ensure_ascii=False).encode("utf-8", "surrogatepass")
+        try:
+            write_atomically(self._path(info.id), body)
+        except OSError as error:
+            raise PipelineError(f"{self._path(info.id)}: {error.strerror or error}; make room, or free it") from error
+
+    def _read(self, id: str) -> dict[str, Any]:
+        try:
+            found: Any = json.loads(self._path(id).read_bytes().decode("utf-8", "surrogatepass"))
+        except (OSError, ValueError) as error:
+            raise PipelineError(f"{self._path(id)}: the artifact cannot be read: {error}") from error
+        if not isinstance(found, dict) or "data" not in found:
+            raise PipelineError(f"{self._path(id)}: it is no artifact")
+        return cast("dict[str, Any]", found)
+
+    def _unlink(self, id: str) -> None:
+        if self._folder is not None and id in self._infos and self._infos[id].is_file_backed:
+            self._path(id).unlink(missing_ok=True)
+
+    def _scan(self) -> None:
+        """Know the files that an earlier process left."""
+        for path in sorted(self._folder.glob("*.json")) if self._folder and self._folder.is_dir() else ():
+            if _ID.fullmatch(path.stem):
+                self._infos[path.stem] = _info(path.stem, self._read(path.stem), in_file=True)
+
+
+def _entry(info: ArtifactInfo, data: Any) -> dict[str, Any]:
+    return {"name": info.name, "size_bytes": info.size_bytes, "stored_at": info.stored_at, "data": data}
+
+
+def _info(id: str, entry: Mapping[str, Any], *, in_file: bool) -> ArtifactInfo:
+    facts = {"name": str(entry.get("name", id)), "stored_at": str(entry.get("stored_at", ""))}
+    return ArtifactInfo(id=id, size_bytes=int(entry.get("size_bytes", 0)), is_file_backed=in_file, **facts)
+
+
+def _checked(id: str) -> str:
+    if not _ID.fullmatch(id) or not id.strip("."):
+        raise PipelineError(f"{id!r} is no artifact id: use letters, digits, dots, hyphens and underscores")
+    return id
+
+
+def _of(reference: str) -> str:
+    if "://" in reference and not reference.startswith(PREFIX):
+        raise PipelineError(f"{reference!r} is no reference to an artifact: it begins with {PREFIX}")
+    return _checked(reference.removeprefix(PREFIX))

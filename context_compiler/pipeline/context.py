@@ -1,0 +1,129 @@
+"""What stages leave for each other: values under dotted keys, and an append-only log.
+
+Values are JSON and are never changed once they are set, so a snapshot costs no copy of what is in them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from threading import RLock
+from typing import Any, cast
+
+LONGEST_KEY = 256
+"""Characters of a key."""
+
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)*")
+_UNFIT = re.compile(r"[^A-Za-z0-9_-]")
+_MISSING = object()
+
+
+def checked_key(key: object) -> str:
+    """A key that may be used.
+
+    Raises:
+        ValueError: it is empty, too long, or holds other characters than dotted names do.
+    """
+    if not isinstance(key, str) or len(key) > LONGEST_KEY or not _KEY.fullmatch(key):
+        raise ValueError(f"{str(key)[:80]!r} is no key: give dotted names of at most {LONGEST_KEY} characters")
+    return key
+
+
+def segment(name: str) -> str:
+    """A name as a part of a key."""
+    fit = _UNFIT.sub("_", name)[:100]
+    return fit if fit[:1].isalpha() or fit[:1] == "_" else f"_{fit}"
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON knows it, shared with nobody.
+
+    Raises:
+        ValueError: it cannot be written as JSON.
+    """
+    if value is None or isinstance(value, str | bool | int) and not hasattr(value, "__dict__"):
+        return value
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{type(value).__name__} cannot be kept as JSON: {error}") from None
+
+
+class ContextStore:
+    """The values of a run; safe to use from several threads.
+
+    Every method raises `ValueError` for a key that is none, and for a value that JSON does not know.
+    """
+
+    def __init__(self, values: Mapping[str, Any] | None = None, logs: Iterable[Any] = ()) -> None:
+        self._lock = RLock()
+        self._values: dict[str, Any] = {}
+        self._logs: list[Any] = [plain(one) for one in logs]
+        self.apply_updates(values or {})
+
+    @classmethod
+    def sharing(cls, values: Mapping[str, Any], logs: Iterable[Any] = ()) -> ContextStore:
+        """A store of values that are plain already, such as those of a checkpoint; they are not copied."""
+        store = cls()
+        store._values, store._logs = dict(values), list(logs)
+        return store
+
+    def set(self, key: str, value: Any) -> None:
+        """Keep a value."""
+        self.apply_updates({key: value})
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A copy of a value."""
+        with self._lock:
+            return deepcopy(self._values.get(checked_key(key), default))
+
+    def get_string(self, key: str, default: str = "") -> str:
+        """A value as text; numbers and flags as JSON writes them."""
+        value = self.get(key, _MISSING)
+        if value is _MISSING or value is None:
+            return default
+        return value if isinstance(value, str) else json.dumps(value)
+
+    def remove(self, key: str) -> None:
+        """Forget a value, if there is one."""
+        with self._lock:
+            self._values.pop(checked_key(key), None)
+
+    def apply_updates(self, updates: Mapping[str, Any]) -> None:
+        """Keep several values: all of them, or none."""
+        given = {checked_key(key): plain(value) for key, value in updates.items()}
+        with self._lock:
+            self._values.update(given)
+
+    def append_log(self, entry: Any) -> None:
+        """Add to the log."""
+        kept = plain(entry)
+        with self._lock:
+            self._logs.append(kept)
+
+    def keys(self) -> list[str]:
+        """The keys that are set, in the order in which they were first set."""
+        with self._lock:
+            return list(self._values)
+
+    def logs(self) -> list[Any]:
+        """The log, to look at."""
+        with self._lock:
+            return list(self._logs)
+
+    def values(self) -> dict[str, Any]:
+        """The values, to look at: what is in them is shared and must not be changed."""
+        with self._lock:
+            return dict(self._values)
+
+    def snapshot(self) -> dict[str, Any]:
+        """`values` and `logs`, shared with nobody."""
+        with self._lock:
+            return cast("dict[str, Any]", deepcopy({"values": self._values, "logs": self._logs}))
+
+    def clone_isolated(self) -> ContextStore:
+        """A store of its own: nothing that happens to one is seen in the other."""
+        with self._lock:
+            return ContextStore.sharing(self._values, self._logs)

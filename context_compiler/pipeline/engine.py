@@ -1,0 +1,197 @@
+"""The loop of a run: a stage, then its outcome, then the way on; after each step the state is saved.
+
+What a step needs it takes from the state, and what it changes is in the state it gives back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from context_compiler.pipeline.arriving import arrive
+from context_compiler.pipeline.artifacts import ArtifactStore
+from context_compiler.pipeline.beginning import branched, lineage_facts, restarted
+from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.context import ContextStore
+from context_compiler.pipeline.graph import Graph, Node
+from context_compiler.pipeline.leaving import Ended, Router, completed, ended, merged
+from context_compiler.pipeline.nodes import DEFAULT_HANDLER
+from context_compiler.pipeline.outcome import StageStatus
+from context_compiler.pipeline.performing import perform
+from context_compiler.pipeline.sessions import Session, session_of
+from context_compiler.pipeline.stage import Emit, Handles, Stage, Start, folder_name, traits
+from context_compiler.pipeline.state import RunState, Thread
+
+Save = Callable[[RunState], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What an engine is given beside graph and state."""
+
+    config: RunConfig
+    handlers: Mapping[str, Handles]
+    save: Save
+    """Keeps a state."""
+    emit: Emit
+    start: Start
+    root: Path | None
+    """Where the first attempt leaves its files."""
+
+
+class Engine:
+    """Runs one graph. A branch of a parallel stage has an engine of its own that saves nothing."""
+
+    def __init__(self, graph: Graph, around: Surroundings, *, branch_id: str = "") -> None:
+        self.graph, self.around, self.branch_id = graph, around, branch_id
+        self.config = around.config
+        self.inbox: list[str] = []
+        """Messages of a supervisor, for the next stage."""
+        self._thread_sessions: dict[str, Session] = {}
+        self._artifacts = ArtifactStore()
+        self._router = Router(graph, around.config, gates=not branch_id)
+        self._exits = {node.name for node in graph.exits}
+        self._branches: list[Ended] = []
+
+    async def run(self, state: RunState) -> RunState:
+        """Go on until the run has ended; the state it has ended in."""
+        self.enter(state)
+        while not state.ended:
+            state = await self.step(state)
+            await self.around.save(state)
+        return state
+
+    def enter(self, state: RunState) -> None:
+        """Have what a state says beside what is in it: conversations and artifacts."""
+        self._thread_sessions = {key: session_of(key, thread) for key, thread in state.threads.items()}
+        self._artifacts = ArtifactStore(self.folder(state))
+        self._artifacts.restore(state.artifacts)
+
+    def folder(self, state: RunState) -> Path | None:
+        """Where an attempt leaves its files."""
+        if self.around.root is None or state.lineage.attempt == 1:
+            return self.around.root
+        return self.around.root / f"attempt-{state.lineage.attempt}"
+
+    async def step(self, state: RunState) -> RunState:
+        """One stage, or one decision that needs no stage."""
+        if state.status == "restarted":
+            return await self._anew(state)
+        node = self.graph.nodes.get(state.next_node or "")
+        if node is None:
+            return ended(state, f"there is no stage {state.next_node!r}")
+        if node.name in self._exits and not self.branch_id:
+            back = self._router.back(state)
+            if back is not None:
+                return back
+        if too_often := self._limit(state, node):
+            return ended(state, too_often)
+        return await self._visit(state, node)
+
+    def _limit(self, state: RunState, node: Node) -> str:
+        """Why a stage may not run once more; empty: it may."""
+        most = node.whole("max_visits")
+        most = self.config.max_visits if most is None else most
+        if state.visits.get(node.name, 0) >= most:
+            return f"{node.name} was visited {most} times, which is the limit (max_visits)"
+        steps = sum(state.visits.values()) if state.sequence >= self.config.max_steps else 0
+        return f"the run took {steps} steps, which is the limit (max_steps)" if steps >= self.config.max_steps else ""
+
+    async def _visit(self, state: RunState, node: Node) -> RunState:
+        handler = self.around.handlers.get(node.handler) or self.around.handlers[DEFAULT_HANDLER]
+        stage = self._stage(state, node, wants=traits(handler).reads_past)
+        visits = {**state.visits, node.name: stage.visit}
+        begun = replace(state, visits=visits, resumed=False, fidelity=stage.fidelity, thread=stage.thread_id)
+        self._branches = []
+        started = self.config.clock()
+        facts = {"index": state.sequence, "visit": stage.visit, "fidelity": str(stage.fidelity)}
+        await stage.emit("stage_started", **facts, thread=stage.thread_id, handler=node.handler)
+        async with stage.session.lock if stage.session else nullcontext():
+            if stage.session and state.how == "jump":
+                stage.session.cut_back(node.name)
+            outcome, retries = await perform(handler, stage)
+        duration = max(0.0, self.config.clock() - started)
+        begun = merged(begun, stage.context, self._branches)
+        begun, outcome = completed(begun, stage, outcome, retries, duration)
+        begun = replace(begun, threads=self._threads(state))
+        if self.branch_id or node.name not in self._exits:
+            stage.write_status(outcome)
+        kind = "stage_failed" if outcome.status is StageStatus.FAIL else "stage_completed"
+        said = {"status": str(outcome.status), "duration": duration, "retries": retries, "visit": stage.visit}
+        await stage.emit(kind, **said, reason=outcome.failure_reason, notes=outcome.notes[:200])
+        if node.name in self._exits:
+            return replace(begun, next_node=None, status="success", edge=None)
+        return self._router.onward(begun, node, outcome)
+
+    def _stage(self, state: RunState, node: Node, *, wants: bool) -> Stage:
+        """What a stage is given, its fidelity resolved with the edge that was really taken."""
+        here = arrive(
+            self.graph, state, node, wants=wants, degrade=self.config.resume_threads == "degrade", inbox=self.inbox
+        )
+        self.inbox.clear()
+        folder = self.folder(state)
+
+        async def emit(kind: str, **facts: Any) -> None:
+            facts = {"branch": self.branch_id, **facts}
+            await self.around.emit(kind, run_id=state.run_id, node=node.name, **facts)
+
+        return Stage(
+            node=node,
+            graph=self.graph,
+            context=here.context,
+            artifacts=self._artifacts,
+            config=self.config,
+            run_id=state.run_id,
+            branch_id=self.branch_id,
+            folder=None if folder is None else folder / folder_name(node.name),
+            fidelity=here.fidelity,
+            thread_id=here.thread,
+            session=self._get_or_create_session(here.thread, node) if here.thread is not None and wants else None,
+            preamble=here.preamble,
+            previous=state.last,
+            visit=state.visits.get(node.name, 0) + 1,
+            branch=partial(self._branch, state, here.context),
+            start=self.around.start,
+            emit=emit,
+        )
+
+    def _get_or_create_session(self, thread_id: str, node: Node) -> Session:
+        """The conversation under a key: the same one for every stage, until the run ends or begins anew."""
+        return self._thread_sessions.setdefault(thread_id, Session(key=thread_id))
+
+    def _threads(self, state: RunState) -> dict[str, Thread]:
+        sessions = self._thread_sessions.items()
+        return {key: session.thread(state.threads.get(key)) for key, session in sessions if session.marks}
+
+    async def _anew(self, state: RunState) -> RunState:
+        """The next attempt: nothing of this one goes with it but the edge and the values it began with."""
+        if state.lineage.attempt > self.config.max_loop_restarts:
+            most = self.config.max_loop_restarts
+            return ended(state, f"the run began anew {most} times, which is the limit (max_loop_restarts)")
+        facts = {"status": "restarted", "restart_target": state.next_node}
+        await self.around.emit("run_finalized", run_id=state.run_id, **facts)
+        fresh = restarted(self.graph, state)
+        self.enter(fresh)
+        await self.around.emit("run_initialized", run_id=fresh.run_id, **lineage_facts(fresh))
+        return fresh
+
+    async def _branch(
+        self, state: RunState, context: ContextStore, target: str, place: int, branch_id: str, stop: str
+    ) -> RunState:
+        """One branch of a parallel stage, with copies of everything, up to but not including the stage `stop`."""
+        name = f"{self.branch_id}.{branch_id}" if self.branch_id else branch_id
+        engine = Engine(self.graph, self.around, branch_id=name)
+        engine._artifacts = self._artifacts
+        engine._thread_sessions = {key: session.copy() for key, session in self._thread_sessions.items()}
+        begun = branched(state, context, target=target, place=place, branch_id=branch_id)
+        now = begun
+        while not now.ended and now.next_node != stop:
+            now = await engine.step(now)
+            if now.status == "restarted":
+                now = ended(now, "loop_restart inside a branch of a parallel stage")
+        self._branches.append(Ended(place=place, before=begun, after=now))
+        return now

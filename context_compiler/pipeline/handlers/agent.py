@@ -1,0 +1,157 @@
+"""A stage that an agent runs: it is told what its fidelity allows, and what it says becomes the outcome.
+
+An agent may answer with an `Outcome`, a `Verdict`, or text; text that ends in a JSON object with an `outcome`
+is one too. Each request is compiled to its budget and recorded under the name `run/stage`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from pydantic import BaseModel
+from pydantic_ai import Agent, ToolOutput
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models import Model
+from pydantic_ai.settings import ModelSettings
+from pydantic_core import to_jsonable_python
+
+from context_compiler.capability import ContextCompiler
+from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.graph import Graph, Node
+from context_compiler.pipeline.outcome import Outcome, outcome_in, outcome_of
+from context_compiler.pipeline.performing import EXCERPT, status_written
+from context_compiler.pipeline.stage import Stage
+
+SHORT = 200
+"""Characters of an answer in `last_response`."""
+EFFORTS = ("low", "medium", "high")
+
+
+class Verdict(BaseModel):
+    """How the stage went, and where the run should go on."""
+
+    outcome: str
+    preferred_label: str = ""
+    suggested_next_ids: list[str] = []
+    context_updates: dict[str, Any] = {}
+    notes: str = ""
+    failure_reason: str = ""
+
+
+class AgentHandler:
+    """Asks an agent."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._compiler: ContextCompiler | None = None
+
+    async def execute(self, stage: Stage) -> Outcome:
+        """What the agent says, once it is asked."""
+        prompt = f"{stage.preamble.rstrip()}\n\n{stage.prompt}" if stage.preamble else stage.prompt
+        stage.write("prompt.md", prompt)
+        if self._config.simulated:
+            return self._said(stage, f"[Simulated] Response for stage: {stage.node.name}", ())
+        output, messages = await self.ask(stage, prompt)
+        if stage.session is not None:
+            stage.session.add(stage.node.name, messages)
+        return self._said(stage, output, tools_in(messages))
+
+    async def ask(self, stage: Stage, prompt: str) -> tuple[Any, list[ModelMessage]]:
+        """Ask the agent of a stage; its output, and the messages that are new."""
+        agent = self.agent(stage)
+        compiler = self._compiling()
+        result = await agent.run(
+            prompt,
+            message_history=list(stage.session.messages) if stage.session is not None else None,
+            model=_model(stage.node),
+            deps=self._config.deps,
+            model_settings=self._settings(stage.node),
+            capabilities=[compiler] if compiler else None,
+            conversation_id=f"{stage.run_id}/{stage.node.name}",
+        )
+        return result.output, result.new_messages()
+
+    def agent(self, stage: Stage) -> Agent[Any, Any]:
+        """The agent of a stage: one of those that were given, or one for its model."""
+        given = self._config.agents
+        if isinstance(given, Agent):
+            return cast("Agent[Any, Any]", given)
+        found: Agent[Any, Any] | None = None
+        if isinstance(given, Mapping):
+            names = (stage.node.name, *stage.node.classes, "*")
+            known = cast("Mapping[str, Agent[Any, Any]]", given)
+            found = next((known[name] for name in names if name in known), None)
+        elif given is not None:
+            found = given(stage.node)
+        return found or _made(self._config.model, stage.node, stage.graph)
+
+    def _compiling(self) -> ContextCompiler | None:
+        if self._config.compiler is None:
+            return None
+        if self._compiler is None:
+            arguments: dict[str, Any] = {"store": self._config.store, **self._config.compiler}
+            self._compiler = ContextCompiler(**arguments)
+        return self._compiler
+
+    def _settings(self, node: Node) -> ModelSettings | None:
+        effort = node.reasoning_effort
+        if effort not in EFFORTS or "thinking" not in ModelSettings.__annotations__:
+            return self._config.model_settings
+        return cast("ModelSettings", {**(self._config.model_settings or {}), "thinking": effort})
+
+    def _said(self, stage: Stage, output: object, tools: Sequence[str]) -> Outcome:
+        """The outcome of an answer, which is kept as a file and as an artifact."""
+        text = output if isinstance(output, str) else json.dumps(to_jsonable_python(_plain(output)), indent=1)
+        stage.write("response.md", text)
+        reference = stage.keep("response", text)
+        outcome = status_written(stage) or _outcome(output)
+        kept = {"last_stage": stage.node.name, "last_response": text[:SHORT], "last_response_ref": reference}
+        notes = outcome.notes or text[:EXCERPT]
+        return replace(
+            outcome,
+            notes=notes,
+            tools=outcome.tools or tuple(tools),
+            context_updates={**kept, **outcome.context_updates},
+        )
+
+
+def _outcome(output: object) -> Outcome:
+    if isinstance(output, Outcome):
+        return output
+    if isinstance(output, BaseModel):
+        output = output.model_dump(mode="json")
+    if isinstance(output, str):
+        return outcome_in(output) or Outcome()
+    if isinstance(output, Mapping):
+        said = cast("Mapping[str, Any]", output)
+        return outcome_of(said) if isinstance(said.get("outcome", said.get("status")), str) else Outcome()
+    return Outcome()
+
+
+def _plain(output: object) -> object:
+    return output.document() if isinstance(output, Outcome) else output
+
+
+def _made(model: Model | str | None, node: Node, graph: Graph) -> Agent[Any, Any]:
+    """An agent for a stage: where edges ask how it went, or a gate does, it may say so with a tool."""
+    output: Any = str
+    edges = graph.outgoing(node.name)
+    if node.goal_gate or any(edge.condition for edge in edges) or len(edges) > 1:
+        output = [str, ToolOutput(Verdict, name="report_outcome")]
+    return Agent(model, output_type=output, name=node.name)
+
+
+def _model(node: Node) -> str | None:
+    """The model that a stage names itself."""
+    if not node.llm_model or ":" in node.llm_model or not node.llm_provider:
+        return node.llm_model or None
+    return f"{node.llm_provider}:{node.llm_model}"
+
+
+def tools_in(messages: Sequence[ModelMessage]) -> tuple[str, ...]:
+    """The tools that were called, each once, in order."""
+    calls = (call for message in messages if isinstance(message, ModelResponse) for call in message.tool_calls)
+    return tuple(dict.fromkeys(call.tool_name for call in calls))

@@ -1,0 +1,87 @@
+"""Where branches meet: the best of them is named; an agent ranks them where the stage has a prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from context_compiler.failing import attempted
+from context_compiler.pipeline.handlers.agent import AgentHandler
+from context_compiler.pipeline.outcome import Outcome, failed
+from context_compiler.pipeline.stage import Stage
+
+RANKS = {"success": 0, "partial_success": 1, "retry": 2, "fail": 3}
+
+Row = Mapping[str, Any]
+
+
+class FanInHandler:
+    """Ranks the results of the parallel stage before it: by status, then score, then name."""
+
+    def __init__(self, agent: AgentHandler) -> None:
+        self._agent = agent
+
+    async def execute(self, stage: Stage) -> Outcome:
+        """The best branch, in the context; a failure when every branch failed."""
+        rows = _rows(stage.context.get("parallel.results"))
+        if not rows:
+            return failed("No parallel results to evaluate")
+        ranked = sorted(rows, key=_rank)
+        best, method = ranked[0], "rank"
+        if stage.node.prompt and not stage.config.simulated:
+            chosen = await self._asked(stage, ranked)
+            best, method = (best, "rank") if chosen is None else (chosen, "agent")
+        facts = {
+            "best_id": best["branch_id"],
+            "best_outcome": best.get("status", ""),
+            "best_score": best.get("score", 0),
+            "best_response": best.get("last_response", ""),
+            "candidate_count": len(rows),
+            "method": method,
+        }
+        updates = {f"parallel.fan_in.{key}": value for key, value in facts.items()}
+        if all(row.get("status") == "fail" for row in rows):
+            return failed("every branch failed", updates=updates)
+        return Outcome(context_updates=updates, notes=f"best: {best['branch_id']} ({best.get('status', '')})")
+
+    async def _asked(self, stage: Stage, rows: Sequence[Row]) -> Row | None:
+        """The branch that the agent names; None: it names none, or could not be asked."""
+        results = json.dumps(list(rows), indent=1)
+        parts = (stage.preamble.rstrip(), stage.prompt, results)
+        prompt = "\n\n".join(part for part in parts if part)
+        stage.write("prompt.md", prompt)
+        asked = await attempted(self._agent.ask(stage, prompt))
+        if asked.value is None:
+            return None
+        output, messages = asked.value
+        if stage.session is not None:
+            stage.session.add(stage.node.name, messages)
+        said = _words(output)
+        stage.write("response.md", said)
+        exact = [row for row in rows if str(row["branch_id"]) == said.strip().strip("`\"'.")]
+        named = exact or [row for row in rows if str(row["branch_id"]) in said]
+        return named[0] if len(named) == 1 else None
+
+
+def _words(output: object) -> str:
+    if isinstance(output, str):
+        return output
+    label = getattr(output, "preferred_label", "")
+    ids = getattr(output, "suggested_next_ids", ())
+    return str(label or (ids[0] if ids else "") or getattr(output, "notes", "") or output)
+
+
+def _rows(found: object) -> list[Row]:
+    rows: list[object] = cast("list[object]", found) if isinstance(found, list) else []
+    kept = [cast("Row", row) for row in rows if isinstance(row, Mapping)]
+    return [row for row in kept if row.get("branch_id") is not None]
+
+
+def _rank(row: Row) -> tuple[int, float, str]:
+    score = row.get("score", 0)
+    return (
+        RANKS.get(str(row.get("status")), 4),
+        -float(score if isinstance(score, int | float) else 0),
+        str(row["branch_id"]),
+    )

@@ -1,0 +1,82 @@
+"""A stage at which a person chooses the way: its edges are the choices."""
+
+from __future__ import annotations
+
+import asyncio
+
+from context_compiler.pipeline.graph import Edge
+from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
+from context_compiler.pipeline.people import AnswerValue, Option, Question, Reply
+from context_compiler.pipeline.route import accelerator
+from context_compiler.pipeline.stage import Stage
+
+
+class HumanHandler:
+    """Asks the run's interviewer."""
+
+    reads_past = False
+    keeps_time = True
+
+    async def execute(self, stage: Stage) -> Outcome:
+        """The choice of a person, as the label and the target of an edge."""
+        edges = stage.graph.outgoing(stage.node.name)
+        if not edges:
+            return failed("a human gate without edges: there is nothing to choose")
+        limit = stage.node.seconds("human.timeout") or stage.node.timeout
+        default = stage.node.text("human.default_choice")
+        question = Question(
+            text=stage.prompt if stage.node.raw("label") or stage.node.prompt else "Select an option:",
+            options=options_of(edges),
+            default=default or None,
+            timeout_seconds=limit,
+            stage=stage.node.name,
+        )
+        await stage.emit("interview_started", question=question.text)
+        reply = await _asked(stage, question, limit)
+        if reply.value == AnswerValue.TIMEOUT:
+            await stage.emit("interview_timeout", question=question.text, seconds=limit)
+            chosen = next((option for option in question.options if option.target == default), None)
+            if chosen is None:
+                return Outcome(status=StageStatus.RETRY, failure_reason="human gate timeout, no default")
+            return _chosen(chosen, reply)
+        await stage.emit("interview_completed", question=question.text, answer=reply.value)
+        if reply.value == AnswerValue.SKIPPED:
+            return failed("human skipped interaction")
+        return _chosen(reply.option or question.options[0], reply)
+
+
+async def _asked(stage: Stage, question: Question, limit: float | None) -> Reply:
+    patience = asyncio.timeout(limit)
+    try:
+        async with patience:
+            return await stage.config.interviewer.ask(question)
+    except TimeoutError:
+        if not patience.expired():
+            raise
+        return Reply(value=AnswerValue.TIMEOUT)
+
+
+def options_of(edges: tuple[Edge, ...]) -> tuple[Option, ...]:
+    """The choices that edges are, in their order; each has a key of its own where that is possible."""
+    found: list[Option] = []
+    taken: set[str] = set()
+    for edge in edges:
+        key, label = accelerator(edge.label or edge.target)
+        key = key or label[:1].upper()
+        if key.lower() in taken:
+            key = str(len(found) + 1)
+        taken.add(key.lower())
+        found.append(Option(key=key, label=label, target=edge.target))
+    return tuple(found)
+
+
+def _chosen(option: Option, reply: Reply) -> Outcome:
+    updates = {"human.gate.selected": option.key, "human.gate.label": option.label}
+    if reply.text and reply.option is None and reply.value != AnswerValue.TIMEOUT:
+        updates["human_response"] = reply.text
+    return Outcome(
+        preferred_label=option.label,
+        suggested_next_ids=(option.target,),
+        context_updates=updates,
+        notes=f"chosen: {option.label}",
+    )

@@ -1,0 +1,156 @@
+"""A stage that supervises a child pipeline: starts it, looks at it, tells it things, waits for it, and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from context_compiler.errors import GraphError
+from context_compiler.failing import attempted
+from context_compiler.pipeline.conditions import Condition, ConditionError, parse_condition
+from context_compiler.pipeline.dot import parse_dot
+from context_compiler.pipeline.graph import Graph
+from context_compiler.pipeline.handlers.agent import AgentHandler
+from context_compiler.pipeline.outcome import Outcome, failed
+from context_compiler.pipeline.stage import Child, Stage
+
+CYCLES, INTERVAL_S = 1_000, 45.0
+ACTIONS = ("observe", "steer", "wait")
+USUAL = ("observe", "wait")
+DECISION = "stack.manager.steer_decision"
+
+
+class ManagerLoopHandler:
+    """Supervises the graph of `stack.child_dotfile`, which the stage or its graph names."""
+
+    def __init__(self, agent: AgentHandler) -> None:
+        self._agent = agent
+
+    async def execute(self, stage: Stage) -> Outcome:
+        """Go round until the child ends, the stop condition holds, or the cycles are used up."""
+        try:
+            condition = parse_condition(stage.node.text("manager.stop_condition"))
+        except ConditionError as error:
+            return failed(f"manager.stop_condition, character {error.at + 1}: {error.message}")
+        child: Child | None = None
+        if stage.node.flag("stack.child_autostart", default=True):
+            graph = _graph(stage)
+            if isinstance(graph, Outcome):
+                return graph
+            child = await stage.start(graph, f"{stage.run_id}.{stage.node.name}.{stage.visit}")
+            await stage.emit("child_started", child=child.state.run_id)
+        try:
+            return await self._supervised(stage, child, condition)
+        finally:
+            if child is not None and child.running:
+                await child.stop()
+                await stage.emit("child_stopped", child=child.state.run_id)
+
+    async def _supervised(self, stage: Stage, child: Child | None, condition: Condition) -> Outcome:
+        most = stage.node.whole("manager.max_cycles")
+        said = (one.strip() for one in stage.node.text("manager.actions").replace(" ", ",").split(","))
+        actions = tuple(one for one in said if one in ACTIONS) or USUAL
+        interval = stage.node.seconds("manager.poll_interval")
+        for cycle in range(1, (CYCLES if most is None else most) + 1):
+            stage.context.set("stack.manager.cycles", cycle)
+            if "observe" in actions:
+                await _observe(stage, child)
+            if "steer" in actions:
+                await self._steer(stage, child)
+            ending = _ending(stage, child)
+            if ending is not None:
+                return ending
+            values = stage.context.values()
+            outcome = str(values.get("stack.child.outcome", ""))
+            if condition.clauses and condition.holds(values, outcome=outcome):
+                return Outcome(notes="Stop condition satisfied")
+            if "wait" in actions:
+                await _pause(stage, child, INTERVAL_S if interval is None else interval)
+            else:
+                await asyncio.sleep(0)
+        return failed("Max cycles exceeded")
+
+    async def _steer(self, stage: Stage, child: Child | None) -> None:
+        """Tell the child what was decided: by whoever left it in the context, a function, or the stage's agent."""
+        message = stage.context.get_string(DECISION)
+        stage.context.remove(DECISION)
+        if not message and child is not None and stage.config.steer is not None:
+            message = stage.config.steer(child.state) or ""
+        if not message and child is not None and stage.node.prompt and not stage.config.simulated:
+            asked = await attempted(self._agent.ask(replace(stage, session=None), _question(stage)))
+            message = str(asked.value[0]).strip() if asked.value is not None else ""
+        if message:
+            stage.context.set("stack.manager.last_steer", message)
+            if child is not None:
+                child.steer(message)
+            await stage.emit("child_steered", message=message[:500])
+
+
+def _question(stage: Stage) -> str:
+    told = sorted((key, value) for key, value in stage.context.values().items() if key.startswith("stack."))
+    return "\n\n".join((stage.preamble.rstrip(), stage.prompt, "\n".join(f"{key}: {value}" for key, value in told)))
+
+
+def _graph(stage: Stage) -> Graph | Outcome:
+    name = stage.node.text("stack.child_dotfile") or stage.graph.text("stack.child_dotfile")
+    if not name:
+        return failed("no stack.child_dotfile")
+    where = stage.node.text("stack.child_workdir") or stage.graph.text("stack.child_workdir")
+    around = Path(where) if where else Path(stage.graph.path).parent if stage.graph.path else Path()
+    path = around / name
+    try:
+        return parse_dot(path.read_text(encoding="utf-8"), path=str(path))
+    except (OSError, UnicodeDecodeError, GraphError) as error:
+        return failed(f"stack.child_dotfile: {error}")
+
+
+async def _observe(stage: Stage, child: Child | None) -> None:
+    """What can be seen of the child becomes part of the context."""
+    if child is None:
+        return
+    state = child.state
+    status = {"success": "completed", "fail": "failed"}.get(state.status, "running" if child.running else "stopped")
+    facts: dict[str, Any] = {
+        "status": status,
+        "outcome": state.status or (str(state.last.status) if state.last else ""),
+        "current_node": state.current_node or "",
+        "next_node": state.next_node or "",
+        "completed": state.sequence,
+        "last_response": state.context.get("last_response", ""),
+        "failure_reason": state.failure_reason,
+    }
+    stage.context.apply_updates({f"stack.child.{key}": value for key, value in facts.items()})
+    await stage.emit("child_observed", status=status, current_node=state.current_node)
+
+
+def _ending(stage: Stage, child: Child | None) -> Outcome | None:
+    """What the end of the child means; None: it goes on."""
+    status = stage.context.get_string("stack.child.status")
+    outcome = stage.context.get_string("stack.child.outcome")
+    if child is not None:  # also when nobody observes
+        status = {"success": "completed", "fail": "failed"}.get(
+            child.state.status, "running" if child.running else "stopped"
+        )
+        outcome = child.state.status or outcome
+    if status == "completed":
+        good = outcome in ("", "success", "partial_success")
+        return Outcome(notes="Child completed") if good else failed(f"Child completed with outcome {outcome}")
+    if status in ("failed", "stopped"):
+        why = f": {child.state.failure_reason}" if child is not None and child.state.failure_reason else ""
+        return failed(f"Child failed{why}")
+    return None
+
+
+async def _pause(stage: Stage, child: Child | None, seconds: float) -> None:
+    """Wait, but no longer than the child runs."""
+    sleeping = asyncio.ensure_future(stage.config.sleep(seconds))
+    try:
+        if child is None:
+            await sleeping
+        else:
+            await child.wait(sleeping)
+    finally:
+        sleeping.cancel()
+        await asyncio.gather(sleeping, return_exceptions=True)

@@ -1,0 +1,187 @@
+"""A stage that runs its edges at once: real branches, each with copies of everything, joined by a policy.
+
+Where the branches meet, the run goes on; what each did is in `parallel.results`, in the order of their names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from context_compiler.failing import attempted
+from context_compiler.pipeline.beginning import OWN
+from context_compiler.pipeline.meeting import meeting
+from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
+from context_compiler.pipeline.stage import Stage
+from context_compiler.pipeline.state import RunState
+
+AT_ONCE = 4
+LARGEST = 8 * 1024
+"""Bytes of a value in the results; a larger one is an artifact."""
+POLICIES = ("wait_all", "all_success", "any_success", "first_success", "k_of_n", "quorum", "ignore")
+UNTOLD = ("internal.", "graph.", "work.", "parallel.", "thread_key", "last_", *OWN)
+"""Beginnings of keys that say nothing of what a branch did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A branch before it runs."""
+
+    id: str
+    target: str
+    place: int
+
+
+class ParallelHandler:
+    """Runs branches."""
+
+    reads_past = False
+    retries = False
+
+    async def execute(self, stage: Stage) -> Outcome:
+        """Every branch up to where they meet."""
+        ways = ways_of(stage)
+        policy = stage.node.text("join_policy", "wait_all")
+        if not ways:
+            return failed("a parallel stage without edges: there are no branches")
+        if policy not in POLICIES:
+            return failed(f"unknown join_policy {policy!r}; use one of {', '.join(POLICIES)}")
+        join = meeting(stage.graph, [way.target for way in ways])
+        if join is None:
+            return failed("the branches never meet: lead them to one parallel.fan_in stage")
+        await stage.emit("parallel_started", branch_count=len(ways), join=join)
+        rows = await _all(stage, ways, join, policy)
+        rows.sort(key=lambda row: str(row["branch_id"]))
+        outcome = joined(policy, rows, stage)
+        good = sum(_good(row) for row in rows)
+        counts = {"success_count": good, "fail_count": sum(row["status"] == "fail" for row in rows)}
+        await stage.emit("parallel_completed", **counts)
+        facts = {"results": rows, "branch_count": len(rows), "join_policy": policy, **counts}
+        return Outcome(
+            status=outcome,
+            context_updates={f"parallel.{key}": value for key, value in facts.items()},
+            notes=f"{good} of {len(rows)} branches succeeded",
+            failure_reason="" if outcome is not StageStatus.FAIL else _why(policy, rows),
+            go_to="" if outcome is StageStatus.FAIL else join,
+        )
+
+
+def ways_of(stage: Stage) -> list[Way]:
+    """The branches of a stage, one an edge, each with a name of its own."""
+    found: list[Way] = []
+    for place, edge in enumerate(stage.graph.edges):
+        if edge.source == stage.node.name:
+            name, count = edge.label or edge.target, 2
+            while name in {way.id for way in found}:
+                name, count = f"{edge.label or edge.target}-{count}", count + 1
+            found.append(Way(id=name, target=edge.target, place=place))
+    return found
+
+
+async def _all(stage: Stage, ways: Sequence[Way], join: str, policy: str) -> list[dict[str, Any]]:
+    """The rows of all branches; those that were not waited for are skipped."""
+    most = stage.node.whole("max_parallel") or AT_ONCE
+    room = asyncio.Semaphore(max(1, most))
+    tasks = {asyncio.create_task(_one(stage, way, join, room)): way for way in ways}
+    fast = stage.node.text("error_policy") == "fail_fast"
+    rows: dict[str, dict[str, Any]] = {}
+    waiting = set(tasks)
+    try:
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                rows[tasks[task].id] = task.result()
+            enough = policy == "first_success" and any(_good(row) for row in rows.values())
+            if enough or (fast and any(row["status"] == "fail" for row in rows.values())):
+                break
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    skipped = {"status": StageStatus.SKIPPED.value, "notes": "not waited for", "score": 0}
+    return [rows.get(way.id) or {"branch_id": way.id, "target_node": way.target, **skipped} for way in ways]
+
+
+async def _one(stage: Stage, way: Way, join: str, room: asyncio.Semaphore) -> dict[str, Any]:
+    async with room:
+        await stage.emit("parallel_branch_started", branch=way.id, index=way.place)
+        before = stage.context.values()
+        started = stage.config.clock()
+        ran = await attempted(stage.branch(way.target, way.place, way.id, join))
+        row: dict[str, Any] = {"branch_id": way.id, "target_node": way.target}
+        if ran.value is None:
+            row |= {"status": "fail", "score": 0, "notes": "", "failure_reason": f"{ran.error}"}
+        else:
+            row |= _told(stage, way, before, ran.value)
+        said = {"branch": way.id, "index": way.place, "success": _good(row), "duration": stage.config.clock() - started}
+        await stage.emit("parallel_branch_completed", **said)
+        return row
+
+
+def _told(stage: Stage, way: Way, before: Mapping[str, Any], state: RunState) -> dict[str, Any]:
+    """What is told of a branch that ran."""
+    last = state.last if state.current_node != stage.node.name else None
+    status = "fail" if state.status == "fail" else last.status.value if last else "success"
+    new = {key: value for key, value in state.context.items() if before.get(key) is not value}
+    updates = {
+        key: _bounded(stage, way, key, value) for key, value in sorted(new.items()) if not key.startswith(UNTOLD)
+    }
+    score = state.context.get("score", 0)
+    return {
+        "status": status,
+        "score": score if isinstance(score, int | float) and not isinstance(score, bool) else 0,
+        "notes": last.notes[:LARGEST] if last else "",
+        "failure_reason": state.failure_reason or (last.failure_reason if last else ""),
+        "last_response": state.context.get("last_response", "") if "last_response" in new else "",
+        "context_updates": updates,
+    }
+
+
+def _bounded(stage: Stage, way: Way, key: str, value: Any) -> Any:
+    if len(json.dumps(value)) <= LARGEST:
+        return value
+    return stage.keep(f"{way.id}.{key}", value)
+
+
+def _good(row: Mapping[str, Any]) -> bool:
+    return row["status"] in ("success", "partial_success")
+
+
+def joined(policy: str, rows: Sequence[Mapping[str, Any]], stage: Stage) -> StageStatus:
+    """How a parallel stage went, given how its branches did."""
+    if stage.node.text("error_policy") == "ignore":
+        rows = [row for row in rows if row["status"] != "fail"]
+    good, bad = sum(map(_good, rows)), sum(row["status"] == "fail" for row in rows)
+    if policy == "ignore":
+        return StageStatus.SUCCESS
+    if policy == "wait_all":
+        return StageStatus.PARTIAL_SUCCESS if bad else StageStatus.SUCCESS
+    if policy == "all_success":
+        return StageStatus.FAIL if bad else StageStatus.SUCCESS
+    return StageStatus.SUCCESS if good >= needed(policy, len(rows), stage) else StageStatus.FAIL
+
+
+def needed(policy: str, count: int, stage: Stage) -> int:
+    """How many branches have to succeed."""
+    node = stage.node
+    if policy in ("any_success", "first_success"):
+        return 1
+    if policy == "k_of_n":
+        return node.whole("k") or node.whole("min_success") or 1
+    said = node.whole("quorum_count")
+    if said is not None:
+        return min(max(said, 1), max(count, 1))
+    share = node.number("quorum_fraction")
+    share = node.number("quorum_ratio") if share is None else share
+    return max(1, math.ceil(count * (0.5 if share is None else share)))
+
+
+def _why(policy: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    reasons = [
+        f"{row['branch_id']}: {row.get('failure_reason') or 'failed'}" for row in rows if row["status"] == "fail"
+    ]
+    return f"{policy} is not met; {'; '.join(reasons)}"[:2_000]

@@ -1,0 +1,131 @@
+"""After a stage: what it said becomes part of the state, and the state says where the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from context_compiler.pipeline.arriving import PASSING
+from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.context import ContextStore, segment
+from context_compiler.pipeline.graph import Edge, Graph, Node
+from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
+from context_compiler.pipeline.route import gate_target, retry_target, select_edge, unmet_gate
+from context_compiler.pipeline.stage import Stage
+from context_compiler.pipeline.state import RunState
+
+
+def ended(state: RunState, reason: str) -> RunState:
+    """A state in which the run has failed."""
+    return replace(state, status="fail", failure_reason=reason, next_node=None, edge=None)
+
+
+def completed(
+    state: RunState, stage: Stage, outcome: Outcome, retries: int, duration: float
+) -> tuple[RunState, Outcome]:
+    """The state after a stage, but for the way on, and the outcome as it stands; `duration` in seconds."""
+    context, name = stage.context, stage.node.name
+    try:
+        context.apply_updates(outcome.context_updates)
+    except ValueError as error:
+        outcome = failed(f"its context_updates are refused: {error}")
+    for key in (*PASSING, "preferred_label"):
+        context.remove(key)
+    context.set("outcome", str(outcome.status))
+    if outcome.preferred_label:
+        context.set("preferred_label", outcome.preferred_label)
+    if retries or name in state.retries:
+        context.set(f"internal.retry_count.{segment(name)}", retries)
+        state = replace(state, retries={**state.retries, name: retries})
+    entry = {"node": name, "outcome": str(outcome.status), "notes": outcome.notes or outcome.failure_reason}
+    context.append_log({**entry, "tools": list(outcome.tools), "duration": round(duration, 3)})
+    done = replace(
+        state,
+        current_node=name,
+        completed=(*state.completed, name),
+        outcomes={**state.outcomes, name: outcome},
+        recheck=tuple(gate for gate in state.recheck if gate != name),
+        context=context.values(),
+        logs=tuple(context.logs()),
+        artifacts=stage.artifacts.held(),
+        sequence=state.sequence + 1,
+    )
+    return done, outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A branch of a parallel stage that came to its end."""
+
+    place: int
+    """The place of its edge in the graph's edges."""
+    before: RunState
+    after: RunState
+
+
+def merged(state: RunState, context: ContextStore, branches: Sequence[Ended]) -> RunState:
+    """The state with what stages in branches did, in the order of the branches' edges; their contexts stay theirs."""
+    for one in sorted(branches, key=lambda one: one.place):
+        before, after = one.before, one.after
+        for entry in after.logs[len(before.logs) :]:
+            context.append_log(entry)
+        new = {name: outcome for name, outcome in after.outcomes.items() if before.outcomes.get(name) is not outcome}
+        more = {name: count - before.visits.get(name, 0) for name, count in after.visits.items()}
+        state = replace(
+            state,
+            completed=(*state.completed, *after.completed[len(before.completed) :]),
+            outcomes={**state.outcomes, **new},
+            visits={**state.visits, **{name: state.visits.get(name, 0) + by for name, by in more.items() if by}},
+            recheck=tuple(gate for gate in state.recheck if gate not in new),
+            sequence=state.sequence + after.sequence - before.sequence,
+        )
+    return state
+
+
+class Router:
+    """Finds the way on through one graph.
+
+    Args:
+        graph: The graph.
+        config: How failures and gates are treated.
+        gates: Whether goal gates are looked at where the graph ends; in a branch they are not.
+    """
+
+    def __init__(self, graph: Graph, config: RunConfig, *, gates: bool) -> None:
+        self._graph, self._config, self._gates = graph, config, gates
+        self._places = {id(edge): place for place, edge in enumerate(graph.edges)}
+
+    def onward(self, state: RunState, node: Node, outcome: Outcome) -> RunState:
+        """The state with the way on: an edge, a retry target, or the end."""
+        if outcome.go_to:
+            return replace(state, next_node=outcome.go_to, how="join", edge=None)
+        bad = outcome.status is StageStatus.FAIL
+        branches = node.handler == "parallel"  # its edges are no ways on
+        edge = None if branches else select_edge(self._graph, node.name, outcome, state.context)
+        if edge is not None and not (bad and self._config.strict_failure_edges and not edge.condition):
+            return self._along(state, edge)
+        target = retry_target(self._graph, node) if bad else None
+        if target is not None:
+            return replace(state, next_node=target, how="jump", edge=None)
+        if bad:
+            return ended(state, f"{node.name}: {outcome.failure_reason or 'failed'}")
+        edges = self._graph.outgoing(node.name)
+        if edges:
+            ways = ", ".join(f"{edge.target} [{edge.condition}]" for edge in edges)
+            return ended(state, f"{node.name}: no edge is open after {outcome.status}; there are {ways}"[:2_000])
+        return self.back(state) or replace(state, next_node=None, status="success", edge=None)
+
+    def back(self, state: RunState) -> RunState | None:
+        """The state in which a goal gate sends the run back, or fails it; None: no gate does."""
+        gate = unmet_gate(self._graph, state, unvisited=self._config.unvisited_gates) if self._gates else None
+        if gate is None:
+            return None
+        target = gate_target(self._graph, gate)
+        if target is None:
+            return ended(state, f"goal gate {gate.name} unsatisfied and no retry target")
+        recheck = tuple(dict.fromkeys((*state.recheck, gate.name)))
+        return replace(state, next_node=target, how="jump", edge=None, recheck=recheck)
+
+    def _along(self, state: RunState, edge: Edge) -> RunState:
+        ahead = replace(state, next_node=edge.target, how="edge", edge=self._places[id(edge)])
+        return replace(ahead, how="restart", status="restarted") if edge.loop_restart else ahead

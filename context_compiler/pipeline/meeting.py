@@ -1,0 +1,35 @@
+"""Where the branches of a parallel stage meet: the nearest fan-in that all of them reach, else the nearest stage."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from context_compiler.pipeline.graph import Graph
+
+
+def meeting(graph: Graph, targets: Sequence[str]) -> str | None:
+    """The stage up to which branches run that begin at `targets`; None: there is none.
+
+    Of several, the one that is nearest to the branch farthest from it; then the first by name.
+    """
+    reached = [distances(graph, target) for target in targets]
+    common = set(reached[0]).intersection(*reached[1:])
+    joins = {name for name in common if name in graph.nodes and graph.nodes[name].handler == "parallel.fan_in"}
+    found = joins or {name for name in common if name in graph.nodes}
+    if len(targets) == 1 and not joins:
+        found = {name for name in common if not graph.outgoing(name)}
+    return min(found, key=lambda name: (max(one[name] for one in reached), name), default=None)
+
+
+def distances(graph: Graph, start: str) -> dict[str, int]:
+    """How many edges away each stage is that can be reached, itself included."""
+    found = {start: 0}
+    waiting = deque([start])
+    while waiting:
+        name = waiting.popleft()
+        for edge in graph.outgoing(name):
+            if edge.target not in found:
+                found[edge.target] = found[name] + 1
+                waiting.append(edge.target)
+    return found

@@ -1,0 +1,155 @@
+"""What a stage says of itself: how it went, where it would like the run to go, and what it leaves for others.
+
+Outside text becomes an `Outcome` once, here; a word that is no status is a success that asks for a label.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, cast
+
+from context_compiler.pipeline.conditions import STATUSES
+
+STATUS_KEYS = ("outcome", "status")
+LABEL_KEYS = ("preferred_label", "preferred_next_label")
+
+
+class StageStatus(StrEnum):
+    """How a stage went."""
+
+    SUCCESS = "success"
+    PARTIAL_SUCCESS = "partial_success"
+    RETRY = "retry"
+    FAIL = "fail"
+    SKIPPED = "skipped"
+
+    @property
+    def good(self) -> bool:
+        """Whether a goal gate is satisfied with it."""
+        return self in (StageStatus.SUCCESS, StageStatus.PARTIAL_SUCCESS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The end of one stage. A status may be given as text; one that is unknown raises a `ValueError`."""
+
+    status: StageStatus = StageStatus.SUCCESS
+    preferred_label: str = ""
+    """The label of the edge it would like to be taken."""
+    suggested_next_ids: tuple[str, ...] = ()
+    """Stages it would like to go on at, the first that an edge leads to."""
+    context_updates: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What others shall find in the context."""
+    notes: str = ""
+    failure_reason: str = ""
+    raw: str = ""
+    """The word the stage used itself, where it is no status."""
+    tools: tuple[str, ...] = ()
+    """Tools that were used, in order."""
+    go_to: str = ""
+    """Where the run goes on whatever the edges say; a parallel stage names its join so."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "status", StageStatus(self.status))
+        object.__setattr__(self, "suggested_next_ids", tuple(map(str, self.suggested_next_ids)))
+        object.__setattr__(self, "tools", tuple(map(str, self.tools)))
+
+    def document(self) -> dict[str, Any]:
+        """As plain data, under the names of a status file; what is empty is left out."""
+        said: dict[str, Any] = {
+            "outcome": self.status.value,
+            "status": self.status.value,
+            "preferred_label": self.preferred_label,
+            "suggested_next_ids": list(self.suggested_next_ids),
+            "context_updates": dict(self.context_updates),
+            "notes": self.notes,
+            "failure_reason": self.failure_reason,
+            "raw": self.raw,
+            "tools": list(self.tools),
+            "go_to": self.go_to,
+        }
+        return {key: value for key, value in said.items() if value not in ("", [], {})}
+
+
+def failed(reason: str, *, updates: Mapping[str, Any] | None = None) -> Outcome:
+    """A failure with its reason."""
+    return Outcome(status=StageStatus.FAIL, failure_reason=reason, context_updates=updates or {})
+
+
+def outcome_of(document: Mapping[str, Any]) -> Outcome:
+    """An outcome from plain data, such as a status file.
+
+    Raises:
+        ValueError: it says nothing of how it went, or a field is of the wrong kind.
+    """
+    word = next((document[key] for key in STATUS_KEYS if document.get(key) not in (None, "")), None)
+    if not isinstance(word, str):
+        raise ValueError("it has no outcome; give one of " + ", ".join(StageStatus))
+    status, raw = status_of(word)
+    label = next((_text(document, key) for key in LABEL_KEYS if document.get(key)), "")
+    updates: object = document.get("context_updates") or {}
+    if not isinstance(updates, Mapping):
+        raise ValueError("context_updates is no object")
+    return Outcome(
+        status=status,
+        preferred_label=label or raw,
+        suggested_next_ids=_ids(document.get("suggested_next_ids")),
+        context_updates=dict(cast("Mapping[str, Any]", updates)),
+        notes=_text(document, "notes"),
+        failure_reason=_text(document, "failure_reason"),
+        raw=_text(document, "raw") or raw,
+        tools=_ids(document.get("tools")),
+        go_to=_text(document, "go_to"),
+    )
+
+
+def status_of(word: str) -> tuple[StageStatus, str]:
+    """The status that a word stands for, and the word itself where it is a label of somebody's own."""
+    said = word.strip().lower()
+    said = STATUSES.get(said, said)
+    return (StageStatus(said), "") if said in tuple(StageStatus) else (StageStatus.SUCCESS, word.strip())
+
+
+def outcome_in(text: str) -> Outcome | None:
+    """The outcome that a text ends in or consists of, as a JSON object with a status; None: it holds none.
+
+    Only an `outcome` or `status` that is a text counts. A fenced block may stand around the object.
+    """
+    body = text.strip()
+    if body.endswith("```"):
+        start = body.rfind("\n```", 0, len(body) - 3)
+        fence = body[start + 1 :] if start >= 0 else body
+        body = fence.partition("\n")[2].removesuffix("```").strip() if fence.startswith("```") else body
+    if not body.startswith("{"):
+        at = body.rfind("\n{")
+        body = body[at + 1 :] if at >= 0 else ""
+    try:
+        found: Any = json.loads(body) if body.endswith("}") else None
+        return outcome_of(cast("Mapping[str, Any]", found)) if isinstance(found, Mapping) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _ids(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Iterable):
+        raise ValueError("a list of names is no list")
+    names = list(cast("Iterable[object]", value))
+    if any(isinstance(one, bool) or not isinstance(one, str | int) for one in names):
+        raise ValueError("a list of names holds something else")
+    return tuple(map(str, names))
+
+
+def _text(document: Mapping[str, Any], key: str) -> str:
+    value = document.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"{key} is no text")
+    return value

@@ -1,0 +1,162 @@
+"""Whom a human gate asks: a terminal, a function, a queue of answers, nobody, or any of them with a record of it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, TypeAlias
+
+
+class QuestionType(StrEnum):
+    """What kind of answer is wanted."""
+
+    YES_NO = "yes_no"
+    MULTIPLE_CHOICE = "multiple_choice"
+    FREEFORM = "freeform"
+    CONFIRMATION = "confirmation"
+
+
+class AnswerValue(StrEnum):
+    """Answers that are no choice of somebody's own."""
+
+    YES = "yes"
+    NO = "no"
+    SKIPPED = "skipped"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One choice: the key that picks it, and what it says."""
+
+    key: str
+    label: str
+    target: str = ""
+    """The stage it leads to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a person is asked."""
+
+    text: str
+    type: QuestionType = QuestionType.MULTIPLE_CHOICE
+    options: tuple[Option, ...] = ()
+    default: str | None = None
+    """The answer that stands for silence."""
+    timeout_seconds: float | None = None
+    stage: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What a person answered."""
+
+    value: str
+    """A key, a label, a text, or an `AnswerValue`."""
+    option: Option | None = None
+    text: str = ""
+
+
+class Interviewer(Protocol):
+    """Asks people."""
+
+    async def ask(self, question: Question) -> Reply:
+        """The answer to a question; `AnswerValue.SKIPPED` when there will be none."""
+        ...
+
+
+def reply_to(question: Question, said: str) -> Reply:
+    """What an answer means: an option by its key or label, in any capitals; else the text itself."""
+    word = said.strip()
+    for option in question.options:
+        if word.lower() in (option.label.lower(), option.target.lower()) and word:
+            return Reply(value=option.key, option=option, text=word)
+    for option in question.options:
+        if word.lower() == option.key.lower():
+            return Reply(value=option.key, option=option, text=word)
+    return Reply(value=word, text=word)
+
+
+class AutoApprove:
+    """Says yes, and takes the first option."""
+
+    async def ask(self, question: Question) -> Reply:
+        """The first option, yes, or `auto-approved`."""
+        if question.options:
+            first = question.options[0]
+            return Reply(value=first.key, option=first, text=first.label)
+        free = question.type is QuestionType.FREEFORM
+        return Reply(value="auto-approved" if free else AnswerValue.YES, text="auto-approved")
+
+
+class ConsoleInterviewer:
+    """Asks on the terminal: the question on standard error, the answer from standard input."""
+
+    def __init__(self, read: Callable[[], str] = sys.stdin.readline, show: Callable[[str], Any] | None = None) -> None:
+        """`read` gives one line, empty at the end of the input; `show` shows one line."""
+        self._read, self._show = read, show or _on_stderr
+
+    async def ask(self, question: Question) -> Reply:
+        """What is typed; the end of the input skips the question."""
+        self._show(question.text)
+        for option in question.options:
+            self._show(f"  [{option.key}] {option.label}")
+        line = await asyncio.to_thread(self._read)
+        return reply_to(question, line) if line else Reply(value=AnswerValue.SKIPPED)
+
+
+def _on_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+Answering: TypeAlias = Callable[[Question], Any]
+
+
+class CallbackInterviewer:
+    """Asks a function, async or not, that gives a text, an option or a reply; None skips."""
+
+    def __init__(self, answer: Answering) -> None:
+        self._answer = answer
+
+    async def ask(self, question: Question) -> Reply:
+        """What the function gives."""
+        said: Any = self._answer(question)
+        return _reply(question, await said if inspect.isawaitable(said) else said)
+
+
+class QueueInterviewer:
+    """Gives prepared answers in their order; an empty queue skips."""
+
+    def __init__(self, answers: Iterable[str | Option | Reply] = ()) -> None:
+        self.answers: list[str | Option | Reply] = list(answers)
+
+    async def ask(self, question: Question) -> Reply:
+        """The next answer."""
+        return _reply(question, self.answers.pop(0) if self.answers else None)
+
+
+@dataclass
+class RecordingInterviewer:
+    """Asks another interviewer, and remembers every question with its answer."""
+
+    inner: Interviewer
+    asked: list[tuple[Question, Reply]] = field(default_factory=list[tuple[Question, Reply]])
+
+    async def ask(self, question: Question) -> Reply:
+        """What the other one answers."""
+        reply = await self.inner.ask(question)
+        self.asked.append((question, reply))
+        return reply
+
+
+def _reply(question: Question, said: Any) -> Reply:
+    if said is None:
+        return Reply(value=AnswerValue.SKIPPED)
+    if isinstance(said, Option):
+        return Reply(value=said.key, option=said, text=said.label)
+    return said if isinstance(said, Reply) else reply_to(question, str(said))

@@ -1,0 +1,119 @@
+"""Runs as folders that people can read: a checkpoint, events as lines, the graph, and what each stage left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from context_compiler.errors import PipelineError
+from context_compiler.ids import text_hash
+from context_compiler.pipeline.artifacts import write_atomically
+from context_compiler.pipeline.checkpoint import read_checkpoint, write_checkpoint
+from context_compiler.pipeline.events import Event, event_of
+from context_compiler.pipeline.owning import owned
+from context_compiler.pipeline.runs import RunInfo, info_document, info_of, newest_first, progressed
+from context_compiler.pipeline.stage import folder_name
+from context_compiler.pipeline.state import RunState
+
+MANIFEST, EVENTS, GRAPH, LOCK = "manifest.json", "events.jsonl", "graph.dot", ".lock"
+
+
+class FileRuns:
+    """Runs in folders.
+
+    Args:
+        root: The folder of the runs' folders.
+        place: Where the folder of a run is; None is a folder of its name in `root`.
+    """
+
+    def __init__(self, root: str | Path, *, place: Callable[[str], Path] | None = None) -> None:
+        self.root = Path(root)
+        self._place = place
+
+    def folder(self, run_id: str) -> Path:
+        """The folder of a run."""
+        return self._place(run_id) if self._place else self.root / folder_name(run_id)
+
+    @asynccontextmanager
+    async def own(self, run_id: str) -> AsyncGenerator[None]:
+        """Be the only one to go on with a run."""
+        with owned(self.folder(run_id) / LOCK, run_id):
+            yield
+
+    async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
+        """A new run."""
+        folder = self.folder(info.run_id)
+        if (folder / MANIFEST).exists():
+            raise PipelineError(f"{folder}: there is a run already: resume it, or give another id or folder")
+        for hash, text in contents.items():
+            self._write(folder / (GRAPH if hash == (info.source or info.snapshot) else "graph.normal.dot"), text)
+        self._write(folder / MANIFEST, json.dumps(info_document(info), indent=1))
+
+    async def save(self, state: RunState) -> None:
+        """Keep a state: the whole of it, each time."""
+        write_checkpoint(self.folder(state.lineage.root_run_id), state)
+
+    async def add(self, run_id: str, event: Event) -> None:
+        """Keep an event."""
+        path = self.folder(run_id) / EVENTS
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(event.document()) + "\n")
+        except OSError as error:
+            raise PipelineError(f"{path}: {error.strerror or error}") from error
+
+    async def load(self, run_id: str) -> RunState | None:
+        """The state that was saved last."""
+        return read_checkpoint(self.folder(run_id))
+
+    async def events(self, run_id: str, after: int = 0) -> list[Event]:
+        """Events in their order; a last line that was cut short by a crash is passed over."""
+        path = self.folder(run_id) / EVENTS
+        if not path.exists():
+            return []
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+        return [event for line in lines if (event := event_of(json.loads(line))).sequence > after]
+
+    async def runs(self) -> list[RunInfo]:
+        """Every run, the one begun last first."""
+        found = [self._info(path) for path in self.root.glob(f"*/{MANIFEST}")] if self.root.is_dir() else []
+        return newest_first(found)
+
+    async def content(self, hash: str) -> str | None:
+        """The text of that hash, from whichever run."""
+        for path in (*self.root.glob("*/*.dot"), *self.root.glob("*.dot")):
+            text = path.read_text(encoding="utf-8")
+            if text_hash(text) == hash:
+                return text
+        return None
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def _info(self, manifest: Path) -> RunInfo:
+        try:
+            data: Any = json.loads(manifest.read_bytes())
+            info = info_of(data)
+        except (OSError, ValueError, TypeError) as error:
+            raise PipelineError(f"{manifest}: it cannot be read: {error}") from error
+        state = read_checkpoint(manifest.parent)
+        if state is None:
+            return info
+        when = (manifest.parent / "checkpoint.json").stat().st_mtime
+        return progressed(info, state, datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds"))
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            write_atomically(path, text.encode("utf-8", "surrogatepass"))
+        except OSError as error:
+            raise PipelineError(f"{path}: {error.strerror or error}; give a folder that may be written") from error
+
+
+def in_folder(folder: str | Path) -> FileRuns:
+    """A store of the one run that is in a folder."""
+    there = Path(folder)
+    return FileRuns(there, place=lambda _: there)

@@ -1,0 +1,237 @@
+"""A pipeline is run in phases: transformed, checked, begun, gone through, and ended; `run_pipeline` is all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from inspect import isawaitable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from context_compiler.failing import attempted
+from context_compiler.pipeline.beginning import begun, hashes, lineage_facts
+from context_compiler.pipeline.checkpoint import write_checkpoint
+from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.engine import Engine, Surroundings
+from context_compiler.pipeline.events import Event
+from context_compiler.pipeline.graph import Graph
+from context_compiler.pipeline.handlers import handlers_of
+from context_compiler.pipeline.opening import contents, graph_of, open_runs, prepare, root_of, run_info
+from context_compiler.pipeline.outcome import Outcome
+from context_compiler.pipeline.run_files import FileRuns
+from context_compiler.pipeline.runs import RunStore
+from context_compiler.pipeline.state import RunState
+
+log = logging.getLogger("context_compiler.pipeline")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a run has ended."""
+
+    state: RunState
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run, which is that of its first attempt."""
+        return self.state.lineage.root_run_id
+
+    @property
+    def status(self) -> str:
+        """Success or fail."""
+        return self.state.status
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended well."""
+        return self.state.status == "success"
+
+    @property
+    def failure_reason(self) -> str:
+        """Why it failed; empty: it did not."""
+        return self.state.failure_reason
+
+    @property
+    def completed(self) -> tuple[str, ...]:
+        """The stages of the last attempt in the order in which they were completed."""
+        return self.state.completed
+
+    @property
+    def outcomes(self) -> Mapping[str, Outcome]:
+        """The last outcome of each stage."""
+        return self.state.outcomes
+
+    @property
+    def context(self) -> Mapping[str, Any]:
+        """The values that the run ended with."""
+        return self.state.context
+
+
+async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = None, **options: Any) -> RunResult:
+    """Run a pipeline to its end. A run that fails is a result too.
+
+    Args:
+        pipeline: A graph, DOT text, or the path of a DOT file.
+        config: How to run it.
+        options: Fields of `RunConfig`, in place of those of `config`.
+
+    Raises:
+        GraphError: the graph cannot be read, or has errors.
+        PipelineError: the run could not be begun, or not be kept.
+    """
+    config = replace(config or RunConfig(), **options)
+    graph = graph_of(pipeline)
+    prepared = prepare(graph, config)
+    run_id = config.run_id or f"{graph.name or 'run'}-{uuid4().hex[:8]}"
+    store = open_runs(config)
+    try:
+        async with store.own(run_id):
+            state = begun(prepared, hashes(graph), run_id, config.context)
+            await store.begin(run_info(graph, state), contents(graph, state))
+            return await go_through(prepared, config, store, state)
+    finally:
+        if store is not config.runs:
+            await store.close()
+
+
+async def go_through(
+    graph: Graph, config: RunConfig, store: RunStore, state: RunState, *, resumed: bool = False
+) -> RunResult:
+    """Run from a state to the end; the caller owns the run. Cancellation leaves the last checkpoint."""
+    running = Running(graph, config, store, state)
+    await running.open()
+    kind = "run_resumed" if resumed else "run_initialized"
+    await running.emit(kind, run_id=state.run_id, **lineage_facts(state), next_node=state.next_node)
+    if not resumed:
+        await store.save(state)
+    try:
+        state = await running.engine.run(state)
+    except asyncio.CancelledError:
+        await running.emit("run_finalized", run_id=running.state.run_id, status="cancelled")
+        raise
+    finally:
+        await running.children()
+    if running.root is not None and not isinstance(store, FileRuns):
+        write_checkpoint(running.root, state)
+    said = {"status": state.status, "reason": state.failure_reason}
+    await running.emit("run_finalized", run_id=state.run_id, completed=state.sequence, **said)
+    return RunResult(state=state)
+
+
+class Running:
+    """One run while it goes on: its engine, its events, its children."""
+
+    def __init__(self, graph: Graph, config: RunConfig, store: RunStore, state: RunState) -> None:
+        self.config, self.store, self.state = config, store, state
+        self.root = root_of(config, store, state.lineage.root_run_id)
+        around = Surroundings(
+            config=config,
+            handlers=handlers_of(config),
+            save=self.save,
+            emit=self.emit,
+            start=self.start,
+            root=self.root,
+        )
+        self.engine = Engine(graph, around)
+        self._sequence = 0
+        self._running: list[ChildRun] = []
+
+    async def open(self) -> None:
+        """Number events on from those that are there."""
+        events = await self.store.events(self.state.lineage.root_run_id)
+        self._sequence = events[-1].sequence if events else 0
+
+    async def save(self, state: RunState) -> None:
+        """Keep a state."""
+        await self.store.save(state)
+        self.state = state
+        await self.emit("checkpoint_saved", run_id=state.run_id, node=state.current_node, number=state.sequence)
+
+    async def emit(self, kind: str, *, run_id: str, node: str | None = None, branch: str = "", **facts: Any) -> None:
+        """Tell what happened: the store, and whoever listens; a listener that fails is passed over."""
+        self._sequence += 1
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        data = {key: value for key, value in facts.items() if value not in (None, "")}
+        event = Event(kind=kind, run_id=run_id, sequence=self._sequence, at=at, node=node, branch=branch, data=data)
+        await self.store.add(self.state.lineage.root_run_id, event)
+        if self.config.on_event is not None:
+            heard = await attempted(_told(self.config.on_event, event))
+            if heard.error is not None:
+                log.warning("on_event failed: %r", heard.error)
+
+    async def start(self, graph: Graph, run_id: str) -> ChildRun:
+        """Start a graph as a child of this run, or go on with it where it was begun before."""
+        config = replace(self.config, run_id=run_id, runs=self.store, context={}, logs_root=self._below(run_id))
+        prepared = prepare(graph, config)
+        known = await self.store.load(run_id)
+        state = known or begun(prepared, hashes(graph), run_id, {})
+        if known is None:
+            await self.store.begin(run_info(graph, state), contents(graph, state))
+        elif config.resume_threads == "degrade":
+            state = replace(known, threads={}, resumed=True)
+        child = ChildRun(prepared, config, self.store, state, resumed=known is not None)
+        self._running.append(child)
+        return child
+
+    async def children(self) -> None:
+        """No child outlives its parent."""
+        for child in self._running:
+            await child.stop()
+
+    def _below(self, run_id: str) -> Path | None:
+        if self.root is None or isinstance(self.store, FileRuns):
+            return None
+        return self.root / "children" / run_id.replace(":", "_").replace("/", "_")
+
+
+class ChildRun:
+    """A pipeline that a stage started."""
+
+    def __init__(self, graph: Graph, config: RunConfig, store: RunStore, state: RunState, *, resumed: bool) -> None:
+        self._run = Running(graph, config, store, state)
+        self._task = asyncio.create_task(self._go(state, resumed))
+
+    @property
+    def state(self) -> RunState:
+        """Where it stands."""
+        return self._run.state
+
+    @property
+    def running(self) -> bool:
+        """Whether it still runs."""
+        return not self._task.done()
+
+    def steer(self, message: str) -> None:
+        """Leave a message for its next stage."""
+        self._run.engine.inbox.append(message)
+
+    async def wait(self, sleeping: asyncio.Future[None]) -> None:
+        """Until it has ended, or `sleeping` has."""
+        await asyncio.wait({self._task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def stop(self) -> None:
+        """End it; its last checkpoint stays."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _go(self, state: RunState, resumed: bool) -> None:
+        run = self._run
+        await run.open()
+        if not resumed:
+            await run.store.save(state)
+        if not state.ended:
+            try:
+                state = await run.engine.run(state)
+            finally:
+                await run.children()
+        await run.emit("run_finalized", run_id=state.run_id, status=state.status, reason=state.failure_reason)
+
+
+async def _told(listener: Any, event: Event) -> None:
+    said = listener(event)
+    if isawaitable(said):
+        await said

@@ -1,0 +1,190 @@
+"""Where runs are kept: states, events, graphs; a protocol and three stores that pass the same tests.
+
+A state that was saved is there after the death of the process; of two processes that want the same run, one gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from context_compiler.errors import PipelineError
+from context_compiler.pipeline.events import Event
+from context_compiler.pipeline.state import RunState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What is known of a run without reading all of it."""
+
+    run_id: str
+    """Of the first attempt."""
+    name: str
+    """Of its graph."""
+    goal: str
+    started_at: str
+    """ISO 8601, UTC."""
+    updated_at: str
+    status: str
+    """running, success, or fail; running is also what a run says that was killed."""
+    current_node: str | None = None
+    next_node: str | None = None
+    completed: int = 0
+    """Stages, over all attempts."""
+    attempt: int = 1
+    failure_reason: str = ""
+    source: str | None = None
+    """The hash of the graph's source."""
+    snapshot: str = ""
+
+
+@runtime_checkable
+class RunStore(Protocol):
+    """A place for runs, each under the id of its first attempt."""
+
+    def own(self, run_id: str) -> AbstractAsyncContextManager[None]:
+        """Be the only one to go on with a run, until the context ends.
+
+        Raises:
+            PipelineError: somebody else is.
+        """
+        ...
+
+    async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
+        """A new run, and texts under their hashes. A run of that id must not be there.
+
+        Raises:
+            PipelineError: it is there, or could not be kept.
+        """
+        ...
+
+    async def save(self, state: RunState) -> None:
+        """Keep a state in place of the one before: whole, or not at all.
+
+        Raises:
+            PipelineError: it could not be kept; the one before is as it was.
+        """
+        ...
+
+    async def add(self, run_id: str, event: Event) -> None:
+        """Keep an event."""
+        ...
+
+    async def load(self, run_id: str) -> RunState | None:
+        """The state that was saved last; None: there is no such run, or no state of it.
+
+        Raises:
+            PipelineError: it is damaged, or of a newer version.
+        """
+        ...
+
+    async def events(self, run_id: str, after: int = 0) -> list[Event]:
+        """Events in their order, those with a higher number than `after`."""
+        ...
+
+    async def runs(self) -> list[RunInfo]:
+        """Every run, the one begun last first."""
+        ...
+
+    async def content(self, hash: str) -> str | None:
+        """The text of that hash."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what is open; the next use opens it again."""
+        ...
+
+
+def progressed(info: RunInfo, state: RunState, at: str) -> RunInfo:
+    """What is known of a run once a state of it was saved."""
+    return RunInfo(
+        run_id=info.run_id,
+        name=info.name,
+        goal=info.goal,
+        started_at=info.started_at,
+        updated_at=at,
+        status=state.status if state.ended else "running",
+        current_node=state.current_node,
+        next_node=state.next_node,
+        completed=state.sequence,
+        attempt=state.lineage.attempt,
+        failure_reason=state.failure_reason,
+        source=info.source,
+        snapshot=info.snapshot,
+    )
+
+
+def newest_first(infos: Sequence[RunInfo]) -> list[RunInfo]:
+    """Runs in the order in which they are listed."""
+    return sorted(infos, key=lambda info: (info.started_at, info.run_id), reverse=True)
+
+
+class MemoryRuns:
+    """Runs that end with the process."""
+
+    def __init__(self) -> None:
+        self._infos: dict[str, RunInfo] = {}
+        self._states: dict[str, RunState] = {}
+        self._events: dict[str, list[Event]] = {}
+        self._contents: dict[str, str] = {}
+        self._owned: set[str] = set()
+
+    @asynccontextmanager
+    async def own(self, run_id: str) -> AsyncGenerator[None]:
+        """Be the only one to go on with a run."""
+        if run_id in self._owned:
+            raise PipelineError(f"run {run_id!r} is under way elsewhere: wait for it, or end it")
+        self._owned.add(run_id)
+        try:
+            yield
+        finally:
+            self._owned.discard(run_id)
+
+    async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
+        """A new run."""
+        if info.run_id in self._infos:
+            raise PipelineError(f"there is a run {info.run_id!r} already: resume it, or give another id")
+        self._infos[info.run_id] = info
+        self._contents.update(contents)
+
+    async def save(self, state: RunState) -> None:
+        """Keep a state."""
+        root = state.lineage.root_run_id
+        events = self._events.get(root)
+        self._states[root] = state
+        self._infos[root] = progressed(self._infos[root], state, events[-1].at if events else "")
+
+    async def add(self, run_id: str, event: Event) -> None:
+        """Keep an event."""
+        self._events.setdefault(run_id, []).append(event)
+
+    async def load(self, run_id: str) -> RunState | None:
+        """The state that was saved last."""
+        return self._states.get(run_id)
+
+    async def events(self, run_id: str, after: int = 0) -> list[Event]:
+        """Events in their order."""
+        return [event for event in self._events.get(run_id, ()) if event.sequence > after]
+
+    async def runs(self) -> list[RunInfo]:
+        """Every run, the one begun last first."""
+        return newest_first(list(self._infos.values()))
+
+    async def content(self, hash: str) -> str | None:
+        """The text of that hash."""
+        return self._contents.get(hash)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def info_document(info: RunInfo) -> dict[str, Any]:
+    """What is known of a run as plain data."""
+    return {name: getattr(info, name) for name in RunInfo.__dataclass_fields__}
+
+
+def info_of(data: Mapping[str, Any]) -> RunInfo:
+    """What is known of a run, from plain data; fields of a newer version are passed over."""
+    return RunInfo(**{name: data[name] for name in RunInfo.__dataclass_fields__ if name in data})

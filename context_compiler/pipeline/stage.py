@@ -1,0 +1,160 @@
+"""A stage as its handler sees it: what it is, what it may know, and where it leaves what it made."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from context_compiler.errors import PipelineError
+from context_compiler.fidelity import Fidelity
+from context_compiler.pipeline.artifacts import ArtifactStore, artifact_id, write_atomically
+from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.context import ContextStore
+from context_compiler.pipeline.graph import Graph, Node
+from context_compiler.pipeline.outcome import Outcome
+from context_compiler.pipeline.sessions import Session
+from context_compiler.pipeline.state import RunState
+
+STATUS_FILE = "status.json"
+_UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+class Child(Protocol):
+    """A pipeline that a stage started, while it runs."""
+
+    @property
+    def state(self) -> RunState:
+        """Where it stands."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """Whether it still runs."""
+        ...
+
+    def steer(self, message: str) -> None:
+        """Leave a message that its next stage finds in the context as `steer.message`."""
+        ...
+
+    async def wait(self, sleeping: asyncio.Future[None]) -> None:
+        """Until it has ended, or `sleeping` has."""
+        ...
+
+    async def stop(self) -> None:
+        """End it; its last checkpoint stays."""
+        ...
+
+
+Branch: TypeAlias = Callable[[str, int, str, str], Awaitable[RunState]]
+"""Runs from a stage, by the edge of that place, in the branch of that name, up to but not including a stage."""
+Start: TypeAlias = Callable[[Graph, str], Awaitable[Child]]
+"""Starts a graph as a run of that id, or goes on with it."""
+Emit: TypeAlias = Callable[..., Awaitable[None]]
+"""Tells that something happened: its kind, and facts by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One visit to a stage."""
+
+    node: Node
+    graph: Graph
+    context: ContextStore
+    """Values of the run; a handler may read and set them, and also return updates."""
+    artifacts: ArtifactStore
+    config: RunConfig
+    run_id: str
+    branch_id: str = ""
+    """The branch of a parallel stage it is in; empty: none."""
+    folder: Path | None
+    """Where its files go; None: nowhere."""
+    fidelity: Fidelity
+    thread_id: str | None
+    """The key of the conversation it continues; None: it begins a fresh one."""
+    session: Session | None
+    """That conversation."""
+    preamble: str
+    """What it is told of the run so far; empty at `full`."""
+    previous: Outcome | None
+    """How the stage before it went."""
+    visit: int
+    """From 1."""
+    branch: Branch
+    start: Start
+    emit: Emit
+
+    @property
+    def prompt(self) -> str:
+        """What it is asked to do: its prompt or label, with `$goal` filled in."""
+        return (self.node.prompt or self.node.label).replace("$goal", self.graph.goal)
+
+    def write(self, name: str, text: str) -> None:
+        """Leave a file in its folder, if it has one.
+
+        Raises:
+            PipelineError: it could not be written.
+        """
+        if self.folder is None:
+            return
+        path = self.folder / name
+        try:
+            write_atomically(path, text.encode("utf-8", "surrogatepass"))
+        except OSError as error:
+            raise PipelineError(f"{path}: {error.strerror or error}; make room, or free it") from error
+
+    def write_status(self, outcome: Outcome) -> None:
+        """Leave its outcome where other programs look for it."""
+        self.write(STATUS_FILE, json.dumps(outcome.document(), indent=1))
+
+    def keep(self, name: str, data: Any) -> str:
+        """Keep data as an artifact; the reference says stage, visit and `name`, the same after a resume."""
+        place = (self.branch_id, self.node.name) if self.branch_id else (self.node.name,)
+        return self.artifacts.store(artifact_id(*place, self.visit, name), name, data).reference
+
+
+Answer: TypeAlias = "Outcome | str | Mapping[str, Any] | None"
+"""What a handler may return: an outcome, a text that is a success, plain data of an outcome, or nothing."""
+
+
+@runtime_checkable
+class Handler(Protocol):
+    """Runs the stages of one type. A plain function of a stage, async or not, does as well."""
+
+    async def execute(self, stage: Stage) -> Answer:
+        """Do the work of a stage. An exception is a failure of the stage, not of the run."""
+        ...
+
+
+Handles: TypeAlias = Handler | Callable[[Stage], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What an engine has to know of a handler; its attributes of these names, where it has them."""
+
+    reads_past: bool = True
+    """It wants the preamble."""
+    retries: bool = True
+    """A status `retry` of it is tried again."""
+    keeps_time: bool = False
+    """It looks to the stage's `timeout` itself."""
+
+
+def traits(handler: object) -> Traits:
+    """The traits of a handler."""
+    names: Sequence[str] = ("reads_past", "retries", "keeps_time")
+    return Traits(**{name: getattr(handler, name) for name in names if isinstance(getattr(handler, name, None), bool)})
+
+
+def folder_name(name: str) -> str:
+    """A name as that of a folder: itself where it can be one."""
+    fit = _UNFIT.sub("_", name)[:100]
+    if fit == name and name.strip("."):
+        return name
+    return f"{fit.strip('.') or 'stage'}-{blake2b(name.encode('utf-8', 'surrogatepass'), digest_size=4).hexdigest()}"
