@@ -31,7 +31,7 @@ def test_the_messages_in_json_are_the_hosts_own(cc: Command) -> None:
 
 
 def test_the_view_is_printed_message_by_message(cc: Command) -> None:
-    said = cc("compile", DEMO, "--budget", 2000)
+    said = cc("compile", DEMO, "--budget", 2000, "--recent-turns", 3)
     assert "demo: 13," in said.out and "of a budget of 2,000" in said.out
     assert "Context summary (compiled):" in said.out
     assert "user · " in said.out and "assistant · " in said.out
@@ -58,13 +58,13 @@ def test_no_color_takes_the_colour_and_leaves_the_panels(cc: Command) -> None:
 
 
 def test_markdown_is_a_document(cc: Command) -> None:
-    said = cc("compile", DEMO, "--budget", 2000, "--format", "markdown")
+    said = cc("compile", DEMO, "--budget", 2000, "--format", "markdown", "--recent-turns", 3)
     assert said.out.startswith("# demo\n") and "\n## 1. notes (" in said.out
     assert "**calls `query_metrics`**" in said.out
 
 
 def test_explain_says_why_each_message_is_there_or_not_with_tokens(cc: Command) -> None:
-    said = cc("compile", DEMO, "--budget", 2000, "--explain")
+    said = cc("compile", DEMO, "--budget", 2000, "--explain", "--recent-turns", 3)
     kept, rest = said.out.split("Left out\n")
     left_out, tokens = rest.split("Tokens\n")
     assert "active turn" in kept and "recent turn" in kept and "written for this view" in kept
@@ -75,7 +75,7 @@ def test_explain_says_why_each_message_is_there_or_not_with_tokens(cc: Command) 
 def test_explain_adds_up_to_the_view(cc: Command) -> None:
     view = cc("compile", DEMO, "--budget", 2000, "--json").json
     said = cc("compile", DEMO, "--budget", 2000, "--explain", "--format", "markdown")
-    rows = [line.split(" | ") for line in said.out.split("## Kept")[1].split("## Left out")[0].splitlines()[4:] if line]
+    rows = [line.split(" | ") for line in said.out.split("## Kept")[1].split("\n## ")[0].splitlines()[4:] if line]
     assert sum(int(row[3].replace(",", "")) for row in rows) == view["tokens"]
     assert len(rows) == len(view["messages"])
 
