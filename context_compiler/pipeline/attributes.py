@@ -155,8 +155,11 @@ class Attributed:
 
     def raw(self, name: str) -> Value | None:
         """The value as it was written; None: it is not set, or blank."""
-        for one in (name, *self.spellings(name)):
-            value = self.attrs.get(one)
+        value = self.attrs.get(name)
+        if value is not None and value != "" and not (isinstance(value, str) and value.isspace()):
+            return value
+        for other in self.spellings(name):
+            value = self.attrs.get(other)
             if value is not None and not (isinstance(value, str) and not value.strip()):
                 return value
         return None
@@ -164,7 +167,7 @@ class Attributed:
     def text(self, name: str, default: str = "") -> str:
         """The value as text."""
         value = self.raw(name)
-        return default if value is None else as_text(value)
+        return default if value is None else value if isinstance(value, str) else as_text(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """The value as true or false."""

@@ -89,7 +89,7 @@ def block(token: Token, lenient: Leniencies) -> dict[str, Value]:
         Unreadable: there is something else in it.
     """
     text, start = lenient.text, token.start_pos or 0
-    at, end = past(text, start + 1), (token.end_pos or start + len(token)) - 1
+    at, end = past(text, start + 1), start + token.rindex("]")
     attributes: dict[str, Value] = {}
     pattern, separator = attribute(), ","
     while at < end:

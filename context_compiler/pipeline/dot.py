@@ -164,6 +164,10 @@ class _Reader:
         attrs: dict[str, Value] = {}
         for at, one in enumerate(blocks):
             token = _token(one)
+            if at and _token(blocks[at - 1]).endswith(";"):
+                raise Unreadable(
+                    "a block of attributes follows the stage or edge that it is about", token.start_pos or 0
+                )
             attrs.update(block(token, self._lenient))
             if at == 1:
                 self._lenient.add("several_blocks", token.start_pos or 0)

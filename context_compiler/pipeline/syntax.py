@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from lark import Lark, Token, Tree
-from lark.exceptions import UnexpectedInput, UnexpectedToken
+from lark.exceptions import UnexpectedInput
 from lark.lark import PostLex
 
 LARGEST = 16_000_000
@@ -19,6 +19,9 @@ DEEPEST = 100
 """Subgraphs within subgraphs."""
 NEAR = 10_000
 """Characters before a mistake that are looked at to explain it."""
+
+
+LOOSE = "a block of attributes follows the stage or edge that it is about"
 
 
 class Unreadable(Exception):
@@ -82,16 +85,18 @@ def statements(text: str) -> Tree[Token]:
     try:
         return _parser().parse(text)  # pyright: ignore[reportUnknownMemberType]  # of Lark, half typed
     except UnexpectedInput as error:
-        ended = isinstance(error, UnexpectedToken) and error.token.type == "$END"
+        ended = getattr(getattr(error, "token", None), "type", "") == "$END"
         raise unreadable(text, len(text) if ended or error.pos_in_stream is None else error.pos_in_stream) from None
 
 
 def unreadable(text: str, at: int) -> Unreadable:
     """What is wrong with a source that cannot be read past a place; the error names the very character."""
     if text[at : at + 1] == "[":
-        at = past(text, at + 1)
+        start, at = at, past(text, at + 1)
         while found := attribute().match(text, at):
             at = past(text, found.end())
+        if text[at : at + 1] == "]":
+            return Unreadable(LOOSE, start)
     if text.startswith("->", at):
         at = past(text, at + 2)
     return _in_attribute(text, at) or Unreadable(_reason(text, at), at)

@@ -199,6 +199,8 @@ def test_a_kind_is_forgiven_once_with_how_often() -> None:
         ('digraph g { a [condition=\\"x=y\\"] }', 26, "backslash"),
         ('digraph g { a [label="x] }', 22, "not closed"),
         ("digraph g { a /* b }", 15, "comment is not closed"),
+        ("digraph g { a [x=1]; [y=2] }", 22, "follows the stage"),
+        ("digraph g { [y=2] }", 13, "follows the stage"),
         ("digraph g { a [bold] }", 16, "no value"),
         ("digraph g { a [x=1,,y=2] }", 20, "','"),
         ("digraph g { a [x=1abc] }", 18, "quotes"),
