@@ -123,7 +123,36 @@ def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
             yield of_node(node, "default_choice_exists", WARNING, message, "name the target of one of its edges")
 
 
+def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
+    """Branches that run at the same time do not talk in one thread."""
+    for node in graph.nodes.values():
+        if node.handler != "parallel":
+            continue
+        seen: dict[str, str] = {}
+        for edge in graph.outgoing(node.name):
+            for thread in dict.fromkeys(_threads(graph, edge)):
+                if seen.setdefault(thread, edge.target) != edge.target:
+                    message = f"the branches {seen[thread]!r} and {edge.target!r} both use the thread {thread!r}"
+                    fix = "give each branch a thread_id of its own: what one adds, the other does not see"
+                    yield of_node(node, "thread_across_branches", WARNING, message, fix)
+
+
+def _threads(graph: Graph, first: Edge) -> Iterator[str]:
+    """The threads that stages of a branch name, up to where branches are joined."""
+    waiting, reached = [first], {first.target}
+    while waiting:
+        edge = waiting.pop()
+        node = graph.nodes.get(edge.target)
+        if node is None or node.handler in ("parallel.fan_in", "exit"):
+            continue
+        if _mode(edge, node, graph) == "full" and (node.thread_id or edge.thread_id):
+            yield node.thread_id or edge.thread_id
+        onward = [one for one in graph.outgoing(node.name) if one.target not in reached]
+        reached |= {one.target for one in onward}
+        waiting += onward
+
+
 ADVICE = (
     *(goal_gate_has_retry, prompt_on_llm_nodes, tool_command_required, full_without_thread, thread_without_full),
-    *(all_conditional_edges, condition_on_human_gate, default_choice_exists),
+    *(all_conditional_edges, condition_on_human_gate, default_choice_exists, thread_across_branches),
 )

@@ -34,6 +34,9 @@ def with_(statements: str, *, without: str = "") -> str:
     return SOUND.replace(without, "").replace("    start -> plan", f"    {statements}\n    start -> plan", 1)
 
 
+BRANCHES = """p [shape=component]; plan -> p -> one -> join; p -> two -> join; join -> run; join [shape=tripleoctagon]
+    one [prompt=x, fidelity=full, thread_id=t]; two [prompt=x, fidelity=full, thread_id={}]"""
+
 CASES = [
     ("start_node", "ERROR", with_("", without="start [shape=Mdiamond]").replace("start ->", "first ->"), ""),
     ("start_node", "ERROR", with_("again [shape=Mdiamond]; again -> plan"), "again"),
@@ -66,6 +69,7 @@ CASES = [
         with_('p [prompt=x]; plan -> p; p -> run [condition="outcome=success"]; p -> plan [condition="outcome=fail"]'),
         "p",
     ),
+    ("thread_across_branches", "WARNING", with_(BRANCHES.format("t")), "p"),
     ("condition_on_human_gate", "WARNING", with_('ask -> done [condition="a=1"]'), "ask -> done"),
     ("condition_operator", "WARNING", with_('run -> plan [condition="a == 1"]'), "run -> plan"),
     ("unknown_attribute", "WARNING", with_("p [prompt=x, fidelty=full]; plan -> p -> run"), "p"),
@@ -136,6 +140,11 @@ def test_every_attribute_that_is_read_is_one_that_is_known() -> None:
             assert kind == "raw" or kinds[kind] in known, f"{path.name} reads {name!r} as {kind}"
 
 
+def test_every_rule_is_on_the_page_about_pipelines() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text(encoding="utf-8")
+    assert not [rule for rule in KNOWN - {"unknown_attribute"} if f"`{rule}`" not in page]
+
+
 def test_an_orphan_is_called_unreachable() -> None:
     (one,) = [one for one in found(with_("lost [prompt=x]")) if one.rule == "reachability"]
     assert "unreachable" in one.message and "orphan" in one.message
@@ -149,6 +158,10 @@ def test_a_stage_that_only_a_retry_jumps_to_is_reached() -> None:
 def test_conditions_that_leave_nothing_open_are_fine() -> None:
     edges = 'plan -> p; p -> run [condition="tests=red"]; p -> plan [condition="tests!=red"]'
     assert found(with_(f"p [prompt=x]; {edges}")) == []
+
+
+def test_branches_with_threads_of_their_own_are_fine() -> None:
+    assert found(with_(BRANCHES.format("u"))) == []
 
 
 def test_start_and_exit_are_known_by_id_where_no_shape_says_so() -> None:
