@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from context_compiler.cutting import Cut
 from context_compiler.extract import Passage, choose, passages, quoted
 from context_compiler.fences import fence
+from context_compiler.items import MESSAGE_OVERHEAD
 from context_compiler.ledger import with_ledger
 from context_compiler.phases import phases
 from context_compiler.pins import Pin
@@ -23,6 +24,7 @@ QUOTES = "QUOTED FROM EARLIER TURNS"
 SMALLEST = 16
 """Below this many tokens a note or a quote says nothing."""
 
+PINNED_WHY = "pinned: a standing instruction"
 PINNED = "Standing instructions the user gave earlier:"
 PINS = 10
 """Pins may take one part in so many of the room for messages."""
@@ -34,7 +36,7 @@ OUTLINE = 20
 
 def cost(text: str, counter: TokenCounter) -> int:
     """What a text takes in a view, in tokens."""
-    return counter.text(text) + 8 if text else 0
+    return counter.text(text) + MESSAGE_OVERHEAD + 1 if text else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +87,21 @@ def verbatim(
 
 
 def _body(cut: Cut, sources: _Sources, room: int, note: str, lost: bool) -> tuple[str, tuple[Quote, ...]]:
-    """Everything within the fence, and what it is."""
-    counter = cut.counter
+    """Everything within the fence, and what it is; an instruction that is quoted with its text is not said twice."""
     pins = _pins(cut, min(room, cut.limits.room // PINS))
+    told, held = _told(cut, sources, room, note, lost, pins)
+    quoted_too = [pin for pin in pins if any(pin.text in quote.text for quote in held if quote.why != PINNED_WHY)]
+    if not quoted_too:
+        return told, held
+    fewer, again = _told(cut, sources, room, note, lost, [pin for pin in pins if pin not in quoted_too])
+    lost_pins = [pin for pin in quoted_too if not any(pin.text in quote.text for quote in again)]
+    return (told, held) if lost_pins else (fewer, again)
+
+
+def _told(
+    cut: Cut, sources: _Sources, room: int, note: str, lost: bool, pins: Sequence[Pin]
+) -> tuple[str, tuple[Quote, ...]]:
+    counter = cut.counter
     pinned = "\n".join([PINNED, *(f"- turn {pin.turn + 1}: {pin.text}" for pin in pins)]) if pins else ""
     left = room - cost(pinned, counter)
     outline = _outlined(cut, min(left, cut.limits.room // OUTLINE)) if sources.broad else ""
@@ -122,7 +136,7 @@ def _outlined(cut: Cut, room: int) -> str:
 
 
 def _reasons(pins: Sequence[Pin], outline: str, listed: str) -> list[Quote]:
-    found = [Quote(what=f"turn {pin.turn + 1}", why="pinned: a standing instruction", text=pin.text) for pin in pins]
+    found = [Quote(what=f"turn {pin.turn + 1}", why=PINNED_WHY, text=pin.text) for pin in pins]
     found += [Quote(what=_label(line), why="outline", text=line) for line in outline.splitlines()[1:]]
     return [*found, *(Quote(what=_label(line), why="ledger", text=line) for line in listed.splitlines() if line)]
 
