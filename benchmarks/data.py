@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -86,7 +87,7 @@ class Data:
         found = self._loaded.setdefault(name, recall.load(name, self.folder))
         every = 20 if self.fast else self.every
         chosen = found[:2] if self.fast else found
-        return [replace(one, questions=one.questions[::every]) for one in chosen]
+        return [replace(one, questions=_drawn(one.questions, every)) for one in chosen]
 
     def sessions(self, name: str) -> list[list[ModelMessage]]:
         """The sessions of a set, without system prompts: a budget is what messages may cost."""
@@ -107,6 +108,12 @@ class Data:
     @cached_property
     def _loaded(self) -> dict[str, Any]:
         return {}
+
+
+def _drawn(questions: Sequence[Question], every: int) -> tuple[Question, ...]:
+    """One question in so many, drawn with a fixed seed: questions of one kind stand together."""
+    count = max(1, len(questions) // every) if questions else 0
+    return tuple(questions[at] for at in sorted(random.Random(recall.SEED).sample(range(len(questions)), count)))
 
 
 def at_hand(fast: bool, every: int) -> Data:
