@@ -43,6 +43,8 @@ def plain_lead(line: str) -> str:
 
 def as_text(value: object) -> str:
     """`str` of anything: never raises, and says nothing of where in memory a thing lies."""
+    if type(value) is str:
+        return value
     try:
         return _ADDRESS.sub("", str(value))
     except _FAILING:
