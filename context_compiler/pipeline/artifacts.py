@@ -143,9 +143,9 @@ class ArtifactStore:
         id = _of(reference)
         with self._lock:
             self._known(id)
-            del self._infos[id]
-            self._held.pop(id, None)
             self._unlink(id)
+            self._held.pop(id, None)
+            del self._infos[id]
 
     def clear(self) -> None:
         """Forget all of them."""

@@ -17,7 +17,6 @@ LONGEST_KEY = 256
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)*")
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
-_MISSING = object()
 
 
 def checked_key(key: object) -> str:
@@ -81,8 +80,8 @@ class ContextStore:
 
     def get_string(self, key: str, default: str = "") -> str:
         """A value as text; numbers and flags as JSON writes them."""
-        value = self.get(key, _MISSING)
-        if value is _MISSING or value is None:
+        value = self.get(key)
+        if value is None:
             return default
         return value if isinstance(value, str) else json.dumps(value)
 

@@ -129,10 +129,9 @@ class Engine:
 
     def _stage(self, state: RunState, node: Node, *, wants: bool) -> Stage:
         """What a stage is given, its fidelity resolved with the edge that was really taken."""
-        here = arrive(
-            self.graph, state, node, wants=wants, degrade=self.config.resume_threads == "degrade", inbox=self.inbox
-        )
-        self.inbox.clear()
+        inbox = [self.inbox.pop(0) for _ in range(len(self.inbox))] if wants else []
+        degrade = self.config.resume_threads == "degrade"
+        here = arrive(self.graph, state, node, wants=wants, degrade=degrade, inbox=inbox)
         folder = self.folder(state)
 
         async def emit(kind: str, **facts: Any) -> None:

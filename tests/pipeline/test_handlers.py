@@ -1,0 +1,225 @@
+"""Tools, people, and pipelines that supervise pipelines."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from context_compiler.pipeline import (
+    AutoApprove,
+    CallbackInterviewer,
+    ConsoleInterviewer,
+    Event,
+    Outcome,
+    QueueInterviewer,
+    RecordingInterviewer,
+    RunResult,
+    Stage,
+    parse_dot,
+    run_pipeline,
+)
+from context_compiler.pipeline.handlers.human import options_of
+from context_compiler.pipeline.people import Question, QuestionType, Reply
+from tests.pipeline.playing import Heard, Script, graph, no_wait, play
+
+
+def shell(command: str, more: str = "") -> str:
+    quoted = command.replace("\\", "\\\\").replace('"', '\\"')
+    return graph(f't [shape=parallelogram tool_command="{quoted}" {more}]; start->t->done')
+
+
+async def test_a_tool_succeeds_with_its_output() -> None:
+    result = await run_pipeline(shell("echo hello; echo oh >&2"))
+    assert result.context["tool.output"] == "hello\n" and result.context["tool.stderr"] == "oh\n"
+    assert result.context["tool.exit_code"] == 0 and result.outcomes["t"].notes == "hello"
+
+
+async def test_a_tool_that_fails_is_a_failure_with_all_it_said() -> None:
+    result = await run_pipeline(shell("echo out; echo bad >&2; exit 3"), strict_failure_edges=True)
+    assert result.failure_reason == "t: exit code 3: bad"
+    assert (result.context["tool.exit_code"], result.context["tool.output"]) == (3, "out\n")
+    held = result.state.artifacts
+    assert held["t.1.output"]["data"] == "out\n" and held["t.1.stderr"]["data"] == "bad\n"
+
+
+async def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    mark = tmp_path / "late"
+    started = time.monotonic()
+    result = await run_pipeline(shell(f"echo before; (sleep 1; touch {mark}) & sleep 60", 'timeout="200ms"'))
+    assert time.monotonic() - started < 5
+    assert result.outcomes["t"].failure_reason == "timed out after 0.2 s"
+    assert result.context["tool.output"] == "before\n"
+    await asyncio.sleep(1.2)
+    assert not mark.exists()
+
+
+async def test_a_command_takes_only_keys_on_the_list_and_quotes_them() -> None:
+    text = shell("echo ${graph.goal} ${params.name}").replace("Ship it", "it's; touch x")
+    result = await run_pipeline(text, context={"params.name": "$(id)"})
+    assert result.context["tool.output"] == "it's; touch x $(id)\n"
+    refused = await run_pipeline(shell("echo ${last_response}"), context={"last_response": "x"})
+    assert "${last_response} is not allowed" in refused.outcomes["t"].failure_reason
+
+
+async def test_a_long_output_is_an_artifact(tmp_path: Path) -> None:
+    result = await run_pipeline(shell(f"{sys.executable} -c 'print(\"x\" * 200000)'"), logs_root=tmp_path)
+    assert len(result.context["tool.output"]) == 8 * 1024
+    assert result.context["tool.output_ref"] == "artifact://t.1.output"
+    assert (tmp_path / "artifacts" / "t.1.output.json").stat().st_size > 200_000
+
+
+GATE = graph(
+    'h [shape=hexagon label="Ship?" HERE]; a; b; start->h; h->a [label="[Y] Yes"]; h->b [label="N) No"]; a->done; b->done'
+)
+
+
+async def asked(interviewer: Any, here: str = "", **options: Any) -> tuple[RunResult, Script]:
+    return await play(GATE.replace("HERE", here), interviewer=interviewer, **options)
+
+
+@pytest.mark.parametrize("answer", ["n", "N", "no", "No", "b"])
+async def test_a_choice_is_known_by_key_label_and_target(answer: str) -> None:
+    assert (await asked(QueueInterviewer([answer])))[1].seen == ["b"]
+
+
+async def test_an_answer_that_is_no_choice_takes_the_first_and_is_kept() -> None:
+    result, script = await asked(QueueInterviewer(["perhaps later"]))
+    assert script.seen == ["a"] and result.context["human_response"] == "perhaps later"
+
+
+async def test_everybody_that_can_be_asked() -> None:
+    assert (await asked(AutoApprove()))[1].seen == ["a"]
+    assert (await asked(CallbackInterviewer(lambda question: question.options[1])))[1].seen == ["b"]
+
+    async def later(question: Question) -> Reply:
+        return Reply(value="N", option=question.options[1])
+
+    assert (await asked(CallbackInterviewer(later)))[1].seen == ["b"]
+    shown: list[str] = []
+    console = ConsoleInterviewer(io.StringIO("no\n").readline, shown.append)
+    assert (await asked(console))[1].seen == ["b"]
+    assert shown == ["Ship?", "  [Y] Yes", "  [N] No"]
+    recording = RecordingInterviewer(QueueInterviewer(["y"]))
+    await asked(recording)
+    assert [(question.stage, reply.value) for question, reply in recording.asked] == [("h", "Y")]
+
+
+async def test_a_person_who_does_not_answer_is_a_failure_or_the_default_or_a_retry() -> None:
+    result, _ = await asked(QueueInterviewer())
+    assert result.outcomes["h"].failure_reason == "human skipped interaction"
+
+    async def never(question: Question) -> None:
+        await asyncio.sleep(60)
+
+    _, script = await asked(CallbackInterviewer(never), 'timeout="20ms" human.default_choice=b')
+    assert script.seen == ["b"]
+    result, _ = await asked(CallbackInterviewer(never), 'human.timeout="20ms"')
+    assert "human gate timeout, no default" in result.outcomes["h"].failure_reason
+
+
+def test_keys_of_choices_are_each_their_own() -> None:
+    text = graph("h [shape=hexagon]; start->h; h->done [label=Same]; h->done [label=Simple]; h->done [label=Other]")
+    options = options_of(parse_dot(text).outgoing("h"))
+    assert [option.key for option in options] == ["S", "2", "O"]
+
+
+async def test_a_free_question_without_options_is_answered_too() -> None:
+    assert (await AutoApprove().ask(Question(text="?", type=QuestionType.FREEFORM))).value == "auto-approved"
+    assert (await AutoApprove().ask(Question(text="?", type=QuestionType.YES_NO))).value == "yes"
+
+
+# Pipelines that supervise pipelines.
+
+CHILD = graph("one; two; start->one->two->done", goal="child")
+
+
+def supervised(tmp_path: Path, attrs: str = "", child: str = CHILD) -> str:
+    path = tmp_path / "child.dot"
+    path.write_text(child)
+    return graph(f'm [shape=house stack.child_dotfile="{path}" {attrs}]; start->m->done')
+
+
+async def test_a_child_is_run_to_its_end(tmp_path: Path) -> None:
+    script, events = Script(), list[Event]()
+    result = await run_pipeline(supervised(tmp_path), handlers={"codergen": script}, on_event=events.append, run_id="r")
+    assert result.ok and script.seen == ["one", "two"]
+    assert result.context["stack.child.status"] == "completed" and result.context["stack.child.outcome"] == "success"
+    assert script.stages[0].run_id == "r.m.1"
+    assert "child_started" in [event.kind for event in events]
+
+
+async def test_a_child_that_fails_is_a_failure(tmp_path: Path) -> None:
+    broken = Outcome(status="fail", failure_reason="broken")
+    script = Script({"two": [broken]})
+    result = await run_pipeline(supervised(tmp_path), handlers={"codergen": script}, strict_failure_edges=True)
+    assert result.failure_reason == "m: Child failed: two: broken"
+
+
+async def test_a_child_is_stopped_when_the_condition_holds_and_when_cycles_are_used_up(tmp_path: Path) -> None:
+    ended: list[str] = []
+
+    async def hang(stage: Stage) -> Outcome:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(stage.node.name)
+        return Outcome()
+
+    async def tick(seconds: float) -> None:
+        await asyncio.sleep(0.005)
+
+    options: dict[str, Any] = {"handlers": {"codergen": hang}, "sleep": tick}
+    condition = 'manager.stop_condition="context.stack.child.current_node=start"'
+    result = await run_pipeline(supervised(tmp_path, condition), **options)
+    assert result.outcomes["m"].notes == "Stop condition satisfied" and ended == ["one"]
+    result = await run_pipeline(supervised(tmp_path, "manager.max_cycles=3"), **options)
+    assert result.outcomes["m"].failure_reason == "Max cycles exceeded" and ended == ["one", "one"]
+    assert result.context["stack.manager.cycles"] == 3
+
+
+async def test_a_message_reaches_the_childs_next_stage_and_the_loop_goes_on(tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    async def work(stage: Stage) -> Outcome:
+        await asyncio.sleep(0.02)
+        heard.append((stage.node.name, stage.context.get("steer.message")))
+        return Outcome()
+
+    async def tick(seconds: float) -> None:
+        await asyncio.sleep(0.005)
+
+    said = iter(["look at the tests"])
+    result = await run_pipeline(
+        supervised(tmp_path, 'manager.actions="observe,steer,wait"'),
+        handlers={"codergen": work},
+        sleep=tick,
+        steer=lambda state: next(said, None),
+    )
+    assert result.outcomes["m"].failure_reason == ""
+    assert result.ok and result.context["stack.manager.last_steer"] == "look at the tests"
+    assert "look at the tests" in [message for _, message in heard]
+
+
+async def test_what_cannot_be_supervised_is_a_failure(tmp_path: Path) -> None:
+    async def why(text: str) -> str:
+        return (await run_pipeline(text, sleep=no_wait)).outcomes["m"].failure_reason
+
+    assert await why(graph("m [shape=house]; start->m->done")) == "no stack.child_dotfile"
+    assert "stack.child_dotfile" in await why(supervised(tmp_path, child="digraph {"))
+    assert "manager.stop_condition" in await why(supervised(tmp_path, 'manager.stop_condition="a < b"'))
+
+
+async def test_a_child_begins_with_conversations_of_its_own(tmp_path: Path) -> None:
+    child = graph("inner [prompt=inner fidelity=full thread_id=t]; start->inner->done")
+    text = supervised(tmp_path, child=child).replace(
+        "start->m", "one [prompt=one fidelity=full thread_id=t]; start->one->m"
+    )
+    heard = Heard()
+    result = await run_pipeline(text, model=heard.model)
+    assert result.ok and [len(request) for request in heard.requests] == [1, 1]

@@ -1,0 +1,243 @@
+"""Branches really run, at once and apart from each other; how they are joined, and what is known of them after."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from context_compiler.errors import GraphError
+from context_compiler.pipeline import Event, Outcome, Stage, parse_dot, run_pipeline
+from context_compiler.pipeline.meeting import meeting
+from tests.pipeline.playing import Heard, Script, graph, play
+
+OK, FAIL = Outcome(), Outcome(status="fail", failure_reason="broken")
+PARTIAL = Outcome(status="partial_success")
+
+
+def fan(attrs: str = "", *, join: str = "", names: str = "abc") -> str:
+    edges = "; ".join(f"p->{name}->j" for name in names)
+    return graph(
+        f"p [shape=component {attrs}]; {'; '.join(names)}; j [shape=tripleoctagon {join}]; start->p; {edges}; j->done"
+    )
+
+
+async def test_all_branches_run_and_then_the_join() -> None:
+    result, script = await play(fan())
+    assert result.ok and sorted(script.seen) == ["a", "b", "c"]
+    assert result.completed == ("start", "a", "b", "c", "p", "j", "done")
+    rows = result.context["parallel.results"]
+    assert [(row["branch_id"], row["target_node"], row["status"]) for row in rows] == [
+        *(("a", "a", "success"), ("b", "b", "success"), ("c", "c", "success")),
+    ]
+    counts = {key: result.context[f"parallel.{key}"] for key in ("branch_count", "success_count", "fail_count")}
+    assert counts == {"branch_count": 3, "success_count": 3, "fail_count": 0}
+
+
+async def test_branches_run_at_once_but_no_more_than_allowed() -> None:
+    running, most = 0, 0
+
+    async def work(stage: Stage) -> Outcome:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return OK
+
+    await run_pipeline(fan(names="abcdef"), handlers={"codergen": work})
+    assert most == 4
+    most = 0
+    await run_pipeline(fan("max_parallel=2", names="abcdef"), handlers={"codergen": work})
+    assert most == 2
+
+
+async def test_a_branch_sees_nothing_of_another_and_the_run_sees_only_results() -> None:
+    seen: dict[str, Any] = {}
+
+    async def work(stage: Stage) -> Outcome:
+        before = stage.context.get("shared")
+        before.append(stage.node.name)
+        stage.context.set("shared", before)
+        await asyncio.sleep(0.005)
+        seen[stage.node.name] = (stage.context.get("shared"), stage.context.get("work.branch_id"))
+        return Outcome(context_updates={"mine": stage.node.name})
+
+    result = await run_pipeline(fan(names="ab"), handlers={"codergen": work}, context={"shared": []})
+    assert seen == {"a": (["a"], "a"), "b": (["b"], "b")}
+    assert result.context["shared"] == [] and "mine" not in result.context
+    rows = result.context["parallel.results"]
+    assert [row["context_updates"] for row in rows] == [{"mine": "a", "shared": ["a"]}, {"mine": "b", "shared": ["b"]}]
+
+
+@pytest.mark.parametrize(
+    ("policy", "outcomes", "expected"),
+    [
+        ("", (OK, FAIL, OK), "partial_success"),
+        ("wait_all", (OK, PARTIAL, OK), "success"),
+        ("all_success", (OK, PARTIAL, OK), "success"),
+        ("all_success", (OK, FAIL, OK), "fail"),
+        ("any_success", (FAIL, FAIL, OK), "success"),
+        ("any_success", (FAIL, FAIL, FAIL), "fail"),
+        ("first_success", (OK, FAIL, FAIL), "success"),
+        ("first_success", (FAIL, FAIL, FAIL), "fail"),
+        ("quorum", (OK, OK, FAIL), "success"),
+        ("quorum", (OK, FAIL, FAIL), "fail"),
+        ("quorum quorum_count=1", (OK, FAIL, FAIL), "success"),
+        ("quorum quorum_count=99", (OK, OK, FAIL), "fail"),
+        ("quorum quorum_fraction=0.9", (OK, OK, FAIL), "fail"),
+        ("quorum quorum_ratio=0.3", (OK, FAIL, FAIL), "success"),
+        ("k_of_n k=2", (OK, OK, FAIL), "success"),
+        ("k_of_n k=3", (OK, OK, FAIL), "fail"),
+        ("k_of_n", (OK, FAIL, FAIL), "success"),
+        ("ignore", (FAIL, FAIL, FAIL), "success"),
+        ("wait_all error_policy=ignore", (OK, FAIL, OK), "success"),
+    ],
+)
+async def test_join_policies(policy: str, outcomes: tuple[Outcome, ...], expected: str) -> None:
+    attrs = f"join_policy={policy}" if policy else ""
+    result, _ = await play(fan(attrs), {name: [one] for name, one in zip("abc", outcomes, strict=True)})
+    assert result.outcomes["p"].status == expected
+
+
+async def test_an_unknown_policy_is_refused_before_the_run() -> None:
+    with pytest.raises(GraphError, match="join_policy"):
+        await play(fan("join_policy=most"))
+
+
+async def test_a_failed_join_ends_the_run_or_goes_to_its_retry_target() -> None:
+    result, _ = await play(fan("join_policy=all_success"), {"b": [FAIL]})
+    assert result.failure_reason == "p: all_success is not met; b: b: broken" or "b" in result.failure_reason
+    result, script = await play(fan("join_policy=all_success retry_target=p"), {"b": [FAIL, OK]})
+    assert result.ok and script.seen.count("b") == 2
+
+
+async def test_the_first_success_does_not_wait_for_the_others() -> None:
+    async def work(stage: Stage) -> Outcome:
+        if stage.node.name != "b":
+            await asyncio.sleep(60)
+        return OK
+
+    result = await asyncio.wait_for(
+        run_pipeline(fan("join_policy=first_success"), handlers={"codergen": work}), timeout=5
+    )
+    assert [row["status"] for row in result.context["parallel.results"]] == ["skipped", "success", "skipped"]
+    assert result.context["parallel.fan_in.best_id"] == "b"
+
+
+async def test_fail_fast_ends_the_others() -> None:
+    async def work(stage: Stage) -> Outcome:
+        if stage.node.name != "b":
+            await asyncio.sleep(60)
+        return FAIL
+
+    text = fan("error_policy=fail_fast")
+    result = await asyncio.wait_for(run_pipeline(text, handlers={"codergen": work}), timeout=5)
+    assert [row["status"] for row in result.context["parallel.results"]] == ["skipped", "fail", "skipped"]
+
+
+async def test_a_branch_that_raises_is_a_branch_that_failed() -> None:
+    result, _ = await play(fan(), {"b": [RuntimeError("boom")]})
+    assert [row["status"] for row in result.context["parallel.results"]] == ["success", "fail", "success"]
+    assert "boom" in result.context["parallel.results"][1]["failure_reason"]
+
+
+async def test_results_are_in_the_order_of_names_whoever_is_first() -> None:
+    async def work(stage: Stage) -> Outcome:
+        await asyncio.sleep({"a": 0.03, "b": 0.02, "c": 0.0}[stage.node.name])
+        return OK
+
+    result = await run_pipeline(fan(), handlers={"codergen": work})
+    assert [row["branch_id"] for row in result.context["parallel.results"]] == ["a", "b", "c"]
+    assert result.completed == ("start", "a", "b", "c", "p", "j", "done")
+
+
+async def test_a_branch_has_stages_loops_and_junctions_of_its_own() -> None:
+    text = graph(
+        "p [shape=component]; a; a2; b; q [shape=diamond]; j [shape=tripleoctagon]; start->p->a->q;"
+        'q->a2 [condition="outcome=success"]; q->a [condition="outcome=fail"]; a2->j; p->b->j; j->done'
+    )
+    result, script = await play(text, {"a": [FAIL, OK]})
+    assert result.ok and [name for name in script.seen if name != "b"] == ["a", "a", "a2"]
+    assert result.state.visits["a"] == 2
+
+
+async def test_parallel_stages_nest() -> None:
+    text = graph(
+        "p [shape=component]; q [shape=component]; a; b; c; k [shape=tripleoctagon]; j [shape=tripleoctagon];"
+        "start->p; p->q; q->a->k; q->b->k; k->j; p->c->j; j->done"
+    )
+    result, script = await play(text)
+    assert result.ok and sorted(script.seen) == ["a", "b", "c"]
+    assert result.context["parallel.branch_count"] == 2
+
+
+def test_branches_meet_at_the_nearest_common_join() -> None:
+    nested = parse_dot(
+        graph(
+            "p [shape=component]; a; b; m; j [shape=tripleoctagon]; k [shape=tripleoctagon];"
+            "start->p; p->a->m; p->b->m; m->j->k->done"
+        )
+    )
+    assert meeting(nested, ["a", "b"]) == "j"
+    assert meeting(parse_dot(graph("p; a; b; m; start->p; p->a->m; p->b->m; m->done")), ["a", "b"]) == "m"
+    assert meeting(parse_dot(graph("p; a; b; start->p->a; p->b; b->done")), ["a", "b"]) is None
+
+
+async def test_a_gate_in_a_branch_counts_at_the_end() -> None:
+    text = fan().replace("a; b; c;", "a [goal_gate=true]; b; c;")
+    result, _ = await play(text, {"a": [FAIL]})
+    assert result.failure_reason == "goal gate a unsatisfied and no retry target"
+
+
+async def test_a_fork_of_a_thread_is_not_heard_by_the_others() -> None:
+    heard = Heard()
+    text = graph(
+        "node [fidelity=full thread_id=t]; one [prompt=one]; p [shape=component]; a [prompt=a]; b [prompt=b];"
+        "j [shape=tripleoctagon]; two [prompt=two]; start->one->p; p->a->j; p->b->j; j->two->done"
+    )
+    await run_pipeline(text, model=heard.model)
+    said = {prompt: len(request) for prompt, request in zip(heard.prompts, heard.requests, strict=True)}
+    assert said == {"one": 1, "a": 3, "b": 3, "two": 3}
+
+
+# The join.
+
+
+async def test_the_best_is_ranked_by_status_then_score_then_name() -> None:
+    scored = Outcome(context_updates={"score": 5})
+    result, _ = await play(fan(), {"a": [PARTIAL], "b": [OK], "c": [scored]})
+    keys = ("best_id", "best_outcome", "best_score", "candidate_count", "method")
+    best = {key: result.context[f"parallel.fan_in.{key}"] for key in keys}
+    assert best == {"best_id": "c", "best_outcome": "success", "best_score": 5, "candidate_count": 3, "method": "rank"}
+
+
+async def test_a_join_fails_only_when_every_branch_did() -> None:
+    result, _ = await play(fan(), {name: [FAIL] for name in "abc"})
+    assert result.outcomes["j"].failure_reason == "every branch failed"
+    result, _ = await play(fan(), {name: [FAIL] for name in "ab"})
+    assert result.outcomes["j"].status == "success"
+
+
+async def test_a_join_without_branches_fails() -> None:
+    result, _ = await play(graph("j [shape=tripleoctagon]; start->j->done"))
+    assert result.outcomes["j"].failure_reason == "No parallel results to evaluate"
+
+
+async def test_an_agent_ranks_where_the_join_has_a_prompt_and_nobody_does_when_it_fails() -> None:
+    heard = Heard({"]": "b"})
+    result = await run_pipeline(fan(join='prompt="Pick one."'), model=heard.model)
+    assert (result.context["parallel.fan_in.best_id"], result.context["parallel.fan_in.method"]) == ("b", "agent")
+    assert "Pick one." in heard.prompts[-1] and '"branch_id": "a"' in heard.prompts[-1]
+    heard = Heard({"]": "all of them: a, b, c"})
+    result = await run_pipeline(fan(join='prompt="Pick one."'), model=heard.model)
+    assert (result.context["parallel.fan_in.best_id"], result.context["parallel.fan_in.method"]) == ("a", "rank")
+
+
+async def test_events_tell_of_branches() -> None:
+    events: list[Event] = []
+    await run_pipeline(fan(names="ab"), handlers={"codergen": Script()}, on_event=events.append)
+    kinds = [event.kind for event in events if event.kind.startswith("parallel")]
+    assert kinds[0] == "parallel_started" and kinds[-1] == "parallel_completed"
+    assert {event.branch for event in events if event.node in ("a", "b")} == {"a", "b"}

@@ -1,0 +1,118 @@
+"""Which way a run goes on, in the exact order: condition, label, suggestion, weight, name."""
+
+from __future__ import annotations
+
+import pytest
+
+from context_compiler.pipeline import Outcome, parse_dot, select_edge
+from context_compiler.pipeline.route import accelerator, normalized
+from tests.pipeline.playing import graph, play
+
+
+def taken(edges: str, outcome: Outcome, values: dict[str, object] | None = None) -> str | None:
+    edge = select_edge(parse_dot(graph(f"x; a; b; c; start->x; {edges}")), "x", outcome, values or {})
+    return edge.target if edge else None
+
+
+def test_a_condition_that_holds_beats_any_weight() -> None:
+    assert taken('x->a [weight=100]; x->b [condition="outcome=success"]', Outcome()) == "b"
+
+
+def test_of_two_conditions_that_hold_the_heavier_wins_and_then_the_first_name() -> None:
+    both = 'x->c [condition="outcome=success"]; x->b [condition="outcome=success"{}]'
+    assert taken(both.format(""), Outcome()) == "b"
+    assert taken('x->b [condition="outcome=success"]; x->c [condition="outcome=success" weight=1]', Outcome()) == "c"
+
+
+def test_a_preferred_label_is_found_without_accelerator_and_capitals() -> None:
+    assert taken('x->a; x->b [label="[Y] Yes"]', Outcome(preferred_label=" yes ")) == "b"
+
+
+def test_a_label_on_an_edge_with_a_condition_is_not_asked() -> None:
+    assert taken('x->a; x->b [label=yes condition="outcome=fail"]', Outcome(preferred_label="yes")) == "a"
+
+
+def test_a_suggested_stage_comes_after_the_label() -> None:
+    edges = "x->a; x->b [label=yes]; x->c"
+    assert taken(edges, Outcome(suggested_next_ids=("nowhere", "c"))) == "c"
+    assert taken(edges, Outcome(preferred_label="yes", suggested_next_ids=("c",))) == "b"
+
+
+def test_weight_breaks_ties_and_then_the_name() -> None:
+    assert taken("x->a; x->b [weight=2]", Outcome()) == "b"
+    assert taken("x->c; x->b", Outcome()) == "b"
+
+
+def test_an_edge_whose_condition_fails_is_never_a_way_out() -> None:
+    assert taken('x->a [condition="outcome=fail"]', Outcome()) is None
+
+
+def test_a_condition_reads_the_context_with_and_without_its_prefix() -> None:
+    edges = 'x->a; x->b [condition="context.tests=green && tests=green"]'
+    assert taken(edges, Outcome(), {"tests": "green"}) == "b"
+
+
+@pytest.mark.parametrize(
+    ("label", "key", "rest"),
+    [("[Y] Yes", "Y", "Yes"), ("Y) Yes", "Y", "Yes"), ("Y - Yes", "Y", "Yes"), ("Yes", "", "Yes"), ("[Y]", "", "[Y]")],
+)
+def test_an_accelerator_is_a_key_in_front_of_a_label(label: str, key: str, rest: str) -> None:
+    assert accelerator(label) == (key, rest)
+    assert normalized(label) == rest.lower()
+
+
+async def test_a_failure_follows_its_edge_then_its_retry_target_then_ends_the_run() -> None:
+    by_edge, script = await play(graph('a; b; start->a; a->b [condition="outcome=fail"]; b->done'), {"a": [fail()]})
+    assert by_edge.ok and script.seen == ["a", "b"]
+
+    text = graph('a [THERE]; b; start->b->a; a->done [condition="outcome=success"]')
+    by_target, script = await play(text.replace("THERE", "retry_target=b"), {"a": [fail(), Outcome()]})
+    assert by_target.ok and script.seen == ["b", "a", "b", "a"]
+
+    fallback = text.replace("THERE", "retry_target=none, fallback_retry_target=b")
+    by_fallback, script = await play(fallback, {"a": [fail(), Outcome()]})
+    assert by_fallback.ok and script.seen == ["b", "a", "b", "a"]
+
+    nowhere, _ = await play(text.replace("THERE", ""), {"a": [fail()]})
+    assert (nowhere.status, nowhere.failure_reason) == ("fail", "a: broken")
+
+
+def fail() -> Outcome:
+    return Outcome(status="fail", failure_reason="broken")
+
+
+async def test_a_failure_takes_a_plain_edge_unless_that_is_forbidden() -> None:
+    text = graph("a; start->a->done")
+    assert (await play(text, {"a": [fail()]}))[0].ok
+    strict, _ = await play(text, {"a": [fail()]}, strict_failure_edges=True)
+    assert strict.failure_reason == "a: broken"
+
+
+async def test_a_dead_end_says_what_ways_there_were() -> None:
+    result, _ = await play(graph('a; b; start->a; a->b [condition="preferred_label=x"]; b->done'))
+    assert result.failure_reason == "a: no edge is open after success; there are b [preferred_label=x]"
+
+
+async def test_a_junction_passes_on_how_the_stage_before_it_went() -> None:
+    text = graph(
+        'a; b; c; q [shape=diamond]; start->a->q; q->b [condition="outcome=success"]; q->c [condition="outcome=fail"];'
+        "b->done; c->done"
+    )
+    _, script = await play(text, {"a": [fail()]})
+    assert script.seen == ["a", "c"]
+
+
+async def test_a_word_that_is_no_status_is_a_success_and_a_label() -> None:
+    text = graph('a; b; c; start->a; a->b [condition="outcome=skip_it"]; a->c; b->done; c->done')
+    _, script = await play(text, {"a": [{"outcome": "skip_it"}]})
+    assert script.seen == ["a", "b"]
+    _, script = await play(
+        graph("a; b; c; start->a; a->b [label=zeta]; a->c; b->done; c->done"), {"a": [{"outcome": "zeta"}]}
+    )
+    assert script.seen == ["a", "b"]
+
+
+async def test_a_label_is_not_left_for_the_stages_after() -> None:
+    text = graph("a; b; c; d; start->a->b; b->c [label=yes]; b->d [weight=1]; c->done; d->done")
+    result, script = await play(text, {"a": [Outcome(preferred_label="yes")]})
+    assert script.seen == ["a", "b", "d"] and "preferred_label" not in result.context
