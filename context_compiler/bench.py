@@ -115,7 +115,7 @@ class Bench:
 def _leads(history: History, outline: Outline) -> frozenset[int]:
     """Responses with which a view might begin: then a line must stand before it, and is priced here."""
     unprompted = {
-        group.start for turn in outline.turns if not history.readings[turn.start].prompts for group in turn.groups
+        group.start for turn in outline.turns if not history.readings[turn.start].asks for group in turn.groups
     }
     return frozenset(
         index
