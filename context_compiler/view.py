@@ -95,10 +95,8 @@ def _note(text: str, channel: str, stamp: datetime, mark: Mapping[str, Any]) -> 
     return _user(text, stamp, mark)
 
 
-def with_recalled(message: ModelMessage, text: str) -> ModelMessage:
+def with_recalled(message: ModelRequest, text: str) -> ModelRequest:
     """A copy of a request with a text of ours directly before its prompt, which carries that request's time."""
-    if not isinstance(message, ModelRequest):
-        return message
     place = next((at for at, part in enumerate(message.parts) if part.part_kind == "user-prompt"), len(message.parts))
     part = _user(text, stamp_of(message), {"v": 1})
     return replace(message, parts=[*message.parts[:place], part, *message.parts[place:]])
@@ -162,8 +160,10 @@ def since(
     for index in range(start, len(history)):
         shape = base.get(index, WHOLE)
         message = shaped(history.messages[index], history.readings[index], shape, reader.counter)
+        if isinstance(message, ModelRequest) and index in recalled:
+            message = with_recalled(message, recalled[index])
         if message is not None:
-            messages.append(with_recalled(message, recalled[index]) if index in recalled else message)
+            messages.append(message)
     if not start and _answers(messages):
         messages.insert(0, ModelRequest(parts=[_user(LEFT_OUT, _DAY_ONE, {"v": 1, "tip": ""})]))
     return messages

@@ -23,11 +23,22 @@ from pydantic_ai import (
 )
 from pydantic_ai.capabilities import AbstractCapability, Capability
 from pydantic_ai.exceptions import UnexpectedModelBehavior
-from pydantic_ai.messages import InstructionPart, ModelMessage, ModelRequest, SystemPromptPart, UserPromptPart
+from pydantic_ai.messages import (
+    InstructionPart,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    SystemPromptPart,
+    TextPart,
+    UserPromptPart,
+)
+from pydantic_ai.models import ModelRequestContext, ModelRequestParameters
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler import View
+from context_compiler.overflow import RetryModelRequest
 from tests.support.agents import WAYS, Notes, Step, Talker, compiler, ran, run, unstamped
-from tests.support.histories import assert_pairs_whole, long_history, snapshot
+from tests.support.histories import assert_pairs_whole, assistant, long_history, snapshot
 
 BUDGET = 1_500
 FINAL = [("final_result", {"city": "Bern", "size": 3})]
@@ -321,3 +332,40 @@ async def test_an_edit_by_another_capability_is_seen_and_kept() -> None:
     agent = Agent(talker.model, capabilities=[compiler(Notes(), budget=BUDGET), Shout()])
     await run(agent, "and now?", message_history=long_history(8))
     assert "LOUDER" in talker.last.text and "and now?" in talker.last.text and len(talker.last.messages) < 10
+
+
+async def test_a_response_that_goes_on_is_left_to_the_provider() -> None:
+    ours = compiler(budget=BUDGET)
+    asked = [*long_history(8)[:-1], assistant("half an ans")]
+    context = ModelRequestContext(
+        model=Talker("ok").model,
+        messages=asked,
+        model_settings=None,
+        model_request_parameters=ModelRequestParameters(),
+    )
+    hook: Any = getattr(ours, "prepare_model_request" if RetryModelRequest is not None else "before_model_request")
+    assert (await hook(None, context)).messages is asked
+    assert ours.last_view is None
+
+
+class Odd(FunctionModel):
+    """A model that fails when it is asked how much it can read."""
+
+    @property
+    def context_window(self) -> int:
+        raise ZeroDivisionError("nobody knows")
+
+
+async def test_a_request_that_cannot_be_read_goes_out_as_it_is() -> None:
+    errors: list[Exception] = []
+    ours = compiler(budget=BUDGET, on_error=errors.append)
+    sent: list[list[ModelMessage]] = []
+
+    def reply(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        sent.append(messages)
+        return ModelResponse(parts=[TextPart("ok")])
+
+    history = long_history(8)
+    await Agent(Odd(reply), capabilities=[ours]).run("and now?", message_history=history)
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+    assert len(sent[0]) >= len(history)

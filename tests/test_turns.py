@@ -230,6 +230,13 @@ def test_a_late_answer_ties_two_messages_and_makes_no_giant_group() -> None:
     assert ties == {1: (1, 2, 12), 2: (1, 2, 12), 12: (1, 2, 12)}
 
 
+def test_two_late_answers_of_one_message_are_one_tie() -> None:
+    asked = assistant(call("look", "one"), call("look", "other"))
+    history = [user("a"), asked, assistant("b"), user("c", answer("one")), assistant("d"), user(answer("other"))]
+    ties = outlined(*history).ties
+    assert len(set(ties.values())) == 1 and {1, 3, 5} <= set(ties)
+
+
 def test_an_answer_in_a_later_turn_ties_too() -> None:
     history = [user("a", run_id="r"), assistant(call("look", "x"), run_id="r"), user(answer("x"), "b", run_id="s")]
     assert outlined(*history).ties == {1: (1, 2), 2: (1, 2)}

@@ -75,7 +75,8 @@ async def test_a_long_output_is_an_artifact(tmp_path: Path) -> None:
 
 
 GATE = graph(
-    'h [shape=hexagon label="Ship?" HERE]; a; b; start->h; h->a [label="[Y] Yes"]; h->b [label="N) No"]; a->done; b->done'
+    'h [shape=hexagon label="Ship?" HERE]; a; b; start->h; h->a [label="[Y] Yes"]; h->b [label="N) No"];'
+    "a->done; b->done"
 )
 
 

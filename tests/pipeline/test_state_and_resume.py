@@ -1,4 +1,4 @@
-"""The regression suite of state: what is kept comes back, and a run that is taken up ends as one that was not stopped."""
+"""The regression suite of state: what is kept comes back, and a run that is taken up ends as if it had not stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from context_compiler.pipeline import (
     resume_pipeline,
     run_pipeline,
 )
-from context_compiler.pipeline.checkpoint import document, state_of, write_checkpoint
+from context_compiler.pipeline.checkpoint import checkpoint_document, state_of, write_checkpoint
 from context_compiler.pipeline.events import Event
 from context_compiler.pipeline.runs import RunInfo
 from context_compiler.pipeline.state import Hashes, Lineage, Thread
@@ -80,7 +80,7 @@ INFO = RunInfo(run_id="r", name="g", goal="", started_at="2026-01-01", updated_a
 
 
 def test_checkpoint_round_trip() -> None:
-    assert state_of(json.loads(json.dumps(document(STATE))), where="here") == STATE
+    assert state_of(json.loads(json.dumps(checkpoint_document(STATE))), where="here") == STATE
 
 
 async def test_checkpoint_round_trip_through_every_store(open_store: Open) -> None:
@@ -145,10 +145,10 @@ async def test_a_run_is_begun_once(open_store: Open) -> None:
         ("{", "damaged"),
         ("[]", "no checkpoint"),
         ("{}", "damaged"),
-        (json.dumps({**document(STATE), "metadata": {"schema_version": 2}}), "newer version"),
-        (json.dumps({**document(STATE), "metadata": {"schema_version": "x"}}), "unknown version"),
-        (json.dumps({**document(STATE), "context": []}), "damaged"),
-        (json.dumps({**document(STATE), "node_outcomes": {"a": {}}}), "damaged"),
+        (json.dumps({**checkpoint_document(STATE), "metadata": {"schema_version": 2}}), "newer version"),
+        (json.dumps({**checkpoint_document(STATE), "metadata": {"schema_version": "x"}}), "unknown version"),
+        (json.dumps({**checkpoint_document(STATE), "context": []}), "damaged"),
+        (json.dumps({**checkpoint_document(STATE), "node_outcomes": {"a": {}}}), "damaged"),
         ("[" * 100_000, "damaged"),
     ],
 )
@@ -196,7 +196,8 @@ LONG = graph(
     "a [max_retries=2]; b [fidelity=full thread_id=t]; c; g [goal_gate=true retry_target=c]; p [shape=component];"
     "x; y; j [shape=tripleoctagon]; h [shape=hexagon]; z;"
     'start->a->b->c->g->p; p->x->j; p->y->j; j->h; h->z [label="[Y] go"]; h->a [label="[N] back"];'
-    'z->a [condition="outcome=fail" loop_restart=true]; z->done [condition="outcome!=fail"]; b->b [condition="outcome=retry"]'
+    'z->a [condition="outcome=fail" loop_restart=true]; z->done [condition="outcome!=fail"];'
+    'b->b [condition="outcome=retry"]'
 )
 
 
@@ -217,7 +218,7 @@ def scripted() -> dict[str, Any]:
 
 def told(state: RunState) -> dict[str, Any]:
     """What has to be the same; durations and times are not."""
-    said = document(state)
+    said = checkpoint_document(state)
     said["metadata"] = {key: value for key, value in said["metadata"].items() if key != "timestamp"}
     said["logs"] = [{**entry, "duration": 0} for entry in said["logs"]]
     said["artifacts"] = {id: entry["data"] for id, entry in said["artifacts"].items()}
