@@ -30,7 +30,7 @@ COMMANDS = {
     "templates": ("templates", "List, show and check what views are written with."),
     "views": ("views", "List, show, compare and replay the recorded requests."),
     "sessions": ("sessions", "List, show and delete recorded conversations."),
-    "pipeline": ("pipelines", "Check and draw graphs of stages."),
+    "pipeline": ("pipeline_runs", "Check, run, resume and draw graphs of stages."),
     "bench": ("bench", "Replay a transcript: what would a view, a window, and everything have cost?"),
     "stats": ("stats", "What was saved, how often we fell back, and how long it took."),
     "verify": ("upkeep", "Prove that the record is as it was written."),

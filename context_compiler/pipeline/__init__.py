@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from context_compiler.pipeline.artifacts import ArtifactInfo, ArtifactStore
     from context_compiler.pipeline.check import validate, validate_or_raise
-    from context_compiler.pipeline.checkpoint import read_checkpoint
+    from context_compiler.pipeline.checkpoint import checkpoint_document, read_checkpoint
     from context_compiler.pipeline.conditions import Condition, ConditionError, parse_condition
     from context_compiler.pipeline.config import RunConfig
     from context_compiler.pipeline.context import ContextStore
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from context_compiler.pipeline.events import Event
     from context_compiler.pipeline.graph import Edge, Graph, Node, Pipeline
     from context_compiler.pipeline.handlers.agent import Verdict
+    from context_compiler.pipeline.opening import open_runs
     from context_compiler.pipeline.outcome import Outcome, StageStatus
     from context_compiler.pipeline.people import (
         AnswerValue,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from context_compiler.pipeline.resume import resume_pipeline
     from context_compiler.pipeline.retry import Backoff
     from context_compiler.pipeline.route import select_edge
-    from context_compiler.pipeline.run_files import FileRuns
+    from context_compiler.pipeline.run_files import FileRuns, in_folder
     from context_compiler.pipeline.run_sqlite import SQLiteRuns
     from context_compiler.pipeline.running import RunResult, run_pipeline
     from context_compiler.pipeline.runs import MemoryRuns, RunInfo, RunStore
@@ -87,6 +88,9 @@ __all__ = [
     "StylesheetError",
     "Verdict",
     "apply_stylesheet",
+    "checkpoint_document",
+    "in_folder",
+    "open_runs",
     "parse_condition",
     "parse_dot",
     "parse_stylesheet",
@@ -140,6 +144,9 @@ _HOMES = {
     "StylesheetError": "pipeline.stylesheet",
     "Verdict": "pipeline.handlers.agent",
     "apply_stylesheet": "pipeline.stylesheet",
+    "checkpoint_document": "pipeline.checkpoint",
+    "in_folder": "pipeline.run_files",
+    "open_runs": "pipeline.opening",
     "parse_condition": "pipeline.conditions",
     "parse_dot": "pipeline.dot",
     "parse_stylesheet": "pipeline.stylesheet",

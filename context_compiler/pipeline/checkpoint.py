@@ -50,7 +50,7 @@ def head(state: RunState) -> dict[str, Any]:
     }
 
 
-def document(state: RunState) -> dict[str, Any]:
+def checkpoint_document(state: RunState) -> dict[str, Any]:
     """The whole of a state."""
     outcomes = {name: outcome.document() for name, outcome in state.outcomes.items()}
     threads = {key: thread_document(thread) for key, thread in state.threads.items()}
@@ -136,7 +136,7 @@ def write_checkpoint(folder: Path, state: RunState) -> None:
     """
     path = folder / FILE
     try:
-        write_atomically(path, json.dumps(document(state), indent=1).encode(), durable=True)
+        write_atomically(path, json.dumps(checkpoint_document(state), indent=1).encode(), durable=True)
     except OSError as error:
         raise PipelineError(f"{path}: {error.strerror or error}; the checkpoint before it is intact") from error
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RUN = ("run_initialized", "run_resumed", "run_finalized")
-STAGE = ("stage_started", "stage_retrying", "stage_completed", "stage_failed", "checkpoint_saved")
+STAGE = ("stage_started", "agent_answered", "stage_retrying", "stage_completed", "stage_failed", "checkpoint_saved")
 PARALLEL = ("parallel_started", "parallel_branch_started", "parallel_branch_completed", "parallel_completed")
 PEOPLE = ("interview_started", "interview_completed", "interview_timeout")
 CHILD = ("child_started", "child_observed", "child_steered", "child_stopped")

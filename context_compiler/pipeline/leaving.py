@@ -102,7 +102,9 @@ class Router:
         bad = outcome.status is StageStatus.FAIL
         branches = node.handler == "parallel"  # its edges are no ways on
         edge = None if branches else select_edge(self._graph, node.name, outcome, state.context)
-        if edge is not None and not (bad and self._config.strict_failure_edges and not edge.condition):
+        # Nobody chose where a human gate failed, so none of its choices is taken.
+        strict = bad and (self._config.strict_failure_edges or node.handler == "wait.human")
+        if edge is not None and (edge.condition or not strict):
             return self._along(state, edge)
         target = retry_target(self._graph, node) if bad else None
         if target is not None:

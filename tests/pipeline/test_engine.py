@@ -129,7 +129,8 @@ async def test_a_gate_that_never_ran_blocks_only_where_that_is_asked() -> None:
 
 async def test_matrix_a_person_chooses_the_way() -> None:
     text = graph(
-        'h [shape=hexagon label="Ship?"]; a; b; start->h; h->a [label="[Y] Yes"]; h->b [label="[N] No"]; a->done; b->done'
+        'h [shape=hexagon label="Ship?"]; a; b; start->h; h->a [label="[Y] Yes"]; h->b [label="[N] No"];'
+        "a->done; b->done"
     )
     result, script = await play(text, interviewer=QueueInterviewer(["n"]))
     assert script.seen == ["b"]

@@ -115,7 +115,8 @@ async def test_the_edge_that_was_taken_decides_and_not_another_one() -> None:
     heard = Heard({"a": '{"outcome": "fail"}'})
     text = graph(
         'a [prompt="a"]; b [prompt="b" fidelity="summary:low"]; start->a;'
-        'a->b [condition="outcome=success" fidelity=compact]; a->b [condition="outcome=fail" fidelity=truncate]; b->done'
+        'a->b [condition="outcome=success" fidelity=compact]; '
+        'a->b [condition="outcome=fail" fidelity=truncate]; b->done'
     )
     await run_pipeline(text, model=heard.model)
     assert heard.prompts[-1].startswith("Pipeline: g\nGoal: Ship it\nRun ID: ")

@@ -112,7 +112,8 @@ async def test_everybody_that_can_be_asked() -> None:
 
 
 async def test_a_person_who_does_not_answer_is_a_failure_or_the_default_or_a_retry() -> None:
-    result, _ = await asked(QueueInterviewer())
+    result, script = await asked(QueueInterviewer())
+    assert script.seen == [] and result.failure_reason == "h: human skipped interaction"
     assert result.outcomes["h"].failure_reason == "human skipped interaction"
 
     async def never(question: Question) -> None:

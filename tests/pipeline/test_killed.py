@@ -15,9 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 PROGRAM = '''
 import asyncio, json, os, signal, sys
-from dataclasses import replace
-from context_compiler.pipeline import Outcome, RunConfig, resume_pipeline, run_pipeline
-from context_compiler.pipeline.checkpoint import document
+from context_compiler.pipeline import RunConfig, resume_pipeline, run_pipeline
 from tests.pipeline.test_state_and_resume import LONG, scripted, told
 
 folder, where, kill_at = sys.argv[1], sys.argv[2], int(sys.argv[3])

@@ -72,7 +72,10 @@ class AgentHandler:
             capabilities=[compiler] if compiler else None,
             conversation_id=f"{stage.run_id}/{stage.node.name}",
         )
-        return result.output, result.new_messages()
+        used, messages = result.usage, result.new_messages()
+        facts = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens, "requests": used.requests}
+        await stage.emit("agent_answered", **facts, tools=list(tools_in(messages)))
+        return result.output, messages
 
     def agent(self, stage: Stage) -> Agent[Any, Any]:
         """The agent of a stage: one of those that were given, or one for its model."""

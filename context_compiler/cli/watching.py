@@ -1,0 +1,125 @@
+"""A run while it goes on: a table that grows on a terminal, a line a stage elsewhere, or events as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from context_compiler.cli.screen import Screen
+from context_compiler.cli.text import number, one_line, plural, safe
+from context_compiler.pipeline.events import Event
+
+STYLES = {"success": "green", "partial_success": "yellow", "fail": "red", "skipped": "dim", "running": "cyan"}
+MOST = 200
+"""Rows of the table; older ones scroll away."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One visit to a stage, as far as it has come."""
+
+    name: str
+    fidelity: str
+    thread: str
+    began: float
+    status: str = "running"
+    retries: int = 0
+    seconds: float | None = None
+    tokens_in: int = 0
+    tokens_out: int = 0
+    why: str = ""
+
+    def cells(self) -> tuple[str, ...]:
+        """What is shown of it, in the order of the columns."""
+        seconds = time.monotonic() - self.began if self.seconds is None else self.seconds
+        tokens = f"{number(self.tokens_in)} in, {number(self.tokens_out)} out" if self.tokens_in else ""
+        retries = plural(self.retries, "retry").replace("retrys", "retries") if self.retries else ""
+        fidelity = f"{self.fidelity} {self.thread}".strip()
+        return self.name, fidelity, self.status, retries, f"{seconds:.1f} s", tokens, one_line(self.why, 120)
+
+
+class Watch:
+    """Hears the events of one run."""
+
+    def __init__(self, screen: Screen, *, as_json: bool) -> None:
+        self._screen, self._json = screen, as_json
+        self._rows: list[Row] = []
+        self._open: dict[tuple[str, str | None], Row] = {}
+        self._live: Live | None = None
+
+    @contextmanager
+    def shown(self) -> Generator[None]:
+        """Show the run while the context lasts."""
+        if self._json or not self._screen.rich:
+            yield
+            return
+        console = Console(highlight=False, markup=False, emoji=False)
+        self._live = Live(get_renderable=self._table, console=console, refresh_per_second=8)
+        with self._live:
+            yield
+
+    def hear(self, event: Event) -> None:
+        """One event."""
+        if self._json:
+            sys.stdout.write(json.dumps(event.document()) + "\n")
+            sys.stdout.flush()
+            return
+        row = self._row(event)
+        if row is not None:
+            self._told(row, event)
+        if self._live is not None and event.kind == "interview_started":
+            self._live.stop()
+        elif self._live is not None and event.kind in ("interview_completed", "interview_timeout"):
+            self._live.start()
+        elif self._live is None and row is not None and event.kind in ("stage_completed", "stage_failed"):
+            self._line(row)
+        if self._live is None and event.kind == "run_finalized" and event.data.get("status") == "restarted":
+            self._screen.line(f"restarted at {event.data.get('restart_target')}")
+
+    def _row(self, event: Event) -> Row | None:
+        place = (event.branch, event.node)
+        if event.kind == "stage_started" and event.node is not None:
+            name = f"{event.branch}/{event.node}" if event.branch not in ("", event.node) else event.node
+            facts = event.data
+            self._open[place] = Row(
+                name=safe(name),
+                fidelity=str(facts.get("fidelity", "")),
+                thread=safe(str(facts.get("thread", ""))),
+                began=time.monotonic(),
+            )
+            self._rows = [*self._rows, self._open[place]][-MOST:]
+        return self._open.get(place)
+
+    def _told(self, row: Row, event: Event) -> None:
+        facts: Any = event.data
+        if event.kind == "stage_retrying":
+            row.retries += 1
+        elif event.kind == "agent_answered":
+            row.tokens_in += facts.get("input_tokens", 0)
+            row.tokens_out += facts.get("output_tokens", 0)
+        elif event.kind in ("stage_completed", "stage_failed"):
+            row.status, row.seconds = str(facts.get("status", "")), float(facts.get("duration", 0))
+            row.why = str(facts.get("reason", ""))
+
+    def _line(self, row: Row) -> None:
+        name, fidelity, status, *rest = row.cells()
+        self._screen.line(f"{name:<20}  {fidelity:<20}  {status:<15}  {'  '.join(one for one in rest if one)}".rstrip())
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
+        for name in ("stage", "fidelity", "status", "retries", "time", "tokens", ""):
+            table.add_column(name, no_wrap=True)
+        for row in self._rows[-max(5, (self._live.console.height if self._live else MOST) - 3) :]:
+            cells = row.cells()
+            table.add_row(*(Text(cell, STYLES.get(row.status, "") if at == 2 else "") for at, cell in enumerate(cells)))
+        return table
