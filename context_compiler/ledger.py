@@ -22,6 +22,10 @@ from context_compiler.specifics import Told
 SHARE = 0.15
 """Of the room for messages: what the ledger may have where tools are used."""
 
+PART = 3
+"""And where no model has written, one part in so many of what there is for ledger and quotes: what answers the
+question comes first."""
+
 SMALLEST = 24
 """With less room, in tokens, there is no ledger."""
 
@@ -62,7 +66,7 @@ def with_ledger(cut: Cut, told: Sequence[str], room: int, quoting: Callable[[int
         quoting: Gives quotes of at most so many tokens.
         lost: A model has written a summary, and what it lost is listed.
     """
-    own = min(int(cut.limits.room * SHARE), room) if lost or uses_tools(cut.history) else 0
+    own = min(int(cut.limits.room * SHARE), room if lost else room // PART) if lost or uses_tools(cut.history) else 0
     quotes = quoting(room - own)
     listed = ledger(cut, (*told, quotes), own)
     used = cut.counter.text(listed) + 2 if listed else 0
