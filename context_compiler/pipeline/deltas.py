@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress, islice
+from operator import is_, is_not
 from typing import Any, TypeAlias
 
 from context_compiler.pipeline.checkpoint import head
@@ -47,10 +49,14 @@ def changes(former: RunState | None, state: RunState) -> tuple[list[Name], list[
 def _mapping(section: str, old: Mapping[str, Any], now: Mapping[str, Any], gone: list[Name], new: list[Cell]) -> None:
     if old is now:
         return
-    gone += [(section, name) for name in old.keys() - now.keys()]
-    for name, value in now.items():
-        if name not in old or old[name] is not value:
-            new.append((section, name, value.document() if isinstance(value, Outcome) else value))
+    if len(old) <= len(now) and all(map(is_, old, now)):  # the usual case, at the speed of C: nothing was removed
+        other = compress(now.items(), map(is_not, old.values(), now.values()))
+        changed = [*other, *islice(now.items(), len(old), None)]
+    else:
+        gone += [(section, name) for name in old.keys() - now.keys()]
+        changed = [(name, value) for name, value in now.items() if name not in old or old[name] is not value]
+    for name, value in changed:
+        new.append((section, name, value.document() if isinstance(value, Outcome) else value))
 
 
 def _sequence(section: str, old: Sequence[Any], now: Sequence[Any], gone: list[Name], new: list[Cell]) -> None:
