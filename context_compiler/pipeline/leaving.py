@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from context_compiler.excerpts import LARGEST, artifact_reference
 from context_compiler.pipeline.arriving import PASSING
+from context_compiler.pipeline.artifacts import PREFIX
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.context import ContextStore, segment
 from context_compiler.pipeline.graph import Edge, Graph, Node
@@ -39,6 +42,8 @@ def completed(
         state = replace(state, retries={**state.retries, name: retries})
     entry = {"node": name, "outcome": str(outcome.status), "notes": outcome.notes or outcome.failure_reason}
     context.append_log({**entry, "tools": list(outcome.tools), "duration": round(duration, 3)})
+    if not stage.branch_id:
+        _kept_aside(state, stage)
     done = replace(
         state,
         current_node=name,
@@ -51,6 +56,14 @@ def completed(
         sequence=state.sequence + 1,
     )
     return done, outcome
+
+
+def _kept_aside(state: RunState, stage: Stage) -> None:
+    """What is too large for a preamble is an artifact too, under the reference that a preamble shows of it."""
+    for key, value in stage.context.values().items():
+        if isinstance(value, str | list | dict) and state.context.get(key) is not value:
+            if len(json.dumps(value)) > LARGEST:
+                stage.artifacts.store(artifact_reference(key).removeprefix(PREFIX), key, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from context_compiler.pipeline import Engine, RunConfig, Stage, parse_dot, run_pipeline
@@ -109,6 +110,15 @@ async def test_a_request_is_capped_to_the_budget_it_was_given() -> None:
     assert result.ok
     (record,) = await store.views("r/b")
     assert record.tokens_raw > 4_000 and record.tokens_sent <= 2_000
+
+
+async def test_the_reference_to_a_large_value_leads_to_it() -> None:
+    large = "word " * 4_000
+    heard = Heard({"a": json.dumps({"outcome": "success", "context_updates": {"report": large}})})
+    text = graph('a [prompt="a"]; b [prompt="b"]; start->a->b->done')
+    result = await run_pipeline(text, model=heard.model)
+    assert "artifact://context.report" in heard.prompts[-1] and large not in heard.prompts[-1]
+    assert result.state.artifacts["context.report"]["data"] == large
 
 
 async def test_the_edge_that_was_taken_decides_and_not_another_one() -> None:
