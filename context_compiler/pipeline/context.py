@@ -60,6 +60,7 @@ class ContextStore:
         self._lock = RLock()
         self._values: dict[str, Any] = {}
         self._logs: list[Any] = [plain(one) for one in logs]
+        self._touched: set[str] = set()
         self.apply_updates(values or {})
 
     @classmethod
@@ -89,18 +90,25 @@ class ContextStore:
         """Forget a value, if there is one."""
         with self._lock:
             self._values.pop(checked_key(key), None)
+            self._touched.add(key)
 
     def apply_updates(self, updates: Mapping[str, Any]) -> None:
         """Keep several values: all of them, or none."""
         given = {checked_key(key): plain(value) for key, value in updates.items()}
         with self._lock:
             self._values.update(given)
+            self._touched.update(given)
 
     def append_log(self, entry: Any) -> None:
         """Add to the log."""
         kept = plain(entry)
         with self._lock:
             self._logs.append(kept)
+
+    def touched(self) -> frozenset[str]:
+        """The keys that were set or removed since the store was made."""
+        with self._lock:
+            return frozenset(self._touched)
 
     def keys(self) -> list[str]:
         """The keys that are set, in the order in which they were first set."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, islice
 from operator import is_, is_not
 from typing import Any, TypeAlias
@@ -33,8 +33,10 @@ def changes(former: RunState | None, state: RunState) -> tuple[list[Name], list[
     """The pieces that are gone, and those that are new or other; all of them when there is no former state."""
     gone: list[Name] = []
     new: list[Cell] = [(HEAD, "", head(state))]
+    names, keys = _touched(former, state)
     for section, field in MAPPINGS.items():
-        _mapping(section, getattr(former, field, {}), getattr(state, field), gone, new)
+        known = keys if field == "context" else None if field == "artifacts" else names
+        _mapping(section, getattr(former, field, {}), getattr(state, field), known, gone, new)
     for section, field in SEQUENCES.items():
         _sequence(section, getattr(former, field, ()), getattr(state, field), gone, new)
     before: Mapping[str, Thread] = former.threads if former is not None else {}
@@ -46,10 +48,28 @@ def changes(former: RunState | None, state: RunState) -> tuple[list[Name], list[
     return gone, new
 
 
-def _mapping(section: str, old: Mapping[str, Any], now: Mapping[str, Any], gone: list[Name], new: list[Cell]) -> None:
+def _touched(former: RunState | None, state: RunState) -> tuple[Collection[str] | None, Collection[str] | None]:
+    """Names of stages and keys that may be other, as the last stage tells if no state between is missing; None: any."""
+    touched = state.touched
+    if former is None or touched is None or former.lineage != state.lineage or former.sequence < touched.since:
+        return None, None
+    return touched.names, touched.keys
+
+
+def _mapping(
+    section: str,
+    old: Mapping[str, Any],
+    now: Mapping[str, Any],
+    known: Collection[str] | None,
+    gone: list[Name],
+    new: list[Cell],
+) -> None:
     if old is now:
         return
-    if len(old) <= len(now) and all(map(is_, old, now)):  # the usual case, at the speed of C: nothing was removed
+    if known is not None:
+        gone += [(section, name) for name in sorted(known) if name in old and name not in now]
+        changed = [(name, now[name]) for name in sorted(known) if name in now and old.get(name) is not now[name]]
+    elif len(old) <= len(now) and all(map(is_, old, now)):  # the usual case, at the speed of C: nothing was removed
         other = compress(now.items(), map(is_not, old.values(), now.values()))
         changed = [*other, *islice(now.items(), len(old), None)]
     else:

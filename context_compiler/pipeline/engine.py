@@ -24,7 +24,7 @@ from context_compiler.pipeline.outcome import StageStatus
 from context_compiler.pipeline.performing import perform
 from context_compiler.pipeline.sessions import Session, session_of
 from context_compiler.pipeline.stage import Emit, Handles, Stage, Start, folder_name, traits
-from context_compiler.pipeline.state import RunState, Thread
+from context_compiler.pipeline.state import RunState, Thread, Touched
 
 Save = Callable[[RunState], Awaitable[None]]
 
@@ -116,8 +116,10 @@ class Engine:
             outcome, retries = await perform(handler, stage)
         duration = max(0.0, self.config.clock() - started)
         begun = merged(begun, stage.context, self._branches)
+        names = frozenset((node.name, *(name for one in self._branches for name in one.after.visits)))
         begun, outcome = completed(begun, stage, outcome, retries, duration)
-        begun = replace(begun, threads=self._threads(state))
+        touched = Touched(since=state.sequence, names=names, keys=stage.context.touched())
+        begun = replace(begun, threads=self._threads(state), touched=touched)
         if self.branch_id or node.name not in self._exits:
             stage.write_status(outcome)
         kind = "stage_failed" if outcome.status is StageStatus.FAIL else "stage_completed"

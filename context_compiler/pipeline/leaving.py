@@ -60,7 +60,9 @@ def completed(
 
 def _kept_aside(state: RunState, stage: Stage) -> None:
     """What is too large for a preamble is an artifact too, under the reference that a preamble shows of it."""
-    for key, value in stage.context.values().items():
+    values = stage.context.values()
+    for key in sorted(stage.context.touched() & values.keys()):
+        value = values[key]
         if isinstance(value, str | list | dict) and state.context.get(key) is not value:
             if len(json.dumps(value)) > LARGEST:
                 stage.artifacts.store(artifact_reference(key).removeprefix(PREFIX), key, value)

@@ -54,6 +54,18 @@ class Hashes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Touched:
+    """What the last stage may have changed, so that whoever saves a state need not look through all of it."""
+
+    since: int
+    """The `sequence` of the state before the stage."""
+    names: frozenset[str]
+    """Stages of which something is other."""
+    keys: frozenset[str]
+    """Keys of the context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """Where a run stands between two stages."""
 
@@ -92,6 +104,9 @@ class RunState:
     """Stages that this run and its earlier attempts have completed."""
     resumed: bool = field(default=False, compare=False)
     """Whether the next stage is the first after a resume; no checkpoint holds this."""
+
+    touched: Touched | None = field(default=None, compare=False, repr=False)
+    """None: anything. No checkpoint holds this either."""
 
     @property
     def run_id(self) -> str:

@@ -236,7 +236,8 @@ class Stopping(MemoryRuns):
         if self.left == 0:
             raise KeyError("killed")
         self.left -= 1
-        await super().save(state)
+        written = json.dumps(checkpoint_document(state))
+        await super().save(state_of(json.loads(written), where="memory"))
 
 
 async def test_resume_parity_after_every_single_checkpoint() -> None:

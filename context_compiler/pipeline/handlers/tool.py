@@ -46,7 +46,7 @@ class ToolHandler:
         kept = {f"tool.{name}_ref": stage.keep(name, text) for name, text in shown.items() if text}
         stage.write("output.txt", out)
         updates: dict[str, Any] = {"tool.output": out[:EXCERPT], "tool.stderr": err[:EXCERPT], "tool.exit_code": code}
-        updates |= kept
+        updates |= {"tool.last_line": _last(out), **kept}
         if code == 0:
             return Outcome(context_updates=updates, notes=_last(out))
         if code is None:
