@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,22 +158,39 @@ def test_a_checkpoint_that_cannot_be_read_says_why(tmp_path: Path, body: str, wh
         read_checkpoint(tmp_path)
 
 
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file may grow beyond so many bytes."""
+    resource, signal = pytest.importorskip("resource"), pytest.importorskip("signal")
+    former, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, former)
+
+
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, STATE)
-    if os.geteuid() == 0:
-        resource = pytest.importorskip("resource")
-        signal = pytest.importorskip("signal")
-        former = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
-        try:
-            with pytest.raises(PipelineError, match="the checkpoint before it is intact"):
-                write_checkpoint(tmp_path, replace(STATE, context={"big": "x" * 10_000}))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            signal.signal(signal.SIGXFSZ, former)
+    with full_disk(2_000), pytest.raises(PipelineError, match="the checkpoint before it is intact"):
+        write_checkpoint(tmp_path, replace(STATE, context={"big": "x" * 10_000}))
     assert read_checkpoint(tmp_path) == STATE
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.json"]
+
+
+async def test_a_full_disk_leaves_the_state_before_in_a_database(tmp_path: Path) -> None:
+    store = SQLiteRuns(tmp_path / "runs.db")
+    await store.begin(INFO, {})
+    await store.save(STATE)
+    with full_disk(1_000_000), pytest.raises(PipelineError, match="what was saved before is intact"):
+        await store.save(replace(STATE, context={"big": "x" * 2_000_000}))
+    assert await store.load("r") == STATE
+    await store.save(replace(STATE, context={"small": 1}))
+    await store.close()
+    again = SQLiteRuns(tmp_path / "runs.db")
+    assert await again.load("r") == replace(STATE, context={"small": 1})
+    await again.close()
 
 
 async def test_a_run_that_cannot_be_saved_stops_with_a_clear_error() -> None:
