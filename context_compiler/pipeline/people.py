@@ -6,8 +6,10 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from threading import Thread
 from typing import Any, Protocol, TypeAlias
 
 
@@ -106,8 +108,21 @@ class ConsoleInterviewer:
         self._show(question.text)
         for option in question.options:
             self._show(f"  [{option.key}] {option.label}")
-        line = await asyncio.to_thread(self._read)
+        line = await self._line()
         return reply_to(question, line) if line else Reply(value=AnswerValue.SKIPPED)
+
+    async def _line(self) -> str:
+        """A line, read on a thread that keeps nobody from leaving: not a run that is cancelled, and not the process."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[str] = loop.create_future()
+
+        def read() -> None:
+            line = self._read()
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(lambda: answer.done() or answer.set_result(line))
+
+        Thread(target=read, daemon=True).start()
+        return await answer
 
 
 def _on_stderr(line: str) -> None:
