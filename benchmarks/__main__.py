@@ -37,7 +37,7 @@ def main(
     approach: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(HOMES)}; all without.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="A set of histories; all without.")] = None,
     fast: Annotated[bool, typer.Option("--fast", help="A small part of the data; a minute.")] = False,
-    every: Annotated[int, typer.Option(help="Ask one question in so many, drawn at random with a fixed seed.", min=1)] = 1,
+    every: Annotated[int, typer.Option(help="Ask one question in so many, drawn with a fixed seed.", min=1)] = 1,
     out: Annotated[Path, typer.Option(help="Where results, tables and plots go.")] = Path("benchmark-results"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what was measured with the same code and data.")

@@ -95,7 +95,7 @@ async def test_a_marker_names_what_the_tool_reads() -> None:
     talker = Talker("done")
     agent = Agent(talker.model, capabilities=[compiler(budget=8_000, trigger=1.0), Recall()])
     await run(agent, "Hello.", message_history=history)
-    assert r'recall_read(\"m40\") shows it' in talker.last.text
+    assert r"recall_read(\"m40\") shows it" in talker.last.text
     assert talker.last.tokens <= 8_000
     without = Talker("done")
     await run(

@@ -81,7 +81,10 @@ def bench(
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """Replay a transcript: what would a view, a window, and everything have cost? No model is asked."""
+    """Replay a transcript with views and without.
+
+    What would a view, a window, and everything have cost? No model is asked.
+    """
     if plot is not None:
         libraries()
     found = selected(conversations(transcript, format_), select, file=transcript)

@@ -31,7 +31,7 @@ COMMANDS = {
     "views": ("views", "List, show, compare and replay the recorded requests."),
     "sessions": ("sessions", "List, show and delete recorded conversations."),
     "pipeline": ("pipeline_runs", "Check, run, resume and draw graphs of stages."),
-    "bench": ("bench", "Replay a transcript: what would a view, a window, and everything have cost?"),
+    "bench": ("bench", "Replay a transcript with views and without."),
     "stats": ("stats", "What was saved, how often we fell back, and how long it took."),
     "verify": ("upkeep", "Prove that the record is as it was written."),
     "prune": ("upkeep", "Remove old requests from the record."),

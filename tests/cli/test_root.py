@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -36,7 +37,7 @@ def test_help_shows_an_example_of_every_command(cc: Command, name: str, inner: s
     said = cc(*path.split(), "--help")
     assert said.code == 0
     assert f"Example: context-compiler {path}" in " ".join(said.out.split())
-    assert "--json" in said.out
+    assert "--json" in said.out or "COMMAND [ARGS]" in said.out
 
 
 def test_help_lists_every_command_with_what_it_does(cc: Command) -> None:
@@ -132,8 +133,12 @@ def test_an_interrupt_ends_the_command_quietly(demo_record: Path, tmp_path: Path
     ) as process:
         assert process.stderr is not None
         process.stderr.read(6)  # the question is asked
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
+        for _ in range(60):  # on a busy machine the first may come before anybody listens
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=2)
+                break
         assert process.wait(timeout=60) == 130
         assert b"Traceback" not in process.stderr.read()
 

@@ -180,6 +180,6 @@ async def test_a_folder_that_may_not_be_written_can_be_read_and_refuses_the_rest
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     tmp_path.chmod(0o755)
     lines = done.stdout.splitlines()
-    assert (lines[0], len(lines)) == ("2", 4), done.stderr
+    assert len(lines) == 4 and lines[0] == "2", (done.returncode, done.stdout, done.stderr)
     assert all(line.startswith(str(tmp_path)) and "check" in line for line in lines[1:]), lines
     assert [path.name for path in tmp_path.iterdir()] == ["context.db"]
