@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import Any
 
 import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] # it ships none
 
@@ -40,11 +41,13 @@ _MARKED = re.compile(r"[\d_/\\@]|\w[.:]\w|[a-z][A-Z]")
 _APART = re.compile(r"[\W_]+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|_")
 
-_STEMMERS: dict[str, Callable[[str], str]] = (
-    {language: snowballstemmer.stemmer(language).stemWord for language in ("english", "russian")}
-    if snowballstemmer
-    else {}
-)
+
+def _stemmer(language: str) -> Callable[[str], str]:
+    made: Any = snowballstemmer.stemmer(language)  # pyright: ignore[reportUnknownMemberType] # it has no types
+    return made.stemWord
+
+
+_STEMMERS = {language: _stemmer(language) for language in ("english", "russian")}
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -55,7 +58,7 @@ def stem(word: str) -> str:
     if word.isdigit():
         return word
     language = "english" if word.isascii() else "russian" if "\u0400" <= word[0] <= "\u04ff" else ""
-    return _STEMMERS[language](word.replace("ё", "е")) if language in _STEMMERS else word
+    return _STEMMERS[language](word.replace("ё", "е")) if language else word
 
 
 def terms(text: str) -> Iterator[str]:
