@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -87,7 +86,7 @@ class Data:
         found = self._loaded.setdefault(name, recall.load(name, self.folder))
         every = 20 if self.fast else self.every
         chosen = found[:2] if self.fast else found
-        return [replace(one, questions=_drawn(one.questions, every)) for one in chosen]
+        return [replace(one, questions=_drawn(one, every)) for one in chosen]
 
     def sessions(self, name: str) -> list[list[ModelMessage]]:
         """The sessions of a set, without system prompts: a budget is what messages may cost."""
@@ -110,10 +109,12 @@ class Data:
         return {}
 
 
-def _drawn(questions: Sequence[Question], every: int) -> tuple[Question, ...]:
-    """One question in so many, drawn with a fixed seed: questions of one kind stand together."""
+def _drawn(conversation: Conversation, every: int) -> tuple[Question, ...]:
+    """One question in so many, drawn with a seed of the conversation's own: questions of one kind stand together."""
+    questions = conversation.questions
     count = max(1, len(questions) // every) if questions else 0
-    return tuple(questions[at] for at in sorted(random.Random(recall.SEED).sample(range(len(questions)), count)))
+    dice = random.Random(f"{recall.SEED} {conversation.name}")
+    return tuple(questions[at] for at in sorted(dice.sample(range(len(questions)), count)))
 
 
 def at_hand(fast: bool, every: int) -> Data:
