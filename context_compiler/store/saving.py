@@ -13,6 +13,9 @@ from context_compiler.record import Chain, Compile, Cycle, Entry, Record
 from context_compiler.store import rows
 from context_compiler.store.schema import transaction
 
+LAST = 8
+"""Messages in which a history that was taken over is recognised: a prompt may be asked again after it."""
+
 Owner = tuple[str, str]
 """The session id and the vault name of a conversation."""
 
@@ -104,7 +107,7 @@ def _news(db: sqlite3.Connection, owner: Owner, raw: Chain | None, view: Chain |
 def _own(db: sqlite3.Connection, owner: Owner, raw: Chain, known: int) -> int:
     """How many of the known first messages stand in the file as this conversation says them.
 
-    Messages that another conversation wrote may have other times and run ids. Where the last of them has the
+    Messages that another conversation wrote may have other times and run ids. Where one of the last has the
     same, the history was taken over from there, and so were all before it.
     """
     held = _held(db, owner, raw.ids)
@@ -114,8 +117,11 @@ def _own(db: sqlite3.Connection, owner: Owner, raw: Chain, known: int) -> int:
         "SELECT 1 FROM copies c JOIN sessions s ON s.id = c.session WHERE s.session_id = ? AND s.vault_name = ?", owner
     ).fetchone():
         return held
-    stored = db.execute("SELECT content FROM nodes WHERE id = ?", (raw.ids[known - 1],)).fetchone()
-    return known if stored is not None and stored["content"] == ids.blob_id(raw.body(known - 1)) else held
+    for index in range(known - 1, max(held, known - LAST) - 1, -1):
+        stored = db.execute("SELECT content FROM nodes WHERE id = ?", (raw.ids[index],)).fetchone()
+        if stored is not None and stored["content"] == ids.blob_id(raw.body(index)):
+            return index + 1
+    return held
 
 
 def _held(db: sqlite3.Connection, owner: Owner, names: Sequence[str]) -> int:

@@ -11,6 +11,9 @@ from context_compiler.record import Chain
 from context_compiler.store import rows
 from context_compiler.store.rows import Column, Row
 
+LAST = 8
+"""Messages in which a history that was taken over is recognised: a prompt may be asked again after it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
@@ -74,13 +77,16 @@ class Tables:
     def _own(self, session: int | None, raw: Chain, known: int) -> int:
         """How many of the known first messages are kept as this conversation says them.
 
-        Where the last that others wrote has the same times and run ids, so have all before it.
+        Where one of the last that others wrote has the same times and run ids, so have all before it.
         """
         held = min(known, self._held(session, raw.ids))
         if held == known or any(who == session for who, _ in self.copies):
             return held
-        last = self.nodes.get(raw.ids[known - 1])
-        return known if last is not None and last.content == ids.blob_id(raw.body(known - 1)) else held
+        for at in range(known - 1, max(held, known - LAST) - 1, -1):
+            node = self.nodes.get(raw.ids[at])
+            if node is not None and node.content == ids.blob_id(raw.body(at)):
+                return at + 1
+        return held
 
     def _held(self, session: int | None, names: Sequence[str]) -> int:
         """How many of a chain's first messages the conversation has given before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from context_compiler.store import Store
-from tests.store.entries import NOW, Talk, cycle, request
+from tests.store.entries import NOW, Talk, body, cycle, request
 
 LATER = NOW + timedelta(hours=1)
 
@@ -57,3 +57,21 @@ async def test_a_history_that_is_taken_over_is_not_read_again(store: Store):
     await store.save(request(fork, session_id="theirs"))
     assert fork.read == [7, 8]
     assert await store.transcript("theirs") == fork.bodies
+
+
+async def test_a_prompt_that_is_asked_again_does_not_have_all_read_again(store: Store):
+    trunk = Talk(*"abcdefgh")
+    await store.save(request(trunk.then("again?"), session_id="ours"))
+    asked = Again(*"abcdefgh", "again?")
+    await store.save(request(asked, session_id="theirs"))
+    assert set(asked.read) == {7, 8}
+    assert await store.transcript("theirs") == asked.bodies
+    assert asked.bodies != trunk.then("again?").bodies
+
+
+class Again(Talk):
+    """The same, the last of it later."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__(*texts)
+        self._bodies[-1] = body(texts[-1], len(texts) - 1, LATER)
