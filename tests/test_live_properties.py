@@ -13,8 +13,13 @@ from pydantic_ai.exceptions import AgentRunError, UserError
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler import TokenCounter, View
+from context_compiler.overflow import RetryModelRequest
 from tests.support.agents import Notes, Talker, compiler, run, unstamped
 from tests.support.histories import answered_id, histories, snapshot
+
+pytestmark = pytest.mark.skipif(
+    RetryModelRequest is None, reason="parts of drawn histories are rewritten by this older host while it runs"
+)
 
 QUICK = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
