@@ -107,8 +107,7 @@ def _news(db: sqlite3.Connection, owner: Owner, raw: Chain | None, view: Chain |
 def _own(db: sqlite3.Connection, owner: Owner, raw: Chain, known: int) -> int:
     """How many of the known first messages stand in the file as this conversation says them.
 
-    Messages that another conversation wrote may have other times and run ids. Where one of the last has the
-    same, the history was taken over from there, and so were all before it.
+    Another conversation's may have other times and run ids; where one of the last has the same, so have all before.
     """
     held = _held(db, owner, raw.ids)
     if held >= known:
