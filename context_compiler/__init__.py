@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from context_compiler.compiler import compile_view
     from context_compiler.errors import ContextCompilerError
     from context_compiler.fidelity import Fidelity, fidelity_on_resume, resolve_fidelity, resolve_thread_id
-    from context_compiler.library import TemplateLibrary, list_templates
     from context_compiler.preamble import build_fidelity_preamble
     from context_compiler.processor import build_compiling_history_processor
     from context_compiler.recalling import Recall
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from context_compiler.store.memory import MemoryStore
     from context_compiler.store.sqlite import SQLiteStore
     from context_compiler.template import Template
+    from context_compiler.template_library import TemplateLibrary, list_templates
     from context_compiler.tokens import TokenCounter
     from context_compiler.view import View
 
@@ -59,14 +59,14 @@ _HOMES = {
     "Settings": "settings",
     "Store": "store",
     "Template": "template",
-    "TemplateLibrary": "library",
+    "TemplateLibrary": "template_library",
     "TokenCounter": "tokens",
     "View": "view",
     "build_compiling_history_processor": "processor",
     "build_fidelity_preamble": "preamble",
     "compile_view": "compiler",
     "fidelity_on_resume": "fidelity",
-    "list_templates": "library",
+    "list_templates": "template_library",
     "resolve_fidelity": "fidelity",
     "resolve_thread_id": "fidelity",
 }

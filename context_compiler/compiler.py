@@ -19,7 +19,6 @@ from context_compiler.config import RECALL, Many, Wishes, how_many, share
 from context_compiler.errors import BudgetError
 from context_compiler.fidelity import Fidelity
 from context_compiler.history import History, Reader
-from context_compiler.library import TemplateLibrary
 from context_compiler.limits import Asked, Limits, checked, limits
 from context_compiler.prompt import Order
 from context_compiler.record import Compile, Drop, Entry, Record
@@ -27,6 +26,7 @@ from context_compiler.recording import Where, ledger, now
 from context_compiler.settings import Settings
 from context_compiler.store import Store, open_store
 from context_compiler.template import Template
+from context_compiler.template_library import TemplateLibrary
 from context_compiler.tokens import Count, TokenCounter, as_counter
 from context_compiler.turns import Outline, outline, pair, turn_index
 from context_compiler.view import View, assemble, summary_of

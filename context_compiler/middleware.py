@@ -23,7 +23,6 @@ from context_compiler.errors import BudgetError, CompileError, ContextCompilerEr
 from context_compiler.failing import attempt, attempted
 from context_compiler.fallback import fallback
 from context_compiler.frozen import Frozen
-from context_compiler.library import TemplateLibrary
 from context_compiler.live import respond
 from context_compiler.ratios import Ratios
 from context_compiler.record import Record
@@ -31,6 +30,7 @@ from context_compiler.recording import explained, now
 from context_compiler.request import Request
 from context_compiler.run import Live, Result, Run
 from context_compiler.settings import Settings
+from context_compiler.template_library import TemplateLibrary
 from context_compiler.tokens import as_counter
 from context_compiler.view import View
 from context_compiler.wanted import Wanted

@@ -17,7 +17,6 @@ from context_compiler.cutting import Options
 from context_compiler.cycles import Cycles
 from context_compiler.frozen import Frozen
 from context_compiler.history import History, Reader
-from context_compiler.library import TemplateLibrary
 from context_compiler.limits import Asked, Limits, limits
 from context_compiler.ratios import Ratios
 from context_compiler.record import Compile
@@ -25,6 +24,7 @@ from context_compiler.recording import Where
 from context_compiler.request import Request
 from context_compiler.settings import Settings
 from context_compiler.shapes import Shape
+from context_compiler.template_library import TemplateLibrary
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import Outline, Pairing, outline, pair, turn_index
 from context_compiler.view import View

@@ -20,7 +20,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.history import History, message_body
 from context_compiler.importers import Transcript, parse_transcripts
 from context_compiler.items import Kind
-from context_compiler.library import TemplateLibrary
+from context_compiler.template_library import TemplateLibrary
 from context_compiler.turns import outline, pair
 from context_compiler.view import View
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
-from context_compiler.library import TemplateLibrary
 from context_compiler.template import Template
+from context_compiler.template_library import TemplateLibrary
 
 
 def from_file(path: str) -> Template:
