@@ -20,6 +20,9 @@ RetryModelRequest: type[Exception] | None = getattr(exceptions, "RetryModelReque
 """What asks the host for another attempt; None where it cannot."""
 
 _TOO_LONG: type[Exception] | None = getattr(exceptions, "ModelContextWindowExceededError", None)
+_REFUSALS: tuple[type[Exception], ...] = (ModelHTTPError, ExceptionGroup, *((_TOO_LONG,) if _TOO_LONG else ()))
+"""What may say that a request is too long; every other error is none of our business."""
+
 _WORDS = (
     "context_length_exceeded",
     "maximum context length",
@@ -65,7 +68,7 @@ class TightModel(WrapperModel):
         """One request, and one more if it was too long."""
         try:
             return await self.wrapped.request(messages, model_settings, model_request_parameters)
-        except Exception as error:
+        except _REFUSALS as error:
             less = await self._tighter(error)
             if less is None:
                 raise
@@ -84,7 +87,7 @@ class TightModel(WrapperModel):
             rest = (model_settings, model_request_parameters, run_context)
             try:
                 stream = await stack.enter_async_context(self.wrapped.request_stream(messages, *rest))
-            except Exception as error:
+            except _REFUSALS as error:
                 less = await self._tighter(error)
                 if less is None:
                     raise

@@ -34,7 +34,6 @@ LONG_FUNCTIONS: dict[str, str] = {}
 
 BROAD = {
     "failing": (2, "the one place that fails open, for plain and for awaited work"),
-    "overflow": (2, "whatever a model raises is looked at, and raised again when it is no overflow"),
     "tokens": (1, "the tokenizer's panic is no Exception, and a count must not end a run"),
 }
 """Where `except Exception` or wider stands, how often, and why."""
