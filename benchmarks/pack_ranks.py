@@ -15,7 +15,7 @@ from base64 import b64decode
 from hashlib import sha256
 from pathlib import Path
 
-from context_compiler.encoding import DIGEST, PUBLISHED, TOKENS
+from context_compiler.tokens.encoding import DIGEST, PUBLISHED, TOKENS
 
 HERE = Path(__file__).resolve().parent
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0, "nice_len": 273}]
@@ -47,7 +47,7 @@ def main() -> None:
     arguments.packed.write_bytes(lzma.compress(unpacked, filters=FILTERS))
     print(f"{arguments.packed}: {arguments.packed.stat().st_size:,} bytes, {TOKENS:,} tokens, DIGEST {digest}")
     if digest != DIGEST:
-        sys.exit("put this DIGEST into context_compiler/encoding.py")
+        sys.exit("put this DIGEST into context_compiler/tokens/encoding.py")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest
 from context_compiler import TokenCounter, compile_view
 from context_compiler.history import History, Reader
 from context_compiler.importers import read_transcripts
-from context_compiler.references import calls, held, texts
+from context_compiler.measures.references import calls, held, texts
 from context_compiler.turns import outline, pair
 
 Viewing = Callable[[Sequence[ModelMessage], int], Awaitable[Sequence[ModelMessage]]]

@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from context_compiler.compiler import compile_view
     from context_compiler.errors import ContextCompilerError
     from context_compiler.fidelity import Fidelity, fidelity_on_resume, resolve_fidelity, resolve_thread_id
-    from context_compiler.preamble import build_fidelity_preamble
+    from context_compiler.fidelity.preamble import build_fidelity_preamble
     from context_compiler.processor import build_compiling_history_processor
-    from context_compiler.recalling import Recall
+    from context_compiler.recall.tools import Recall
     from context_compiler.record import Record
     from context_compiler.settings import Settings
     from context_compiler.store import Store
     from context_compiler.store.memory import MemoryStore
     from context_compiler.store.sqlite import SQLiteStore
     from context_compiler.template import Template
-    from context_compiler.template_library import TemplateLibrary, list_templates
+    from context_compiler.template.lookup import TemplateLibrary, list_templates
     from context_compiler.tokens import TokenCounter
     from context_compiler.view import View
 
@@ -53,20 +53,20 @@ _HOMES = {
     "ContextCompilerError": "errors",
     "Fidelity": "fidelity",
     "MemoryStore": "store.memory",
-    "Recall": "recalling",
+    "Recall": "recall.tools",
     "Record": "record",
     "SQLiteStore": "store.sqlite",
     "Settings": "settings",
     "Store": "store",
     "Template": "template",
-    "TemplateLibrary": "template_library",
+    "TemplateLibrary": "template.lookup",
     "TokenCounter": "tokens",
     "View": "view",
     "build_compiling_history_processor": "processor",
-    "build_fidelity_preamble": "preamble",
+    "build_fidelity_preamble": "fidelity.preamble",
     "compile_view": "compiler",
     "fidelity_on_resume": "fidelity",
-    "list_templates": "template_library",
+    "list_templates": "template.lookup",
     "resolve_fidelity": "fidelity",
     "resolve_thread_id": "fidelity",
 }

@@ -18,15 +18,15 @@ from pydantic_ai.models import Model, ModelRequestContext
 
 from context_compiler.agent import Answer
 from context_compiler.errors import SettingsError
-from context_compiler.failing import attempt
-from context_compiler.middleware import Middleware
-from context_compiler.overflow import RetryModelRequest, TightModel, is_overflow
+from context_compiler.live.failing import attempt
+from context_compiler.live.middleware import Middleware
+from context_compiler.live.overflow import RetryModelRequest, TightModel, is_overflow
+from context_compiler.live.request import Request, charged, host_facts, session_of
+from context_compiler.live.run import Run
+from context_compiler.live.wanted import Wanted
 from context_compiler.prompt import Order
 from context_compiler.record import Record
-from context_compiler.request import Request, charged, host_facts, session_of
-from context_compiler.run import Run
 from context_compiler.view import View
-from context_compiler.wanted import Wanted
 
 
 @dataclass

@@ -13,7 +13,7 @@ from time import perf_counter
 from pydantic_ai.messages import ModelMessage, ModelRequest
 from pydantic_ai.models import Model
 
-from context_compiler.advancing import RAW, Advanced, advanced, carried, repaired, sections_of, why_kept
+from context_compiler.advance.through import RAW, Advanced, advanced, carried, repaired, sections_of, why_kept
 from context_compiler.agent import Answer, ask, named
 from context_compiler.config import RECALL, Many, Wishes, how_many, share
 from context_compiler.errors import BudgetError
@@ -22,11 +22,11 @@ from context_compiler.history import History, Reader
 from context_compiler.limits import Asked, Limits, checked, limits
 from context_compiler.prompt import Order
 from context_compiler.record import Compile, Drop, Entry, Record
-from context_compiler.recording import Where, ledger, now
+from context_compiler.record.recording import Where, ledger, now
 from context_compiler.settings import Settings
 from context_compiler.store import Store, open_store
 from context_compiler.template import Template
-from context_compiler.template_library import TemplateLibrary
+from context_compiler.template.lookup import TemplateLibrary
 from context_compiler.tokens import Count, TokenCounter, as_counter
 from context_compiler.turns import Outline, outline, pair, turn_index
 from context_compiler.view import View, assemble, summary_of

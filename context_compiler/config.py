@@ -7,12 +7,12 @@ from hashlib import blake2b
 from typing import Literal, cast
 
 from context_compiler.advance import PROMPT_ROOM
-from context_compiler.cutting import Options
+from context_compiler.budget.cutting import Options
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.settings import Settings
 from context_compiler.template import Template
-from context_compiler.template_library import TemplateLibrary
+from context_compiler.template.lookup import TemplateLibrary
 
 Many = int | Literal["all"]
 """How many: a number from 0 up, or all."""

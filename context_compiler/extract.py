@@ -14,8 +14,8 @@ from itertools import pairwise
 from math import log
 
 from context_compiler.passages import Passage, Quotation, passages, quoted
+from context_compiler.passages.worth import words, worths
 from context_compiler.recall.ranking import BESIDE
-from context_compiler.worth import words, worths
 
 __all__ = ["Passage", "Quotation", "choose", "passages", "quoted"]
 

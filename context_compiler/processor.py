@@ -15,18 +15,18 @@ from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.agent import Answer
-from context_compiler.content import user_content
-from context_compiler.failing import attempted
 from context_compiler.history import load_messages
-from context_compiler.items import MARK, mark_of
-from context_compiler.middleware import Middleware
+from context_compiler.history.content import user_content
+from context_compiler.history.items import MARK, mark_of
+from context_compiler.live.failing import attempted
+from context_compiler.live.middleware import Middleware
+from context_compiler.live.request import Request, charged, run_facts, session_of
+from context_compiler.live.run import Run
+from context_compiler.live.wanted import Wanted
 from context_compiler.prompt import Order
 from context_compiler.record import Record
-from context_compiler.request import Request, charged, run_facts, session_of
-from context_compiler.run import Run
 from context_compiler.template import Template
 from context_compiler.view import LEFT_OUT, View, marked_request
-from context_compiler.wanted import Wanted
 
 T = TypeVar("T")
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from context_compiler.clamps import clamp
 from context_compiler.history import History
-from context_compiler.items import Item, Kind
-from context_compiler.pins import Pin
+from context_compiler.history.items import Item, Kind
 from context_compiler.record import Drop
-from context_compiler.skeleton import call_line, outcome_line
+from context_compiler.shapes.clamps import clamp
+from context_compiler.shapes.skeleton import call_line, outcome_line
 from context_compiler.template import SectionRule
 from context_compiler.tokens import TokenCounter
+from context_compiler.turns.pins import Pin
 
 EXPENDABLE = ("reflections", "tool_results", "plan", "topic")
 """What goes when a prompt is too long, in this order where the template does not say otherwise; never the

@@ -33,7 +33,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 """The same for functions, as `module.function`."""
 
 BROAD = {
-    "failing": (2, "the one place that fails open, for plain and for awaited work"),
+    "live.failing": (2, "the one place that fails open, for plain and for awaited work"),
     "tokens": (1, "the tokenizer's panic is no Exception, and a count must not end a run"),
 }
 """Where `except Exception` or wider stands, how often, and why."""

@@ -20,7 +20,7 @@ from benchmarks.recall import interval
 from benchmarks.results import Cell, Result, Results
 from context_compiler.history import Reader
 from context_compiler.measures import CACHED, FRESH, PromptCache, Sent, broken_pairs, figures
-from context_compiler.replay import LiveSession, PlainSession, everything, newest, replayed, request_points
+from context_compiler.measures.replay import LiveSession, PlainSession, everything, newest, replayed, request_points
 from context_compiler.tokens import TokenCounter
 from tests.support.histories import answer, assistant, call, user
 

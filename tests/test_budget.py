@@ -19,10 +19,10 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler import budget
-from context_compiler.bench import LEFT_OUT, Bench
 from context_compiler.budget import CUT, LADDER, SMALLEST, Rung, reduce
+from context_compiler.budget.bench import LEFT_OUT, Bench
 from context_compiler.history import Reader
-from context_compiler.items import MESSAGE_OVERHEAD, Kind
+from context_compiler.history.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.shapes import WHOLE, Shape
 from context_compiler.turns import outline, pair
 from tests.support.builders import answer, assistant, call, exchange, long_history, prose, user

@@ -26,10 +26,10 @@ from pydantic_ai.messages import (
 
 from context_compiler.extract import Passage, Quotation, choose, passages, quoted
 from context_compiler.history import Reader
-from context_compiler.items import MARK
+from context_compiler.history.items import MARK
+from context_compiler.passages.worth import words, worths
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import outline, pair
-from context_compiler.worth import words, worths
 from tests.support.histories import answer, assistant, call, histories, long_history, user
 from tests.support.texts import texts
 

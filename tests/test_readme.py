@@ -25,10 +25,10 @@ from typer.main import get_command
 import context_compiler
 from context_compiler.cli.root import COMMANDS
 from context_compiler.fidelity import CAPS
+from context_compiler.live.wanted import Wanted
 from context_compiler.settings import Settings
 from context_compiler.store.sqlite import SQLiteStore
 from context_compiler.template import Template
-from context_compiler.wanted import Wanted
 from tests.support.anthropic_server import AnthropicServer
 
 ROOT = Path(__file__).parents[1]

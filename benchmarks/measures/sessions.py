@@ -26,7 +26,7 @@ from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, markdown, named, ran
 from context_compiler.cli.drawing import Panel
 from context_compiler.history import Reading
 from context_compiler.measures import PromptCache, Sent, figures
-from context_compiler.replay import LiveSession, replayed, request_points
+from context_compiler.measures.replay import LiveSession, replayed, request_points
 
 NAME = "sessions"
 

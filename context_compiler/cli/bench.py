@@ -25,8 +25,8 @@ from context_compiler.history import History, Reader
 from context_compiler.importers import Transcript
 from context_compiler.limits import DEFAULT_BUDGET
 from context_compiler.measures import Sent, figures
-from context_compiler.references import ReferenceRecall
-from context_compiler.replay import LiveSession, PlainSession, Session, newest, replayed, request_points
+from context_compiler.measures.references import ReferenceRecall
+from context_compiler.measures.replay import LiveSession, PlainSession, Session, newest, replayed, request_points
 from context_compiler.tokens import TokenCounter
 from context_compiler.view import View
 

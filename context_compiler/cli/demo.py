@@ -18,9 +18,9 @@ from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, number, one_line, plural, share
 from context_compiler.fidelity import Fidelity
 from context_compiler.history import History, message_body
+from context_compiler.history.items import Kind
 from context_compiler.importers import Transcript, parse_transcripts
-from context_compiler.items import Kind
-from context_compiler.template_library import TemplateLibrary
+from context_compiler.template.lookup import TemplateLibrary
 from context_compiler.turns import outline, pair
 from context_compiler.view import View
 

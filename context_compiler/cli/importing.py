@@ -17,7 +17,7 @@ from context_compiler.cli.text import json_text, number, plural
 from context_compiler.history import History
 from context_compiler.importers import Transcript
 from context_compiler.record import Entry, Record
-from context_compiler.recording import now
+from context_compiler.record.recording import now
 from context_compiler.turns import outline, pair
 
 app = group("Import a transcript.")

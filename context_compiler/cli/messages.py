@@ -14,7 +14,7 @@ from rich.text import Text
 from context_compiler.cli.screen import Piece, Screen, styled
 from context_compiler.cli.text import number, one_line, safe
 from context_compiler.history import History, Reader, Reading
-from context_compiler.items import Item, Kind
+from context_compiler.history.items import Item, Kind
 from context_compiler.tokens import as_counter
 from context_compiler.view import View
 

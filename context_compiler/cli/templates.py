@@ -18,7 +18,7 @@ from context_compiler.cli.text import json_text, plural, safe
 from context_compiler.cli.writing import from_file
 from context_compiler.errors import TemplateError
 from context_compiler.template import Template
-from context_compiler.template_library import TemplateLibrary
+from context_compiler.template.lookup import TemplateLibrary
 
 app = group("List, show and check the templates that views are written with.", shown="templates list")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
 from context_compiler.template import Template
-from context_compiler.template_library import TemplateLibrary
+from context_compiler.template.lookup import TemplateLibrary
 
 
 def from_file(path: str) -> Template:

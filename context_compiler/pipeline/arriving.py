@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from context_compiler.fidelity import Fidelity, fidelity_on_resume, resolve_fidelity, resolve_thread_id
+from context_compiler.fidelity.preamble import build_fidelity_preamble
 from context_compiler.pipeline.context import ContextStore
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.state import RunState
-from context_compiler.preamble import build_fidelity_preamble
 
 MODE, THREAD, KEY = "internal.fidelity.mode", "internal.fidelity.thread_key", "thread_key"
 OVERRIDE, PREAMBLE, STEER = "internal.resume.fidelity_override_once", "_fidelity_preamble", "steer.message"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from context_compiler.excerpts import LARGEST, artifact_reference
+from context_compiler.fidelity.excerpts import LARGEST, artifact_reference
 from context_compiler.pipeline.arriving import PASSING
 from context_compiler.pipeline.artifacts import PREFIX
 from context_compiler.pipeline.config import RunConfig

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from context_compiler.errors import PipelineError
-from context_compiler.failing import attempted
+from context_compiler.live.failing import attempted
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failed, outcome_in, outcome_of
 from context_compiler.pipeline.retry import attempts, backoff
 from context_compiler.pipeline.stage import STATUS_FILE, Handles, Stage, traits

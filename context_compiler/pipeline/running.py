@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from context_compiler.failing import attempted
+from context_compiler.live.failing import attempted
 from context_compiler.pipeline.beginning import begun, hashes, lineage_facts
 from context_compiler.pipeline.checkpoint import write_checkpoint
 from context_compiler.pipeline.config import RunConfig

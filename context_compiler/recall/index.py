@@ -11,10 +11,10 @@ from array import array
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 
-from context_compiler.cues import instructions
 from context_compiler.history import History, Reading, day_of
-from context_compiler.items import Item, Kind
+from context_compiler.history.items import Item, Kind
 from context_compiler.recall.stems import terms
+from context_compiler.turns.cues import instructions
 
 NOBODY, USER, ASSISTANT, TOOL = range(4)
 """Who speaks in a message."""

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from context_compiler.history import History
-from context_compiler.items import Kind
+from context_compiler.history.items import Kind
 from context_compiler.recall.stems import terms
 
 LONGEST = 100_000

@@ -13,7 +13,7 @@ from typing import Any
 
 import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] # it ships none
 
-from context_compiler.worth import words
+from context_compiler.passages.worth import words
 
 LONGEST = 96
 """Characters; what is longer is data, and nobody asks for it by name."""

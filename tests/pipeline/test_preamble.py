@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from context_compiler.errors import FidelityError
 from context_compiler.fidelity import Fidelity, build_fidelity_preamble
-from context_compiler.preamble import SHAPES
+from context_compiler.fidelity.preamble import SHAPES
 from context_compiler.tokens import TokenCounter
 
 BUDGETS = {"truncate": 100, "compact": 500, "summary:low": 600, "summary:medium": 1_500, "summary:high": 3_000}

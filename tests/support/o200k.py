@@ -13,7 +13,7 @@ import tiktoken
 from tiktoken_ext import openai_public
 
 import context_compiler
-from context_compiler.encoding import unpack
+from context_compiler.tokens.encoding import unpack
 
 PACKED = Path(context_compiler.__file__).parent / "data" / "o200k.xz"
 URL = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"

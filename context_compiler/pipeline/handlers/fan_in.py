@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from context_compiler.failing import attempted
+from context_compiler.live.failing import attempted
 from context_compiler.pipeline.handlers.agent import AgentHandler
 from context_compiler.pipeline.outcome import Outcome, failed
 from context_compiler.pipeline.stage import Stage

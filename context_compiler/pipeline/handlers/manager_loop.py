@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from context_compiler.errors import GraphError
-from context_compiler.failing import attempted
+from context_compiler.live.failing import attempted
 from context_compiler.pipeline.conditions import Condition, ConditionError, parse_condition
 from context_compiler.pipeline.dot import parse_dot
 from context_compiler.pipeline.graph import Graph

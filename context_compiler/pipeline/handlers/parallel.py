@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from context_compiler.failing import attempted
+from context_compiler.live.failing import attempted
 from context_compiler.pipeline.beginning import OWN
 from context_compiler.pipeline.meeting import meeting
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failed

@@ -1,0 +1,227 @@
+"""One advance: cut back, say what a compile is asked, and freeze what came of it. Pure: nothing here waits.
+
+`cut` decides what stays, `order` what a model is asked, if anything, and `freeze` writes the note and the
+verbatim part and fixes everything until the next advance.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+from context_compiler.budget import CUT, giants, older_turns, reduce
+from context_compiler.budget.bench import Bench
+from context_compiler.budget.cutting import Cut, Options
+from context_compiler.budget.frozen import Frozen, positions, spans
+from context_compiler.history import History
+from context_compiler.limits import Limits
+from context_compiler.prompt import ALWAYS, TITLES, Order, written
+from context_compiler.sections import chunks, fitted, gathered, lines
+from context_compiler.shapes import WHOLE, Shape
+from context_compiler.specifics.ledger import share
+from context_compiler.tokens import TokenCounter
+from context_compiler.turns import Outline
+from context_compiler.turns.pins import Pin, pins
+from context_compiler.view import Quote
+from context_compiler.view.notes import written_for
+
+TOO_SMALL = 200
+"""Below this cap, in tokens, no model is asked: it could not say anything."""
+
+RECENT = 8
+"""In a one-shot view the turns before the active one have one part in so many of the room, unless the caller says how
+many are kept: past text that answers what is asked tells more than what merely stands near it."""
+
+PROMPT_ROOM = 32_000
+"""The least that one prompt may carry of a span, in tokens, where the compiler's window is not known."""
+
+
+def cut(
+    history: History,
+    outline: Outline,
+    base: Mapping[int, Shape],
+    options: Options,
+    limits: Limits,
+    *,
+    counter: TokenCounter,
+    previous: Frozen | None,
+    overhead: int,
+    one_shot: bool = False,
+) -> Cut:
+    """Cut back to the low mark, or fill a one-shot view to the budget: whole groups, in the ladder's order.
+
+    `base` are the shapes of broken messages, `previous` the cycle that this one follows, and `overhead` what the
+    request costs beside its messages, in exact tokens.
+    """
+    bench = Bench(history, outline, counter, _start(history, base, options, outline, previous), refs=options.refs)
+    target = (limits.budget if one_shot else limits.low) - overhead
+    recent = options.recent_turns if options.recent_turns is not None else len(outline.turns)
+    if one_shot and not options.recent_named:
+        recent = min(recent, _affordable(bench, limits.room // RECENT))
+    over = bench.total > limits.budget - overhead
+    user_pins = pins(history, outline, bench.before_active())
+    bench.reserve(_reserve(options, limits, user_pins, history, counter))
+    if one_shot or options.every_turn:
+        deque(older_turns(bench, limits.room, recent), maxlen=0)
+    reduce(bench, target, room=limits.room, recent=recent, rungs=(giants, *CUT) if over else CUT)
+    reduce(bench, limits.budget - overhead, room=limits.room, recent=recent)
+    out = tuple(index for index in range(len(history)) if bench.here(index) is None)
+    covered = positions(previous.covered) if previous else set[int]()
+    return Cut(
+        bench=bench,
+        limits=limits,
+        target=target,
+        out=out,
+        span=tuple(index for index in out if index not in covered),
+        pinned=tuple(pin for pin in user_pins if bench.here(pin.position) is None) if bench.summary else (),
+        previous=previous,
+        lasting=not one_shot,
+    )
+
+
+def _affordable(bench: Bench, room: int) -> int:
+    """How many of the newest turns before the active one, whole, cost at most `room` tokens together."""
+    for count, turn in enumerate(reversed(bench.outline.turns[:-1])):
+        room -= sum(bench.costs[turn.start : turn.stop])
+        if room < 0:
+            return count
+    return len(bench.outline.turns)
+
+
+def _reserve(options: Options, limits: Limits, pinned: Sequence[Pin], history: History, counter: TokenCounter) -> int:
+    """What is set aside for note and quotes; a fidelity that the caller names caps both together."""
+    cap = limits.cap(options.fidelity)
+    if options.named or not cap:
+        return cap
+    cap += share(history, limits.room)
+    return cap if not pinned else cap + min(limits.room // 10, sum(counter.text(pin.text) + 12 for pin in pinned) + 24)
+
+
+def _start(
+    history: History, base: Mapping[int, Shape], options: Options, outline: Outline, previous: Frozen | None
+) -> list[Shape | None]:
+    shapes: list[Shape | None] = [base.get(index, WHOLE) for index in range(len(history))]
+    if previous is not None:
+        shapes[: previous.decided] = [None] * previous.decided
+        for index, shape in previous.kept:
+            shapes[index] = shape
+    if options.tool_history != "paired":
+        start = outline.active.start
+        for index in range(start):
+            shape = shapes[index]
+            tied = outline.ties.get(index, (0,))[-1] >= start
+            if shape is not None and not shape.bare and not tied and history.readings[index].exchanges:
+                shapes[index] = replace(shape, tools=options.tool_history)
+    return shapes
+
+
+def why_no_model(cut: Cut, options: Options, turn: int) -> str | None:
+    """Why no model is asked this time; None when one is."""
+    cap = cut.limits.cap(options.fidelity)
+    if options.model == "none" or options.template.compiler != "agent":
+        return "no model by choice"
+    if not cut.span or not cut.reserve:
+        return "nothing to compile"
+    if cut.previous is not None and cut.previous.compiled_turn == turn:
+        return "one model compile a turn"
+    if options.every_turn:
+        return None
+    if cap < TOO_SMALL:
+        return f"a cap of {cap} tokens is too small"
+    cost = sum(cut.history.readings[index].tokens for index in cut.span)
+    if cost < max(cut.limits.room // 10, cap):
+        return f"only {cost} tokens are new"
+    return None
+
+
+def order(cut: Cut, options: Options) -> Order:
+    """What a model is asked about everything that went since it was last asked."""
+    cap = min(cut.limits.cap(options.fidelity), cut.reserve)
+    wanted = options.template.wants() | set(ALWAYS)
+    found = gathered(cut.history, cut.span, cut.pinned, results=options.recent_tool_results, counter=cut.counter)
+    given = {name: text for name, text in found.items() if name in wanted}
+    room = max(options.prompt_room, cut.limits.budget)
+    values, dropped = fitted(given, rules=options.template.sections, room=room // 4, counter=cut.counter)
+    turns = chunks(lines(cut.history, cut.span, options.recent_tool_results), room // 2, cut.counter)
+    previous = cut.previous.summary if cut.previous else ""
+    prompts = written(options.template, values, turns, previous=previous, cap=cap)
+    said = {**values, "previous_summary": previous, "recent_turns": "".join(turns)}
+    return Order(
+        key=_key(cut, options, cap),
+        prompts=prompts,
+        cap=cap,
+        included=tuple(name for name in TITLES if said.get(name, "").strip()),
+        missing=tuple(
+            sorted(name for name in options.template.wants() if name in TITLES and not said.get(name, "").strip())
+        ),
+        dropped=dropped,
+    )
+
+
+def _key(cut: Cut, options: Options, cap: int) -> str:
+    """The name of a compile: the same span is never compiled twice with the same template, fidelity and model."""
+    facts = (
+        cut.history.ids[cut.out[-1]],
+        spans(cut.out),
+        options.template.sha256,
+        str(options.fidelity),
+        options.model,
+        cap,
+        options.recent_tool_results,
+        options.scope,
+    )
+    return blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+
+def refusal(cut: Cut, text: str, counter: TokenCounter) -> str | None:
+    """Why an answer is not used: it is empty, or it does not save anything."""
+    if not text.strip():
+        return "the answer is empty"
+    size = counter.text(text)
+    cost = sum(cut.history.readings[index].tokens for index in cut.span)
+    cost += counter.text(cut.previous.summary) if cut.previous else 0
+    return f"{size} tokens are not fewer than the {cost} they stand for" if size >= cost else None
+
+
+def freeze(
+    cut: Cut, options: Options, *, summary: str, row: int | None, turn: int, asked: bool, ratio: float, tight: float
+) -> tuple[Frozen, tuple[Quote, ...]]:
+    """Fix the view until the next advance; what is quoted in it, and why.
+
+    Args:
+        cut: What stays.
+        options: How views are written.
+        summary: What a model has just written; empty when none did.
+        row: The row of that compile, where it is on the record already.
+        turn: The ordinal of the active user turn.
+        asked: Whether a model was asked in this turn, with or without success.
+        ratio: The model's learnt ratio.
+        tight: What is left of the budget after a provider refused it.
+    """
+    old = cut.previous
+    kept_summary = summary or (old.summary if old else "")
+    covered = spans(cut.out) if summary else (old.covered if old else ())
+    text = written_for(cut, options, kept_summary, positions(covered))
+    shapes = cut.bench.shapes
+    changed = [index for index, shape in enumerate(shapes) if shape != WHOLE]
+    decided = changed[-1] + 1 if changed else 0
+    frozen = Frozen(
+        decided=decided,
+        tip=cut.history.ids[decided - 1] if decided else "",
+        kept=tuple((index, shape) for index, shape in enumerate(shapes[:decided]) if shape is not None),
+        note=text.note,
+        quotes=text.quotes,
+        channel=text.channel,
+        summary=kept_summary,
+        summary_id=row if summary else (old.summary_id if old else None),
+        covered=covered,
+        compiled_turn=turn if asked else (old.compiled_turn if old else -1),
+        turn=turn,
+        tight=tight,
+        ratio=ratio,
+        blocks=(),
+        config=options.config,
+    )
+    return frozen, text.quoted

@@ -1,0 +1,166 @@
+"""One advance from end to end, for a live agent and a one-shot view alike: cut, perhaps ask a model, freeze."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from context_compiler.advance import cut, freeze, order, refusal, why_no_model
+from context_compiler.agent import Answer
+from context_compiler.budget.cutting import Cut, Options
+from context_compiler.budget.frozen import Frozen
+from context_compiler.history import History, repeats
+from context_compiler.limits import Limits
+from context_compiler.prompt import Order
+from context_compiler.record import Compile
+from context_compiler.record.recording import Where, compile_row
+from context_compiler.shapes import Shape
+from context_compiler.tokens import TokenCounter
+from context_compiler.turns import Outline, Pairing
+from context_compiler.view import Quote, summary_of
+
+Ask = Callable[[Order], Awaitable[Answer]]
+"""The compile agent, seen from here: an order in, an answer out, no memory."""
+
+RAW = Frozen(
+    decided=0,
+    tip="",
+    kept=(),
+    note="",
+    quotes="",
+    channel="user",
+    summary="",
+    summary_id=None,
+    covered=(),
+    compiled_turn=-1,
+    turn=-1,
+    tight=1.0,
+    ratio=1.0,
+    blocks=(),
+    config="",
+)
+"""The state before any cycle: everything stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advanced:
+    """What one advance decided, and the row that says so."""
+
+    frozen: Frozen
+    cut: Cut
+    row: Compile | None
+    """None when nothing was left out."""
+    fits: bool
+    quoted: tuple[Quote, ...]
+
+
+def repaired(pairing: Pairing) -> dict[int, Shape]:
+    """The shapes of messages with broken parts."""
+    shapes = {index: Shape(skip=parts) for index, parts in pairing.broken.items()}
+    return shapes if pairing.told is None else {**shapes, pairing.told: Shape(tools="render")}
+
+
+def carried(history: History) -> int:
+    """What a view carries for others whatever it leaves out, in exact tokens; what is said twice counts once."""
+    twice = (history.readings[index].items[at] for index, parts in repeats(history).items() for at in parts)
+    return sum(reading.stays for reading in history.readings) - sum(item.tokens for item in twice)
+
+
+async def advanced(
+    history: History,
+    turns: Outline,
+    base: Mapping[int, Shape],
+    options: Options,
+    marks: Limits,
+    *,
+    counter: TokenCounter,
+    where: Where,
+    ask: Ask | None,
+    previous: Frozen | None = None,
+    overhead: int = 0,
+    one_shot: bool = False,
+    ratio: float = 1.0,
+    tight: float = 1.0,
+) -> Advanced:
+    """Cut back, ask a model if that is worth it, and freeze what comes of it.
+
+    Raises:
+        CompileError: the model was asked and failed; an answer that is empty or saves nothing is refused instead.
+    """
+    done = cut(
+        history, turns, base, options, marks, counter=counter, previous=previous, overhead=overhead, one_shot=one_shot
+    )
+    reply = await _asked(done, options, where.turn_index, ask)
+    summary = reply.answer.text if reply.answer and reply.status == "ok" else ""
+    frozen, quoted = freeze(
+        done,
+        options,
+        summary=summary,
+        row=reply.answer.row if reply.answer else None,
+        turn=where.turn_index,
+        asked=reply.order is not None or ask is None,
+        ratio=ratio,
+        tight=tight,
+    )
+    return Advanced(
+        frozen=frozen, cut=done, row=_row(where, done, options, reply, frozen), fits=done.fits, quoted=quoted
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reply:
+    """What came of asking a model, or why none was asked."""
+
+    status: str
+    error: str | None
+    order: Order | None = None
+    answer: Answer | None = None
+
+
+async def _asked(done: Cut, options: Options, turn: int, ask: Ask | None) -> _Reply:
+    error = why_no_model(done, options, turn) or ("asked in this turn already" if ask is None else None)
+    if ask is None or error is not None:
+        return _Reply(status="deterministic", error=error)
+    given = order(done, options)
+    answer = await ask(given)
+    error = answer.refused or refusal(done, answer.text, done.counter)
+    return _Reply(status="refused" if error else "ok", error=error, order=given, answer=answer)
+
+
+def _row(where: Where, done: Cut, options: Options, reply: _Reply, frozen: Frozen) -> Compile | None:
+    """The row of a compile; None where nothing was left out, or where it is on the record already."""
+    if not done.out or (reply.answer and reply.answer.row):
+        return None
+    return compile_row(
+        where,
+        done,
+        options,
+        order=reply.order,
+        answer=reply.answer,
+        status=reply.status,
+        error=reply.error,
+        summary=summary_of(frozen),
+        quotes=frozen.quotes,
+        budget_used=done.counter.text(frozen.note) + done.counter.text(frozen.quotes),
+    )
+
+
+def why_kept(frozen: Frozen, turns: Outline, length: int) -> tuple[tuple[int, str], ...]:
+    """Every message of a view and why it is there."""
+    shapes = dict(frozen.kept)
+    active = turns.active.start if turns.turns else 0
+    reasons: list[tuple[int, str]] = []
+    for index in range(length):
+        shape = shapes.get(index) if index < frozen.decided else Shape()
+        if shape is None:
+            continue
+        reason = "carried for the host" if shape.bare else "active turn" if index >= active else "recent turn"
+        reasons.append((index, f"{reason}, as a skeleton" if shape.skeleton else reason))
+    return tuple(reasons)
+
+
+def sections_of(frozen: Frozen, view: History, counter: TokenCounter, blocks: Iterable[str] = ()) -> dict[str, int]:
+    """Exact tokens of a view's messages by section: note, quotes, recall blocks, and the messages themselves."""
+    note, quotes, recall = counter.text(frozen.note), counter.text(frozen.quotes), sum(map(counter.text, blocks))
+    messages = view.tokens - note - quotes - recall
+    return {"summary": note, "quotes": quotes, "recall": recall, "messages": messages}

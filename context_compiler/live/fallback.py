@@ -1,0 +1,106 @@
+"""What is sent when a view could not be made: the first of a fixed list that fits, at last the least possible.
+
+With a cycle: the last good view and everything since, then raw history, then a view without a model. Without
+one: raw history first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler.advance.through import RAW
+from context_compiler.budget.cutting import Options
+from context_compiler.history import History, Reader
+from context_compiler.limits import whole_budget
+from context_compiler.live import advance, begun
+from context_compiler.live.building import built
+from context_compiler.live.cycles import fitting
+from context_compiler.live.failing import attempt, attempted, floor
+from context_compiler.live.request import Request
+from context_compiler.live.run import Live, Result, Run, marks_of, read
+from context_compiler.record.recording import ledger
+from context_compiler.view import View
+
+EMPTY = History(messages=(), readings=(), ids=(), sums=(0,))
+
+
+async def fallback(live: Live, run: Run, request: Request, error: Exception) -> Result:
+    """What goes out instead of a view that failed with `error`, and why. Never raises."""
+    budget, allowed = _limit(live, run, request)
+    why = f"{type(error).__name__}: {error}; sent: "
+    for name, way in _ways(live, run, request):
+        result = (await attempted(way())).value
+        if result is None or (allowed is not None and result.cost > allowed):
+            continue
+        if result.began:
+            result = begun(live, run, result)
+        view = replace(result.view, status="fallback", error=f"{why}{name}")
+        return replace(result, view=view, row=run.failed or result.row)
+    cut = attempt(lambda: floor(request.messages, None if allowed is None else max(0, allowed - request.overhead)))
+    messages, name = (list(request.messages), "raw history") if allowed is None else (cut.value, "the last exchange")
+    return _bare(live.reader, run, request, messages or list(request.messages), budget, f"{why}{name}")
+
+
+def _limit(live: Live, run: Run, request: Request) -> tuple[int, int | None]:
+    """The budget, and what may go out now that we fail, in exact tokens; None is no limit."""
+    budget, allowed = whole_budget(live.asked, window=request.window, max_tokens=request.max_tokens)
+    if allowed is None and run.refused:
+        allowed = budget
+    share = run.tight / run.ratios.of(request.family)
+    return budget, None if allowed is None else int(allowed * share)
+
+
+def _ways(live: Live, run: Run, request: Request) -> list[tuple[str, Callable[[], Awaitable[Result | None]]]]:
+    """Everything that may be sent instead of a view, the best first."""
+    return [
+        ("the last good view", lambda: _last(live, run, request)),
+        ("raw history", lambda: _raw(live, run, request)),
+        ("a view without a model", lambda: _plain(live, run, request, live.options)),
+        ("a view without a model or template", lambda: _plain(live, run, request, live.plain)),
+    ]
+
+
+async def _last(live: Live, run: Run, request: Request) -> Result | None:
+    sight = read(live, run, request, live.plain(request))
+    frozen = fitting(run.frozen, sight.history, run.frozen.config) if run.frozen else None
+    if frozen is None:
+        return None
+    marks = marks_of(live, run, request, sight, frozen.ratio)
+    return built(live, run, request, sight, frozen, marks, "fallback", frozen.ratio)
+
+
+async def _raw(live: Live, run: Run, request: Request) -> Result | None:
+    sight = read(live, run, request, live.plain(request))
+    ratio = run.ratios.of(request.family)
+    return built(live, run, request, sight, RAW, marks_of(live, run, request, sight, ratio), "fallback", ratio)
+
+
+async def _plain(live: Live, run: Run, request: Request, options: Callable[[Request], Options]) -> Result | None:
+    sight = read(live, run, request, options(request))
+    ratio = run.ratios.of(request.family)
+    marks = marks_of(live, run, request, sight, ratio)
+    previous = fitting(run.frozen, sight.history, sight.options.config)
+    done = await advance(live, run, request, sight, marks, previous, None, ratio)
+    result = built(live, run, request, sight, done.frozen, marks, "fallback", ratio, done)
+    return replace(result, row=done.row, began=True)
+
+
+def _bare(reader: Reader, run: Run, request: Request, messages: list[ModelMessage], budget: int, why: str) -> Result:
+    """A result that needs none of our own reading, as far as reading fails."""
+    raw = attempt(lambda: reader.read(request.messages)).value or EMPTY
+    sent = attempt(lambda: reader.read(messages)).value or EMPTY
+    sections = {"instructions and schemas": request.overhead, "messages": sent.tokens}
+    view = View(
+        messages=messages,
+        tokens=sent.tokens,
+        budget=budget,
+        status="fallback",
+        ledger=ledger(sections, (), ()),
+        error=why,
+    )
+    turn = max(0, sum(reading.prompts for reading in raw.readings) - 1)
+    cost = request.overhead + sent.tokens
+    return Result(view=view, raw=raw, sent=sent, frozen=None, turn=turn, cost=cost, limit=0, row=run.failed)

@@ -1,0 +1,184 @@
+"""What a live agent's requests share, what one run remembers, a request once it is read, and what came of it.
+
+`Live` belongs to one compiler and is shared by its runs; `Run` belongs to one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler.advance.through import carried, repaired
+from context_compiler.budget.cutting import Options
+from context_compiler.budget.frozen import Frozen
+from context_compiler.config import Wishes
+from context_compiler.history import History, Reader
+from context_compiler.limits import Asked, Limits, limits
+from context_compiler.live.cycles import Cycles
+from context_compiler.live.request import Request
+from context_compiler.record import Compile
+from context_compiler.record.recording import Where
+from context_compiler.settings import Settings
+from context_compiler.shapes import Shape
+from context_compiler.template.lookup import TemplateLibrary
+from context_compiler.tokens import TokenCounter
+from context_compiler.tokens.ratios import Ratios
+from context_compiler.turns import Outline, Pairing, outline, pair, turn_index
+from context_compiler.view import View
+
+TIGHT = 0.7
+"""What is left of the budget once a provider has refused a request as too long."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run remembers from request to request."""
+
+    raw: History | None = None
+    view: History | None = None
+    frozen: Frozen | None = None
+    """The cycle that the run is in, or would be in once raw history does not fit any more."""
+    kept: Frozen | None = None
+    """The cycle as it is on the record."""
+    prefix: tuple[Frozen, list[ModelMessage]] | None = None
+    """What that cycle froze, built."""
+    begun: bool = False
+    """Whether it was looked up what the run starts from."""
+    ratios: Ratios = field(default_factory=Ratios)
+    """What was learnt before this run and in it, not what other runs learn meanwhile: a resumed run decides alike."""
+    requests: int = 0
+    turn: int = 0
+    asked_turn: int = -1
+    """The user turn in which a model was asked last, with or without success."""
+    opened_turn: int = -1
+    """The user turn whose first request `every_turn` has seen."""
+    sent: int = 0
+    """Exact tokens of the last request as sent; 0 when it was none of ours."""
+    budget: int = 0
+    """The budget of the last request, in exact tokens."""
+    tight: float = 1.0
+    """What is left of the budget after a provider refused it, as a share."""
+    refused: bool = False
+    """The provider has refused a request of this run as too long."""
+    failed: Compile | None = None
+    """The compile that failed in this request."""
+
+    def tighten(self) -> None:
+        """Go on with less, and without a model for this turn: the provider says the request was too long."""
+        self.tight *= TIGHT * (min(1.0, self.sent / self.budget) if self.sent and self.budget else 1.0)
+        self.refused = True
+        self.asked_turn = self.turn
+
+
+@dataclass(slots=True, kw_only=True)
+class Live:
+    """What the requests of one compiler share."""
+
+    wishes: Wishes
+    asked: Asked
+    library: TemplateLibrary
+    counter: TokenCounter
+    vault_name: str
+    model: str | None
+    """What the compiler's model is called; None is the run's own."""
+    settings: Settings = field(default_factory=Settings)
+    cycles: Cycles = field(default_factory=Cycles)
+    paired: Pairing | None = None
+    """The pairing of the last history without open calls: the next one often continues it."""
+    reader: Reader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = Reader(self.counter)
+
+    def options(self, request: Request) -> Options:
+        """How views of this request are written; TemplateError where the template is missing or wrong."""
+        return self._settled(self.wishes, self.library, request)
+
+    def plain(self, request: Request) -> Options:
+        """The same with a template that comes with the package and needs no model."""
+        return self._settled(replace(self.wishes, template="extractive"), TemplateLibrary(system=None), request)
+
+    def _settled(self, wishes: Wishes, library: TemplateLibrary, request: Request) -> Options:
+        model = self.model if self.model is not None else request.model
+        return wishes.options(
+            library,
+            self.settings,
+            model=model,
+            family=request.family,
+            window=request.window,
+            scope=f"{self.vault_name}/{request.scope}",
+            refs=request.refs,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """A request, read: everything that follows from its messages alone."""
+
+    history: History
+    pairing: Pairing
+    base: Mapping[int, Shape]
+    turn: int
+    options: Options
+
+    @cached_property
+    def turns(self) -> Outline:
+        """The history as turns; only an advance needs them."""
+        return outline(self.history, self.pairing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A view, and what of it goes on the record."""
+
+    view: View
+    raw: History
+    sent: History
+    frozen: Frozen | None
+    turn: int
+    cost: int
+    """Exact tokens of the whole request as the host renders it."""
+    limit: int
+    """The budget in exact tokens; 0 where `cost` could not be made sure of."""
+    row: Compile | None = None
+    began: bool = False
+    """A new cycle began with this request."""
+    ratio: float = 1.0
+
+
+def read(live: Live, run: Run, request: Request, options: Options) -> Sight:
+    """Read the messages of a request."""
+    history = live.reader.read(request.messages, last=run.raw)
+    run.raw = history
+    pairing = pair(history, live.paired)
+    live.paired = live.paired if pairing.waiting else pairing
+    turn = run.turn = turn_index(history)
+    return Sight(history=history, pairing=pairing, base=repaired(pairing), turn=turn, options=options)
+
+
+def marks_of(live: Live, run: Run, request: Request, sight: Sight, ratio: float) -> Limits:
+    """The limits of one request."""
+    return limits(
+        live.asked,
+        fixed=request.overhead + carried(sight.history),
+        window=request.window,
+        max_tokens=request.max_tokens,
+        threshold=sight.options.template.token_threshold,
+        fidelity=sight.options.fidelity,
+        ratio=ratio,
+        tight=run.tight,
+    )
+
+
+def where_of(live: Live, run: Run, request: Request, sight: Sight) -> Where:
+    """Which request of which conversation this is."""
+    return Where(
+        session_id=request.session_id,
+        vault_name=live.vault_name,
+        run_id=request.run_id,
+        turn_index=sight.turn,
+        request_index=run.requests,
+    )

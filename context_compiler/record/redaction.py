@@ -1,0 +1,154 @@
+"""What `redact` leaves of a history: every text of every message goes through it, and nothing else is touched."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from context_compiler.history import History
+from context_compiler.ids import chained, identity
+from context_compiler.record import Compile
+from context_compiler.record.recording import explained
+
+Redact = Callable[[str], str]
+"""Given a text, what of it may be kept."""
+
+MESSAGES = 50_000
+"""Redacted messages remembered."""
+FREE = frozenset({"args", "content", "metadata", "provider_details", "vendor_metadata", "vendor_details"})
+"""Fields of a message in which somebody's own data stands, with keys and values of their own."""
+TEXTS = FREE | {
+    "instructions",
+    "transcript",
+    "signature",
+    "error",
+    "url",
+    "file_id",
+    "identifier",
+    "tool_name",
+    "dynamic_ref",
+    "context_id",
+    "provider_url",
+    "model_name",
+}
+"""Fields whose text may be anything; in all others stand the host's own words."""
+PIECES = frozenset(
+    {"binary", "image-url", "audio-url", "video-url", "document-url", "uploaded-file", "cache-point", "text-content"}
+)
+"""What files and marked texts call themselves, wherever they stand."""
+PIECE_FIELDS = frozenset(
+    {"kind", "data", "url", "file_id", "content", "media_type", "identifier", "force_download", "provider_name", "ttl"}
+    | {"metadata", "vendor_metadata"}
+)
+"""What they consist of; anything else is a mapping of somebody's own."""
+FIXED = frozenset({"retry-prompt", "retry-feedback"})
+"""Parts whose content has fixed keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Redacted:
+    """A chain as it may be kept: every text of every message through `redact`."""
+
+    ids: tuple[str, ...]
+    bodies: tuple[bytes, ...]
+    texts: tuple[str, ...]
+
+    def body(self, index: int) -> bytes:
+        """The canonical JSON of message `index`, redacted."""
+        return self.bodies[index]
+
+    def text(self, index: int) -> str:
+        """The searchable text of message `index`, redacted."""
+        return self.texts[index]
+
+
+class Redactor:
+    """Redacts chains, each message once; names them by what is left."""
+
+    def __init__(self, redact: Redact) -> None:
+        """Keep what `redact` returns."""
+        self.redact = redact
+        self._done: OrderedDict[str, tuple[str, bytes, str]] = OrderedDict()
+
+    def __call__(self, text: str) -> str:
+        """What of a text may be kept."""
+        kept = cast(object, self.redact(text))
+        return kept if isinstance(kept, str) else ""
+
+    def chain(self, history: History) -> Redacted:
+        """The chain of a history as it may be kept."""
+        kept: list[tuple[str, bytes, str]] = []
+        for index, name in enumerate(history.ids):
+            if name not in self._done:
+                body = json.dumps(self._host(json.loads(history.body(index))), ensure_ascii=False).encode()
+                parent = kept[-1][0] if kept else None
+                self._done[name] = chained(parent, identity(body)), body, self(history.text(index))
+            kept.append(self._done[name])
+        while len(self._done) > MESSAGES:
+            self._done.popitem(last=False)
+        ids, bodies, texts = zip(*kept, strict=True) if kept else ((), (), ())
+        return Redacted(ids=ids, bodies=bodies, texts=texts)
+
+    def _host(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A message, a part, or a piece of content: known fields with texts in them."""
+        own = bool(given.get("tool_kind"))
+        fixed = own or given.get("part_kind") in FIXED
+        clean: dict[str, Any] = {}
+        for key, one in given.items():
+            if key == "data" and isinstance(one, str):
+                clean[key] = self._file(one, str(given.get("media_type")))
+            elif key == "citations":
+                clean[key] = one if self(json.dumps(one)) == json.dumps(one) else None
+            elif isinstance(one, str):
+                clean[key] = self(one) if key in TEXTS and not (own and key == "tool_name") else one
+            elif key in FREE:
+                clean[key] = self._said(one, fixed=fixed)
+            else:
+                clean[key] = self._nested(one)
+        return clean
+
+    def _nested(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._nested(one) for one in cast(list[Any], value)]
+        return self._host(cast(dict[str, Any], value)) if isinstance(value, dict) else value
+
+    def _said(self, value: Any, *, fixed: bool) -> Any:
+        """What somebody said: every text and, unless they are `fixed`, every key; files as the host writes them."""
+        if isinstance(value, str):
+            return self(value)
+        if isinstance(value, list):
+            return [self._said(one, fixed=fixed) for one in cast(list[Any], value)]
+        if not isinstance(value, dict):
+            return value
+        given = cast(dict[str, Any], value)
+        if given.get("kind") in PIECES and given.keys() <= PIECE_FIELDS:
+            return self._host(given)
+        return {key if fixed else self(key): self._said(one, fixed=fixed) for key, one in given.items()}
+
+    def _file(self, data: str, media_type: str) -> str:
+        try:
+            content = base64.b64decode(data, altchars="-_", validate=True)
+        except ValueError:
+            return self(data)
+        if not media_type.startswith("text/"):
+            return data
+        return base64.urlsafe_b64encode(self(content.decode("utf-8", "replace")).encode("utf-8", "replace")).decode()
+
+    def compile(self, row: Compile, names: Mapping[str, str]) -> Compile:
+        """A compile as it may be kept; never used again, since it no longer says what it said. `names` is for tips."""
+        texts = ("compiled_prompt", "raw_output", "summary", "error")
+        said = {name: self(text) for name in texts if (text := getattr(row, name)) is not None}
+        payload = {**(row.input_payload or {}), "raw_tip": names.get(str((row.input_payload or {}).get("raw_tip")))}
+        kept = replace(
+            row,
+            cache_key=None,
+            summary_json=None,
+            covered_tip=names.get(row.covered_tip, ""),
+            input_payload=payload,
+            **said,
+        )
+        return explained(kept, {"cache_key": "redacted", "summary_json": "redacted"})

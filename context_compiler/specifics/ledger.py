@@ -1,0 +1,190 @@
+"""What is left out leaves its identifiers behind, each with the line that it came from.
+
+A line of the ledger stands for one message: its turn, who said it, for a tool what it was called with, and then
+the pieces of text around what later calls may need. What the view says elsewhere is not said again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from context_compiler.budget.cutting import Cut
+from context_compiler.history import History
+from context_compiler.history.items import Kind
+from context_compiler.shapes.skeleton import call_line, one_line
+from context_compiler.specifics import Told
+from context_compiler.specifics.mentions import FIELD, LISTED, Mention, acts, readable
+from context_compiler.specifics.needs import needs
+
+SHARE = 0.15
+"""Of the room for messages: what the ledger may have where tools are used."""
+
+PART = 3
+"""And where no model has written, one part in so many of what there is for ledger and quotes: what answers the
+question comes first."""
+
+SMALLEST = 24
+"""With less room, in tokens, there is no ledger."""
+
+NEAR, FAR = 1, 2
+"""Words on each side of an identifier, where room is short and where it is not."""
+SHORT = 400
+"""Tokens; a ledger with less room is short."""
+CALL = 72
+"""Characters of a call, where what matters is in its answer."""
+TRIES = 24
+"""Identifiers in a row that may not fit before the ledger is closed."""
+
+WIDTH = 48
+"""Characters on each side in which they are looked for."""
+
+_WORD = re.compile(r"\w[\w.-]*")
+_SYNTAX = re.compile(r'["{}\[\]]+')
+
+
+def uses_tools(history: History) -> bool:
+    """Whether anything here is done by calling tools or a shell: more than once in a while."""
+    acting = sum(reading.exchanges or any(map(acts, reading.items)) for reading in history.readings)
+    return acting * 8 >= len(history.readings)
+
+
+def share(history: History, room: int) -> int:
+    """What is set aside for the ledger of a history, in tokens, of the room for messages."""
+    return int(room * SHARE) if uses_tools(history) else 0
+
+
+def with_ledger(cut: Cut, told: Sequence[str], room: int, quoting: Callable[[int], str], *, lost: bool) -> str:
+    """Ledger and quotes, together at most `room` tokens: what the ledger does not need is the quotes'.
+
+    Args:
+        cut: What stays and what is out.
+        told: What stands beside them: the note, and what is pinned.
+        room: The most tokens that both may cost.
+        quoting: Gives quotes of at most so many tokens.
+        lost: A model has written a summary, and what it lost is listed.
+    """
+    own = min(int(cut.limits.room * SHARE), room if lost else room // PART) if lost or uses_tools(cut.history) else 0
+    quotes = quoting(room - own)
+    listed = ledger(cut, (*told, quotes), own)
+    used = cut.counter.text(listed) + 2 if listed else 0
+    if own - used > SMALLEST:
+        quotes = quoting(room - used)
+    return "\n\n".join(block for block in (listed, quotes) if block)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Line:
+    """One line of the ledger, as far as it has got."""
+
+    mentions: list[Mention] = field(default_factory=list[Mention])
+
+
+def ledger(cut: Cut, told: Sequence[str], room: int) -> str:
+    """Identifiers of what is left out that neither the messages kept nor `told` hold, at most `room` tokens.
+
+    Args:
+        cut: What stays and what is out.
+        told: What stands beside the messages: note and quotes.
+        room: The most tokens that it may cost.
+    """
+    if room < SMALLEST:
+        return ""
+    candidates = needs(cut, told)
+    lines: dict[tuple[int, int], _Line] = {}
+    left = room - 2
+    written = _Writer(cut, NEAR if room < SHORT else FAR)
+    missed = 0
+    for one in candidates:
+        if missed > TRIES or left < 4:
+            break
+        cost, key, line = min((_added(home, lines, written, cut) for home in one.homes), key=lambda found: found[0])
+        if cost > left:
+            missed += 1
+        elif cost:
+            lines[key], left, missed = line, left - cost, 0
+    return "\n".join(written.text(lines[key]) for key in sorted(lines))
+
+
+def _added(
+    home: Mention, lines: Mapping[tuple[int, int], _Line], written: _Writer, cut: Cut
+) -> tuple[int, tuple[int, int], _Line]:
+    """What quoting an identifier from there costs, in tokens, and the line that does; 0 where it is there already."""
+    key = written.key(home)
+    line = lines.get(key, _Line())
+    before = written.text(line)
+    if line.mentions and Told(before).holds(home.specific):
+        return 0, key, line
+    longer = _Line(mentions=[*line.mentions, home])
+    price = cut.counter.text
+    return price(written.text(longer)) + 1 - (price(before) + 1 if before else 0), key, longer
+
+
+class _Writer:
+    """Writes lines of the ledger; knows which call an answer belongs to."""
+
+    def __init__(self, cut: Cut, words: int) -> None:
+        self._history, self._words = cut.history, words
+        self._calls: dict[tuple[int, int], tuple[int, int]] = {}
+        waiting: defaultdict[object, list[tuple[int, int]]] = defaultdict(list)
+        for position, reading in enumerate(cut.history.readings):
+            for part, item in enumerate(reading.items if reading.exchanges else ()):
+                if item.kind is Kind.CALL:
+                    waiting[item.call_id].append((position, part))
+                elif item.kind is Kind.RETURN and waiting[item.call_id]:
+                    self._calls[position, part] = waiting[item.call_id].pop(0)
+
+    def key(self, mention: Mention) -> tuple[int, int]:
+        """What shares a line: a call and its answer, else a part."""
+        own = mention.position, mention.part
+        return self._calls.get(own, own)
+
+    def text(self, line: _Line) -> str:
+        """The line as it stands in the ledger."""
+        if not line.mentions:
+            return ""
+        position, part = self.key(line.mentions[0])
+        item = self._history.readings[position].items[part]
+        first = line.mentions[0]
+        said = _pieces(
+            readable(item), [one for one in line.mentions if (one.position, one.part) == (position, part)], self._words
+        )
+        answers = [one for one in line.mentions if (one.position, one.part) != (position, part)]
+        if item.kind is Kind.CALL:
+            short = call_line(item.tool or "tool", item.text, width=CALL)
+            named = Told(short)
+            missing = [one for one in line.mentions if one not in answers and not named.holds(one.specific)]
+            said = short if not missing else f"{one_line(item.tool or 'tool', 40)}({said})"
+        elif item.kind is Kind.RETURN:
+            said = f"{one_line(item.tool or 'tool', 40)} → {said}"
+        if answers:
+            at, place = answers[0].position, answers[0].part
+            said += " → " + _pieces(readable(self._history.readings[at].items[place]), answers, self._words)
+        return f"[turn {first.turn + 1} · {first.speaker}] {said}"
+
+
+def _pieces(text: str, told: Iterable[Mention], words: int) -> str:
+    """The text with what stands around each of these, in order; what lies close together is one piece."""
+    spans: list[list[int]] = []
+    data = text[:1] in ("{", "[")
+    for one in sorted(told, key=lambda mention: mention.specific.offset):
+        start, end = one.specific.offset, one.specific.offset + len(one.specific.verbatim)
+        start, end = _around(text, start, end, words)
+        if spans and start <= spans[-1][1] + 4:
+            spans[-1][1] = max(end, spans[-1][1])
+        else:
+            spans.append([start, end])
+    shown = (text[start:end] for start, end in spans)
+    return (", " if data else " … ").join(one_line(_SYNTAX.sub("", piece) if data else piece, 400) for piece in shown)
+
+
+def _around(text: str, start: int, end: int, words: int) -> tuple[int, int]:
+    """Where the text around an identifier begins and ends: the field it is the value of, else words on each side."""
+    key = FIELD.search(text, max(0, start - LISTED), start)
+    if key:
+        return key.start(), end
+    before = list(_WORD.finditer(text, max(0, start - WIDTH), start))[-words:]
+    after = list(_WORD.finditer(text, end, min(len(text), end + WIDTH)))[:words]
+    return (before[0].start() if before else start), (after[-1].end() if after else end)

@@ -1,0 +1,129 @@
+"""A template is a markdown file: what a view says of the past, how much, and what goes first when room is short.
+
+Plain markdown is a template. Front matter may say more. The body is rendered with Jinja, in a sandbox, from
+values that are data and are never rendered again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal, Self
+
+from context_compiler.errors import TemplateError
+from context_compiler.fidelity import Fidelity
+from context_compiler.ids import text_hash
+from context_compiler.limits import Amount
+from context_compiler.settings import Count
+from context_compiler.template.choices import Compiler, SectionRule, contract, read
+from context_compiler.template.front_matter import Misread, taken_apart
+from context_compiler.template.rendering import Refused, compiled, run
+
+log = logging.getLogger(__name__)
+
+Origin = Literal["vault", "system", "builtin", "inline"]
+
+LARGEST = 256 * 1024
+"""Bytes of a template file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """One template, checked: whatever can be found wrong with a file is found when it is read."""
+
+    name: str
+    source: Origin
+    path: str | None
+    sha256: str
+    """Of the file's bytes, in hex."""
+    body: str
+    description: str = ""
+    compiler: Compiler = "agent"
+    """`agent`: the body asks a model for the summary; `none`: it is the summary; `extractive`: it heads quotes."""
+    fidelity: Fidelity | None = None
+    recent_turns: Count | None = None
+    recent_tool_results: Count | None = None
+    token_threshold: Amount = 0
+    """Where compiling begins, as `trigger`: tokens, or a share of the budget; 0 says nothing."""
+    sections: Mapping[str, SectionRule] = field(default_factory=dict[str, SectionRule], hash=False)
+    contract: str | None = None
+    """The fenced yaml and json blocks of the body, as text. Nothing enforces them."""
+    warnings: tuple[str, ...] = ()
+    offset: int = field(default=0, repr=False)
+    """Lines of the file above the body."""
+
+    @classmethod
+    def parse(cls, text: str, *, name: str, source: Origin = "inline", path: str | None = None) -> Self:
+        """Read a template from the text of its file.
+
+        Raises:
+            TemplateError: it is not one; the message says where and why.
+        """
+        try:
+            parts = taken_apart(_sound(text))
+            choices, warnings = read(parts.entries)
+        except Misread as error:
+            raise TemplateError(str(error), name=name, path=path, line=error.line) from None
+        for warning in warnings:
+            _warn_once(f"{path or name}: {warning}")
+        template = cls(
+            name=name,
+            source=source,
+            path=path,
+            sha256=text_hash(text),
+            body=parts.body,
+            contract=contract(parts.body),
+            warnings=warnings,
+            offset=parts.offset,
+            **choices,
+        )
+        template.wants()
+        return template
+
+    def wants(self) -> frozenset[str]:
+        """The names that the body asks for.
+
+        Raises:
+            TemplateError: the body is not one that can be rendered.
+        """
+        try:
+            return compiled(self.body).names
+        except Refused as error:
+            raise self._wrong(error) from None
+
+    def render(self, values: Mapping[str, object]) -> str:
+        """Fill in the body. Values are texts, numbers, lists and mappings; one that is missing or None is empty.
+
+        A rendering takes 2 s at most, and has at most 1,000,000 characters more than the texts it is given.
+
+        Raises:
+            TemplateError: the body trips over a value, or asks for more than that.
+        """
+        try:
+            return run(compiled(self.body), values).strip("\n")
+        except Refused as error:
+            raise self._wrong(error) from None
+
+    def _wrong(self, error: Refused) -> TemplateError:
+        line = error.line + self.offset if error.line else None
+        return TemplateError(str(error), name=self.name, path=self.path, line=line)
+
+
+def _sound(text: str) -> str:
+    """The text with plain line ends and no byte order mark, if it is one a person could have written."""
+    if len(text) > LARGEST:
+        raise Misread(f"the template is larger than {LARGEST // 1024} kB", 1)
+    if "\0" in text:
+        raise Misread(
+            "the template holds a NUL character; is it a text file?", text.count("\n", 0, text.index("\0")) + 1
+        )
+    if not text.strip("\ufeff \t\r\n"):
+        raise Misread("the template is empty", 1)
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+@lru_cache(maxsize=1024)
+def _warn_once(warning: str) -> None:
+    log.warning(warning)

@@ -1,0 +1,231 @@
+"""Text is counted exactly and offline, in o200k tokens; counting never raises and never reaches the network.
+
+The encoder is built when something is first counted (about 0.3 s), so importing this module costs nothing.
+Should the encoder be missing or fail, half the UTF-8 bytes of a text stand for its tokens, and one warning
+is logged: too many for ordinary text, so that budgets hold.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cache
+from threading import RLock
+from typing import TypeVar, cast
+
+from context_compiler.errors import SettingsError
+from context_compiler.tokens.media import audio_tokens, document_tokens, image_tokens, video_tokens
+from context_compiler.tokens.pieces import pieces, whole
+from context_compiler.tokens.ratios import Ratios, model_family
+
+__all__ = [
+    "Count",
+    "Ratios",
+    "TokenCounter",
+    "as_counter",
+    "audio_tokens",
+    "document_tokens",
+    "image_tokens",
+    "media_tokens",
+    "model_family",
+    "video_tokens",
+]
+
+Count = Callable[[str], int]
+"""What a user may give instead of ours: the tokens of a text."""
+
+REMEMBERED = 8_000_000
+"""Characters of counted text that a counter remembers, if not told otherwise."""
+ENTRY = 128
+"""What remembering one text costs besides its characters."""
+SHORT = 32
+"""Shorter texts are counted again as fast as they are remembered."""
+
+PROBES = 24
+"""How often a prefix is counted, at most, while closing in on the longest one."""
+
+_logger = logging.getLogger(__name__)
+_loading = RLock()
+_reported: set[str] = set()
+
+_Given = TypeVar("_Given")
+_Made = TypeVar("_Made")
+
+
+class TokenCounter:
+    """Counts tokens of text exactly and offline (o200k), and remembers what it counted.
+
+    Counting never raises and never reaches the network. Texts over 50,000 characters are counted in pieces;
+    `pieces` says what that costs.
+    """
+
+    def __init__(self, count: Count | None = None, *, remember: int = REMEMBERED) -> None:
+        """Count with `count` where given; texts for which it fails or answers no number are counted by o200k.
+
+        Args:
+            count: A function from text to its number of tokens.
+            remember: How many characters of counted text to keep, and 128 for each text; the least recently
+                counted goes first.
+
+        Raises:
+            SettingsError: `count` cannot be called.
+        """
+        if count is not None and not callable(count):
+            raise SettingsError(f"counter={count!r}: give a function from a text to its number of tokens")
+        self._ask = None if count is None else _checked(count)
+        self._failure = f"the counter {getattr(count, '__qualname__', count)} failed, o200k counts instead"
+        self._room = remember
+        self._known: OrderedDict[str, int] = OrderedDict()
+        self._held = 0
+        self._lock = RLock()
+
+    def text(self, text: str) -> int:
+        """The number of tokens in `text`; whatever looks like a special token is ordinary text."""
+        if type(text) is not str:  # a subclass may compare and hash as it likes
+            text = str(text)
+        if len(text) < SHORT and self._ask is None:
+            return self._fresh(text)
+        with self._lock:
+            known = self._known.get(text)
+            if known is not None:
+                self._known.move_to_end(text)
+                return known
+        tokens = self._fresh(text)
+        self._keep(text, tokens)
+        return tokens
+
+    def __call__(self, text: str) -> int:
+        """The same as `text`."""
+        return self.text(text)
+
+    def head(self, text: str, tokens: int) -> str:
+        """The longest beginning of `text`, give or take one in a hundred, that has at most `tokens` tokens.
+
+        Never ends inside a character: not between two surrogates, nor before a combining mark.
+        """
+        return self._longest(len(text), tokens, lambda size: text[: whole(text, size, -1)])
+
+    def tail(self, text: str, tokens: int) -> str:
+        """The longest end of `text`, give or take one in a hundred, that has at most `tokens` tokens."""
+        return self._longest(len(text), tokens, lambda size: text[whole(text, len(text) - size, 1) :])
+
+    def _longest(self, size: int, tokens: int, part: Callable[[int], str]) -> str:
+        """The largest of `part(0)` to `part(size)` that fits, found by the density of tokens, then by halving."""
+        best, low, high = "", 0, size + 1
+        guess = min(size, 4 * tokens)
+        for probe in range(PROBES):
+            if tokens < 1 or not low < guess < high:
+                break
+            piece = part(guess)
+            cost = self._fresh(piece)
+            if cost <= tokens:
+                best, low = piece, guess
+                if cost >= tokens - tokens // 100 and tokens >= 100:
+                    break
+            else:
+                high = guess
+            nearer = guess + int((tokens - cost) * guess / max(cost, 1)) if probe < PROBES // 2 else 0
+            halfway = min((low + high) // 2, 2 * low + 1)
+            guess = min(size, nearer if low < nearer < high else halfway)
+        return best
+
+    def _fresh(self, text: str) -> int:
+        told = _attempt(self._ask, text, self._failure) if self._ask else None
+        return _exact(text) if told is None else told
+
+    def _keep(self, text: str, tokens: int) -> None:
+        if len(text) + ENTRY > self._room:
+            return
+        with self._lock:
+            if text not in self._known:
+                self._held += len(text) + ENTRY
+            self._known[text] = tokens
+            while self._held > self._room:
+                forgotten, _ = self._known.popitem(last=False)
+                self._held -= len(forgotten) + ENTRY
+
+
+_shared = TokenCounter()
+
+
+def as_counter(counter: TokenCounter | Count | None) -> TokenCounter:
+    """A counter for what a user gave: theirs, one around their function, or for None the one that all share."""
+    if counter is None:
+        return _shared
+    return counter if isinstance(counter, TokenCounter) else TokenCounter(counter)
+
+
+_BY_KIND: dict[str, Callable[[bytes | None], int]] = {
+    "image": image_tokens,
+    "audio": audio_tokens,
+    "video": video_tokens,
+}
+_TEXT = re.compile(r"text(/|$)|[^;]*[/+](json|xml|yaml|x-yaml|toml|javascript|csv|sql|x-sh|markdown|svg)\b")
+
+
+def media_tokens(media_type: str, data: bytes | None = None) -> int:
+    """What a medium costs: plain text by its tokens, the rest by the public rules (the table in `media`).
+
+    Args:
+        media_type: MIME type, or its first half; what is neither image, sound, film nor text is a document.
+        data: The bytes, or None where there is only a URL or an upload.
+    """
+    named = media_type.strip().lower()
+    if data and _TEXT.match(named):
+        return _shared.text(data.decode("utf-8", "replace"))
+    return _BY_KIND.get(named.partition("/")[0], document_tokens)(data)
+
+
+def _checked(count: Count) -> Count:
+    def ask(text: str) -> int:
+        tokens = cast(object, count(text))
+        if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+            raise ValueError(f"{tokens!r:.80} is not a number of tokens")
+        return tokens
+
+    return ask
+
+
+def _exact(text: str) -> int:
+    encode = _encoder()
+    if encode is None:
+        return _estimate(text)
+    total = 0
+    for piece in pieces(text):
+        tokens = _attempt(encode, piece, "the o200k encoder failed on a text, which is counted by its size instead")
+        total += _estimate(piece) if tokens is None else len(tokens)
+    return total
+
+
+def _encoder() -> Callable[[str], Sequence[int]] | None:
+    with _loading:
+        return _built()
+
+
+@cache
+def _built() -> Callable[[str], Sequence[int]] | None:
+    return _attempt(_encode_of, "context_compiler.tokens.encoding", "the o200k ranks cannot be read, counting by size")
+
+
+def _encode_of(module: str) -> Callable[[str], Sequence[int]]:
+    return importlib.import_module(module).load().encode_ordinary
+
+
+def _attempt(work: Callable[[_Given], _Made], given: _Given, failure: str) -> _Made | None:
+    """What `work` makes of `given`, or None, with one warning for each kind of `failure`."""
+    try:
+        return work(given)
+    except BaseException as error:  # tiktoken's panic is no Exception; cancellation and exit are not ours
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        if failure not in _reported:
+            _reported.add(failure)
+            _logger.warning("%s (%s: %.200s)", failure, type(error).__name__, error)
+        return None
+
+
+def _estimate(text: str) -> int:
+    return (len(text.encode("utf-8", "surrogatepass")) + 1) // 2

@@ -1,0 +1,273 @@
+"""One compiler serves many runs at once, in one loop or several, and one file serves many compilers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent, RunContext
+
+from context_compiler import SQLiteStore
+from tests.support.agents import Notes, Talker, compiler, run, unstamped
+from tests.support.histories import long_history, prose, user
+
+BUDGET = 3_000
+ROOT = Path(__file__).parents[2]
+
+
+async def slow(path: str) -> str:
+    await asyncio.sleep(0.005)
+    return prose(len(path), 30)
+
+
+def past(number: int) -> list[Any]:
+    return [user(f"this is conversation {number}"), *long_history(20)[1:]]
+
+
+def talking(steps: int) -> Talker:
+    left = [steps]
+
+    def answer(messages: Any, info: Any) -> Any:
+        left[0] -= 1
+        return [("slow", {"path": "a"})] if left[0] >= 0 else "done"
+
+    return Talker(answer)
+
+
+async def test_runs_at_once_of_different_conversations_keep_apart(tmp_path: Path) -> None:
+    def goal(number: int) -> str:
+        return f"- **Goal**: {notes.prompts[number - 1].partition('this is conversation ')[2][:1]}"
+
+    notes = Notes(goal, seconds=0.01)
+    ours = compiler(notes, budget=BUDGET, store=tmp_path / "record.db")
+    talkers = [talking(3) for _ in range(8)]
+
+    async def one(number: int) -> Any:
+        agent = Agent(talkers[number].model, tools=[slow], capabilities=[ours])
+        return await run(agent, f"question {number}", message_history=past(number), conversation_id=f"c{number}")
+
+    done = await asyncio.gather(*map(one, range(8)))
+    assert notes.asked == 8
+    for number, talker in enumerate(talkers):
+        assert {f"question {number}" in sent.text for sent in talker.sent} == {True}
+        assert not any(
+            f"question {other}" in sent.text for sent in talker.sent for other in range(8) if other != number
+        )
+        assert f"**Goal**: {number}" in talker.last.text
+        assert await ours.transcript(f"c{number}") == done[number].messages
+        assert [view.request_index for view in await ours.views(f"c{number}")] == [3, 2, 1, 0]
+
+
+async def test_a_run_within_a_run_leaves_the_outer_one_its_store_and_its_state(tmp_path: Path) -> None:
+    ours = compiler(Notes(), budget=BUDGET, store=tmp_path / "record.db")
+    inner = Agent(Talker("from within").model, capabilities=[ours])
+
+    async def ask(ctx: RunContext[None], path: str) -> str:
+        return (await inner.run("inner question", message_history=long_history(25), conversation_id="inner")).output
+
+    talker = Talker([[("ask", {"path": "a"})], [("ask", {"path": "b"})], "done"])
+    agent = Agent(talker.model, tools=[ask], capabilities=[ours])
+    await run(agent, "outer question", message_history=past(1), conversation_id="outer")
+    assert [view.status.partition(";")[0] for view in await ours.views("outer")] == ["cycle", "cycle", "compiled"]
+    assert [view.status.partition(";")[0] for view in await ours.views("inner")] == ["cycle", "compiled"]
+
+
+def test_one_compiler_serves_several_loops_in_several_threads(tmp_path: Path) -> None:
+    notes = Notes()
+    failures: list[BaseException] = []
+    ours = compiler(notes, budget=BUDGET, store=tmp_path / "record.db")
+    talkers = [talking(2) for _ in range(4)]
+
+    def work(number: int) -> None:
+        try:
+            agent = Agent(talkers[number].model, tools=[slow], capabilities=[ours])
+            for turn in range(3):
+                asyncio.run(run(agent, f"question {turn}", message_history=past(number), conversation_id=f"c{number}"))
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures and notes.asked == 4
+    assert max(sent.tokens for talker in talkers for sent in talker.sent) <= BUDGET
+
+    async def kept() -> list[int]:
+        store = SQLiteStore(tmp_path / "record.db")
+        try:
+            assert await store.verify() == ()
+            return [len(await store.views(f"c{number}")) for number in range(4)]
+        finally:
+            await store.close()
+
+    assert min(asyncio.run(kept())) > 0
+
+
+async def test_two_compilers_on_one_file_share_what_was_compiled(tmp_path: Path) -> None:
+    file = tmp_path / "record.db"
+    notes = Notes()
+    firsts, seconds = talking(2), talking(2)
+    one, two = compiler(notes, budget=BUDGET, store=file), compiler(notes, budget=BUDGET, store=file)
+    await run(Agent(firsts.model, tools=[slow], capabilities=[one]), "question", message_history=past(1))
+    await run(Agent(seconds.model, tools=[slow], capabilities=[two]), "question", message_history=past(1))
+    assert notes.asked == 1
+    assert unstamped(firsts.sent[0].messages) == unstamped(seconds.sent[0].messages)
+    assert {view.summary_id for view in await one.views()} == {1}
+
+
+async def test_compilers_at_once_on_one_file_ask_once_and_keep_one_row(tmp_path: Path) -> None:
+    file = tmp_path / "record.db"
+    notes = Notes(seconds=0.05)
+    ours = [compiler(notes, budget=BUDGET, store=file) for _ in range(3)]
+    talkers = [talking(1) for _ in ours]
+    agents = [Agent(talker.model, tools=[slow], capabilities=[one]) for talker, one in zip(talkers, ours, strict=True)]
+    await asyncio.gather(*(run(agent, "question", message_history=past(1)) for agent in agents))
+    records = await ours[0].views()
+    assert notes.asked == 1
+    assert len(records) == 6 and {record.summary_id for record in records} == {1}
+
+
+async def test_compilers_at_once_without_a_common_record_ask_for_themselves() -> None:
+    notes = Notes(seconds=0.05)
+    ours = [compiler(notes, budget=BUDGET) for _ in range(3)]
+    agents = [Agent(Talker("done").model, capabilities=[one]) for one in ours]
+    await asyncio.gather(*(run(agent, "question", message_history=past(1)) for agent in agents))
+    assert notes.asked == 3
+
+
+def in_threads(work: Callable[[int], Any], count: int) -> list[BaseException]:
+    failures: list[BaseException] = []
+
+    def one(number: int) -> None:
+        try:
+            asyncio.run(work(number))
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return failures
+
+
+def test_threads_that_want_the_same_compile_share_one_call(tmp_path: Path) -> None:
+    notes = Notes(seconds=0.5)
+    ours = [compiler(notes, budget=BUDGET, store=tmp_path / "record.db") for _ in range(3)]
+    together = threading.Barrier(3)
+
+    async def work(number: int) -> None:
+        agent = Agent(Talker("done").model, capabilities=[ours[number]])
+        together.wait(30)
+        await run(agent, "question", message_history=past(1))
+        view = ours[number].last_view
+        assert view is not None and view.status.startswith("compiled") and "Goal" in view.summary
+
+    assert in_threads(work, 3) == []
+    assert notes.asked == 1
+
+
+def test_a_thread_that_gives_up_leaves_the_call_to_the_others(tmp_path: Path) -> None:
+    notes = Notes(seconds=0.5)
+    ours = [compiler(notes, budget=BUDGET, store=tmp_path / "record.db") for _ in range(2)]
+    begun = threading.Event()
+
+    async def work(number: int) -> None:
+        agent = Agent(Talker("done").model, capabilities=[ours[number]])
+        if number == 0:
+            task = asyncio.create_task(run(agent, "question", message_history=past(1)))
+            while not notes.asked:
+                await asyncio.sleep(0.01)
+            begun.set()
+            await asyncio.sleep(0.2)
+            task.cancel()
+            await asyncio.wait({task})
+            return
+        begun.wait(30)
+        await run(agent, "question", message_history=past(1))
+        assert "Goal" in (ours[1].last_view or pytest.fail("no view")).summary
+
+    assert in_threads(work, 2) == []
+    assert (notes.asked, notes.cancelled) == (2, 1)
+
+
+PROCESS = """
+import asyncio, sys
+from pydantic_ai import Agent
+from tests.support.agents import Notes, Talker, compiler, run
+from tests.support.histories import long_history
+async def main():
+    heard = []
+    ours = compiler(Notes(), budget=3_000, store=sys.argv[1], on_error=heard.append)
+    messages = long_history(20)
+    for turn in range(12):
+        talker = Talker("done")
+        agent = Agent(talker.model, capabilities=[ours])
+        done = await run(agent, f"question {turn}", message_history=messages, conversation_id=sys.argv[2])
+        messages = done.messages
+    assert not heard, heard
+    assert await ours.transcript(sys.argv[2]) == messages
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_processes_at_once_on_one_file_lose_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "record.db"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", PROCESS, str(file), name],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "two", "three")
+    ]
+    ends = [(process.communicate(timeout=240)[1], process.returncode) for process in started]
+    assert [code for _, code in ends] == [0, 0, 0], ends
+    store = SQLiteStore(file)
+    assert {(info.session_id, info.requests) for info in await store.sessions()} == {
+        ("one", 12),
+        ("two", 12),
+        ("three", 12),
+    }
+    assert await store.verify() == ()
+    await store.close()
+
+
+async def test_the_file_is_let_go_when_the_last_run_ends(tmp_path: Path) -> None:
+    ours = compiler(Notes(), budget=BUDGET, store=tmp_path / "record.db")
+
+    def opened() -> list[str]:
+        return [name for name in map(_target, Path("/proc/self/fd").iterdir()) if str(tmp_path) in name]
+
+    def answer(messages: Any, info: Any) -> Any:
+        seen.append(bool(opened()))
+        return "done"
+
+    seen: list[bool] = []
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("no list of open files here")
+    agents = [Agent(Talker(answer).model, capabilities=[ours]) for _ in range(3)]
+    await asyncio.gather(*(run(agent, "hello") for agent in agents))
+    assert seen == [True] * 3 and opened() == []
+    await ours.views()
+    assert opened() == []
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""

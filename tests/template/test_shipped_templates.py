@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from context_compiler.fidelity import Fidelity
+from context_compiler.template.lookup import TemplateLibrary
+
+
+@pytest.mark.parametrize(
+    ("name", "compiler", "fidelity"),
+    [
+        ("chat_compiler", "agent", Fidelity.SUMMARY_MEDIUM),
+        ("goal_oriented", "agent", Fidelity.SUMMARY_HIGH),
+        ("extractive", "extractive", Fidelity.SUMMARY_MEDIUM),
+    ],
+)
+def test_the_shipped_templates_say_what_they_are(name: str, compiler: str, fidelity: Fidelity):
+    template = TemplateLibrary(system=None).find(name)
+    assert (template.source, template.compiler, template.fidelity) == ("builtin", compiler, fidelity)
+    assert template.description
+    assert not template.warnings
+
+
+PLACEHOLDERS = {"constraints", "plan", "topic", "recent_turns", "tool_results", "reflections", "latest_input"} | {
+    *("previous_summary", "template", "cap", "turns_left_out")
+}
+
+
+@pytest.mark.parametrize("name", ["chat_compiler", "goal_oriented", "extractive"])
+def test_the_shipped_templates_ask_only_for_what_there_is(name: str):
+    template = TemplateLibrary(system=None).find(name)
+    assert template.wants() <= PLACEHOLDERS
+    assert set(template.sections) <= template.wants()
+
+
+@pytest.mark.parametrize("name", ["chat_compiler", "goal_oriented"])
+def test_a_shipped_prompt_holds_what_it_is_given_and_no_gaps(name: str):
+    template = TemplateLibrary(system=None).find(name)
+    text = template.render({"cap": 1500, "recent_turns": "User: {{ hello }}", "latest_input": "What now?"})
+    assert "1500 tokens" in text
+    assert text.endswith("User: {{ hello }}\n\nWhat now?")
+    assert "\n\n\n" not in text
+    assert "tokens" not in template.render({})
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said"), [(1, "One earlier turn"), (12, "12 earlier turns"), (None, "Some of the earlier")]
+)
+def test_the_extractive_note_says_how_much_is_left_out(left_out: int | None, said: str):
+    text = TemplateLibrary(system=None).find("extractive").render({"turns_left_out": left_out})
+    assert text.startswith(said)
+    assert len(text.splitlines()) == 2
