@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from context_compiler.lazy import public
 
 if TYPE_CHECKING:
     from context_compiler.capability import ContextCompiler
@@ -71,16 +72,4 @@ _HOMES = {
     "resolve_thread_id": "fidelity",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used, so that importing the package costs next to nothing."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """The public names, loaded or not."""
-    return sorted(__all__)
+__getattr__, __dir__ = public(__name__, _HOMES)

@@ -5,8 +5,9 @@ Names load when they are first used, so that nothing is paid for what is not nee
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from context_compiler.lazy import public
 
 if TYPE_CHECKING:
     from context_compiler.pipeline.artifacts import ArtifactInfo, ArtifactStore
@@ -160,16 +161,4 @@ _HOMES = {
     "validate_or_raise": "pipeline.check",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"context_compiler.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """The public names, loaded or not."""
-    return sorted(__all__)
+__getattr__, __dir__ = public(__name__, _HOMES)

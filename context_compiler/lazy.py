@@ -1,0 +1,31 @@
+"""A package's public names load when they are first used, so that importing it costs next to nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def public(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package that says where its public names live.
+
+    Args:
+        package: Its `__name__`.
+        homes: The module of each name, within `context_compiler`.
+    """
+
+    def load(name: str) -> Any:
+        """A public name, loaded now and found directly from then on."""
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"context_compiler.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        """The public names, loaded or not."""
+        return sorted(homes)
+
+    return load, names
