@@ -10,6 +10,7 @@ from context_compiler.advance import PROMPT_ROOM
 from context_compiler.budget.cutting import Options
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
+from context_compiler.reflections import ReflectionPolicy
 from context_compiler.settings import Settings
 from context_compiler.template import Template
 from context_compiler.template.lookup import TemplateLibrary
@@ -62,6 +63,7 @@ class Wishes:
     inject: str = "user"
     every_turn: bool = False
     recall: float = RECALL
+    reflections: ReflectionPolicy = ReflectionPolicy()
 
     def options(
         self,
@@ -106,6 +108,7 @@ class Wishes:
             recent_turns=turns,
             recent_named=self.recent_turns is not None,
             recent_tool_results=results,
+            reflections=self.reflections,
             tool_history=self.tool_history,
             inject=self.inject,
             model=model,

@@ -5,6 +5,7 @@ ContextCompilerError
 ├── CompileError       a summary could not be made (model, phase)
 ├── TranscriptError    a transcript could not be read (file, index)
 ├── StoreError         the record could not be opened, read or written
+├── ContextMemoryError a memory could not be read, written or rolled back
 ├── BudgetError        a strict call could not be kept within its budget
 ├── FidelityError      a fidelity is not one of the known modes (where, value)
 ├── PipelineError      a pipeline cannot be run, or went wrong beyond its own handling
@@ -55,6 +56,10 @@ class TranscriptError(ContextCompilerError):
 
 class StoreError(ContextCompilerError):
     """The record could not be opened, read or written."""
+
+
+class ContextMemoryError(ContextCompilerError):
+    """A memory could not be read or written, or there is nothing that it could be rolled back to."""
 
 
 class BudgetError(ContextCompilerError):

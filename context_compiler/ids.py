@@ -64,8 +64,13 @@ def chained(parent: str | None, content: str) -> str:
 
 def objects_of(message: ModelMessage) -> list[object]:
     """The parts and what they hold, as objects: other ones mean that a message was edited in place."""
-    said = ((part, getattr(part, "content", None), getattr(part, "args", None)) for part in message.parts)
-    return [_held(thing) for things in said for thing in things]
+    held: list[object] = list(message.parts)
+    for part in message.parts:
+        for name in ("content", "args"):
+            said = getattr(part, name, None)
+            if said is not None:
+                held.append(said if type(said) is str else _held(said))
+    return held
 
 
 def _held(value: object) -> object:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from context_compiler.history import History
 from context_compiler.history.items import Item, Kind
 from context_compiler.record import Drop
+from context_compiler.reflections import ReflectionPolicy, reflected
 from context_compiler.shapes.clamps import clamp
 from context_compiler.shapes.skeleton import call_line, outcome_line
 from context_compiler.template import SectionRule
@@ -139,7 +140,13 @@ def constraints(pinned: Sequence[Pin], counter: TokenCounter) -> str:
 
 
 def gathered(
-    history: History, span: Sequence[int], pinned: Sequence[Pin], *, results: int | None, counter: TokenCounter
+    history: History,
+    span: Sequence[int],
+    pinned: Sequence[Pin],
+    *,
+    results: int | None,
+    reflections: ReflectionPolicy,
+    counter: TokenCounter,
 ) -> dict[str, str]:
     """Every section but the turns themselves and the previous summary, by name."""
     return {
@@ -147,7 +154,7 @@ def gathered(
         "topic": clamp(topic(history), TOPIC_TOKENS, counter),
         "plan": clamp(plan(history, span), PLAN_TOKENS, counter),
         "tool_results": clamp(tool_results(history, span, results), RESULT_TOKENS, counter),
-        "reflections": "",
+        "reflections": reflected(history, span, reflections),
         "latest_input": clamp(latest_input(history), INPUT_TOKENS, counter),
     }
 

@@ -140,7 +140,14 @@ def order(cut: Cut, options: Options) -> Order:
     """What a model is asked about everything that went since it was last asked."""
     cap = min(cut.limits.cap(options.fidelity), cut.reserve)
     wanted = options.template.wants() | set(ALWAYS)
-    found = gathered(cut.history, cut.span, cut.pinned, results=options.recent_tool_results, counter=cut.counter)
+    found = gathered(
+        cut.history,
+        cut.span,
+        cut.pinned,
+        results=options.recent_tool_results,
+        reflections=options.reflections,
+        counter=cut.counter,
+    )
     given = {name: text for name, text in found.items() if name in wanted}
     room = max(options.prompt_room, cut.limits.budget)
     values, dropped = fitted(given, rules=options.template.sections, room=room // 4, counter=cut.counter)

@@ -9,6 +9,7 @@ from context_compiler.budget.frozen import Frozen
 from context_compiler.fidelity import Fidelity
 from context_compiler.history import History
 from context_compiler.limits import Limits
+from context_compiler.reflections import ReflectionPolicy
 from context_compiler.template import Template
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns.pins import Pin
@@ -29,6 +30,8 @@ class Options:
     recent_named: bool
     """The caller said how many, not the template."""
     recent_tool_results: int | None
+    reflections: ReflectionPolicy
+    """When a template is told what went wrong."""
     tool_history: str
     inject: str
     model: str

@@ -79,6 +79,7 @@ GRAPH_ATTRIBUTES = MappingProxyType(
         **dict.fromkeys(("tool_hooks.pre", "tool_hooks.post"), "text"),
         **dict.fromkeys(("llm_model", "llm_provider", "reasoning_effort"), "text"),
         "default_max_retries": "whole",
+        "strict_failure_edges": "flag",
     }
 )
 """What a graph can say, and as what it is read."""
@@ -87,7 +88,9 @@ NODE_ATTRIBUTES = MappingProxyType(
     {
         **dict.fromkeys(("label", "shape", "type", "prompt", "retry_target", "fallback_retry_target"), "text"),
         **dict.fromkeys(("fidelity", "thread_id", "class", "llm_model", "llm_provider", "reasoning_effort"), "text"),
-        **dict.fromkeys(("tool_command", "human.default_choice", "join_policy", "error_policy"), "text"),
+        **dict.fromkeys(
+            ("tool_command", "context_helper", "human.default_choice", "join_policy", "error_policy"), "text"
+        ),
         **dict.fromkeys(("tool_hooks.pre", "tool_hooks.post", "stack.child_dotfile", "stack.child_workdir"), "text"),
         **dict.fromkeys(("manager.stop_condition", "manager.actions", "retry_policy", "workdir"), "text"),
         **dict.fromkeys(("goal_gate", "auto_status", "allow_partial", "stack.child_autostart"), "flag"),

@@ -15,10 +15,11 @@ from context_compiler.pipeline.diagnostics import Diagnostic, Severity
 from context_compiler.pipeline.graph import HANDLERS, Graph
 from context_compiler.pipeline.structure import STRUCTURE, of_node
 from context_compiler.pipeline.wording import WORDING
+from context_compiler.workflow.lowering import directives_known
 
 Rule: TypeAlias = Callable[[Graph], Iterable[Diagnostic]]
 
-RULES: tuple[Rule, ...] = (*STRUCTURE, *WORDING, *ADVICE)
+RULES: tuple[Rule, ...] = (*STRUCTURE, *WORDING, *ADVICE, directives_known)
 
 
 def type_known(graph: Graph, handlers: Collection[str] = ()) -> Iterator[Diagnostic]:

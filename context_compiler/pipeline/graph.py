@@ -141,6 +141,11 @@ class Graph(Attributed):
         return self.whole("default_max_retries") or 0
 
     @property
+    def strict_failure_edges(self) -> bool:
+        """Whether a failure never takes an edge without a condition."""
+        return self.flag("strict_failure_edges")
+
+    @property
     def model_stylesheet(self) -> str:
         """Which stages get which model, as text."""
         return self.text("model_stylesheet")

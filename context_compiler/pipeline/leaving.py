@@ -17,6 +17,9 @@ from context_compiler.pipeline.route import gate_target, retry_target, select_ed
 from context_compiler.pipeline.stage import Stage
 from context_compiler.pipeline.state import RunState
 
+OUTPUTS = ("last_response_ref", "tool.output_ref")
+"""Keys under which a stage leaves the reference of all that it put out."""
+
 
 def ended(state: RunState, reason: str) -> RunState:
     """A state in which the run has failed."""
@@ -41,6 +44,8 @@ def completed(
         context.set(f"internal.retry_count.{segment(name)}", retries)
         state = replace(state, retries={**state.retries, name: retries})
     entry = {"node": name, "outcome": str(outcome.status), "notes": outcome.notes or outcome.failure_reason}
+    ref = next((outcome.context_updates[key] for key in OUTPUTS if outcome.context_updates.get(key)), None)
+    entry |= {"ref": ref} if ref is not None else {}
     context.append_log({**entry, "tools": list(outcome.tools), "duration": round(duration, 3)})
     if not stage.branch_id:
         _kept_aside(state, stage)
@@ -118,7 +123,8 @@ class Router:
         branches = node.handler == "parallel"  # its edges are no ways on
         edge = None if branches else select_edge(self._graph, node.name, outcome, state.context)
         # Nobody chose where a human gate failed, so none of its choices is taken.
-        strict = bad and (self._config.strict_failure_edges or node.handler == "wait.human")
+        strict = self._config.strict_failure_edges or self._graph.strict_failure_edges
+        strict = bad and (strict or node.handler == "wait.human")
         if edge is not None and (edge.condition or not strict):
             return self._along(state, edge)
         target = retry_target(self._graph, node) if bad else None

@@ -23,6 +23,8 @@ HANDLERS = MappingProxyType(
 """Which handler a shape asks for."""
 
 DEFAULT_HANDLER = "codergen"
+AGENTS = (DEFAULT_HANDLER, "agent")
+"""The handlers that ask an agent what the prompt says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,8 @@ class Node(Attributed):
     line: int | None = field(default=None, compare=False)
     """Where it is declared first, from 1."""
     column: int | None = field(default=None, compare=False)
+    prompt_line: int | None = field(default=None, compare=False)
+    """The line at which its prompt begins, where the source keeps a prompt on lines of its own."""
 
     def spellings(self, name: str) -> tuple[str, ...]:
         """Other names under which a node knows `name`."""
@@ -121,6 +125,11 @@ class Node(Attributed):
     def llm_model(self) -> str:
         """The model that runs it; empty: the engine's."""
         return self.text("llm_model")
+
+    @property
+    def context_helper(self) -> str:
+        """The template with which the outputs before it are compiled for it; empty: none."""
+        return self.text("context_helper")
 
     @property
     def llm_provider(self) -> str:

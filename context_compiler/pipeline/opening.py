@@ -17,10 +17,12 @@ from context_compiler.pipeline.runs import MemoryRuns, RunInfo, RunStore
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stylesheet import StylesheetError, apply_stylesheet
 from context_compiler.pipeline.writing import to_dot
+from context_compiler.workflow.lowering import apply_directives
+from context_compiler.workflow.reading import SUFFIXES, load_workflow
 
 
 def graph_of(pipeline: Graph | str | Path) -> Graph:
-    """A graph as it is given: itself, as text, or as the path of a file.
+    """A graph as it is given: itself, as DOT text, or as the path of a DOT file or of a workflow.
 
     Raises:
         GraphError: it cannot be read.
@@ -30,24 +32,29 @@ def graph_of(pipeline: Graph | str | Path) -> Graph:
     if isinstance(pipeline, str) and "{" in pipeline:
         return parse_dot(pipeline)
     path = Path(pipeline)
+    if path.suffix.lower() in SUFFIXES:
+        return load_workflow(path)
     try:
         return parse_dot(path.read_text(encoding="utf-8"), path=str(path))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
-        raise GraphError(f"{why or error}; give DOT text, or the path of a DOT file", path=str(path)) from error
+        raise GraphError(
+            f"{why or error}; give DOT text, or the path of a DOT file or workflow", path=str(path)
+        ) from error
 
 
 def prepare(graph: Graph, config: RunConfig) -> Graph:
-    """The graph as it runs: stylesheet and transforms applied, and checked.
+    """The graph as it runs: directives, stylesheet and transforms applied, and checked.
 
     Raises:
         GraphError: it has errors; they are about the graph after the transforms.
     """
     known = tuple(handlers_of(config))
+    lowered = apply_directives(graph)
     try:
-        styled = apply_stylesheet(graph)
+        styled = apply_stylesheet(lowered)
     except StylesheetError:
-        styled = graph  # the check says what is wrong with it, and where
+        styled = lowered  # the check says what is wrong with it, and where
     for transform in config.transforms:
         styled = transform(styled)
     validate_or_raise(styled, config.rules, handlers=known)

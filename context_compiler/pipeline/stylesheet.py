@@ -76,12 +76,17 @@ def parse_stylesheet(text: str) -> tuple[Rule, ...]:
 
 
 def apply_stylesheet(graph: Graph) -> Graph:
-    """A graph whose stages say themselves what its stylesheet says of them; the same graph when that is nothing.
+    """A graph whose stages say themselves what its stylesheet says of them, else what the graph says of all.
+
+    It is the same graph when that is nothing.
 
     Raises:
         StylesheetError: the stylesheet cannot be read.
     """
     rules = sorted(parse_stylesheet(graph.model_stylesheet), key=lambda rule: SPECIFICITY[rule.kind])
+    whole = {name: graph.text(name) for name in PROPERTIES if graph.text(name)}
+    if whole:
+        rules.insert(0, Rule(kind="*", name="*", properties=whole))
     if not rules:
         return graph
     return replace(graph, nodes={name: _styled(node, rules) for name, node in graph.nodes.items()})

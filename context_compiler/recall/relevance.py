@@ -21,11 +21,18 @@ TELLING = 6
 class Relevance:
     """How much texts bear on one question."""
 
-    def __init__(self, index: Index, question: Question) -> None:
-        """Weigh the terms of the question by their idf; one that was never said weighs most."""
-        size = len(index)
+    def __init__(self, index: Index, question: Question, *, least: float = 0.0, floor: float = FLOOR) -> None:
+        """Weigh the terms of the question by their idf; one that was never said weighs most.
+
+        Args:
+            index: What was said.
+            question: What is asked.
+            least: Added to every weight, because idf says little where little was said.
+            floor: The share below which a text counts for nothing.
+        """
+        size, self._floor = len(index), floor
         self._weights = {
-            term: log1p((size - spread + 0.5) / (spread + 0.5))
+            term: least + log1p((size - spread + 0.5) / (spread + 0.5))
             for term in question.terms
             for spread in (len(index.posts.get(term, ())) // 2,)
         }
@@ -37,4 +44,4 @@ class Relevance:
             return 0.0
         held = sum(self._weights[term] for term in self._weights.keys() & set(terms(text)))
         share = min(1.0, held / self._all)
-        return share if share >= FLOOR else 0.0
+        return share if share >= self._floor else 0.0

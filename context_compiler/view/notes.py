@@ -78,7 +78,14 @@ def _own_note(cut: Cut, options: Options, room: int) -> str:
     """
     template = options.template if options.template.compiler != "agent" else options.extractive
     wanted = template.wants()
-    found = gathered(cut.history, cut.out, cut.pinned, results=options.recent_tool_results, counter=cut.counter)
+    found = gathered(
+        cut.history,
+        cut.out,
+        cut.pinned,
+        results=options.recent_tool_results,
+        reflections=options.reflections,
+        counter=cut.counter,
+    )
     values = {name: text for name, text in found.items() if name in wanted}
     candidates = passages(cut.history, cut.bench.outline, cut.out, cut.counter) if "recent_turns" in wanted else ()
     gone = set(cut.out)

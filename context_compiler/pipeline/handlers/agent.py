@@ -19,6 +19,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_core import to_jsonable_python
 
 from context_compiler.capability import ContextCompiler
+from context_compiler.pipeline.compiled import Compiling
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.outcome import Outcome, outcome_in, outcome_of
@@ -47,10 +48,12 @@ class AgentHandler:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._compiler: ContextCompiler | None = None
+        self._compiled = Compiling(config)
 
     async def execute(self, stage: Stage) -> Outcome:
         """What the agent says, once it is asked."""
-        prompt = f"{stage.preamble.rstrip()}\n\n{stage.prompt}" if stage.preamble else stage.prompt
+        told = await self._compiled.told(stage, self._model_of(stage)) if stage.node.context_helper else ""
+        prompt = "\n\n".join(filter(None, (stage.preamble.rstrip(), told, stage.prompt)))
         stage.write("prompt.md", prompt)
         if self._config.simulated:
             return self._said(stage, f"[Simulated] Response for stage: {stage.node.name}", ())
@@ -90,6 +93,10 @@ class AgentHandler:
         elif given is not None:
             found = given(stage.node)
         return found or _made(self._config.model, stage.node, stage.graph)
+
+    def _model_of(self, stage: Stage) -> Model | str | None:
+        """The model that runs a stage; None: there is none."""
+        return None if self._config.simulated else _model(stage.node) or self.agent(stage).model
 
     def _compiling(self) -> ContextCompiler | None:
         if self._config.compiler is None:
