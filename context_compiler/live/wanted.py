@@ -39,7 +39,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "vault_name": (lambda value: isinstance(value, str), "a name"),
     "every_turn": (lambda value: isinstance(value, bool), "True or False"),
     "dry_run": (lambda value: isinstance(value, bool), "True or False"),
-    "reflections": (lambda value: isinstance(value, ReflectionPolicy), "a ReflectionPolicy"),
+    "reflections": (_one_of(ReflectionPolicy), "a ReflectionPolicy"),
     "timeout": (_seconds, "seconds above 0"),
     "on_view": (lambda value: value is None or callable(value), "a function"),
     "on_error": (lambda value: value is None or callable(value), "a function"),
@@ -87,8 +87,8 @@ class Wanted:
     """Tool exchanges of kept turns: paired (verbatim), drop, or render (as text)."""
     recall: float = RECALL
     """What the recall blocks of a cycle may take of what lies between its two marks; 0 recalls nothing."""
-    reflections: ReflectionPolicy = ReflectionPolicy()
-    """When a template that asks for `reflections` is told what went wrong."""
+    reflections: ReflectionPolicy | None = None
+    """When a template that asks for `reflections` is told what went wrong; None: the last three failed calls."""
     inject: str = "user"
     """The channel of the summary: user, system or compaction."""
     record: str = "full"
@@ -141,7 +141,7 @@ class Wanted:
             inject=chosen("inject", self.inject),
             every_turn=self.every_turn,
             recall=share("recall", self.recall),
-            reflections=self.reflections,
+            reflections=self.reflections or ReflectionPolicy(),
         )
 
     def compiler_name(self) -> str | None:
