@@ -8,6 +8,7 @@ ContextCompilerError
 ├── ContextMemoryError a memory could not be read, written or rolled back
 ├── BudgetError        a strict call could not be kept within its budget
 ├── FidelityError      a fidelity is not one of the known modes (where, value)
+├── LayersError        what a session knows of entities, conversation or reasoning is wrong, or asked for wrongly
 ├── PipelineError      a pipeline cannot be run, or went wrong beyond its own handling
 │   └── GraphError     its graph cannot be read, or has errors (path, line, column, snippet, diagnostics)
 └── SettingsError      an argument or environment variable has a wrong value
@@ -73,6 +74,10 @@ class FidelityError(ContextCompilerError, ValueError):
         """Name the place (`where`) that gave the unknown `value`."""
         super().__init__(f"{where}: {message}")
         self.where, self.value = where, value
+
+
+class LayersError(ContextCompilerError, ValueError):
+    """What a session knows of entities, conversation or reasoning is wrong, or was asked for wrongly."""
 
 
 class SettingsError(ContextCompilerError, ValueError):

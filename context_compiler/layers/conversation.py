@@ -1,0 +1,178 @@
+"""Layer 2: what was said, at the depth that a node needs; nothing stored is too old or too bare to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, cast, get_args
+
+from context_compiler.errors import LayersError
+from context_compiler.layers.models import ConversationHistory, ConversationTurn, PendingState, PendingType
+from context_compiler.layers.wording import one_line, paragraph
+
+Depth = Literal[2, 5, "full"]
+DEPTHS = (2, 5, "full")
+EMPTY = "New conversation."
+SHORT = 200
+"""Characters of an answer that stand for it where nobody summarised it."""
+PENDING: tuple[str, ...] = get_args(PendingType)
+NEWER_NAMES = {"understand": "clarify"}
+"""What a pending state was called before."""
+
+
+def get_conversation_history(conversation: Mapping[str, Any] | None) -> ConversationHistory:
+    """What was said, from what is stored; missing keys are empty.
+
+    Raises:
+        LayersError: something in it is of a wrong kind; the message says what.
+    """
+    given = record_of(conversation, "conversation")
+    return ConversationHistory(
+        recent_turns=[_turn(one, f"recent_turns[{at}]") for at, one in enumerate(listed(given, "recent_turns"))],
+        history_summary=text_of(given, "history_summary"),
+        engagement_summary=text_of(given, "engagement_summary"),
+        pending=pending_of(given.get("pending_clarification") or given.get("pending")),
+    )
+
+
+def get_recent_conversation(conversation: Mapping[str, Any] | None, depth: int = 2) -> ConversationHistory:
+    """The last turns alone, as Act sees them: nothing older, no theme, nothing pending.
+
+    Raises:
+        LayersError: something in it is of a wrong kind.
+    """
+    turns = get_conversation_history(conversation).recent_turns
+    return ConversationHistory(recent_turns=turns[-depth:] if depth > 0 else [])
+
+
+def get_conversation_with_engagement(conversation: Mapping[str, Any] | None) -> ConversationHistory:
+    """The last two turns, the theme and what is pending, as Reply sees them.
+
+    Raises:
+        LayersError: something in it is of a wrong kind.
+    """
+    return get_conversation_history(conversation).model_copy(
+        update={"recent_turns": get_recent_conversation(conversation).recent_turns, "history_summary": ""}
+    )
+
+
+def _turn(given: object, where: str) -> ConversationTurn:
+    one = record_of(given, where)
+    routing = one.get("routing")
+    return ConversationTurn(
+        user=text_of(one, "user"),
+        assistant_summary=text_of(one, "assistant_summary") or text_of(one, "assistant")[:SHORT],
+        routing=None if routing is None else dict(record_of(routing, f"{where}.routing")),
+        timestamp=text_of(one, "timestamp"),
+    )
+
+
+def pending_of(given: object) -> PendingState | None:
+    """What the user has yet to answer, from what is stored; None when nothing is.
+
+    What was proposed or asked comes before the goal, which says less. A type that nobody knows is `ask_user`.
+
+    Raises:
+        LayersError: it is no mapping.
+    """
+    if not given:
+        return None
+    one = dict(given) if isinstance(given, PendingState) else record_of(given, "pending_clarification")
+    kind = str(one.get("type") or "ask_user")
+    kind = NEWER_NAMES.get(kind, kind)
+    questions: Any = one.get("questions") or one.get("clarification_questions") or []
+    asked = cast("Sequence[object]", questions if isinstance(questions, list | tuple) else [questions])
+    said = [_question(question) for question in asked]
+    context = text_of(one, "context") or text_of(one, "proposal_message") or text_of(one, "question")
+    return PendingState(
+        type=cast(PendingType, kind if kind in PENDING else "ask_user"),
+        context=context or " ".join(said) or text_of(one, "goal"),
+        questions=said,
+    )
+
+
+def _question(given: object) -> str:
+    if isinstance(given, Mapping):
+        one = cast("Mapping[str, Any]", given)
+        return str(one.get("question") or one.get("text") or "")
+    return str(given)
+
+
+def format_conversation_for_prompt(
+    history: ConversationHistory,
+    depth: int | str,
+    *,
+    include_pending: bool = True,
+    include_engagement: bool | None = None,
+) -> str:
+    """What was said, for a prompt.
+
+    Args:
+        history: What was said.
+        depth: 2 is the last two turns, 5 the last five and older ones in short, "full" everything.
+        include_pending: What the user has yet to answer, too.
+        include_engagement: What the whole is about, too; None is only at "full".
+
+    Raises:
+        LayersError: the depth is none of the three.
+    """
+    if depth not in DEPTHS or isinstance(depth, bool | float):
+        raise LayersError(f"depth {depth!r} is unknown; use one of 2, 5, 'full'")
+    turns = history.recent_turns if isinstance(depth, str) else history.recent_turns[-depth:]
+    engagement = depth == "full" if include_engagement is None else include_engagement
+    blocks: list[str] = []
+    if engagement and history.engagement_summary.strip():
+        blocks.append(f"Session: {paragraph(history.engagement_summary)}")
+    if depth != 2 and history.history_summary.strip():
+        blocks.append(f"Earlier: {paragraph(history.history_summary)}")
+    blocks += [block for turn in turns if (block := _said(turn))]
+    if include_pending and history.pending is not None:
+        blocks.append("\n".join(_awaited(history.pending)))
+    return "\n\n".join(blocks) or EMPTY
+
+
+format_conversation = format_conversation_for_prompt
+
+
+def _said(turn: ConversationTurn) -> str:
+    said = (("User", turn.user), ("Assistant", turn.assistant_summary))
+    return "\n".join(f"{who}: {paragraph(text)}" for who, text in said if text.strip())
+
+
+def _awaited(pending: PendingState) -> Iterator[str]:
+    yield f"Awaiting the user's answer ({pending.type}): {paragraph(pending.context)}".rstrip(" :")
+    for question in pending.questions:
+        if question.strip() and question.strip() != pending.context.strip():
+            yield f"- {one_line(question)}"
+
+
+def record_of(given: object, where: str) -> Mapping[str, Any]:
+    """Stored data as a mapping; None is an empty one.
+
+    Raises:
+        LayersError: it is none.
+    """
+    if given is None:
+        return {}
+    dump = getattr(given, "model_dump", None)
+    found: object = dump() if callable(dump) else given
+    if not isinstance(found, Mapping):
+        raise LayersError(f"{where} is a {type(given).__name__}; give a mapping")
+    return cast("Mapping[str, Any]", found)
+
+
+def listed(given: Mapping[str, Any], key: str) -> list[Any]:
+    """A list that is stored under a key; missing is empty.
+
+    Raises:
+        LayersError: it is no list.
+    """
+    found: Any = given.get(key) or []
+    if not isinstance(found, list | tuple):
+        raise LayersError(f"{key} is a {type(found).__name__}; give a list")
+    return list(cast("Sequence[Any]", found))
+
+
+def text_of(given: Mapping[str, Any], key: str) -> str:
+    """A text that is stored under a key; missing is empty, and what is no text becomes one."""
+    found = given.get(key)
+    return "" if found is None else str(found)

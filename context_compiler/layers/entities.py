@@ -1,0 +1,174 @@
+"""Layer 1: every entity is in one tier at most, and each way of showing them shows what its node may see."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, cast, get_args
+
+from context_compiler.errors import LayersError
+from context_compiler.layers.models import EntityContext, EntitySnapshot
+from context_compiler.layers.refs import shown_data
+from context_compiler.layers.registry import SessionIdRegistry, registry_of
+from context_compiler.layers.wording import CUT, label, one_line, ref_order, without_ids
+
+Mode = Literal["full", "refs_and_labels", "reply", "do_not_read", "curation"]
+MODES: tuple[str, ...] = get_args(Mode)
+ALIASES = {"full_data": "full", "labels_only": "reply"}
+
+WINDOW = 2
+"""An entity that was spoken of at most so many turns ago is active."""
+EMPTY = "No entities in context."
+DATA = 4_000
+"""Characters of one entity's content that are shown."""
+
+
+def get_entity_context(
+    registry: SessionIdRegistry | Mapping[str, Any] | None,
+    current_turn: int | None = None,
+    mode: str | None = None,
+    *,
+    window: int = WINDOW,
+) -> EntityContext:
+    """The entities of a session by tier.
+
+    Args:
+        registry: A registry, what its `to_dict` gave, or None for a session without entities.
+        current_turn: Counted from 1, and 0 before the first; None is the registry's own.
+        mode: For which way of showing them: tiers that it never shows are left empty, and `full` adds content.
+        window: How many turns back an entity stays active.
+
+    Raises:
+        LayersError: the mode is unknown, or the registry cannot be read.
+    """
+    wanted = None if mode is None else known_mode(mode)
+    known = registry_of(registry)
+    turn = known.current_turn if current_turn is None else current_turn
+    active: list[EntitySnapshot] = []
+    generated: list[EntitySnapshot] = []
+    retained: list[EntitySnapshot] = []
+    for one in known:
+        if one.status == "generated":
+            generated.append(one)
+        elif known.is_demoted(one.ref):
+            continue
+        elif turn - one.turn_last_ref <= window:
+            active.append(one)
+        elif one.retention_reason and one.status != "deleted":
+            retained.append(one)
+    if wanted in ("refs_and_labels", "reply", "do_not_read"):
+        active = [one for one in active if one.status != "deleted"]
+    if wanted in ("full", "reply", "do_not_read"):
+        retained = []
+    data = _data(known, [*active, *generated]) if wanted == "full" else {}
+    return EntityContext.model_construct(active=active, generated=generated, retained=retained, data=data)
+
+
+def _data(registry: SessionIdRegistry, shown: Iterable[EntitySnapshot]) -> dict[str, Any]:
+    found = {one.ref: registry.data_of(one.ref) for one in shown}
+    return {ref: data for ref, data in found.items() if data is not None}
+
+
+def known_mode(mode: str) -> Mode:
+    """The mode, or the one that it is another name of.
+
+    Raises:
+        LayersError: there is no such mode; the message lists them.
+    """
+    name = ALIASES.get(mode, mode)
+    if name not in MODES:
+        raise LayersError(f"mode {mode!r} is unknown; use one of {', '.join(MODES)}")
+    return cast(Mode, name)
+
+
+def format_entity_context(ctx: EntityContext, mode: str, *, data: Mapping[str, Any] | None = None) -> str:
+    """The entities as one kind of node may see them; ids of a database never show.
+
+    Args:
+        ctx: The entities by tier.
+        mode: full (Act), refs_and_labels and do_not_read (Think), reply (Reply), or curation (Understand).
+        data: Content by ref, instead of what `ctx` holds; only `full` shows it.
+
+    Raises:
+        LayersError: the mode is unknown.
+    """
+    wanted = known_mode(mode)
+    if wanted == "do_not_read":
+        return _do_not_read(ctx)
+    if wanted == "full":
+        blocks = _full(ctx, ctx.data if data is None else data)
+    elif wanted == "refs_and_labels":
+        blocks = _refs_and_labels(ctx)
+    elif wanted == "reply":
+        blocks = _reply(ctx)
+    else:
+        blocks = _curation(ctx)
+    return "\n\n".join(blocks) or EMPTY
+
+
+def _block(title: str, lines: list[str]) -> list[str]:
+    return ["\n".join([f"{title}:", *lines])] if lines else []
+
+
+def _here(entities: list[EntitySnapshot]) -> list[EntitySnapshot]:
+    return [one for one in entities if one.status != "deleted"]
+
+
+def _do_not_read(ctx: EntityContext) -> str:
+    refs = sorted({one.ref for one in _here([*ctx.active, *ctx.generated])}, key=ref_order)
+    return f"DO NOT re-read: {', '.join(map(label, refs))}" if refs else ""
+
+
+def _full(ctx: EntityContext, data: Mapping[str, Any]) -> list[str]:
+    return [
+        *_block("Active entities", [line for one in ctx.active for line in _whole(one, data)]),
+        *_block("Generated, not saved yet", [line for one in ctx.generated for line in _whole(one, data)]),
+    ]
+
+
+def _whole(one: EntitySnapshot, data: Mapping[str, Any]) -> list[str]:
+    line = f"- `{label(one.ref)}`: {label(one.label)} ({label(one.type)}) [{one.status}] turn {one.turn_last_ref}"
+    return [line, f"  {_content(data[one.ref])}"] if one.ref in data else [line]
+
+
+def _content(data: object) -> str:
+    """Content as JSON on one line; what JSON does not know is its text."""
+    text = without_ids(one_line(json.dumps(shown_data(data, {}), ensure_ascii=False)))
+    return text if len(text) <= DATA else f"{text[:DATA]}{CUT} ({len(text):,} characters)"
+
+
+def _refs_and_labels(ctx: EntityContext) -> list[str]:
+    return [
+        *_block("Active entities", [f"- `{label(one.ref)}`: {label(one.label)}" for one in _here(ctx.active)]),
+        *_block("Generated, not saved yet", [f"- `{label(one.ref)}`: {label(one.label)}" for one in ctx.generated]),
+        *_block("Retained from earlier turns", [f"- `{label(one.ref)}`" for one in _here(ctx.retained)]),
+    ]
+
+
+def _reply(ctx: EntityContext) -> list[str]:
+    return [
+        *_block("Entities", [f"- {_spoken(one)} (saved)" for one in _here(ctx.active)]),
+        *_block("Generated", [f"- {_spoken(one)} (not saved yet)" for one in ctx.generated]),
+    ]
+
+
+def _spoken(one: EntitySnapshot) -> str:
+    """What people call it: one without a label goes by its type, as nobody says refs."""
+    return label(one.label) if one.label not in ("", one.ref) else f"unnamed, of {label(one.type) or 'no type'}"
+
+
+def _curation(ctx: EntityContext) -> list[str]:
+    tiers = (
+        ("Active", ctx.active),
+        ("Generated, not saved yet", ctx.generated),
+        ("Retained from earlier turns", ctx.retained),
+    )
+    return [block for title, entities in tiers for block in _block(title, [_judged(one) for one in entities])]
+
+
+def _judged(one: EntitySnapshot) -> str:
+    facts = (
+        f"{label(one.type)}, {one.status}, created turn {one.turn_created}, last referenced turn {one.turn_last_ref}"
+    )
+    why = f", kept because: {label(one.retention_reason)}" if one.retention_reason else ""
+    return f"- `{label(one.ref)}`: {label(one.label)} ({facts}{why})"

@@ -1,0 +1,119 @@
+"""What a registry is read back from: its own form, or the older one with one mapping per fact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast, get_args
+
+from pydantic import TypeAdapter, ValidationError
+
+from context_compiler.errors import LayersError
+from context_compiler.layers.models import EntitySnapshot, Status
+from context_compiler.layers.refs import prefix_of
+
+STATUSES: tuple[str, ...] = get_args(Status)
+_ENTITIES = TypeAdapter(list[EntitySnapshot])
+_FACTS = {
+    "status": "ref_actions",
+    "type": "ref_types",
+    "label": "ref_labels",
+    "turn_created": "ref_turn_created",
+    "turn_last_ref": "ref_turn_last_ref",
+    "retention_reason": "ref_active_reason",
+}
+"""Fields of an entity, and where the older form keeps each."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Loaded:
+    """Everything a registry knows."""
+
+    current_turn: int = 0
+    entities: dict[str, EntitySnapshot] = field(default_factory=dict[str, EntitySnapshot])
+    ids: dict[str, str] = field(default_factory=dict[str, str])
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
+    demoted: set[str] = field(default_factory=set[str])
+    counters: dict[str, int] = field(default_factory=dict[str, int])
+    gen_counters: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def loaded(given: Mapping[str, Any]) -> Loaded:
+    """Read a registry.
+
+    Raises:
+        LayersError: something in it is wrong; the message says what.
+    """
+    if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
+        raise LayersError(f"id_registry is a {type(given).__name__}; give a SessionIdRegistry or its to_dict()")
+    turn = given.get("current_turn") or 0
+    if isinstance(turn, bool) or not isinstance(turn, int) or turn < 0:
+        raise LayersError(f"id_registry: current_turn is {turn!r}; give a number from 0")
+    listed: Any = given.get("entities")
+    entities = _entities(_older(given) if listed is None else listed)
+    found = Loaded(
+        current_turn=turn,
+        entities=entities,
+        ids={ref: str(id) for ref, id in _ids(given).items() if ref in entities},
+        data={ref: data for ref, data in _mapping(given, "data", "pending_artifacts").items() if ref in entities},
+        demoted={str(ref) for ref in given.get("demoted") or () if ref in entities},
+        counters=_counted(given, "counters"),
+        gen_counters=_counted(given, "gen_counters"),
+    )
+    _count_up(found)
+    return found
+
+
+def _entities(listed: Any) -> dict[str, EntitySnapshot]:
+    try:
+        return {one.ref: one for one in _ENTITIES.validate_python(listed)}
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+        raise LayersError(f"id_registry: entities{place}: {first['msg']}") from None
+
+
+def _mapping(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    name = next((name for name in names if given.get(name) is not None), names[0])
+    found: Any = given.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise LayersError(f"id_registry: {name} is a {type(found).__name__}; give a mapping by ref")
+    return {str(key): value for key, value in cast("Mapping[object, Any]", found).items()}
+
+
+def _ids(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Ids by ref; the older form held a placeholder for what was not saved."""
+    found = _mapping(given, "ids", "ref_to_uuid")
+    return {ref: id for ref, id in found.items() if id is not None and not str(id).startswith("__pending__")}
+
+
+def _counted(given: Mapping[str, Any], name: str) -> dict[str, int]:
+    found = _mapping(given, name)
+    wrong = next((key for key, count in found.items() if isinstance(count, bool) or not isinstance(count, int)), None)
+    if wrong is not None:
+        raise LayersError(f"id_registry: {name}.{wrong} is {found[wrong]!r}; give a number from 0")
+    own = {key: count for key, count in found.items() if name == "counters" or key.startswith("gen_")}
+    return own or {f"gen_{prefix_of(key)}": count for key, count in found.items()}
+
+
+def _count_up(found: Loaded) -> None:
+    """Counters stand at least where the refs are, so that no ref is given twice."""
+    for ref in found.entities:
+        prefix, _, number = ref.rpartition("_")
+        if prefix and number.isdecimal():
+            counters = found.gen_counters if ref.startswith("gen_") else found.counters
+            counters[prefix] = max(counters.get(prefix, 0), int(number))
+
+
+def _older(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entities of the older form; an action by the user is that action."""
+    facts = {name: _mapping(given, key) for name, key in _FACTS.items()}
+    refs = dict.fromkeys([*_mapping(given, "ref_to_uuid"), *_mapping(given, "pending_artifacts"), *facts["status"]])
+    found: list[dict[str, Any]] = []
+    for ref in refs:
+        one = {name: known[ref] for name, known in facts.items() if ref in known and known[ref] is not None}
+        action = str(one.get("status", "generated" if ref.startswith("gen_") else "read")).partition(":")[0]
+        one["status"] = action if action in STATUSES else "read"
+        one.setdefault("type", ref.removeprefix("gen_").rpartition("_")[0] or ref)
+        found.append({"label": ref, **one, "ref": ref})
+    return found

@@ -1,0 +1,215 @@
+"""Layer 3: what was decided and found out, in the detail that a node needs; a blocked turn stays visible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from pydantic import ValidationError
+
+from context_compiler.errors import LayersError
+from context_compiler.layers.conversation import listed, record_of, text_of
+from context_compiler.layers.models import CurationSummary, ReasoningTrace, StepSummary, TurnExecutionSummary
+from context_compiler.layers.turn import current_curation, done_steps, execution_outcomes, execution_summary
+from context_compiler.layers.wording import label, one_line, without_ids
+
+Reader = Literal["think", "act", "reply"]
+READERS: tuple[str, ...] = get_args(Reader)
+EMPTY = "No prior reasoning context."
+STORED = 2
+"""Turns that are kept in full."""
+DECISIONS_SHOWN = 10
+"""Entries of Understand's own history that it is shown."""
+
+
+def get_reasoning_trace(
+    conversation: Mapping[str, Any] | None, current_state: Mapping[str, Any] | None = None
+) -> ReasoningTrace:
+    """What the last two turns decided and did, and the one in progress, once it has done a step or was blocked.
+
+    Raises:
+        LayersError: something that is stored is wrong; the message says what.
+    """
+    given = record_of(conversation, "conversation")
+    found = [_stored(one, at) for at, one in enumerate(listed(given, "turn_summaries"))][-STORED:]
+    now = None if current_state is None else execution_summary(current_state)
+    going = now is not None and bool(now.steps or now.blocked_reason)
+    return ReasoningTrace(
+        recent_summaries=[*found, now] if now is not None and going else found,
+        reasoning_summary=text_of(given, "reasoning_summary"),
+        in_progress=going,
+    )
+
+
+def _stored(given: object, at: int) -> TurnExecutionSummary:
+    one = {key: value for key, value in record_of(given, f"turn_summaries[{at}]").items() if value is not None}
+    try:
+        return TurnExecutionSummary.model_validate(one)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise LayersError(f"turn_summaries[{at}].{place}: {first['msg']}") from None
+
+
+def get_own_decision_history(conversation: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """What Understand itself kept and let go of, oldest first: turn, ref, action and reason."""
+    log = listed(record_of(conversation, "conversation"), "understand_decision_log")
+    return [dict(record_of(one, f"understand_decision_log[{at}]")) for at, one in enumerate(log)]
+
+
+def get_current_curation(state: Mapping[str, Any]) -> CurationSummary:
+    """What Understand kept and let go of in this turn."""
+    return current_curation(state)
+
+
+def get_current_turn_steps(state: Mapping[str, Any]) -> list[StepSummary]:
+    """What this turn did so far."""
+    return done_steps(state)
+
+
+def get_outcomes(conversation: Mapping[str, Any] | None, state: Mapping[str, Any]) -> ReasoningTrace:
+    """What came of this turn, or of the last where this one has done nothing: no plans, notes, refs or curation.
+
+    Raises:
+        LayersError: something that is stored is wrong.
+    """
+    trace = get_reasoning_trace(conversation, state)
+    kept = [
+        TurnExecutionSummary(
+            turn_num=one.turn_num,
+            steps=[
+                step.model_copy(update={"subdomain": "", "entities_involved": [], "note": None}) for step in one.steps
+            ],
+            conversation_phase=one.conversation_phase,
+            user_expressed=one.user_expressed,
+            blocked_reason=one.blocked_reason,
+        )
+        for one in trace.recent_summaries[-1:]
+    ]
+    return ReasoningTrace(recent_summaries=kept, in_progress=trace.in_progress)
+
+
+def get_execution_outcomes(state: Mapping[str, Any]) -> str:
+    """What this turn did, on one line."""
+    return execution_outcomes(state)
+
+
+def format_reasoning_for_prompt(trace: ReasoningTrace | Sequence[StepSummary], node: str) -> str:
+    """What was decided and found out, for a prompt.
+
+    Args:
+        trace: What was decided and found out, or the steps of this turn alone.
+        node: think (everything), act (steps and notes of this turn) or reply (outcomes, phase, what was wished).
+
+    Raises:
+        LayersError: the node is none of the three.
+    """
+    if node not in READERS:
+        raise LayersError(f"node {node!r} has no view of the reasoning; use one of {', '.join(READERS)}")
+    if not isinstance(trace, ReasoningTrace):
+        trace = ReasoningTrace(recent_summaries=[TurnExecutionSummary(steps=list(trace))], in_progress=True)
+    now = _current(trace)
+    if node == "act":
+        lines = list(_steps(now.steps)) if now else []
+    elif node == "reply":
+        lines = list(_for_reply(trace, now))
+    else:
+        lines = list(_for_think(trace))
+    return without_ids("\n".join(lines)) or EMPTY
+
+
+format_reasoning = format_reasoning_for_prompt
+
+
+def _current(trace: ReasoningTrace) -> TurnExecutionSummary | None:
+    """The turn in progress; where nobody said which it is, the last one."""
+    return trace.recent_summaries[-1] if trace.recent_summaries and trace.in_progress is not False else None
+
+
+def _for_think(trace: ReasoningTrace) -> Iterator[str]:
+    if trace.reasoning_summary.strip():
+        yield f"Earlier: {one_line(trace.reasoning_summary)}"
+    now = _current(trace) if trace.in_progress else None
+    past = [one for one in trace.recent_summaries if one is not now]
+    for one in past[:-1]:
+        yield f"Turn {one.turn_num}: {_in_short(one)}"
+        yield from _blocked(one)
+    for title, one in (("Last turn", past[-1] if past else None), ("This turn so far", now)):
+        if one is not None:
+            yield f"{title}: {_in_short(one)}"
+            yield from _steps(one.steps)
+            yield f"Phase: {one.conversation_phase}"
+            yield from _wished(one)
+            yield from curated(one.entity_curation)
+            yield from _blocked(one)
+
+
+def _for_reply(trace: ReasoningTrace, now: TurnExecutionSummary | None) -> Iterator[str]:
+    """Of this turn, or of the last where this one has done nothing: what came of it, no plans and no refs."""
+    one = now or (trace.recent_summaries[-1] if trace.recent_summaries else None)
+    if one is None:
+        return
+    yield f"Phase: {one.conversation_phase}"
+    yield from _wished(one)
+    done = "; ".join(_accomplished(step) for step in one.steps)
+    if done:
+        yield f"{'Accomplished' if one is now else 'Accomplished last turn'}: {done}"
+    yield from _blocked(one)
+
+
+def _accomplished(step: StepSummary) -> str:
+    said = (one_line(step.description), one_line(step.outcome))
+    return ": ".join(text for text in said if text)
+
+
+def _in_short(one: TurnExecutionSummary) -> str:
+    decided = f" (decided {one.think_decision})" if one.think_decision else ""
+    goal = one_line(one.think_goal) or "no goal"
+    done = ", ".join(f"{step.type}: {one_line(step.outcome)}" for step in one.steps)
+    return f"{goal}{decided}; {done}" if done else f"{goal}{decided}"
+
+
+def _steps(steps: Sequence[StepSummary]) -> Iterator[str]:
+    for step in steps:
+        what = ", ".join(part for part in (step.type, one_line(step.subdomain)) if part)
+        refs = f" [{', '.join(map(label, step.entities_involved))}]" if step.entities_involved else ""
+        yield f"- step {step.step_num} ({what}): {_accomplished(step)}{refs}"
+        if step.note:
+            yield f"  note: {one_line(step.note)}"
+
+
+def _wished(one: TurnExecutionSummary) -> Iterator[str]:
+    if one.user_expressed.strip():
+        yield f"User expressed: {one_line(one.user_expressed)}"
+
+
+def _blocked(one: TurnExecutionSummary) -> Iterator[str]:
+    if one.blocked_reason:
+        yield f"Blocked: {one_line(one.blocked_reason)}"
+
+
+def curated(curation: CurationSummary) -> Iterator[str]:
+    """What was kept and let go of, one line each; nothing where nothing was."""
+    for title, refs in (("Retained", curation.retained), ("Demoted", curation.demoted)):
+        said = [_reasoned(ref, curation.reasons.get(ref, "")) for ref in refs]
+        if said:
+            yield f"{title}: {', '.join(said)}"
+
+
+def _reasoned(ref: str, reason: str) -> str:
+    return f"{label(ref)} ({label(reason)})" if reason.strip() else label(ref)
+
+
+def format_curation(curation: CurationSummary) -> str:
+    """What was kept and let go of in this turn, for Think; empty where nothing was."""
+    return without_ids("\n".join(curated(curation)))
+
+
+def format_decision_history(log: Sequence[Mapping[str, Any]]) -> str:
+    """What Understand itself decided about entities, for its own prompt: the newest, oldest first."""
+    lines: list[str] = []
+    for one in log[-DECISIONS_SHOWN:]:
+        what = f"- turn {text_of(one, 'turn')}: {label(text_of(one, 'action'))} {label(text_of(one, 'ref'))}"
+        reason = text_of(one, "reason")
+        lines.append(f"{what.rstrip()} ({label(reason)})" if reason else what.rstrip())
+    return "\n".join(lines) or EMPTY

@@ -1,0 +1,127 @@
+"""Refs stand for ids: the prefix of a ref follows from a type, and data is shown with refs in place of ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, cast
+from uuid import UUID as UUIDType
+
+from pydantic_core import to_jsonable_python
+
+from context_compiler.errors import LayersError
+from context_compiler.layers.wording import ID, PENDING, UUID
+
+OWN = ("id", "_id", "uuid")
+"""Fields that hold the id of the row itself."""
+DEEPEST = 32
+"""Lists and mappings within each other that are looked into."""
+_UNFIT = re.compile(r"[^a-z0-9]+")
+
+
+@lru_cache(maxsize=1024)
+def prefix_of(type: str) -> str:
+    """What refs of a type begin with: its singular, such as `recipe` for `recipes`.
+
+    Raises:
+        LayersError: nothing of the type can stand in a ref.
+    """
+    word = _UNFIT.sub("_", type.strip().lower()).strip("_")
+    if not word:
+        raise LayersError(f"{type!r} is no type of entity; give a word such as recipes")
+    if word.endswith("ies") and len(word) > 4:
+        return f"{word[:-3]}y"
+    if word.endswith(("sses", "xes", "ches", "shes")):
+        return word[:-2]
+    return word[:-1] if word.endswith("s") and not word.endswith(("ss", "us", "is")) and len(word) > 2 else word
+
+
+def id_text(id: object) -> str:
+    """What a database knows an entity by, as a text.
+
+    Raises:
+        LayersError: it is no text, number or UUID.
+    """
+    text = str(id).strip() if isinstance(id, str | int | UUIDType) and not isinstance(id, bool) else ""
+    if not text:
+        raise LayersError(f"{id!r} is no id; give what the database knows the entity by")
+    return text
+
+
+def plain(data: object, what: str) -> object:
+    """Data as JSON holds it: what JSON does not know becomes its text.
+
+    Raises:
+        LayersError: it contains itself.
+    """
+    try:
+        return to_jsonable_python(data, fallback=str, serialize_unknown=True, inf_nan_mode="strings")
+    except (ValueError, RecursionError) as error:
+        raise LayersError(f"{what} cannot be kept as JSON: {error}") from None
+
+
+def translated(text: str, refs: Mapping[tuple[str, str], str]) -> str:
+    """The text with every UUID that is known replaced by its ref."""
+    if not UUID.search(text):
+        return text
+    known = {id.lower().replace("-", ""): ref for (_, id), ref in refs.items()}
+    return UUID.sub(lambda found: known.get(found[0].lower().replace("-", ""), found[0]), text)
+
+
+def shown_data(data: object, refs: Mapping[tuple[str, str], str], type: str = "") -> object:
+    """Data without ids: a row is named by its ref, so are others, and a UUID that nobody knows is a placeholder.
+
+    Args:
+        data: Anything.
+        refs: Refs by prefix and id.
+        type: What the rows in it are, as far as they do not say so; only a UUID tells without.
+    """
+    return _shown(data, refs, type, 0)
+
+
+def _shown(data: object, refs: Mapping[tuple[str, str], str], type: str, depth: int) -> object:
+    if isinstance(data, str):
+        return _clean(translated(data, refs))
+    if isinstance(data, Mapping) and depth < DEEPEST:
+        return _row(cast("Mapping[object, Any]", data), refs, type, depth)
+    if isinstance(data, list | tuple) and depth < DEEPEST:
+        given = cast("list[Any]", data)
+        kind = str(given[1]) if isinstance(data, tuple) and len(given) == 3 and isinstance(given[1], str) else type
+        return [_shown(one, refs, kind, depth + 1) for one in given]
+    if data is None or isinstance(data, bool | int | float):
+        return data
+    return _clean(translated(str(cast(object, data)), refs))
+
+
+def _clean(text: str) -> str:
+    return PENDING.sub(ID, UUID.sub(ID, text))
+
+
+def _row(row: Mapping[object, Any], refs: Mapping[tuple[str, str], str], type: str, depth: int) -> dict[str, object]:
+    """A row with its ref in place of its own id."""
+    found: dict[str, object] = {}
+    for key, value in row.items():
+        name = str(key).lower()
+        if name not in OWN:
+            found[_clean(str(key))] = _field(name, value, refs, depth)
+        elif ref := _ref(value, refs, type):
+            found["ref"] = ref
+    return found
+
+
+def _ref(id: object, refs: Mapping[tuple[str, str], str], type: str) -> str | None:
+    text = str(id)
+    if type.strip("_ "):
+        return refs.get((prefix_of(type), text))
+    said = translated(text, refs)
+    return said if said != text else None
+
+
+def _field(name: str, value: object, refs: Mapping[tuple[str, str], str], depth: int) -> object:
+    """One field: what names another entity by its id names it by its ref."""
+    if name.endswith("_id") and isinstance(value, str | int) and not isinstance(value, bool):
+        return refs.get((name[:-3], str(value)), value if str(value) in refs.values() else ID)
+    if name.endswith("_ids") and isinstance(value, list | tuple):
+        return [_field(name[:-1], one, refs, depth + 1) for one in cast("list[Any]", value)]
+    return _shown(value, refs, "", depth + 1)
