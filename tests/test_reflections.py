@@ -8,7 +8,8 @@ from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
     ModelResponse,
-    RetryPromptPart,
+    RetryFeedbackPart,
+    RetryInfo,
     TextPart,
     ToolCallPart,
     ToolReturnPart,
@@ -54,8 +55,7 @@ TWICE = [
 
 def test_failures_in_a_row_are_one_reflection_that_says_what_then_worked() -> None:
     assert told(TWICE) == [
-        '- turn 1: read(path="b.toml") failed 2 times: Error: no such file b.toml'
-        ' -> then read(path="src/a.toml") worked'
+        "- turn 1: read(path=b.toml) failed 2 times: Error: no such file b.toml -> then read(path=src/a.toml) worked"
     ]
 
 
@@ -64,7 +64,9 @@ def test_a_failure_that_nothing_came_after_says_so() -> None:
 
 
 def test_an_answer_that_was_sent_back_is_reflected_on() -> None:
-    retry = ModelRequest(parts=[RetryPromptPart("Give a whole number.")])
+    retry = ModelRequest(
+        parts=[RetryFeedbackPart(content="Give a whole number.", retry=RetryInfo(cause="model_retry"))]
+    )
     assert "an answer was sent back: Give a whole number." in told([asked("How many?"), retry])[0]
 
 
@@ -74,7 +76,7 @@ def test_only_the_newest_are_kept() -> None:
         many += exchange(2 * number, f"{number}.txt", "Error: gone", failed=True)
         many += exchange(2 * number + 1, f"{number}.md", "fine", failed=False)
     assert [line.partition(" failed")[0] for line in told(many)] == [
-        f'- turn 1: read(path="{number}.txt")' for number in (3, 4, 5)
+        f"- turn 1: read(path={number}.txt)" for number in (3, 4, 5)
     ]
     assert told(many, ReflectionPolicy(keep=0)) == []
 
@@ -123,4 +125,4 @@ async def test_a_compile_of_a_live_agent_is_told_of_them() -> None:
     ]
     await agent.run("And now?", message_history=[*TWICE, *long])
     assert len(asked_of) >= 1
-    assert 'then read(path="src/a.toml") worked' in asked_of[0]
+    assert "then read(path=src/a.toml) worked" in asked_of[0]
