@@ -1,0 +1,149 @@
+"""A directive is a line such as `@model openai:gpt-5` at the top of a text; everything below the top is content.
+
+One function, for any application: it says which names it knows, and gets back what they were given, the text
+without them, and whatever else stood at the top, untouched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+_LINE = re.compile(r" {0,3}@(?P<name>[A-Za-z][A-Za-z0-9_-]{0,63})(?::(?!//)|(?=[ \t\r])|$)(?P<value>.*)")
+_LINK = ("[[", "]]")
+_QUOTES = (('"', '"'), ("'", "'"), ("`", "`"), _LINK)
+
+
+MOST_FINDINGS = 100
+"""Findings about one text; who reads so many has seen enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directive:
+    """One line at the top of a text."""
+
+    name: str
+    """As it is known; of an unknown one, as it was written."""
+    value: str
+    """Without the quotes or brackets around it; empty: none was given."""
+    line: int
+    """From 1, in the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What is to be said about one line at the top of a text; nothing of it keeps the text from being used."""
+
+    kind: Literal["unknown", "empty", "repeated"]
+    message: str
+    line: int
+    path: str | None = None
+    """The file; None: the text is of no file."""
+    near: str | None = None
+    """The known name that was perhaps meant."""
+
+    def __str__(self) -> str:
+        place = f"{self.path}:{self.line}: " if self.path else f"line {self.line}: "
+        return place + self.message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directives:
+    """A text taken apart: what was directed, and what is left."""
+
+    text: str
+    """The content, and above it the lines with unknown directives, as they were written."""
+    values: Mapping[str, str]
+    """What the known ones were given, by name; of two of one name the last counts."""
+    found: tuple[Directive, ...]
+    """Every line that is a directive, known or not, in order."""
+    findings: tuple[Finding, ...]
+
+
+def read_directives(text: str, known: Iterable[str], *, path: str | None = None, line: int = 1) -> Directives:
+    r"""Take the directives off the top of a text. Nothing raises: what is wrong with a line is a finding.
+
+    `@name value` and `@name: value` are the same, and so are `-` and `_` in a name, and large and small letters.
+    Blank lines may stand between directives; the first other line ends them, and from there on a line that
+    begins with `@` is content. So is `\@name` anywhere.
+
+    Args:
+        text: Of a step, a prompt, a note.
+        known: The names that are directives here; any other is handed back in the text as it was written.
+        path: The file it is from, for findings.
+        line: The line of the file at which it begins, from 1.
+    """
+    names = {_folded(name): name for name in known}
+    lines = text.split("\n")
+    values: dict[str, str] = {}
+    found: list[Directive] = []
+    findings: list[Finding] = []
+    taken: set[int] = set()
+    for at, spelt, value in _top(lines):
+        name = names.get(_folded(spelt))
+        one = Directive(name=name or spelt, value=value, line=line + at)
+        found.append(one)
+        if len(findings) < MOST_FINDINGS:
+            findings += _findings(one, path, known=name is not None, given=values, names=names)
+        if name is not None:
+            taken.add(at)
+            values |= {name: value} if value else {}
+    return Directives(text=_without(lines, taken), values=values, found=tuple(found), findings=tuple(findings))
+
+
+def _top(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+    """The directives above the content: the place of the line, name, value."""
+    for at, one in enumerate(lines):
+        match = _LINE.fullmatch(one)
+        if match is not None:
+            yield at, match["name"], _bare(match["value"])
+        elif one.strip():
+            return
+
+
+def _without(lines: Sequence[str], taken: Collection[int]) -> str:
+    """The text without the lines that were taken, and then without blank lines above it; as it was if none were."""
+    rest = [one for at, one in enumerate(lines) if at not in taken]
+    start = next((at for at, one in enumerate(rest) if one.strip()), len(rest))
+    return "\n".join(rest[start:] if taken else rest)
+
+
+def _bare(value: str) -> str:
+    """A value without the quotes or brackets around it; of a wiki link with another text, what it links to."""
+    said = value.strip()
+    for _ in _QUOTES:
+        pair = next((pair for pair in _QUOTES if _within(said, *pair)), None)
+        if pair is None:
+            break
+        said = said[len(pair[0]) : len(said) - len(pair[1])].strip()
+        said = said.partition("|")[0].strip() if pair == _LINK else said
+    return said
+
+
+def _within(said: str, opening: str, closing: str) -> bool:
+    return len(said) >= len(opening) + len(closing) and said.startswith(opening) and said.endswith(closing)
+
+
+def _folded(name: str) -> str:
+    return name.replace("_", "-").lower()
+
+
+def _findings(
+    one: Directive, path: str | None, *, known: bool, given: Mapping[str, str], names: Mapping[str, str]
+) -> Iterator[Finding]:
+    """What is to be said about a directive, if anything."""
+    if not known:
+        close = get_close_matches(_folded(one.name), names, n=1, cutoff=0.6)
+        near = names[close[0]] if close else None
+        hint = f"did you mean @{near}?" if near else f"known are {', '.join(f'@{name}' for name in names.values())}"
+        message = f"@{one.name} is not known here and stays in the text; {hint}"
+        yield Finding(kind="unknown", message=message, line=one.line, path=path, near=near)
+    elif not one.value:
+        message = f"@{one.name} has no value and is passed over; give one, such as @{one.name} NAME"
+        yield Finding(kind="empty", message=message, line=one.line, path=path)
+    elif one.name in given:
+        message = f"@{one.name} is given more than once; the last one counts"
+        yield Finding(kind="repeated", message=message, line=one.line, path=path)

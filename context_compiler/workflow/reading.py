@@ -1,0 +1,193 @@
+"""A workflow is a markdown file: front matter, and under each `##` heading what one step is asked to do.
+
+It is read as a pipeline whose stages follow one another, so that everything that runs, resumes, records and shows
+pipelines does so with workflows. A step that fails ends the run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from context_compiler.errors import FidelityError, GraphError
+from context_compiler.fidelity import Fidelity
+from context_compiler.pipeline.attributes import Value
+from context_compiler.pipeline.diagnostics import Diagnostic, Severity
+from context_compiler.pipeline.graph import Edge, Graph
+from context_compiler.pipeline.nodes import Node
+from context_compiler.template.front_matter import Entry, Misread, taken_apart
+
+SUFFIXES = (".md", ".markdown")
+LARGEST = 1_000_000
+"""Characters of a workflow file."""
+KEYS = ("name", "description", "goal", "model", "fidelity")
+"""What the front matter may say."""
+START, DONE = "start", "done"
+
+_HEADING = re.compile(r" {0,3}##(?:[ \t]+(?P<title>.*?))?(?:[ \t]+#+)?[ \t]*")
+_FENCE = re.compile(r" {0,3}(?P<mark>`{3,}|~{3,})(?P<info>.*)")
+_UNFIT = re.compile(r"[^a-z0-9]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What stands under one heading."""
+
+    title: str
+    line: int
+    """Of the heading, from 1 in the file."""
+    text: str
+    """From the line below the heading."""
+
+
+def load_workflow(path: str | Path) -> Graph:
+    """The workflow in a file.
+
+    Raises:
+        GraphError: the file cannot be read, or is no workflow.
+    """
+    try:
+        text = Path(path).read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise GraphError(f"this is not UTF-8 text (byte {error.start})", path=str(path)) from None
+    except OSError as error:
+        raise GraphError(f"cannot be read: {error.strerror}", path=str(path)) from error
+    return parse_workflow(text, str(path))
+
+
+def parse_workflow(text: str, path: str | None = None) -> Graph:
+    """A pipeline whose stages are the steps of a workflow, in their order.
+
+    Args:
+        text: Of the file.
+        path: The file, for errors; its name is that of the workflow unless the front matter gives one.
+
+    Raises:
+        GraphError: there is no step, a step has no name, or the front matter is wrong; with the line.
+    """
+    try:
+        source = taken_apart(_sound(text))
+        facts, findings = _facts(source.entries)
+        parts = list(_parts(source.body.split("\n"), source.offset, findings))
+    except Misread as error:
+        raise GraphError(str(error), path=path, line=error.line) from None
+    if not parts:
+        raise GraphError("there is no step in it; write one under a heading such as `## Plan`", path=path, line=1)
+    name = str(facts.get("name", "") or (Path(path).stem if path else "workflow"))
+    steps = _steps(parts, findings)
+    ends = (Node(name=START, attrs={"shape": "Mdiamond"}), Node(name=DONE, attrs={"shape": "Msquare"}))
+    nodes = {node.name: node for node in (ends[0], *steps, ends[1])}
+    names = tuple(nodes)
+    return Graph(
+        name=_slug(name) or "workflow",
+        attrs=_attributes(name, facts),
+        nodes=nodes,
+        edges=tuple(Edge(source=one, target=other) for one, other in zip(names, names[1:], strict=False)),
+        diagnostics=tuple(findings),
+        path=path,
+    )
+
+
+def _sound(text: str) -> str:
+    if len(text) > LARGEST:
+        raise Misread(f"the workflow is longer than {LARGEST:,} characters", 1)
+    if "\0" in text:
+        raise Misread("it holds a NUL character; is it a text file?", text.count("\n", 0, text.index("\0")) + 1)
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _facts(entries: Mapping[str, Entry]) -> tuple[dict[str, str], list[Diagnostic]]:
+    """What the front matter says, and what of it nothing here reads."""
+    facts: dict[str, str] = {}
+    findings: list[Diagnostic] = []
+    for spelt, entry in entries.items():
+        key = spelt.strip().lower()
+        if key not in KEYS:
+            near = next(iter(get_close_matches(key, KEYS, n=1)), None)
+            fix = f"did you mean {near}?" if near else f"known are {', '.join(KEYS)}"
+            severity = Severity.WARNING if near else Severity.INFO
+            findings.append(_finding("front_matter_known", severity, f"unknown key {spelt!r}"[:100], fix, entry.line))
+        elif entry.value is not None:
+            facts[key] = _said(key, entry)
+    return facts, findings
+
+
+def _said(key: str, entry: Entry) -> str:
+    if isinstance(entry.value, Mapping | list | bool):
+        raise Misread(f"{key}: give a text", entry.line)
+    said = str(entry.value).strip()
+    try:
+        return str(Fidelity.parse(said, where=key)) if key == "fidelity" and said else said
+    except FidelityError as error:
+        raise Misread(str(error), entry.line) from None
+
+
+def _attributes(name: str, facts: Mapping[str, str]) -> dict[str, Value]:
+    """What the pipeline says of itself; at `full` all steps share one conversation."""
+    fidelity = facts.get("fidelity", "")
+    said: dict[str, Value] = {
+        "label": name,
+        "goal": facts.get("goal", ""),
+        "comment": facts.get("description", ""),
+        "llm_model": facts.get("model", ""),
+        "default_fidelity": fidelity,
+        "default_thread_id": "workflow" if fidelity == Fidelity.FULL else "",
+    }
+    return {**{key: value for key, value in said.items() if value}, "strict_failure_edges": True}
+
+
+def _parts(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> Iterator[_Part]:
+    """What stands under each heading; headings in fenced blocks are content."""
+    starts: list[tuple[int, str]] = []
+    fence, opened = "", 0
+    for at, line in enumerate(lines):
+        mark = _FENCE.fullmatch(line)
+        if fence:
+            closes = mark is not None and mark["mark"].startswith(fence) and not mark["info"].strip()
+            fence = "" if closes else fence
+        elif mark is not None and not (mark["mark"][0] == "`" and "`" in mark["info"]):
+            fence, opened = mark["mark"], at
+        elif (heading := _HEADING.fullmatch(line)) is not None:
+            starts.append((at, (heading["title"] or "").strip()))
+    if fence:
+        message = "a fenced block begins here and never ends: headings below it are no steps"
+        findings.append(
+            _finding("fence_closed", Severity.WARNING, message, f"close it with {fence}", opened + offset + 1)
+        )
+    ends = [at for at, _ in starts[1:]] + [len(lines)]
+    for (at, title), end in zip(starts, ends, strict=True):
+        if not title.strip("#").strip():
+            raise Misread("a step has no name; write one after the ##", at + offset + 1)
+        yield _Part(title=title, line=at + offset + 1, text="\n".join(lines[at + 1 : end]).rstrip())
+
+
+def _steps(parts: Sequence[_Part], findings: list[Diagnostic]) -> list[Node]:
+    """A stage for each part, under a name of its own."""
+    nodes: dict[str, Node] = {}
+    for number, part in enumerate(parts, 1):
+        slug = _slug(part.title) or f"step_{number}"
+        name, count = slug, 1
+        while name in nodes or name in (START, DONE):
+            count += 1
+            name = f"{slug}_{count}"
+        if not part.text.strip():
+            fix = "write below the heading what the step is to do; until then it is its heading"
+            findings.append(_finding("step_empty", Severity.WARNING, "the step has no text", fix, part.line, name))
+        prompt = {"prompt": part.text} if part.text.strip() else {}
+        nodes[name] = Node(
+            name=name, attrs={"label": part.title, **prompt}, line=part.line, column=1, prompt_line=part.line + 1
+        )
+    return list(nodes.values())
+
+
+def _slug(title: str) -> str:
+    """A title as a name in a graph; empty where it holds no Latin letter."""
+    name = _UNFIT.sub("_", title.lower()).strip("_")[:60].strip("_")
+    return name if name[:1].isalpha() else f"step_{name}" if name else ""
+
+
+def _finding(rule: str, severity: Severity, message: str, fix: str, line: int, node: str | None = None) -> Diagnostic:
+    return Diagnostic(rule=rule, severity=severity, message=message, fix=fix, line=line, column=1, node_id=node)
