@@ -64,8 +64,9 @@ def phases(history: History, outline: Outline, out: Collection[int], room: int, 
     """
     said = _turns(history, outline, out)
     wanted = min(MOST, room // LINE, len(said) // TURNS)
+    gaps = _gaps(said) if wanted >= LEAST else []
     while wanted >= LEAST:
-        parts = _split(said, wanted)
+        parts = _split(said, gaps, wanted)
         text = "\n".join(_line(part, told) for part, told in zip(parts, _telling(parts), strict=True))
         if counter.text(text) <= room:
             return text
@@ -91,14 +92,19 @@ def _tells(word: str) -> bool:
     return word not in STOPS and not word.isdigit() and (len(word) > 2 or not word.isascii())
 
 
-def _split(said: Sequence[_Said], wanted: int) -> list[Sequence[_Said]]:
-    """As many phases as wanted, where they can have their least length; cut at the deepest gaps, first ones first."""
+def _gaps(said: Sequence[_Said]) -> list[int]:
+    """Where a phase could begin, the deepest gap first, and of equal ones the first."""
     depths = [
-        (-(1 - _cohesion(said[max(0, at - TURNS) : at], said[at : at + TURNS])) - NEW_DAY * _new_day(said, at), at)
+        (_cohesion(said[max(0, at - TURNS) : at], said[at : at + TURNS]) - NEW_DAY * _new_day(said, at), at)
         for at in range(TURNS, len(said) - TURNS + 1)
     ]
+    return [at for _, at in sorted(depths)]
+
+
+def _split(said: Sequence[_Said], gaps: Sequence[int], wanted: int) -> list[Sequence[_Said]]:
+    """As many phases as wanted, where they can have their least length."""
     cuts: list[int] = []
-    for _, at in sorted(depths):
+    for at in gaps:
         if len(cuts) + 1 == wanted:
             break
         if all(abs(at - other) >= TURNS for other in cuts):
@@ -120,7 +126,10 @@ def _cohesion(before: Sequence[_Said], after: Sequence[_Said]) -> float:
 
 
 def _together(part: Sequence[_Said]) -> Counter[str]:
-    return sum((one.words for one in part), Counter[str]())
+    words = Counter[str]()
+    for one in part:
+        words.update(one.words)
+    return words
 
 
 def _telling(parts: Sequence[Sequence[_Said]]) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +22,7 @@ SECRET = "The locker at the station in Ghent opens with the code 48151."
 TITLE = "RECALLED FROM EARLIER TURNS"
 
 
+@cache
 def words(seed: int, count: int) -> str:
     """Words that nobody else says."""
     dice = Random(seed)

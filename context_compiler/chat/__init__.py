@@ -1,0 +1,39 @@
+"""A conversation with an agent that is kept whole, in two modes: everything is sent, or what fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from context_compiler.lazy import public
+
+if TYPE_CHECKING:
+    from context_compiler.chat.scripted import ScriptedModel
+    from context_compiler.chat.session import ChatSession, Said
+    from context_compiler.chat.transcript import Transcript, safe_id
+    from context_compiler.reflections import Failure, Occasion, Reflection, ReflectionPolicy
+
+__all__ = [
+    "ChatSession",
+    "Failure",
+    "Occasion",
+    "Reflection",
+    "ReflectionPolicy",
+    "Said",
+    "ScriptedModel",
+    "Transcript",
+    "safe_id",
+]
+
+_HOMES = {
+    "ChatSession": "chat.session",
+    "Failure": "reflections",
+    "Occasion": "reflections",
+    "Reflection": "reflections",
+    "ReflectionPolicy": "reflections",
+    "Said": "chat.session",
+    "ScriptedModel": "chat.scripted",
+    "Transcript": "chat.transcript",
+    "safe_id": "chat.transcript",
+}
+
+__getattr__, __dir__ = public(__name__, _HOMES)
