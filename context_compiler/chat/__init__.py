@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from context_compiler.lazy import public
 
 if TYPE_CHECKING:
+    from context_compiler.chat.answer import Said
+    from context_compiler.chat.markdown import safe_id
     from context_compiler.chat.scripted import ScriptedModel
-    from context_compiler.chat.session import ChatSession, Said
-    from context_compiler.chat.transcript import Transcript, safe_id
+    from context_compiler.chat.session import ChatSession
+    from context_compiler.chat.transcript import Transcript
     from context_compiler.reflections import Failure, Occasion, Reflection, ReflectionPolicy
 
 __all__ = [
@@ -30,10 +32,10 @@ _HOMES = {
     "Occasion": "reflections",
     "Reflection": "reflections",
     "ReflectionPolicy": "reflections",
-    "Said": "chat.session",
+    "Said": "chat.answer",
     "ScriptedModel": "chat.scripted",
     "Transcript": "chat.transcript",
-    "safe_id": "chat.transcript",
+    "safe_id": "chat.markdown",
 }
 
 __getattr__, __dir__ = public(__name__, _HOMES)

@@ -15,7 +15,8 @@ from pathlib import Path
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.chat.healing import Healed, healed, last_turn, said
-from context_compiler.chat.transcript import Told, Transcript
+from context_compiler.chat.markdown import Told
+from context_compiler.chat.transcript import Transcript
 from context_compiler.history import History, Reader, load_messages
 from context_compiler.live.failing import Breaker, attempted
 from context_compiler.store import Store, open_store
@@ -43,7 +44,14 @@ class Account:
     """
 
     def __init__(
-        self, session: str, *, folder: Path, store: str | Path | Store | None, vault_name: str, notice: Notice, clock: Clock
+        self,
+        session: str,
+        *,
+        folder: Path,
+        store: str | Path | Store | None,
+        vault_name: str,
+        notice: Notice,
+        clock: Clock,
     ) -> None:
         self.session = session
         self.transcript = Transcript(folder, session)
@@ -178,4 +186,3 @@ class Account:
         elif about not in self._silent:
             self._silent.add(about)
             self._notice(f"{failure}; {so}")
-

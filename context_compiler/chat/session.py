@@ -9,29 +9,17 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterable
 from pathlib import Path
 from typing import Any
 
 from pydantic_ai import Agent, RunContext, capture_run_messages
-from pydantic_ai.messages import (
-    AgentStreamEvent,
-    ModelMessage,
-    ModelRequest,
-    ModelResponse,
-    PartDeltaEvent,
-    PartStartEvent,
-    TextPart,
-    TextPartDelta,
-    UserPromptPart,
-)
+from pydantic_ai.messages import AgentStreamEvent, ModelMessage, ModelRequest, UserPromptPart
 from pydantic_ai.models import Model
-from pydantic_ai.usage import RequestUsage
 
 from context_compiler.capability import ContextCompiler
 from context_compiler.chat.account import Account, Clock, Notice, now
-from context_compiler.chat.healing import BETWEEN
+from context_compiler.chat.answer import Hear, Said, Turn, said_of
 from context_compiler.errors import SettingsError
 from context_compiler.limits import Amount
 from context_compiler.passages import Passage
@@ -40,46 +28,7 @@ from context_compiler.reflections import ReflectionPolicy
 from context_compiler.store import Store
 from context_compiler.view import View
 
-Hear = Callable[[str], object]
-"""Called with each piece of an answer, after it is on disk."""
-
 _HALVES = re.compile("[\ud800-\udfff]")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """One answer, whole or stopped, and what was sent for it."""
-
-    text: str
-    output: Any = None
-    """What the agent returned; None where it was stopped."""
-    stopped: bool = False
-    raw: int = 0
-    """Tokens of the whole history at the last request."""
-    sent: int = 0
-    """Tokens of what was sent instead; in the normal mode the same."""
-    cached: int = 0
-    """Tokens that the provider had in its prompt cache."""
-    view: View | None = None
-    """What was sent last, in Endless mode."""
-    history: tuple[ModelMessage, ...] = ()
-    """The whole history at the last request."""
-    first: float | None = None
-    """Seconds until the first piece."""
-    seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class _Turn:
-    """An answer while it comes."""
-
-    hear: Hear | None
-    began: float
-    shown: str = ""
-    first: float | None = None
-    view: View | None = None
-    messages: Sequence[ModelMessage] = ()
-    output: Any = None
 
 
 class ChatSession:
@@ -91,7 +40,8 @@ class ChatSession:
         endless: Whether a model is sent a view instead of the whole history. May be changed between two turns.
         template: What views are written with. May be changed between two turns.
         model: Writes the summaries; None is the agent's own model, "none" asks none.
-        folder: Where transcripts are; None is `AssistantMD/Chat_Sessions/` of the vault, else `Chat_Sessions/` of `system`.
+        folder: Where transcripts are; None is `AssistantMD/Chat_Sessions/` of the vault, else `Chat_Sessions/` of
+            `system`.
         store: Where the record is: a path or a `Store`; None keeps it in memory.
         vault: A folder whose templates come first.
         system: A folder whose templates come second.
@@ -147,7 +97,7 @@ class ChatSession:
             "reflections": reflections,
         }
         self._compilers: dict[str, ContextCompiler] = {}
-        self._turn: _Turn | None = None
+        self._turn: Turn | None = None
         self._task: asyncio.Task[None] | None = None
         self._opened = False
         self._opening = asyncio.Lock()
@@ -179,7 +129,7 @@ class ChatSession:
         """Say something and wait for the answer.
 
         Args:
-            text: What the user says. Half of a surrogate pair, which nobody can be sent, becomes a replacement character.
+            text: What the user says. Half of a surrogate pair, which nobody can be sent, is replaced.
             hear: Called with each piece of the answer, after it is on disk.
 
         Raises:
@@ -192,7 +142,7 @@ class ChatSession:
             raise SettingsError("text='': say something")
         if self._turn is not None:
             raise SettingsError("an answer is still coming: wait for it, or stop it")
-        self._turn = turn = _Turn(hear=hear, began=time.perf_counter())
+        self._turn = turn = Turn(hear=hear, began=time.perf_counter())
         try:
             await self.open()
             async with self.account.turn(text):
@@ -202,7 +152,7 @@ class ChatSession:
             self._heard, self._again = self._again, set()
         return self.last or Said(text="")
 
-    async def _spoken(self, text: str, turn: _Turn) -> None:
+    async def _spoken(self, text: str, turn: Turn) -> None:
         self._task = task = asyncio.create_task(self._answered(text, turn))
         try:
             await asyncio.wait({task})
@@ -217,10 +167,14 @@ class ChatSession:
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 
-    async def _answered(self, text: str, turn: _Turn) -> None:
+    async def _answered(self, text: str, turn: Turn) -> None:
         async def heard(ctx: RunContext[Any], events: AsyncIterable[AgentStreamEvent]) -> None:
             async for event in events:
-                self._piece(turn, event)
+                piece = turn.piece(event)
+                if piece:
+                    self.account.answer(piece)
+                    if turn.hear is not None:
+                        turn.hear(piece)
 
         with capture_run_messages() as captured:
             turn.messages = captured
@@ -232,20 +186,6 @@ class ChatSession:
                 capabilities=[self.compiler()] if self.endless else None,
             )
         turn.messages, turn.output = result.all_messages(), result.output
-
-    def _piece(self, turn: _Turn, event: AgentStreamEvent) -> None:
-        if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
-            piece = (BETWEEN if turn.shown and event.part.content else "") + event.part.content
-        elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
-            piece = event.delta.content_delta
-        else:
-            return
-        if piece:
-            turn.first = turn.first or time.perf_counter()
-            turn.shown += piece
-            self.account.answer(piece)
-            if turn.hear is not None:
-                turn.hear(piece)
 
     def stop(self) -> bool:
         """Stop the answer that is coming; what was said so far is kept. False where none is."""
@@ -277,29 +217,6 @@ def transcripts(vault: str | Path | None, system: str | Path | None) -> Path:
     if vault is not None:
         return Path(vault, "AssistantMD", "Chat_Sessions")
     return Path(system or ".", "Chat_Sessions")
-
-
-def said_of(turn: _Turn, *, stopped: bool) -> Said:
-    """What came of a turn."""
-    messages = list(turn.messages)
-    answers = [at for at, message in enumerate(messages) if isinstance(message, ModelResponse)]
-    response = messages[answers[-1]] if answers else None
-    usage = response.usage if isinstance(response, ModelResponse) else RequestUsage()
-    record = turn.view.record if turn.view is not None else None
-    end = time.perf_counter()
-    said = Said(
-        text=turn.shown,
-        output=turn.output,
-        stopped=stopped,
-        raw=usage.input_tokens,
-        sent=usage.input_tokens,
-        cached=usage.cache_read_tokens,
-        view=turn.view,
-        history=tuple(messages[: answers[-1]] if answers else messages),
-        first=None if turn.first is None else turn.first - turn.began,
-        seconds=end - turn.began,
-    )
-    return said if record is None else replace(said, raw=record.tokens_raw, sent=record.tokens_sent)
 
 
 def _nobody(message: str) -> None:

@@ -1,88 +1,30 @@
-"""The markdown of a session: append-only, on disk before it is on the screen, and the same whatever was compiled.
+"""The markdown file of a session: append-only, on disk before it is on the screen, the same whatever was compiled.
 
-    # Chat Session: name
-
-    *2026-11-21 15:43:40 UTC*
-
-    **User:**
-
-    What was said.
-
-    **Assistant:**
-
-    What was answered.
-
-A line of a message that reads exactly like one of these marks gets a backslash at its end, so that everything can
-be read back as it was said. What cannot be written stays in memory and is tried again with whatever comes next.
+What cannot be written stays in memory and is tried again with whatever comes next. One terminal writes at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from hashlib import blake2b
+from datetime import datetime
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from context_compiler.errors import SettingsError
+from context_compiler.chat.markdown import ASSISTANT, CLOSE, Told, asked, guard, parsed, safe_id, telling, title
 
 _locks: Any = import_module("fcntl") if find_spec("fcntl") else None
 """None where the system has no such locks: there, nothing keeps two terminals apart."""
 
-USER, ASSISTANT = "**User:**", "**Assistant:**"
-LONGEST = 200
-"""Characters of a line that may still be a mark; longer ones are none."""
-
-_TIME = r"\*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\*"
-_MARK = re.compile(rf"^(?:\*\*(User|Assistant):\*\*|({_TIME}))$", re.MULTILINE)
-_LIKE_A_MARK = re.compile(rf"^(?:\*\*(?:User|Assistant):\*\*|{_TIME})\\{{0,100}}$", re.MULTILINE)
-_GUARDED = re.compile(rf"^(\*\*(?:User|Assistant):\*\*\\{{0,100}}|{_TIME}\\{{0,100}})\\$", re.MULTILINE)
-_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
-_NAME = 80
-"""Characters of a session's name that its file keeps."""
-
 POLL = 0.1
 """Seconds between two tries to get the lock."""
 
-CLOSE = b"\n\n"
 TAIL = 4096
 """Bytes of the end that are looked at."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """One turn as the transcript tells it."""
-
-    user: str
-    assistant: str | None = None
-    """None where nothing was answered."""
-    when: datetime | None = None
-
-
-def safe_id(session: str) -> str:
-    """The name of a session as a file may have it: letters, digits, `_` and `-`; another name for another session.
-
-    Raises:
-        SettingsError: it is empty.
-    """
-    if not session.strip():
-        raise SettingsError("session='': give a session a name")
-    plain = _UNSAFE.sub("_", session)[:_NAME]
-    if plain == session:
-        return plain
-    return f"{plain}-{blake2b(session.encode('utf-8', 'replace'), digest_size=4).hexdigest()}"
-
-
-def stamp(when: datetime) -> str:
-    """A time as it stands in a transcript."""
-    return f"*{when.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC*"
 
 
 class Transcript:
@@ -181,33 +123,31 @@ class Transcript:
             self.fault = f"{self.path}: {error.strerror or error}"
             return
         if not size:
-            name = "".join(char if char.isprintable() else " " for char in self.session)
-            self._put(f"# Chat Session: {' '.join(name.split())}\n\n")
-        elif not tail.endswith(CLOSE):
+            self._put(title(self.session) + CLOSE)
+        elif not tail.endswith(CLOSE.encode()):
             last = tail.rpartition(b"\n")[2].decode("utf-8", "replace")
-            self._put("\\\n\n" if _LIKE_A_MARK.fullmatch(last) else "\n\n")
+            self._put(guard(last) + CLOSE)
 
     def ask(self, text: str, when: datetime) -> None:
         """A turn begins: what the user says."""
-        guarded = _LIKE_A_MARK.sub(lambda found: f"{found[0]}\\", text)
-        self._put(f"{stamp(when)}\n\n{USER}\n\n{guarded}\n\n")
+        self._put(asked(text, when))
 
     def answer(self, piece: str) -> None:
         """A piece of the answer, as it comes."""
-        begin = "" if self._answering else f"{ASSISTANT}\n\n"
+        begin = "" if self._answering else f"{ASSISTANT}{CLOSE}"
         self._answering = True
         lines = piece.split("\n")
         for at, part in enumerate(lines):
-            self._line = (self._line + part)[: LONGEST + 1]
+            self._line = telling(self._line + part)
             if at < len(lines) - 1:
-                lines[at] = part + self._guard()
+                lines[at] = part + guard(self._line)
                 self._line = ""
         self._put(begin + "\n".join(lines))
 
     def end(self) -> None:
         """The answer is over, whole or not."""
         if self._answering:
-            self._put(f"{self._guard()}\n\n")
+            self._put(guard(self._line) + CLOSE)
         self._answering, self._line = False, ""
         if self._file is not None and not self._pending:
             try:
@@ -229,9 +169,6 @@ class Transcript:
                 self.answer(turn.assistant)
             self.end()
 
-    def _guard(self) -> str:
-        return "\\" if len(self._line) <= LONGEST and _LIKE_A_MARK.fullmatch(self._line) else ""
-
     def _put(self, text: str) -> None:
         self._pending += text.encode("utf-8", "replace")
         file = self._file if self._file is not None else self._opened()
@@ -249,33 +186,3 @@ class Transcript:
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
-
-
-def parsed(text: str) -> list[Told]:
-    """The turns of a transcript; a block that is still open counts as far as it goes."""
-    marks = list(_MARK.finditer(text))
-    turns: list[Told] = []
-    when: datetime | None = None
-    for at, mark in enumerate(marks):
-        if mark[2]:
-            when = _moment(mark[2])
-            continue
-        stop = marks[at + 1].start() if at + 1 < len(marks) else len(text)
-        said = _unguarded(text[min(mark.end() + 2, stop) : stop].removesuffix("\n\n"))
-        if mark[1] == "User":
-            turns.append(Told(user=said, when=when))
-        elif turns:
-            before = turns[-1]
-            turns[-1] = Told(user=before.user, assistant=(before.assistant or "") + said, when=before.when)
-    return turns
-
-
-def _moment(text: str) -> datetime | None:
-    try:
-        return datetime.strptime(text, "*%Y-%m-%d %H:%M:%S UTC*").replace(tzinfo=UTC)
-    except ValueError:
-        return None
-
-
-def _unguarded(text: str) -> str:
-    return _GUARDED.sub(r"\1", text)

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic_ai import FunctionToolset, RunContext
 from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.embeddings import Embedder
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 
 from context_compiler.errors import SettingsError
 from context_compiler.fences import fence
@@ -84,8 +84,7 @@ class Recall(AbstractCapability[Any]):
             ctx: The run.
             query: What to look for: names, ids, paths and words as they were used.
         """
-        history, turns = await self._read(ctx)
-        chosen = await self._best(history, turns, query)
+        chosen = await self._best(*await self._read(ctx), query)
         if not chosen:
             return "Nothing was found. Try the words, names or ids that were used at the time."
         return fence(FOUND, quoted(chosen))
@@ -108,6 +107,11 @@ class Recall(AbstractCapability[Any]):
         head = self._reader.counter.head(text, self.tokens - FRAME)
         more = f"\n[recall_read(ref={ref[:40]!r}, start={start + len(head)}) goes on]"
         return fence(READ, head) + (more if len(head) < len(text) else "")
+
+    async def passages(self, messages: Sequence[ModelMessage], query: str) -> tuple[Passage, ...]:
+        """What answers a query best among all of these messages, in the order in which it was said."""
+        history = self._reader.read([*messages, ModelRequest(parts=[UserPromptPart(query)])])
+        return await self._best(history, outline(history, pair(history)), query)
 
     async def _read(self, ctx: RunContext[Any]) -> tuple[History, Outline]:
         messages = list(ctx.messages)
