@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         get_conversation_with_engagement,
         get_recent_conversation,
     )
+    from context_compiler.layers.curating import Curated, curate
     from context_compiler.layers.entities import format_entity_context, get_entity_context
     from context_compiler.layers.models import (
         ConversationHistory,
@@ -49,11 +50,15 @@ if TYPE_CHECKING:
         get_reasoning_trace,
     )
     from context_compiler.layers.registry import SessionIdRegistry
+    from context_compiler.layers.state import ConversationContext, conversation_of, from_json, to_json
+    from context_compiler.layers.summarising import summarise_turn
     from context_compiler.layers.turn import TurnState
 
 __all__ = [
+    "ConversationContext",
     "ConversationHistory",
     "ConversationTurn",
+    "Curated",
     "CurationSummary",
     "EntityContext",
     "EntitySnapshot",
@@ -70,11 +75,14 @@ __all__ = [
     "build_reply_context",
     "build_think_context",
     "build_understand_context",
+    "conversation_of",
+    "curate",
     "format_conversation",
     "format_conversation_for_prompt",
     "format_entity_context",
     "format_reasoning",
     "format_reasoning_for_prompt",
+    "from_json",
     "get_conversation_history",
     "get_conversation_with_engagement",
     "get_current_curation",
@@ -85,11 +93,15 @@ __all__ = [
     "get_reasoning_trace",
     "get_recent_conversation",
     "layer_texts",
+    "summarise_turn",
+    "to_json",
 ]
 
 _HOMES = {
+    "ConversationContext": "layers.state",
     "ConversationHistory": "layers.models",
     "ConversationTurn": "layers.models",
+    "Curated": "layers.curating",
     "CurationSummary": "layers.models",
     "EntityContext": "layers.models",
     "EntitySnapshot": "layers.models",
@@ -106,11 +118,14 @@ _HOMES = {
     "build_reply_context": "layers.builders",
     "build_think_context": "layers.builders",
     "build_understand_context": "layers.builders",
+    "conversation_of": "layers.state",
+    "curate": "layers.curating",
     "format_conversation": "layers.conversation",
     "format_conversation_for_prompt": "layers.conversation",
     "format_entity_context": "layers.entities",
     "format_reasoning": "layers.reasoning",
     "format_reasoning_for_prompt": "layers.reasoning",
+    "from_json": "layers.state",
     "get_conversation_history": "layers.conversation",
     "get_conversation_with_engagement": "layers.conversation",
     "get_current_curation": "layers.reasoning",
@@ -121,6 +136,8 @@ _HOMES = {
     "get_reasoning_trace": "layers.reasoning",
     "get_recent_conversation": "layers.conversation",
     "layer_texts": "layers.builders",
+    "summarise_turn": "layers.summarising",
+    "to_json": "layers.state",
 }
 
 __getattr__, __dir__ = public(__name__, _HOMES)

@@ -73,7 +73,8 @@ def build_context(node: str, state: Mapping[str, Any]) -> Context:
     Raises:
         LayersError: the node is unknown, or something in the state is wrong; the message says what.
     """
-    need, given = need_of(node), record_of(state, "state")
+    need = need_of(node)
+    given = {**record_of(state, "state"), "id_registry": registry_of(state.get("id_registry"))}
     told: Context = {
         "entity": get_entity_context(given.get("id_registry"), turn_of(given), mode=need.entity),
         "conversation": _conversation(need, given),

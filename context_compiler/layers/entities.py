@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 
 from context_compiler.errors import LayersError
 from context_compiler.layers.models import EntityContext, EntitySnapshot
-from context_compiler.layers.refs import shown_data
+from context_compiler.layers.refs import NONE, shown_data
 from context_compiler.layers.registry import SessionIdRegistry, registry_of
 from context_compiler.layers.wording import CUT, label, one_line, ref_order, without_ids
 
@@ -133,7 +133,7 @@ def _whole(one: EntitySnapshot, data: Mapping[str, Any]) -> list[str]:
 
 def _content(data: object) -> str:
     """Content as JSON on one line; what JSON does not know is its text."""
-    text = without_ids(one_line(json.dumps(shown_data(data, {}), ensure_ascii=False)))
+    text = without_ids(one_line(json.dumps(shown_data(data, NONE), ensure_ascii=False)))
     return text if len(text) <= DATA else f"{text[:DATA]}{CUT} ({len(text):,} characters)"
 
 

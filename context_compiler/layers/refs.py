@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, cast
 from uuid import UUID as UUIDType
 
-from pydantic_core import to_jsonable_python
+from pydantic_core import to_json
 
 from context_compiler.errors import LayersError
 from context_compiler.layers.wording import ID, PENDING, UUID
@@ -49,6 +50,11 @@ def id_text(id: object) -> str:
     return text
 
 
+def encoded(data: object) -> str:
+    """Data as JSON text; ValueError where it contains itself."""
+    return to_json(data, fallback=str, inf_nan_mode="strings").decode()
+
+
 def plain(data: object, what: str) -> object:
     """Data as JSON holds it: what JSON does not know becomes its text.
 
@@ -56,33 +62,69 @@ def plain(data: object, what: str) -> object:
         LayersError: it contains itself.
     """
     try:
-        return to_jsonable_python(data, fallback=str, serialize_unknown=True, inf_nan_mode="strings")
+        return json.loads(encoded(data))
     except (ValueError, RecursionError) as error:
         raise LayersError(f"{what} cannot be kept as JSON: {error}") from None
 
 
-def translated(text: str, refs: Mapping[tuple[str, str], str]) -> str:
-    """The text with every UUID that is known replaced by its ref."""
-    if not UUID.search(text):
-        return text
-    known = {id.lower().replace("-", ""): ref for (_, id), ref in refs.items()}
-    return UUID.sub(lambda found: known.get(found[0].lower().replace("-", ""), found[0]), text)
+class Refs:
+    """Which ref stands for which id; ids are texts, and the same one in two types is two."""
+
+    def __init__(self, ids: Mapping[str, str] | None = None, types: Mapping[str, str] | None = None) -> None:
+        """Start from ids by ref, with the type of each ref."""
+        self.ids: dict[str, str] = {}
+        self._refs: dict[tuple[str, str], str] = {}
+        self._uuids: dict[str, str] = {}
+        for ref, id in (ids or {}).items():
+            self.add((types or {})[ref], id, ref)
+
+    def __contains__(self, ref: object) -> bool:
+        return ref in self.ids
+
+    def of(self, type: str, id: object) -> str | None:
+        """The ref of an entity that the database knows."""
+        return self._refs.get((prefix_of(type), str(id)))
+
+    def named(self, text: str) -> str | None:
+        """The ref that a UUID stands for, however it is written."""
+        return self._uuids.get(text.lower().replace("-", "")) if self._uuids else None
+
+    def add(self, type: str, id: str, ref: str) -> None:
+        """Let a ref stand for an id."""
+        self.ids[ref] = id
+        self._refs[prefix_of(type), id] = ref
+        if len(id) >= 32 and UUID.fullmatch(id):
+            self._uuids[id.lower().replace("-", "")] = ref
+
+    def drop(self, ref: str) -> None:
+        """Let a ref stand for nothing."""
+        if self.ids.pop(ref, None) is not None:
+            self._refs = {key: known for key, known in self._refs.items() if known != ref}
+            self._uuids = {key: known for key, known in self._uuids.items() if known != ref}
+
+    def translated(self, text: str) -> str:
+        """The text with every known UUID replaced by its ref."""
+        return UUID.sub(lambda found: self.named(found[0]) or found[0], text) if self._uuids else text
 
 
-def shown_data(data: object, refs: Mapping[tuple[str, str], str], type: str = "") -> object:
+NONE = Refs()
+"""No ref stands for anything."""
+
+
+def shown_data(data: object, refs: Refs, type: str = "") -> object:
     """Data without ids: a row is named by its ref, so are others, and a UUID that nobody knows is a placeholder.
 
     Args:
         data: Anything.
-        refs: Refs by prefix and id.
+        refs: Which ref stands for which id.
         type: What the rows in it are, as far as they do not say so; only a UUID tells without.
     """
     return _shown(data, refs, type, 0)
 
 
-def _shown(data: object, refs: Mapping[tuple[str, str], str], type: str, depth: int) -> object:
+def _shown(data: object, refs: Refs, type: str, depth: int) -> object:
     if isinstance(data, str):
-        return _clean(translated(data, refs))
+        return _clean(refs.translated(data))
     if isinstance(data, Mapping) and depth < DEEPEST:
         return _row(cast("Mapping[object, Any]", data), refs, type, depth)
     if isinstance(data, list | tuple) and depth < DEEPEST:
@@ -91,14 +133,14 @@ def _shown(data: object, refs: Mapping[tuple[str, str], str], type: str, depth: 
         return [_shown(one, refs, kind, depth + 1) for one in given]
     if data is None or isinstance(data, bool | int | float):
         return data
-    return _clean(translated(str(cast(object, data)), refs))
+    return _clean(refs.translated(str(cast(object, data))))
 
 
 def _clean(text: str) -> str:
     return PENDING.sub(ID, UUID.sub(ID, text))
 
 
-def _row(row: Mapping[object, Any], refs: Mapping[tuple[str, str], str], type: str, depth: int) -> dict[str, object]:
+def _row(row: Mapping[object, Any], refs: Refs, type: str, depth: int) -> dict[str, object]:
     """A row with its ref in place of its own id."""
     found: dict[str, object] = {}
     for key, value in row.items():
@@ -110,18 +152,14 @@ def _row(row: Mapping[object, Any], refs: Mapping[tuple[str, str], str], type: s
     return found
 
 
-def _ref(id: object, refs: Mapping[tuple[str, str], str], type: str) -> str | None:
-    text = str(id)
-    if type.strip("_ "):
-        return refs.get((prefix_of(type), text))
-    said = translated(text, refs)
-    return said if said != text else None
+def _ref(id: object, refs: Refs, type: str) -> str | None:
+    return refs.of(type, id) if type.strip("_ ") else refs.named(str(id))
 
 
-def _field(name: str, value: object, refs: Mapping[tuple[str, str], str], depth: int) -> object:
+def _field(name: str, value: object, refs: Refs, depth: int) -> object:
     """One field: what names another entity by its id names it by its ref."""
     if name.endswith("_id") and isinstance(value, str | int) and not isinstance(value, bool):
-        return refs.get((name[:-3], str(value)), value if str(value) in refs.values() else ID)
+        return refs.of(name[:-3], value) or (value if value in refs else ID)
     if name.endswith("_ids") and isinstance(value, list | tuple):
         return [_field(name[:-1], one, refs, depth + 1) for one in cast("list[Any]", value)]
     return _shown(value, refs, "", depth + 1)

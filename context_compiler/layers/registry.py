@@ -12,7 +12,7 @@ from typing import Any
 from context_compiler.errors import LayersError
 from context_compiler.layers.loading import Loaded, loaded
 from context_compiler.layers.models import EntitySnapshot, Status
-from context_compiler.layers.refs import id_text, plain, prefix_of, shown_data, translated
+from context_compiler.layers.refs import Refs, id_text, plain, prefix_of, shown_data
 
 VERSION = 1
 
@@ -24,8 +24,8 @@ class SessionIdRegistry:
         """Start with none, before the first turn."""
         self.current_turn = 0
         self._keep: dict[str, EntitySnapshot] = {}
-        self._ids: dict[str, str] = {}
-        self._refs: dict[tuple[str, str], str] = {}
+        self.refs = Refs()
+        """Which ref stands for which id."""
         self._data: dict[str, Any] = {}
         self._demoted: set[str] = set()
         self._counters: dict[str, int] = {}
@@ -118,20 +118,14 @@ class SessionIdRegistry:
             return False
         self._demoted.discard(ref)
         self._data.pop(ref, None)
-        self._ids.pop(ref, None)
-        self._refs = {key: known for key, known in self._refs.items() if known != ref}
+        self.refs.drop(ref)
         return True
 
     def clear(self) -> None:
         """Forget every entity; counters go on, so that no ref ever means two things."""
-        for kept in (self._keep, self._ids, self._refs, self._data):
+        self.refs = Refs()
+        for kept in (self._keep, self._data, self._demoted):
             kept.clear()
-        self._demoted.clear()
-
-    @property
-    def refs(self) -> Mapping[tuple[str, str], str]:
-        """Refs by prefix and id, for what is saved."""
-        return self._refs
 
     def is_demoted(self, ref: str) -> bool:
         """Whether an entity was let go of and not spoken of since."""
@@ -139,24 +133,19 @@ class SessionIdRegistry:
 
     def resolve(self, ref: str) -> str | None:
         """The id of an entity in the database; None where it is unknown or not saved."""
-        return self._ids.get(ref)
+        return self.refs.ids.get(ref)
 
     def ref_of(self, type: str, id: object) -> str | None:
         """The ref of an entity that the database knows."""
-        return self._refs.get((prefix_of(type), str(id)))
+        return self.refs.of(type, id)
 
     def data_of(self, ref: str) -> object:
         """The content of an entity as last seen, without ids; None where it is not at hand."""
-        return shown_data(self._data[ref], self._refs) if ref in self._data else None
-
-    def rest(self, kept: set[str]) -> None:
-        """Let go of the content of saved entities that are not among `kept`; what is not saved stays."""
-        unsaved = {one.ref for one in self._keep.values() if one.status == "generated"}
-        self._data = {ref: data for ref, data in self._data.items() if ref in kept or ref in unsaved}
+        return shown_data(self._data[ref], self.refs, self._keep[ref].type) if ref in self._data else None
 
     def translated(self, text: str) -> str:
         """The text with every known id that is a UUID replaced by its ref."""
-        return translated(text, self._refs)
+        return self.refs.translated(text)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON as far as the content of entities is."""
@@ -164,7 +153,7 @@ class SessionIdRegistry:
             "version": VERSION,
             "current_turn": self.current_turn,
             "entities": [dict(one) for one in self._keep.values()],
-            "ids": dict(self._ids),
+            "ids": dict(self.refs.ids),
             "data": dict(self._data),
             "demoted": sorted(self._demoted),
             "counters": dict(self._counters),
@@ -185,16 +174,16 @@ class SessionIdRegistry:
 
     def _take(self, found: Loaded) -> None:
         self.current_turn = found.current_turn
-        self._keep, self._ids, self._data = found.entities, found.ids, found.data
-        self._refs = {(prefix_of(self._keep[ref].type), id): ref for ref, id in found.ids.items()}
+        self._keep, self._data = found.entities, found.data
+        self.refs = Refs(found.ids, {one.ref: one.type for one in found.entities.values()})
         self._demoted, self._counters, self._gen_counters = found.demoted, found.counters, found.gen_counters
 
     def _register(self, type: str, id: object, label: str, status: Status, data: object) -> str:
-        key = (prefix_of(type), id_text(id))
-        ref = self._refs.get(key)
+        name = id_text(id)
+        ref = self.refs.of(type, name)
         if ref is None:
-            ref = self._new_ref(key[0], self._counters)
-            self._ids[ref], self._refs[key] = key[1], ref
+            ref = self._new_ref(prefix_of(type), self._counters)
+            self.refs.add(type, name, ref)
         self._put(ref, type, label, status)
         if data is not None:
             self._data[ref] = plain(data, f"the content of {ref}")
@@ -234,8 +223,7 @@ class SessionIdRegistry:
     def _save(self, ref: str, type: str, id: object) -> None:
         if ref not in self._keep or self._keep[ref].status != "generated":
             raise LayersError(f"{ref} is no unsaved entity; leave gen_ref out, or give the ref that was generated")
-        self._ids[ref] = id_text(id)
-        self._refs[prefix_of(type), self._ids[ref]] = ref
+        self.refs.add(type, id_text(id), ref)
 
 
 def registry_of(given: SessionIdRegistry | Mapping[str, Any] | None) -> SessionIdRegistry:

@@ -22,7 +22,7 @@ from context_compiler.layers.models import (
 from context_compiler.layers.outcomes import RefOf, blocked_reason, count_of, entities_involved, generic_outcome
 from context_compiler.layers.refs import shown_data
 from context_compiler.layers.registry import SessionIdRegistry, registry_of
-from context_compiler.layers.wording import UUID, one_line
+from context_compiler.layers.wording import one_line
 
 DECISIONS: tuple[str, ...] = get_args(Decision)
 PHASES: tuple[str, ...] = get_args(Phase)
@@ -149,15 +149,10 @@ def _summary(one: Mapping[str, Any], ref_of: RefOf) -> StepSummary:
 
 def _finder(registry: SessionIdRegistry) -> RefOf:
     """Finds refs; by id alone only what a UUID names, as small numbers name something in every table."""
-    by_id: dict[str, str | None] = {}
-    for one in registry:
-        id = registry.resolve(one.ref)
-        if id is not None and UUID.fullmatch(id):
-            by_id[id] = None if id in by_id else one.ref
 
     def ref_of(type: str, id: object) -> str | None:
         name = str(id)
-        return registry.ref_of(type, id) if type else name if name in registry else by_id.get(name)
+        return registry.ref_of(type, id) if type else name if name in registry else registry.refs.named(name)
 
     return ref_of
 

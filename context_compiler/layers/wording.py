@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 
 from context_compiler.fences import neutral
 
@@ -12,16 +11,13 @@ ID = "[id]"
 """Stands where an id of a database was."""
 UUID = re.compile(r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}(?![0-9A-Fa-f])")
 PENDING = re.compile(r"__pending__\w*")
+_STEERING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _REF = re.compile(r"(.*?)(\d+)\Z", re.DOTALL)
 
 
 def one_line(text: object, most: int = 0) -> str:
     """A text on one line without control and steering characters; with `most`, cut to so many with an ellipsis."""
-    whole = str(text)
-    if not (whole.isascii() and whole.isprintable()):
-        whole = "".join(" " if unicodedata.category(sign) in ("Cc", "Zl", "Zp", "Cs") else sign for sign in whole)
-        whole = "".join(sign for sign in whole if unicodedata.category(sign) != "Cf")
-    line = " ".join(neutral(" ".join(whole.split())).split())
+    line = " ".join(neutral(_STEERING.sub("", " ".join(str(text).split()))).split())
     return f"{line[: most - 1].rstrip()}{CUT}" if most and len(line) > most else line
 
 
@@ -37,7 +33,7 @@ def label(text: object, most: int = 200) -> str:
 
 def paragraph(text: str) -> str:
     """A text of several lines below a line of ours: what follows its first line is indented, so it is no heading."""
-    return "\n    ".join(line.rstrip() for line in neutral(text.strip()).split("\n"))
+    return "\n    ".join(line.rstrip() for line in neutral(_STEERING.sub("", text.strip())).split("\n"))
 
 
 def ref_order(ref: str) -> tuple[str, int, str]:

@@ -1,0 +1,172 @@
+"""At the end of a turn what it was becomes what is stored: nothing is lost at once, and nothing grows without end.
+
+It happens for every turn, also for one that was blocked or never answered. No model is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+from context_compiler.fences import fence
+from context_compiler.layers.conversation import SHORT, listed, pending_of, record_of, text_of
+from context_compiler.layers.entities import get_entity_context
+from context_compiler.layers.models import TurnExecutionSummary
+from context_compiler.layers.reasoning import STORED
+from context_compiler.layers.registry import SessionIdRegistry, registry_of
+from context_compiler.layers.state import ConversationContext, conversation_of
+from context_compiler.layers.turn import current_curation, execution_summary, turn_of
+from context_compiler.layers.wording import CUT, one_line
+from context_compiler.live.failing import attempted
+from context_compiler.prose import shipped_templates
+from context_compiler.template import Template
+
+Ask = Callable[[str], Awaitable[str]]
+"""A model, seen from here: one prompt in, one answer out."""
+
+RECENT = 5
+"""Turns that are kept whole."""
+HISTORY = 2_000
+"""Characters of what older turns come to where no model says it, the newest kept."""
+REASONING = 800
+"""Characters of what older turns decided, the newest kept."""
+DECISIONS = 20
+"""Decisions about entities that are kept."""
+VERBATIM, OFFERED, CLIPPED = 400, 500, 300
+"""Characters of an answer below which it stands for itself, of one that proposes or asks, and of a longer one."""
+
+
+async def summarise_turn(state: Mapping[str, Any], *, ask: Ask | None = None) -> ConversationContext:
+    """What is stored of the session after this turn; the state itself is not changed.
+
+    Args:
+        state: The state of the turn; every key of `TurnState` may be missing.
+        ask: Writes what turns come to that grow too old; without one, or when it fails, their beginnings are kept.
+
+    Raises:
+        LayersError: something in the state is wrong; the message says what.
+    """
+    old = conversation_of(state.get("conversation"))
+    registry, done = registry_of(state.get("id_registry")), execution_summary(state)
+    turns = [*listed(old, "recent_turns"), *_turn(state, done, registry)]
+    older, recent = turns[:-RECENT], turns[-RECENT:]
+    summaries = [*listed(old, "turn_summaries"), done.model_dump()]
+    return conversation_of(
+        {
+            **old,
+            "recent_turns": recent,
+            "history_summary": await _history(text_of(old, "history_summary"), older, ask),
+            "engagement_summary": text_of(state, "engagement_summary") or old["engagement_summary"] or done.think_goal,
+            "pending_clarification": _pending(state, done, old),
+            "id_registry": _stored(registry, turn_of(state)),
+            "turn_summaries": summaries[-STORED:],
+            "reasoning_summary": _folded(text_of(old, "reasoning_summary"), summaries[:-STORED]),
+            "content_archive": {**old["content_archive"], **record_of(state.get("content_archive"), "content_archive")},
+            "understand_decision_log": _decided(old, state),
+        }
+    )
+
+
+def _turn(state: Mapping[str, Any], done: TurnExecutionSummary, registry: SessionIdRegistry) -> list[dict[str, Any]]:
+    """This turn as it is kept; none where nobody said anything."""
+    user, answer = text_of(state, "user_message"), text_of(state, "final_response")
+    if not user.strip() and not answer.strip():
+        return []
+    decision = done.think_decision
+    most = OFFERED if decision in ("propose", "clarify") else CLIPPED if len(answer) >= VERBATIM else VERBATIM
+    said = answer.strip() if len(answer.strip()) <= most else f"{answer.strip()[:most].rstrip()}{CUT}"
+    return [
+        {
+            "user": registry.translated(user),
+            "assistant_summary": registry.translated(said) if said else "(no answer)",
+            "routing": {"decision": decision} if decision else None,
+            "timestamp": text_of(state, "timestamp") or datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    ]
+
+
+async def _history(summary: str, older: Sequence[Any], ask: Ask | None) -> str:
+    """The summary with the turns that grew too old; what a model says of them, or how each began."""
+    if not older:
+        return summary
+    lines = [_briefly(record_of(one, "recent_turns")) for one in older]
+    if ask is not None:
+        prompt = _template().render(
+            {
+                "summary": fence("NOTES SO FAR", summary) if summary else "",
+                "turns": fence("TURNS", "\n".join(lines)),
+            }
+        )
+        answer = (await attempted(ask(prompt))).value
+        if isinstance(answer, str) and answer.strip():
+            return _newest([answer.strip()], HISTORY)
+    return _newest([*([summary] if summary else []), *lines], HISTORY)
+
+
+def _briefly(turn: Mapping[str, Any]) -> str:
+    """How a turn began and what it came to; what was only proposed is called so."""
+    decision = text_of(record_of(turn.get("routing"), "routing"), "decision")
+    how = {"propose": "proposed, not done", "clarify": "asked back"}.get(decision, "answered")
+    said = text_of(turn, "assistant_summary") or text_of(turn, "assistant")
+    return f"User: {one_line(text_of(turn, 'user'), 120)} | {how}: {one_line(said, SHORT)}"
+
+
+def _newest(parts: Sequence[str], most: int) -> str:
+    """Parts below each other, cut at the beginning where they are too long."""
+    text = "\n".join(parts)
+    return text if len(text) <= most else f"{CUT}{text[-most + 1 :]}"
+
+
+def _folded(summary: str, older: Sequence[Any]) -> str:
+    """What turns before the last two were about."""
+    said = [summary] if summary else []
+    for given in older:
+        one = record_of(given, "turn_summaries")
+        about = one_line(text_of(one, "think_goal"), 160) or text_of(one, "conversation_phase") or "no goal"
+        blocked = f" (blocked: {one_line(one['blocked_reason'], 120)})" if one.get("blocked_reason") else ""
+        said.append(f"Turn {text_of(one, 'turn_num')}: {about}{blocked}")
+    text = "; ".join(said)
+    return text if len(text) <= REASONING else f"{CUT}{text[-REASONING + 1 :]}"
+
+
+def _pending(state: Mapping[str, Any], done: TurnExecutionSummary, old: ConversationContext) -> dict[str, Any] | None:
+    """What the user has yet to answer: asked in this turn, else still open unless a plan was made."""
+    understand = record_of(state.get("understand_output"), "understand_output")
+    think = record_of(state.get("think_output"), "think_output")
+    blocked = state.get("blocked_action")
+    found = None
+    if done.think_decision in ("propose", "clarify"):
+        found = pending_of({**think, "type": done.think_decision, "context": None})
+    elif understand.get("clarification_questions"):
+        found = pending_of({**understand, "type": "understand", "context": None})
+    elif isinstance(blocked, Mapping) and record_of(blocked, "blocked_action").get("suggested_next") == "ask_user":  # pyright: ignore[reportUnknownArgumentType] # outside data
+        found = pending_of({"type": "ask_user", "context": done.blocked_reason})
+    elif done.think_decision is None:
+        return old["pending_clarification"]
+    return found.model_dump() if found else None
+
+
+def _stored(registry: SessionIdRegistry, turn: int) -> dict[str, Any]:
+    """The registry, without the content of what is neither active nor unsaved."""
+    ctx = get_entity_context(registry, turn)
+    near = {one.ref for one in (*ctx.active, *ctx.generated)}
+    kept = registry.to_dict()
+    return {**kept, "current_turn": turn, "data": {ref: data for ref, data in kept["data"].items() if ref in near}}
+
+
+def _decided(old: ConversationContext, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The log of decisions about entities with those of this turn."""
+    curation, turn = current_curation(state), turn_of(state)
+    log = [dict(record_of(one, "understand_decision_log")) for one in listed(old, "understand_decision_log")]
+    for action, refs in (("retain", curation.retained), ("demote", curation.demoted)):
+        log += [{"turn": turn, "ref": ref, "action": action, "reason": curation.reasons.get(ref, "")} for ref in refs]
+    return log[-DECISIONS:]
+
+
+@cache
+def _template() -> Template:
+    name = "layers/history"
+    path = shipped_templates() / f"{name}.md"
+    return Template.parse(path.read_text(encoding="utf-8"), name=name, source="builtin", path=str(path))

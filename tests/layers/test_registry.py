@@ -1,0 +1,213 @@
+"""One entity has one ref for the whole session, whatever becomes of it."""
+
+from __future__ import annotations
+
+import json
+from uuid import uuid4
+
+import pytest
+
+from context_compiler.errors import LayersError
+from context_compiler.layers import SessionIdRegistry, curate, get_entity_context
+from tests.layers.states import registry
+
+
+def tiers(known: SessionIdRegistry, turn: int | None = None) -> dict[str, list[str]]:
+    found = get_entity_context(known, turn)
+    return {name: [one.ref for one in getattr(found, name)] for name in ("active", "generated", "retained")}
+
+
+def test_an_entity_keeps_its_ref_across_turns() -> None:
+    known, id = SessionIdRegistry(), uuid4()
+    known.set_turn(1)
+    ref = known.register_read("recipes", id, "Soup")
+    known.set_turn(9)
+    assert known.register_updated("recipes", str(id)) == ref == "recipe_1"
+    assert known["recipe_1"].label == "Soup"
+    assert (known["recipe_1"].turn_created, known["recipe_1"].turn_last_ref) == (1, 9)
+
+
+def test_the_same_number_in_two_tables_is_two_entities() -> None:
+    known = SessionIdRegistry()
+    assert known.register_read("recipes", 1, "Soup") == "recipe_1"
+    assert known.register_read("inventory", 1, "Salt") == "inventory_1"
+    assert (known.resolve("recipe_1"), known.ref_of("inventory", 1)) == ("1", "inventory_1")
+
+
+@pytest.mark.parametrize(
+    ("type", "ref"), [("recipes", "recipe_1"), ("pantries", "pantry_1"), ("boxes", "box_1"), ("glass", "glass_1")]
+)
+def test_a_ref_is_the_singular_of_its_type_and_a_number(type: str, ref: str) -> None:
+    assert SessionIdRegistry().register_read(type, 7, "x") == ref
+
+
+def test_saving_what_was_generated_keeps_its_ref() -> None:
+    known = SessionIdRegistry()
+    known.set_turn(1)
+    ref = known.register_generated("recipes", "Saffron Rice", {"name": "Saffron Rice"})
+    assert (ref, tiers(known)["generated"]) == ("gen_recipe_1", ["gen_recipe_1"])
+    assert known.register_created("recipes", 5, " saffron rice ") == ref
+    assert known[ref].status == "created" and known.resolve(ref) == "5"
+    assert tiers(known) == {"active": [ref], "generated": [], "retained": []}
+
+
+def test_a_named_generated_entity_can_be_saved_under_another_label() -> None:
+    known = SessionIdRegistry()
+    ref = known.register_generated("recipes", "Rice", {})
+    assert known.register_created("recipes", 5, "Golden Rice", gen_ref=ref) == ref
+    with pytest.raises(LayersError, match="no unsaved entity"):
+        known.register_created("recipes", 6, "Other", gen_ref=ref)
+
+
+def test_counters_never_go_back() -> None:
+    known = SessionIdRegistry()
+    known.register_read("recipes", 1, "a")
+    known.drop("recipe_1")
+    assert known.register_read("recipes", 1, "a") == "recipe_2"
+    known.clear()
+    assert SessionIdRegistry.from_dict(known.to_dict()).register_read("recipes", 9, "b") == "recipe_3"
+
+
+@pytest.mark.parametrize(("age", "active"), [(0, True), (1, True), (2, True), (3, False)])
+def test_an_entity_is_active_for_two_more_turns(age: int, active: bool) -> None:
+    known = SessionIdRegistry()
+    known.set_turn(5)
+    known.register_read("recipes", 1, "a")
+    assert tiers(known, 5 + age)["active"] == (["recipe_1"] if active else [])
+
+
+def test_the_window_can_be_another() -> None:
+    known = SessionIdRegistry()
+    known.set_turn(1)
+    known.register_read("recipes", 1, "a")
+    assert get_entity_context(known, 8, window=7).active and not get_entity_context(known, 9, window=7).active
+
+
+def test_turn_zero_counts_as_said() -> None:
+    known = SessionIdRegistry()
+    known.set_turn(9)
+    known.register_read("recipes", 1, "a")
+    known.set_turn(20)
+    assert tiers(known, 0)["active"] == ["recipe_1"] and tiers(known)["active"] == []
+
+
+def test_a_retained_entity_is_in_one_tier_only() -> None:
+    known = SessionIdRegistry()
+    known.set_turn(1)
+    known.register_read("recipes", 1, "a")
+    assert known.retain("recipe_1", "favourite")
+    assert tiers(known, 3) == {"active": ["recipe_1"], "generated": [], "retained": []}
+    assert get_entity_context(known, 3).active[0].retention_reason == "favourite"
+    assert tiers(known, 4) == {"active": [], "generated": [], "retained": ["recipe_1"]}
+
+
+def test_what_was_generated_stays_however_old_until_it_is_dropped() -> None:
+    known = SessionIdRegistry()
+    known.set_turn(1)
+    known.register_generated("recipes", "a", {})
+    assert tiers(known, 1_000)["generated"] == ["gen_recipe_1"]
+    known.drop("gen_recipe_1")
+    assert tiers(known, 1_000)["generated"] == []
+
+
+def test_a_demoted_entity_leaves_at_once_and_returns_when_spoken_of() -> None:
+    known = SessionIdRegistry()
+    known.set_turn(2)
+    known.register_read("recipes", 1, "a")
+    known.retain("recipe_1", "favourite")
+    assert known.demote("recipe_1")
+    assert tiers(known) == tiers(known, 9) == {"active": [], "generated": [], "retained": []}
+    assert known.resolve("recipe_1") == "1", "it can still be resolved"
+    known.set_turn(9)
+    assert known.touch("recipe_1") and tiers(known)["active"] == ["recipe_1"]
+
+
+def test_retaining_needs_a_reason() -> None:
+    known = registry()
+    with pytest.raises(LayersError, match="without a reason"):
+        known.retain("recipe_1", "  ")
+
+
+def test_unknown_refs_are_ignored_and_reported() -> None:
+    known = registry()
+    before = known.to_dict()
+    done = curate(known, retained=["recipe_99", "recipe_3"], demoted=["pan_1"], reasons={"recipe_99": "x"})
+    assert done.ignored == {"recipe_99": "no such entity", "pan_1": "no such entity", "recipe_3": "no reason was given"}
+    assert done.summary.retained == done.summary.demoted == [] and known.to_dict() == before
+    assert not any((known.touch("pan_1"), known.demote("pan_1"), known.drop("pan_1"), known.retain("pan_1", "x")))
+
+
+def test_curation_says_what_was_done_and_does_it() -> None:
+    known = registry()
+    done = curate(
+        known, retained=["recipe_3", "recipe_1"], demoted=["recipe_1"], reasons={"recipe_3": "b", "recipe_1": "old"}
+    )
+    assert (done.summary.retained, done.summary.demoted) == (["recipe_3"], ["recipe_1"])
+    assert known["recipe_3"].retention_reason == "b" and known.is_demoted("recipe_1")
+
+
+def test_a_registry_survives_json() -> None:
+    known = registry()
+    again = SessionIdRegistry.from_dict(json.loads(json.dumps(known.to_dict())))
+    assert again.to_dict() == known.to_dict()
+    assert again.register_read("recipes", "forgotten", "") == "recipe_2"
+
+
+def test_the_older_form_is_read_too() -> None:
+    known = SessionIdRegistry.from_dict(
+        {
+            "ref_to_uuid": {"recipe_4": "abc", "gen_recipe_2": "__pending__gen_recipe_2"},
+            "ref_actions": {"recipe_4": "created:user", "gen_recipe_2": "generated", "recipe_5": "mentioned:user"},
+            "ref_labels": {"recipe_4": "Soup"},
+            "ref_types": {"recipe_4": "recipes"},
+            "ref_turn_last_ref": {"recipe_4": 3},
+            "ref_active_reason": {"recipe_4": "loved"},
+            "pending_artifacts": {"gen_recipe_2": {"name": "Rice"}},
+            "counters": {"recipe": 4},
+            "gen_counters": {"recipe": 2},
+            "current_turn": 3,
+        }
+    )
+    assert (known["recipe_4"].status, known["recipe_4"].label, known["recipe_4"].retention_reason) == (
+        "created",
+        "Soup",
+        "loved",
+    )
+    assert known["recipe_5"].status == "read" and known.resolve("gen_recipe_2") is None
+    assert tiers(known)["generated"] == ["gen_recipe_2"] and known.data_of("gen_recipe_2") == {"name": "Rice"}
+    assert known.register_generated("recipe", "next", {}) == "gen_recipe_3"
+    assert known.register_read("recipes", "new", "next") == "recipe_6"
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ([], "id_registry is a list"),
+        ({"current_turn": -1}, "current_turn is -1"),
+        ({"entities": [{"ref": "a_1", "status": "eaten"}]}, r"entities\[0\].status"),
+        ({"entities": [{"label": "no ref"}]}, r"entities\[0\].ref"),
+        ({"counters": {"recipe": "many"}}, "counters.recipe"),
+        ({"ids": ["x"]}, "ids is a list"),
+    ],
+)
+def test_a_broken_registry_is_refused_with_the_place(given: object, what: str) -> None:
+    with pytest.raises(LayersError, match=what):
+        SessionIdRegistry.from_dict(given)  # pyright: ignore[reportArgumentType] # wrong on purpose
+
+
+@pytest.mark.parametrize("id", [None, "", "  ", 1.5, True, ["x"]])
+def test_what_is_no_id_is_refused(id: object) -> None:
+    with pytest.raises(LayersError, match="is no id"):
+        SessionIdRegistry().register_read("recipes", id, "x")
+
+
+@pytest.mark.parametrize("type", ["", "  ", "###"])
+def test_what_is_no_type_is_refused(type: str) -> None:
+    with pytest.raises(LayersError, match="is no type"):
+        SessionIdRegistry().register_read(type, 1, "x")
+
+
+@pytest.mark.parametrize("turn", [-1, True, "3", None, 2.0])
+def test_what_is_no_turn_is_refused(turn: object) -> None:
+    with pytest.raises(LayersError, match="is no turn"):
+        SessionIdRegistry().set_turn(turn)  # pyright: ignore[reportArgumentType] # wrong on purpose
