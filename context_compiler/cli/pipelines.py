@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +13,12 @@ from context_compiler.cli.options import Json, example, group
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, plural, safe
 from context_compiler.errors import GraphError, SettingsError
-from context_compiler.pipeline.check import validate
+from context_compiler.pipeline.check import Rule, validate
 from context_compiler.pipeline.diagnostics import Diagnostic, Severity
 from context_compiler.pipeline.dot import parse_dot
 from context_compiler.pipeline.draw import to_svg
 from context_compiler.pipeline.graph import Graph
+from context_compiler.workflow.reading import SUFFIXES, load_workflow
 
 app = group("Check and draw pipelines: DOT graphs whose stages are agents.", shown="pipeline check plan.dot")
 
@@ -49,11 +50,19 @@ class Checked:
 
 @app.command("check", epilog=example("pipeline check plan.dot"))
 def check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="DOT files.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="DOT files, or workflows.")],
     json: Json = False,
 ) -> None:
     """Read graphs and hold them to every rule; exit code 1 if one has errors."""
-    found = [_checked(file) for file in files]
+    report([checked(file, read_graph) for file in files], json=json)
+
+
+def report(found: Sequence[Checked], *, json: bool) -> None:
+    """Print what was found.
+
+    Raises:
+        Exit: a file has errors.
+    """
     wrong = any(one.count(Severity.ERROR) for one in found)
     screen = Screen()
     if json:
@@ -70,7 +79,7 @@ def check(
 
 @app.command("draw", epilog=example("pipeline draw plan.dot --out plan.svg"))
 def draw(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A DOT file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A DOT file, or a workflow.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where to write the SVG; else it is printed.")] = None,
 ) -> None:
     """Draw a graph as SVG, with the fidelity and thread of each stage and edge."""
@@ -87,12 +96,14 @@ def draw(
 
 
 def read_graph(file: Path) -> Graph:
-    """The graph in a file.
+    """The graph in a file: DOT, or a workflow if its name ends as markdown does.
 
     Raises:
         SettingsError: the file cannot be read as text.
         GraphError: there is no graph in it.
     """
+    if file.suffix.lower() in SUFFIXES:
+        return load_workflow(file)
     try:
         return parse_dot(file.read_bytes().decode(), str(file))
     except UnicodeDecodeError as error:
@@ -101,15 +112,16 @@ def read_graph(file: Path) -> Graph:
         raise SettingsError(f"{file}: cannot be read: {error.strerror}") from error
 
 
-def _checked(file: Path) -> Checked:
+def checked(file: Path, read: Callable[[Path], Graph], *rules: Rule) -> Checked:
+    """What is to be said about one file, by every rule and these."""
     try:
-        graph = read_graph(file)
+        graph = read(file)
     except GraphError as error:
         finding = Diagnostic(
             rule="syntax", severity=Severity.ERROR, message=error.message, line=error.line, column=error.column
         )
         return Checked(path=str(file), findings=(finding,), snippet=error.snippet)
-    findings = sorted(validate(graph), key=lambda one: (one.line or 0, one.column or 0))
+    findings = sorted(validate(graph, rules), key=lambda one: (one.line or 0, one.column or 0))
     return Checked(
         path=str(file), name=graph.name, stages=len(graph.nodes), edges=len(graph.edges), findings=tuple(findings)
     )

@@ -31,6 +31,8 @@ COMMANDS = {
     "views": ("views", "List, show, compare and replay the recorded requests."),
     "sessions": ("sessions", "List, show and delete recorded conversations."),
     "pipeline": ("pipeline_runs", "Check, run, resume and draw graphs of stages."),
+    "chat": ("chatting", "Talk with a model; everything said is kept."),
+    "workflow": ("workflows", "Check, run, resume and show markdown files of steps."),
     "bench": ("bench", "Replay a transcript with views and without."),
     "stats": ("stats", "What was saved, how often we fell back, and how long it took."),
     "verify": ("upkeep", "Prove that the record is as it was written."),

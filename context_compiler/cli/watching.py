@@ -104,7 +104,7 @@ class Watch:
         facts: Any = event.data
         if event.kind == "stage_retrying":
             row.retries += 1
-        elif event.kind == "agent_answered":
+        elif event.kind in ("agent_answered", "context_compiled"):
             row.tokens_in += facts.get("input_tokens", 0)
             row.tokens_out += facts.get("output_tokens", 0)
         elif event.kind in ("stage_completed", "stage_failed"):

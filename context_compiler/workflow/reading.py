@@ -40,7 +40,9 @@ class _Part:
     line: int
     """Of the heading, from 1 in the file."""
     text: str
-    """From the line below the heading."""
+    """Without blank lines around it."""
+    begins: int
+    """The line of the text, from 1 in the file."""
 
 
 def load_workflow(path: str | Path) -> Graph:
@@ -157,11 +159,13 @@ def _parts(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> Ite
         findings.append(
             _finding("fence_closed", Severity.WARNING, message, f"close it with {fence}", opened + offset + 1)
         )
-    ends = [at for at, _ in starts[1:]] + [len(lines)]
-    for (at, title), end in zip(starts, ends, strict=True):
+    ends = [*(at for at, _ in starts[1:]), len(lines)]
+    for (at, title), end in zip(starts, ends, strict=False):
         if not title.strip("#").strip():
             raise Misread("a step has no name; write one after the ##", at + offset + 1)
-        yield _Part(title=title, line=at + offset + 1, text="\n".join(lines[at + 1 : end]).rstrip())
+        text = "\n".join(lines[at + 1 : end]).rstrip()
+        above = len(text) - len(text.lstrip("\n"))
+        yield _Part(title=title, line=at + offset + 1, text=text[above:], begins=at + offset + 2 + above)
 
 
 def _steps(parts: Sequence[_Part], findings: list[Diagnostic]) -> list[Node]:
@@ -178,7 +182,7 @@ def _steps(parts: Sequence[_Part], findings: list[Diagnostic]) -> list[Node]:
             findings.append(_finding("step_empty", Severity.WARNING, "the step has no text", fix, part.line, name))
         prompt = {"prompt": part.text} if part.text.strip() else {}
         nodes[name] = Node(
-            name=name, attrs={"label": part.title, **prompt}, line=part.line, column=1, prompt_line=part.line + 1
+            name=name, attrs={"label": part.title, **prompt}, line=part.line, column=1, prompt_line=part.begins
         )
     return list(nodes.values())
 

@@ -1,0 +1,191 @@
+"""`workflow`: markdown files whose steps run one after another; everything else is as with pipelines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from context_compiler import pipeline
+from context_compiler.cli.options import SYSTEM, Json, System, Vault, example, group
+from context_compiler.cli.pipelines import checked, report
+from context_compiler.cli.running import (
+    RUNS,
+    Db,
+    EventLines,
+    Logs,
+    ModelName,
+    NewId,
+    Restore,
+    Runs,
+    Simulate,
+    Values,
+    Wish,
+    begun,
+    opened_runs,
+    taken_up,
+)
+from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.text import json_text, one_line
+from context_compiler.errors import PipelineError, TemplateError
+from context_compiler.pipeline.beginning import hashes
+from context_compiler.template.lookup import TemplateLibrary
+from context_compiler.workflow import apply_directives, load_workflow
+
+app = group("Check, run, resume and show workflows: markdown files of steps.", shown="workflow check notes.md")
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A markdown file with a `##` heading for each step.")]
+STEPS = (
+    Column("step", style="bold"),
+    Column("line", right=True, style="dim"),
+    Column("model", spare=True),
+    Column("context-helper", style="cyan"),
+    Column("status"),
+    Column("text", elastic=True),
+)
+
+
+@app.command("check", epilog=example("workflow check notes.md"))
+def check(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Markdown files.")],
+    vault: Vault = None,
+    system: System = SYSTEM,
+    json: Json = False,
+) -> None:
+    """Read workflows and look for the templates that they name; exit code 1 if one has errors."""
+    rule = partial(template_known, TemplateLibrary(vault=vault, system=system))
+    report([checked(file, load_workflow, rule) for file in files], json=json)
+
+
+@app.command("run", epilog=example("workflow run notes.md --simulate"))
+def run(
+    file: File,
+    model: ModelName = None,
+    simulate: Simulate = False,
+    run_id: NewId = None,
+    values: Values = None,
+    runs: Runs = RUNS,
+    logs: Logs = None,
+    db: Db = None,
+    vault: Vault = None,
+    system: System = SYSTEM,
+    json: EventLines = False,
+) -> None:
+    """Run the steps in their order; exit code 1 if one fails, which ends the run."""
+    wish = Wish(model=model, simulate=simulate, runs=runs, logs=logs, db=db, vault=vault, system=system, json=json)
+    begun(load_workflow(file), wish, run_id, values or [])
+
+
+@app.command("resume", epilog=example("workflow resume notes.md --simulate"))
+def resume(
+    file: File,
+    model: ModelName = None,
+    simulate: Simulate = False,
+    run_id: Annotated[str | None, typer.Option("--id", help="Which run; else the last one of this file.")] = None,
+    restore: Restore = False,
+    runs: Runs = RUNS,
+    logs: Logs = None,
+    db: Db = None,
+    vault: Vault = None,
+    system: System = SYSTEM,
+    json: EventLines = False,
+) -> None:
+    """Go on with the last run of a file that was stopped; one that has ended is only shown."""
+    wish = Wish(model=model, simulate=simulate, runs=runs, logs=logs, db=db, vault=vault, system=system, json=json)
+    graph = load_workflow(file)
+    last = run_id or asyncio.run(_last(graph, runs, lambda found: found.status == "running")).run_id
+    taken_up(last, wish, restore=restore, graph=graph)
+
+
+@app.command("show", epilog=example("workflow show notes.md"))
+def show(file: File, runs: Runs = RUNS, json: Json = False) -> None:
+    """Show the steps of a file as they will run, and how its last run went."""
+    graph = load_workflow(file)
+    state = asyncio.run(_state(graph, runs))
+    steps = [_step(node, graph, state) for node in _styled(graph)]
+    screen = Screen()
+    if json:
+        run = {"id": state.lineage.root_run_id, "status": state.status, "next": state.next_node} if state else None
+        facts = {"name": graph.label, "goal": graph.goal, "description": graph.text("comment")}
+        screen.raw(json_text({"workflow": {**facts, "steps": steps}, "run": run}))
+        return
+    facts = (
+        ("workflow", graph.label),
+        ("description", graph.text("comment")),
+        ("goal", graph.goal),
+        ("fidelity", graph.default_fidelity or "compact"),
+        ("last run", state.lineage.root_run_id if state else "none"),
+        ("status", (state.status or "running, or stopped") if state else None),
+        ("reason", state.failure_reason if state else None),
+    )
+    screen.facts(facts)
+    screen.line()
+    screen.table(STEPS, [tuple(one_line(str(value or ""), 200) for value in step.values()) for step in steps])
+
+
+def template_known(library: TemplateLibrary, graph: pipeline.Graph) -> Iterator[pipeline.Diagnostic]:
+    """A template that a step names is there and right; without it the step runs as written."""
+    for node in apply_directives(graph).nodes.values():
+        try:
+            found = library.find(node.context_helper) if node.context_helper else None
+            if found is not None:
+                found.render({})
+        except TemplateError as error:
+            yield pipeline.Diagnostic(
+                rule="template_known",
+                severity=pipeline.Severity.ERROR,
+                message=f"@context-helper: {error}",
+                fix="until it is there, the step runs as written",
+                node_id=node.name,
+                line=node.line,
+                column=1,
+            )
+
+
+def _styled(graph: pipeline.Graph) -> list[pipeline.Node]:
+    """The steps with what directives and front matter say of them."""
+    nodes = pipeline.apply_stylesheet(apply_directives(graph)).nodes.values()
+    return [node for node in nodes if node.line is not None]
+
+
+def _step(node: pipeline.Node, graph: pipeline.Graph, state: pipeline.RunState | None) -> dict[str, object]:
+    outcome = state.outcomes.get(node.name) if state else None
+    return {
+        "step": node.label,
+        "line": node.line,
+        "model": node.llm_model,
+        "context_helper": node.context_helper,
+        "status": str(outcome.status) if outcome else "",
+        "text": node.prompt,
+    }
+
+
+async def _last(graph: pipeline.Graph, runs: Path, rather: Callable[[pipeline.RunInfo], bool]) -> pipeline.RunInfo:
+    """The run of a graph that was begun last, rather one of a kind than any.
+
+    Raises:
+        PipelineError: there is none of this graph.
+    """
+    found: list[pipeline.RunInfo] = []
+    if runs.exists():
+        async with opened_runs(runs) as store:
+            found = await store.runs()
+    same = [one for one in found if one.snapshot == hashes(graph).snapshot]
+    if not same:
+        older = next((one.run_id for one in found if one.name == graph.label), None)
+        hint = f"run {older!r} has its name but began with another text: pipeline resume {older} goes on with that"
+        raise PipelineError(f"{graph.path}: there is no run of it in {runs}; {hint if older else 'begin one'}")
+    return next(filter(rather, same), same[0])
+
+
+async def _state(graph: pipeline.Graph, runs: Path) -> pipeline.RunState | None:
+    try:
+        last = await _last(graph, runs, lambda found: True)
+    except PipelineError:
+        return None
+    async with opened_runs(runs) as store:
+        return await store.load(last.run_id)

@@ -1,0 +1,90 @@
+"""`workflow check`, `run`, `resume` and `show`: what they print, how they end, and which run they mean."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from context_compiler.pipeline import SQLiteRuns
+from tests.cli.conftest import Command
+from tests.pipeline.resuming import half
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "release_notes.md"
+STEPS = "## Plan\nPlan it.\n\n## Report\n@context-helper extractive\nSay what was planned.\n"
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Path:
+    path = tmp_path / "steps.md"
+    path.write_text(STEPS)
+    return path
+
+
+def test_the_example_is_sound_and_runs_without_a_model(cc: Command) -> None:
+    assert cc("workflow", "check", EXAMPLE).out == "1 file, 0 errors, 0 warnings, 0 notes\n"
+    done = cc("workflow", "run", EXAMPLE, "--simulate", "--id", "first", "--db", "context.db", "--logs", "out")
+    assert (done.code, done.out.splitlines()[-1]) == (0, "first success")
+    assert "Context summary (compiled):" in Path("out/final_version/prompt.md").read_text()
+    views = cc("views", "list", "--db", "context.db", "--json").json["views"]
+    assert {one["session_id"] for one in views} == {
+        f"first/{step}/context-helper" for step in ("draft_the_note", "final_version")
+    }
+
+
+def test_a_run_that_was_stopped_is_found_by_its_file(cc: Command, steps: Path) -> None:
+    first = cc("workflow", "resume", steps)
+    assert first.code == 2 and "there is no run of it in system/runs.db; begin one" in first.err
+    cc("workflow", "run", steps, "--simulate", "--id", "whole")
+    again = cc("workflow", "resume", steps, "--simulate")
+    assert (again.code, again.out) == (0, "whole success\n")
+
+
+def test_it_goes_on_with_the_stopped_run_rather_than_the_last_one(cc: Command, steps: Path) -> None:
+    asyncio.run(half(str(steps), SQLiteRuns(Path("runs.db")), "report", simulate=True))
+    cc("workflow", "run", steps, "--simulate", "--id", "later", "--runs", "runs.db")
+    done = cc("workflow", "resume", steps, "--simulate", "--runs", "runs.db")
+    lines = [line.split()[0] for line in done.out.splitlines()]
+    assert lines == ["report", "done", "r"]
+
+
+def test_show_tells_steps_and_the_last_run(cc: Command, steps: Path) -> None:
+    shown = cc("workflow", "show", steps, "--json").json
+    assert shown["run"] is None
+    assert [(one["step"], one["line"], one["context_helper"]) for one in shown["workflow"]["steps"]] == [
+        *(("Plan", 1, ""), ("Report", 4, "extractive")),
+    ]
+    cc("workflow", "run", steps, "--simulate", "--id", "whole")
+    assert cc("workflow", "show", steps, "--json").json["run"]["id"] == "whole"
+    assert "Say what was planned." in cc("workflow", "show", steps, terminal=120).plain
+
+
+def test_a_file_that_has_changed_is_not_taken_for_the_one_that_ran(cc: Command, steps: Path) -> None:
+    cc("workflow", "run", steps, "--simulate", "--id", "whole")
+    steps.write_text(STEPS + "\n## More\nMore.\n")
+    done = cc("workflow", "resume", steps, "--simulate")
+    assert done.code == 2 and "run 'whole' has its name but began with another text" in done.err
+
+
+def test_check_finds_templates_that_are_not_there_and_says_the_line(cc: Command, steps: Path) -> None:
+    steps.write_text("## A\n@context-helper chat_compilr\n@modle x\ntext\n")
+    done = cc("workflow", "check", steps)
+    assert done.code == 1 and "1 file, 1 error, 1 warning, 0 notes" in done.out
+    assert f"{steps}:1:1: error template_known: a:" in done.out and "did you mean chat_compiler?" in done.out
+    assert f"{steps}:3:1: warning directive_known: a: @modle is not known here" in done.out
+
+
+def test_what_is_no_workflow_is_refused(cc: Command, steps: Path) -> None:
+    steps.write_text("# Only a title\n")
+    for command in ("check", "run", "show", "resume"):
+        done = cc("workflow", command, steps)
+        assert done.code in (1, 2) and "there is no step in it" in done.out + done.err
+    steps.write_text(STEPS)
+    assert "stage 'plan' names no model: give --model NAME, or --simulate" in cc("workflow", "run", steps).err
+
+
+def test_pipeline_commands_take_workflows_too(cc: Command, steps: Path) -> None:
+    assert cc("pipeline", "check", steps).code == 0
+    assert cc("pipeline", "run", steps, "--simulate", "--id", "x").out.endswith("x success\n")
+    assert cc("pipeline", "show", "x").code == 0

@@ -1,0 +1,157 @@
+"""A run that is taken up ends as if it had not stopped; what its stages are told meanwhile; what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from context_compiler.errors import GraphError, PipelineError
+from context_compiler.pipeline import Event, MemoryRuns, RunState, Stage, resume_pipeline, run_pipeline
+from context_compiler.pipeline.checkpoint import checkpoint_document, state_of
+from tests.pipeline.conftest import Open
+from tests.pipeline.playing import Heard, Script, graph, no_wait
+from tests.pipeline.resuming import LONG, half, scripted, told
+
+
+class Stopping(MemoryRuns):
+    """Dies after so many saves."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    async def save(self, state: RunState) -> None:
+        if self.left == 0:
+            raise KeyError("killed")
+        self.left -= 1
+        written = json.dumps(checkpoint_document(state))
+        await super().save(state_of(json.loads(written), where="memory"))
+
+
+async def test_resume_parity_after_every_single_checkpoint() -> None:
+    whole = await run_pipeline(LONG, handlers=scripted(), run_id="r", sleep=no_wait)
+    assert whole.ok and whole.state.lineage.attempt == 2
+    points = 0
+    for after in range(1, 60):
+        runs = Stopping(after)
+        try:
+            result = await run_pipeline(LONG, handlers=scripted(), run_id="r", runs=runs, sleep=no_wait)
+        except KeyError:
+            points += 1
+            runs.left = -1
+            result = await resume_pipeline("r", handlers=scripted(), runs=runs, sleep=no_wait)
+        assert told(result.state) == told(whole.state), f"stopped after {after} checkpoints"
+    assert points > 20
+
+
+async def test_completed_stages_do_not_run_again(open_store: Open) -> None:
+    text = graph("a; b; c; start->a->b->c->done")
+    script, store = Script(), open_store()
+    await half(text, store, "b", handlers={"codergen": script})
+    await store.close()
+    again, store = Script(), open_store()
+    result = await resume_pipeline("r", handlers={"codergen": again}, runs=store)
+    assert result.ok and again.seen == ["b", "c"] and script.seen == ["a"]
+    kinds = [event.kind for event in await store.events("r")]
+    assert "run_resumed" in kinds
+    numbers = [event.sequence for event in await store.events("r")]
+    assert numbers == sorted(set(numbers))
+    ended = await resume_pipeline("r", runs=store)
+    assert ended.state == result.state
+    await store.close()
+
+
+# Fidelity degrade-on-resume.
+
+FULL = graph(
+    "node [fidelity=full thread_id=t]; a [prompt=a]; b [prompt=b]; c [prompt=c]; start->a->b->c->done",
+)
+
+
+async def test_fidelity_degrades_on_resume_exactly_once() -> None:
+    store, heard = MemoryRuns(), Heard()
+    await half(FULL, store, "b", model=heard.model)
+    events: list[Event] = []
+    result = await resume_pipeline("r", runs=store, model=heard.model, on_event=events.append)
+    modes = {event.node: event.data["fidelity"] for event in events if event.kind == "stage_started"}
+    assert (modes["b"], modes["c"]) == ("summary:high", "full")
+    assert heard.prompts[-2].startswith("## Pipeline State (Comprehensive)") and heard.prompts[-2].endswith("\n\nb")
+    assert heard.prompts[-1] == "c" and len(heard.requests[-1]) == 1
+    assert "internal.resume.fidelity_override_once" not in result.context
+
+
+async def test_the_marker_is_there_for_one_stage_and_in_no_checkpoint() -> None:
+    store = MemoryRuns()
+    await half(FULL, store, "b", handlers={"codergen": Script()})
+    seen: dict[str, Any] = {}
+
+    def look(stage: Stage) -> str:
+        seen[stage.node.name] = stage.context.get("internal.resume.fidelity_override_once")
+        return "ok"
+
+    script = Script({"b": [look], "c": [look]})
+    result = await resume_pipeline("r", runs=store, handlers={"codergen": script})
+    assert seen == {"b": "summary:high", "c": None}
+    assert "internal.resume.fidelity_override_once" not in result.context
+
+
+async def test_other_modes_do_not_degrade() -> None:
+    text = graph("node [fidelity=truncate]; a; b; start->a->b->done")
+    store = MemoryRuns()
+    await half(text, store, "b", handlers={"codergen": Script()})
+    script = Script()
+    await resume_pipeline("r", runs=store, handlers={"codergen": script})
+    assert script.stages[0].fidelity == "truncate"
+
+
+async def test_threads_can_be_restored_instead(open_store: Open) -> None:
+    store, heard = open_store(), Heard({"a": "first"})
+    await half(FULL, store, "c", model=heard.model)
+    await store.close()
+    store = open_store()
+    await resume_pipeline("r", runs=store, model=heard.model, resume_threads="restore")
+    last = heard.requests[-1]
+    assert len(last) == 5 and heard.prompts[-1] == "c"
+    assert str(last[1].parts[0].content) == "first"
+    await store.close()
+
+
+# What is refused.
+
+
+async def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
+    store, script = MemoryRuns(), {"codergen": Script()}
+    with pytest.raises(PipelineError, match="there is no run 'r'"):
+        await resume_pipeline("r", runs=store)
+    await half(graph("a; b; start->a->b->done"), store, "b", handlers=script)
+    with pytest.raises(GraphError, match="of another graph"):
+        await resume_pipeline("r", runs=store, pipeline=graph("a; b; start->b->a->done"), handlers=script)
+    with pytest.raises(PipelineError, match="run_id mismatch"):
+        await resume_pipeline("r", runs=store, run_id="s", handlers=script)
+    state = await store.load("r")
+    assert state is not None
+    await store.save(replace(state, next_node="gone"))
+    with pytest.raises(PipelineError, match="no stage 'gone'"):
+        await resume_pipeline("r", runs=store, handlers=script)
+    await store.save(replace(state, next_node=None))
+    with pytest.raises(PipelineError, match="names no next stage"):
+        await resume_pipeline("r", runs=store, handlers=script)
+    with pytest.raises(PipelineError, match=r"there is no checkpoint\.json"):
+        await resume_pipeline(tmp_path)
+
+
+async def test_a_run_is_taken_up_from_its_folder(tmp_path: Path) -> None:
+    await half(graph("a; b; start->a->b->done"), None, "b", handlers={"codergen": Script()}, logs_root=tmp_path)
+    script = Script()
+    result = await resume_pipeline(tmp_path, handlers={"codergen": script})
+    assert result.ok and script.seen == ["b"] and result.run_id == "r"
+
+
+async def test_a_damaged_database_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "runs.db").write_bytes(b"no database at all" * 100)
+    with pytest.raises(PipelineError, match=r"runs\.db"):
+        await resume_pipeline("r", runs=tmp_path / "runs.db")
