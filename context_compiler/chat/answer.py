@@ -49,6 +49,27 @@ class Said:
 
 
 @dataclass(slots=True)
+class Spent:
+    """What the answers of one chat took together, since it was opened."""
+
+    answers: int = 0
+    compiles: int = 0
+    raw: int = 0
+    sent: int = 0
+    cached: int = 0
+
+    def add(self, said: Said) -> None:
+        """Count one answer in."""
+        record = said.view.record if said.view is not None else None
+        made = record.compile if record is not None else None
+        self.answers += 1
+        self.compiles += made is not None and made.compiled_prompt is not None
+        self.raw += said.raw
+        self.sent += said.sent
+        self.cached += said.cached
+
+
+@dataclass(slots=True)
 class Turn:
     """An answer while it comes."""
 

@@ -19,7 +19,7 @@ from pydantic_ai.models import Model
 
 from context_compiler.capability import ContextCompiler
 from context_compiler.chat.account import Account, Clock, Notice, now
-from context_compiler.chat.answer import Hear, Said, Turn, said_of
+from context_compiler.chat.answer import Hear, Said, Spent, Turn, said_of
 from context_compiler.errors import SettingsError
 from context_compiler.limits import Amount
 from context_compiler.passages import Passage
@@ -76,6 +76,7 @@ class ChatSession:
         self.agent, self.session = agent, session
         self.endless, self.template = endless, template
         self.last: Said | None = None
+        self.spent = Spent()
         self._notice = notice or _nobody
         vault_name = "" if vault is None else Path(vault).resolve().name
         self.account = Account(
@@ -164,6 +165,7 @@ class ChatSession:
             asked = ModelRequest(parts=[UserPromptPart(text)])
             await self.account.keep(turn.messages or [*self.messages, asked], turn.shown)
             self.last = said_of(turn, stopped=task.cancelled())
+            self.spent.add(self.last)
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 

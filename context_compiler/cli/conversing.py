@@ -1,0 +1,149 @@
+"""A chat from its first line to its last: on a terminal, or line by line through a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic_ai import Agent
+
+from context_compiler.chat.healing import said
+from context_compiler.chat.models import model_named
+from context_compiler.chat.session import ChatSession
+from context_compiler.cli.screen import Screen, complain, warn
+from context_compiler.cli.slash import HELP, Commands, Leave
+from context_compiler.cli.speaking import PlainVoice, Voice
+from context_compiler.cli.text import number, one_line, plural, share
+from context_compiler.cli.typing_in import Keyboard
+from context_compiler.live.failing import attempted
+
+
+class Conversation:
+    """One chat and everything around it.
+
+    Args:
+        session: Its name.
+        model: The name of the model that answers.
+        compiler: The name of the one that writes summaries; None is the same.
+        vault: A folder whose templates come first.
+        system: A folder whose templates come second.
+        options: Further arguments of `ChatSession`.
+
+    Raises:
+        SettingsError: the model cannot be used, or a value is wrong.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        *,
+        model: str,
+        compiler: str | None,
+        vault: Path | None,
+        system: Path,
+        **options: Any,
+    ) -> None:
+        self.screen = Screen()
+        self.model = model
+        agent = Agent(model_named(model), name="chat")
+        writer = compiler if compiler in (None, "none") else model_named(compiler)
+        self.chat = ChatSession(agent, session, model=writer, vault=vault, system=system, notice=warn, **options)
+        self.commands = Commands(self.chat, self.screen, vault=vault, system=system)
+        self.failed = False
+
+    @property
+    def status(self) -> str:
+        """Where the conversation stands, on one line."""
+        chat, last = self.chat, self.chat.last
+        mode = f"Endless · {chat.template}" if chat.endless else "normal"
+        return " · ".join(
+            [chat.session, mode, self.model, *([tokens(last.raw, last.sent, last.cached)] if last else [])]
+        )
+
+    async def hear(self, line: str) -> None:
+        """A command, or something to be answered.
+
+        Raises:
+            Leave: it was `/quit`.
+        """
+        if line.startswith("/") and not line.startswith("//"):
+            await self.commands.run(line)
+        elif line.strip():
+            await self._answered(line[1:] if line.startswith("//") else line)
+
+    async def _answered(self, text: str) -> None:
+        with Voice(self.screen.console) if self.screen.rich else PlainVoice() as voice:
+            task = asyncio.create_task(attempted(self.chat.say(text, hear=voice.hear)))
+            outcome = await _stoppable(task, self.chat.stop)
+        if outcome is None:
+            warn("stopped while it waited: nothing was said")
+            return
+        if outcome.error is not None:
+            self.failed = True
+            complain(f"{one_line(str(outcome.error), 500) or type(outcome.error).__name__}; what was said is kept")
+        elif outcome.value is not None:
+            self._told(stopped=outcome.value.stopped)
+
+    def _told(self, *, stopped: bool) -> None:
+        """The line below an answer."""
+        last = self.chat.last
+        if last is None or not self.screen.rich:
+            return
+        word = "stopped · " if stopped else ""
+        self.screen.line((f"{word}{tokens(last.raw, last.sent, last.cached)} · {last.seconds:.1f} s", "dim"))
+        self.screen.line()
+
+    async def on_terminal(self, keyboard: Keyboard) -> None:
+        """Read what is typed until the person leaves."""
+        await self.chat.open()
+        turns = said(self.chat.messages)
+        keyboard.remember(turn.user for turn in turns)
+        if turns:
+            self.screen.line((f"{self.chat.session} goes on after {plural(len(turns), 'turn')}", "dim"))
+        while True:
+            try:
+                await self.hear(await keyboard.line())
+            except KeyboardInterrupt:
+                self.screen.line(("Ctrl-D or /quit leaves", "dim"))
+            except (EOFError, Leave):
+                return
+
+    async def through_pipe(self) -> None:
+        """Answer every line of standard input."""
+        with suppress(Leave):
+            while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+                await self.hear(line.decode("utf-8", "replace").rstrip("\r\n"))
+
+
+async def _stoppable(task: asyncio.Task[Any], stop: Callable[[], bool]) -> Any:
+    """What came of a task that Ctrl-C stops: gently where it can be, else at once, which gives None."""
+    loop = asyncio.get_running_loop()
+
+    def interrupted() -> None:
+        if not stop():
+            task.cancel()
+
+    with suppress(NotImplementedError):
+        loop.add_signal_handler(signal.SIGINT, interrupted)
+    try:
+        await asyncio.wait({task})
+        return None if task.cancelled() else task.result()
+    finally:
+        with suppress(NotImplementedError):
+            loop.remove_signal_handler(signal.SIGINT)
+
+
+def tokens(raw: int, sent: int, cached: int) -> str:
+    """Tokens of a request, as the status line has them."""
+    saved = f" ({share(sent, raw)})" if sent != raw else ""
+    return f"raw {number(raw)} · sent {number(sent)}{saved} · cached {number(cached)}"
+
+
+def keyboard_for(conversation: Conversation) -> Keyboard:
+    """A keyboard that knows the commands and shows the status."""
+    return Keyboard(HELP, lambda: conversation.status)

@@ -1,0 +1,135 @@
+"""An answer as it comes: markdown that grows on a terminal, plain lines everywhere else.
+
+A block that is complete is printed for good, so that scrolling back shows it; only the one that still grows is drawn
+again and again. Nothing in an answer can move the cursor, hide where a link leads, or pass for markup of ours.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import TracebackType
+
+from markdown_it import MarkdownIt
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.spinner import Spinner
+from rich.text import Text
+
+from context_compiler.cli.text import safe
+
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+FRAMES = 12
+"""How often a second the growing block is drawn."""
+
+MARGIN = 6
+"""Lines of the terminal that the growing block leaves free."""
+
+
+def markdown(text: str) -> Markdown:
+    """Markdown as it may be shown: links with their addresses, and HTML as the text that it is."""
+    page = Markdown("", hyperlinks=False, code_theme="ansi_dark")
+    page.parsed = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table").parse(safe(text))
+    return page
+
+
+class Blocks:
+    """A text that grows, cut where a block of markdown ends."""
+
+    def __init__(self) -> None:
+        self.tail = ""
+        self._scanned = self._cut = 0
+        self._fence = ""
+
+    def add(self, piece: str) -> str:
+        """Take a piece in; the blocks that are complete now."""
+        self.tail += piece
+        if "\n" not in piece:
+            return ""
+        stop = self.tail.rfind("\n") + 1
+        for line in self.tail[self._scanned : stop].splitlines(keepends=True):
+            self._scanned += len(line)
+            found = _FENCE.match(line)
+            if found and not self._fence:
+                self._fence = found[1]
+            elif found and found[1].startswith(self._fence):
+                self._fence = ""
+            elif not line.strip() and not self._fence:
+                self._cut = self._scanned
+        done, self.tail = self.tail[: self._cut], self.tail[self._cut :]
+        self._scanned, self._cut = self._scanned - len(done), 0
+        return done
+
+
+class Voice:
+    """Speaks one answer on a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._blocks = Blocks()
+        self._waiting = Spinner("dots", Text("…", "dim"))
+        self._live = Live(
+            get_renderable=self._growing,
+            console=console,
+            refresh_per_second=FRAMES,
+            transient=True,
+            vertical_overflow="crop",
+        )
+
+    def __enter__(self) -> Voice:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        rest, self._blocks.tail = self._blocks.tail, ""
+        self._live.stop()
+        if rest.strip():
+            self._console.print(markdown(rest))
+
+    def hear(self, piece: str) -> None:
+        """A piece of the answer."""
+        done = self._blocks.add(piece)
+        if done.strip():
+            self._console.print(markdown(done))
+
+    def _growing(self) -> RenderableType:
+        tail = self._blocks.tail
+        if not tail.strip():
+            return self._waiting
+        room = max(self._console.height - MARGIN, 3)
+        if tail.count("\n") < room and len(tail) < room * self._console.width:
+            return markdown(tail)
+        return Text(safe("\n".join(tail[-room * self._console.width :].splitlines()[-room:])))
+
+
+class PlainVoice:
+    """Speaks one answer as plain lines, each when it is complete."""
+
+    def __init__(self) -> None:
+        self._line = ""
+        self._said = False
+
+    def __enter__(self) -> PlainVoice:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._line:
+            self._write(self._line)
+        if self._said:
+            self._write("")
+
+    def hear(self, piece: str) -> None:
+        """A piece of the answer."""
+        *whole, self._line = (self._line + piece).split("\n")
+        for line in whole:
+            self._write(line)
+
+    def _write(self, line: str) -> None:
+        sys.stdout.write(f"{safe(line)}\n")
+        sys.stdout.flush()
+        self._said = True
