@@ -47,13 +47,16 @@ def named(model: Model | str) -> str:
     return model if isinstance(model, str) else model.model_name
 
 
-async def ask(prompts: Sequence[str], model: Model | KnownModelName | str, *, timeout: float) -> Answer:
+async def ask(
+    prompts: Sequence[str], model: Model | KnownModelName | str, *, timeout: float, instructions: str = "instructions"
+) -> Answer:
     """Ask a model for notes, chunk after chunk, each with the notes so far; the last answer is the summary.
 
     Args:
         prompts: In order; from the second on each has a slot for the answer before.
         model: A model or its name.
         timeout: Seconds for all of them together.
+        instructions: Names the prose that the model is told first.
 
     Raises:
         CompileError: it could not be reached, or took too long. An empty answer is for the caller to judge.
@@ -62,7 +65,7 @@ async def ask(prompts: Sequence[str], model: Model | KnownModelName | str, *, ti
     spent = RunUsage()
     text = ""
     try:
-        agent = Agent(model, instructions=prose("instructions"), name="context_compiler", output_type=OUTPUT, retries=0)
+        agent = Agent(model, instructions=prose(instructions), name="context_compiler", output_type=OUTPUT, retries=0)
         async with asyncio.timeout(timeout):
             for number, prompt in enumerate(prompts):
                 result = await agent.run(filled(prompt, text) if number else prompt)

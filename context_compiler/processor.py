@@ -51,17 +51,17 @@ class CompilingHistoryProcessor:
         return outcome.value or messages
 
     async def _view(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
-        _remembered(self._stored, session_of(ctx), ctx.messages)
+        remembered(self._stored, session_of(ctx), ctx.messages)
         raw = await self._restored(messages)
         run_id = ctx.run_id or ""
-        run = _remembered(self._runs, run_id, self._runs.get(run_id) or Run())
+        run = remembered(self._runs, run_id, self._runs.get(run_id) or Run())
         made = await self._ware.view(run, self._request(ctx, raw))
         await self._ware.rest()
         view = raw if self._ware.wanted.dry_run else made.messages
         if view == raw or run.raw is None or run.raw.tip is None:
             return view
-        _remembered(self._raw, run.raw.tip, raw)
-        return _tagged(view, run.raw.tip)
+        remembered(self._raw, run.raw.tip, raw)
+        return tagged(view, run.raw.tip)
 
     def _request(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> Request:
         async def asked(order: Order) -> Answer:
@@ -92,7 +92,7 @@ class CompilingHistoryProcessor:
         outcome = await attempted(self._ware.transcript(session))
         archived = outcome.value or []
         said = await self._restored(list(self._stored.get(session, ())))
-        if outcome.error is not None and (not said or any(map(_mark, said))):
+        if outcome.error is not None and (not said or any(map(mark_in, said))):
             raise outcome.error
         read = self._ware.live.reader.read
         longer = len(said) > len(archived) and read(said).ids[: len(archived)] == read(archived).ids
@@ -100,7 +100,7 @@ class CompilingHistoryProcessor:
 
     async def _restored(self, messages: list[ModelMessage]) -> list[ModelMessage]:
         """The raw history behind our own output, and what came after it."""
-        mark = next((found for message in messages if (found := _mark(message)) is not None), None)
+        mark = next((found for message in messages if (found := mark_in(message)) is not None), None)
         if mark is None or not isinstance(mark.get("responses"), int) or not isinstance(mark.get("tail"), int):
             return messages
         tip = str(mark.get("tip"))
@@ -110,7 +110,7 @@ class CompilingHistoryProcessor:
             raw = load_messages(bodies) if bodies else None
         if raw is None:
             return messages
-        return [*raw, *_after(messages, mark["responses"], mark["tail"])]
+        return [*raw, *after(messages, mark["responses"], mark["tail"])]
 
 
 def build_compiling_history_processor(
@@ -127,7 +127,7 @@ def build_compiling_history_processor(
     return CompilingHistoryProcessor(Wanted(template, **wanted))
 
 
-def _remembered(kept: OrderedDict[str, T], key: str, new: T) -> T:
+def remembered(kept: OrderedDict[str, T], key: str, new: T) -> T:
     """Keep something under a key, the newest last, and forget what is oldest."""
     kept[key] = new
     kept.move_to_end(key)
@@ -136,7 +136,7 @@ def _remembered(kept: OrderedDict[str, T], key: str, new: T) -> T:
     return new
 
 
-def _mark(message: ModelMessage) -> dict[str, Any] | None:
+def mark_in(message: ModelMessage) -> dict[str, Any] | None:
     """Our mark on any part of a message, wherever the host has merged it to."""
     for part in message.parts:
         for thing in (part, *user_content(getattr(part, "content", None))):
@@ -146,9 +146,9 @@ def _mark(message: ModelMessage) -> dict[str, Any] | None:
     return None
 
 
-def _tagged(view: Sequence[ModelMessage], tip: str) -> list[ModelMessage]:
+def tagged(view: Sequence[ModelMessage], tip: str) -> list[ModelMessage]:
     """A view whose own part says which raw history stands behind it, and where the view ends."""
-    own = next((index for index, message in enumerate(view) if _mark(message) is not None), None)
+    own = next((index for index, message in enumerate(view) if mark_in(message) is not None), None)
     if own is None:
         view, own = [marked_request(LEFT_OUT, {"v": 1}), *view], 0
     answers = [index for index, message in enumerate(view) if isinstance(message, ModelResponse)]
@@ -170,7 +170,7 @@ def _marked(message: ModelMessage, mark: dict[str, Any]) -> ModelMessage:
     return replace(message, parts=parts)
 
 
-def _after(messages: Sequence[ModelMessage], responses: int, tail: int) -> list[ModelMessage]:
+def after(messages: Sequence[ModelMessage], responses: int, tail: int) -> list[ModelMessage]:
     """What came after a view with that many responses and, after the last of them, that many parts."""
     answers = [index for index, message in enumerate(messages) if isinstance(message, ModelResponse)]
     start = answers[responses - 1] + 1 if 0 < responses <= len(answers) else 0

@@ -189,7 +189,7 @@ class Middleware:
 
     async def report(self, error: Exception) -> None:
         """Say what failed: in the log, and to `on_error`."""
-        LOG.warning("context_compiler: %s", _said(error))
+        LOG.warning("context_compiler: %s", loggable(error))
         await self._tell(self.wanted.on_error, error)
 
     async def _tell(self, callback: Callable[[Any], Any] | None, what: Any) -> None:
@@ -197,7 +197,7 @@ class Middleware:
             return
         outcome = await attempted(_called(callback, what))
         if outcome.error is not None:
-            LOG.warning("context_compiler: a callback raised %s", _said(outcome.error))
+            LOG.warning("context_compiler: a callback raised %s", loggable(outcome.error))
 
 
 async def _called(callback: Callable[[Any], Any], what: Any) -> None:
@@ -207,7 +207,7 @@ async def _called(callback: Callable[[Any], Any], what: Any) -> None:
         await given
 
 
-def _said(error: Exception) -> str:
+def loggable(error: Exception) -> str:
     """What the log may say of an error: what others wrote into theirs may repeat what somebody said."""
     kind = type(error).__name__
     if isinstance(error, CompileError):

@@ -1,7 +1,7 @@
-"""Where the record lives: a protocol in three parts, and two stores that keep it.
+"""Where the record lives: a protocol in four parts, and two stores that keep it.
 
-`Recorder` is the path of a request, `Reader` looks, `Keeper` tidies up; a `Store` is all three. Whatever
-passes the conformance suite in `tests/store` is a store.
+`Recorder` is the path of a request, `Reader` looks, `Layered` holds layers, `Keeper` tidies up; a `Store` is all
+four. Whatever passes the conformance suite in `tests/store` is a store.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from context_compiler.record import Chain, Compile, Cycle, Entry, Record, Sessio
 from context_compiler.store.memory import MemoryStore
 from context_compiler.store.sqlite import SQLiteStore
 
-__all__ = ["Keeper", "MemoryStore", "Reader", "Recorder", "SQLiteStore", "Store", "open_store"]
+__all__ = ["Keeper", "Layered", "MemoryStore", "Reader", "Recorder", "SQLiteStore", "Store", "open_store"]
 
 
 class Recorder(Protocol):
@@ -85,6 +85,22 @@ class Reader(Protocol):
         ...
 
 
+class Layered(Protocol):
+    """The layers of a session: what it knows of entities, conversation and reasoning."""
+
+    async def layers(self, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
+        """The newest state of a session's layers, as JSON text, and its version; None where it has none."""
+        ...
+
+    async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
+        """Keep a state in place of version `after` (0: there is none) and give its version; the former is gone.
+
+        Raises:
+            StoreError: another state has been kept meanwhile, or it could not be kept; nothing has changed.
+        """
+        ...
+
+
 class Keeper(Protocol):
     """Keeping the record small and sound."""
 
@@ -118,7 +134,7 @@ class Keeper(Protocol):
 
 
 @runtime_checkable
-class Store(Recorder, Reader, Keeper, Protocol):
+class Store(Recorder, Reader, Layered, Keeper, Protocol):
     """A place for the record."""
 
 

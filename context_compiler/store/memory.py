@@ -97,6 +97,22 @@ class MemoryStore:
                 return self._bodies(row["raw_tip"], number)
         return []
 
+    async def layers(self, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
+        """The newest state of a session's layers and its version; None where it has none."""
+        session = self._tables.index.get(("sessions", session_id, vault_name))
+        number = self._tables.index.get(("layers", session))
+        row = None if number is None else self._tables.rows["layers"][number]
+        return None if row is None else (row["state"], row["version"])
+
+    async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
+        """Keep a state of a session's layers in place of version `after`; its own version."""
+        rows.follows(session_id, await self.layers(session_id, vault_name), after)
+        session = self._session((session_id, vault_name), datetime.now(UTC), None, None)
+        former = self._tables.index.get(("layers", session))
+        self._tables.remove("layers", [] if former is None else [former])
+        self._tables.insert("layers", (session, after + 1, state))
+        return after + 1
+
     async def delete(self, session_id: str) -> int:
         """Remove a conversation and everything only it used; the number of requests removed."""
         gone = self._tables.where("sessions", lambda row: row["session_id"] == session_id)
@@ -114,7 +130,7 @@ class MemoryStore:
             old = tables.where("views", lambda row: row["created_at"] < end)
             removed = tables.remove("views", [number for number in old if number not in spared])
             tables.remove("cycles", set(tables.rows["cycles"]) - self._last("cycles", 1))
-            after = tables.column("views", "session")
+            after = tables.column("views", "session") | tables.column("layers", "session")
             self._forget([number for number in tables.rows["sessions"] if number in before - after])
             tables.remove("context_summaries", self._unused())
         tables.sweep()
@@ -164,7 +180,7 @@ class MemoryStore:
         for view in sorted(tables.rows["views"].values(), key=lambda row: row["session"]):
             if view["summary"] is not None and tables.rows["context_summaries"][view["summary"]]["session"] in sessions:
                 tables.change("context_summaries", view["summary"], session=view["session"])
-        for table in ("context_summaries", "cycles"):
+        for table in ("context_summaries", "cycles", "layers"):
             tables.remove(table, tables.where(table, lambda row: row["session"] in sessions))
         tables.remove("sessions", sessions)
 

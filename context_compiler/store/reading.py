@@ -16,10 +16,16 @@ VIEWS = "SELECT v.*, s.session_id, s.vault_name FROM views v JOIN sessions s ON 
 ALL = -1
 """SQLite's word for no limit."""
 
-EXPORTED = ("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views")
-"""Every table but the search index, each after those that it points into."""
+MEMORIES = ("memories", "commits", "spaces", "scores")
+EXPORTED = ("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layers", *MEMORIES)
+"""Every table but the search indexes, each after those that it points into."""
 
-ORDERS = {"nodes": "position, id", "copies": "session, node"}
+ORDERS = {
+    "nodes": "position, id",
+    "copies": "session, node",
+    "memories": "position, id",
+    "commits": "created_at, id",
+}
 """In which order the rows of a table without row numbers are given out."""
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from context_compiler import ids
+from context_compiler.errors import StoreError
 from context_compiler.record import Compile, Drop, Record
 
 Column = str | int | float | None
@@ -18,6 +19,7 @@ Row = Mapping[str, Any]
 
 SESSION = ("session_id", "vault_name", "raw_tip", "created_at")
 CYCLE = ("session", "raw_tip", "config", "state")
+LAYERS = ("session", "version", "state")
 TEXTS = ("compiled_prompt", "raw_output", "summary", "input_payload")
 SUMMARY = (
     *("session", "turn_index", "run_id", "covered_tip", "cache_key"),
@@ -36,6 +38,7 @@ SEALED: Mapping[str, Sequence[str]] = {
     "context_summaries": SUMMARY,
     "cycles": CYCLE,
     "views": VIEW,
+    "layers": LAYERS,
 }
 """The columns of each row that does not prove itself; its `seal` covers them in this order."""
 
@@ -47,6 +50,23 @@ TIPS = (
     ("cycles", "raw_tip"),
 )
 """Columns that name a message; NULL or empty where no content is kept."""
+
+TURN_TIPS = (("commits", "turns_tip"), ("spaces", "turns_tip"), ("scores", "turns_tip"))
+"""The same of the sessions that a manager keeps, in a file alone."""
+
+
+Stored = tuple[str, int]
+"""The state of a session's layers as JSON text, and its version, counted from 1."""
+
+
+def follows(session_id: str, found: Stored | None, after: int) -> None:
+    """Refuse a state of layers that does not follow the newest, with a StoreError."""
+    version = 0 if found is None else found[1]
+    if version != after:
+        raise StoreError(
+            f"session {session_id!r}: its layers were changed meanwhile (version {version}, expected {after});"
+            " read them again and repeat the turn"
+        )
 
 
 def pack(body: bytes) -> bytes | str:

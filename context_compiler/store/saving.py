@@ -52,7 +52,7 @@ def save(db: sqlite3.Connection, entry: Entry) -> Record:
     owner = (entry.record.session_id, entry.record.vault_name)
     news = _news(db, owner, entry.raw, entry.view)
     with transaction(db):
-        session = _session(db, owner, entry.record.created_at)
+        session = session_row(db, owner, entry.record.created_at)
         _keep(db, news, owner, session, entry.raw, entry.view)
         record = replace(
             entry.record,
@@ -70,7 +70,7 @@ def archive(db: sqlite3.Connection, session_id: str, vault_name: str, raw: Chain
     owner = (session_id, vault_name)
     news = _news(db, owner, raw, None)
     with transaction(db):
-        session = _session(db, owner, datetime.now(UTC))
+        session = session_row(db, owner, datetime.now(UTC))
         _keep(db, news, owner, session, raw, None)
         if raw.ids:
             advance(db, session, raw.ids[-1])
@@ -177,7 +177,7 @@ def _tip(given: str | None, chain: Chain | None) -> str | None:
     return chain.ids[-1] if given is None and chain is not None and chain.ids else given
 
 
-def _session(db: sqlite3.Connection, owner: Owner, created_at: datetime) -> int:
+def session_row(db: sqlite3.Connection, owner: Owner, created_at: datetime) -> int:
     """The row of a conversation, made when it is first heard of."""
     found = db.execute("SELECT id FROM sessions WHERE session_id = ? AND vault_name = ?", owner).fetchone()
     return found["id"] if found else insert(db, "sessions", (*owner, None, rows.stamp(created_at)))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from context_compiler.errors import StoreError
+from context_compiler.store import memory_tables
 
 APPLICATION_ID = 0x63747863  # "ctxc"
 
@@ -116,7 +117,25 @@ def first(db: sqlite3.Connection) -> None:
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (first,)
+def memories(db: sqlite3.Connection) -> None:
+    """What sessions remember, the commits that they can go back to, and how their turns were scored."""
+    for statement in memory_tables.TABLES:
+        db.execute(statement)
+
+
+def layers(db: sqlite3.Connection) -> None:
+    """What sessions know of entities, conversation and reasoning: the newest state of each."""
+    db.execute(
+        """CREATE TABLE layers (
+        session INTEGER NOT NULL UNIQUE REFERENCES sessions(id),
+        version INTEGER NOT NULL,
+        state TEXT NOT NULL,
+        seal TEXT NOT NULL
+    )"""
+    )
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (first, memories, layers)
 """In order; only ever appended to."""
 
 

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from context_compiler.errors import StoreError
 from context_compiler.record import Chain, Compile, Cycle, Entry, Record, SessionInfo
-from context_compiler.store import reading, saving, upkeep
+from context_compiler.store import layering, reading, saving, upkeep
 from context_compiler.store.connection import Connection
 from context_compiler.store.files import FAILURES, explained, locate
 from context_compiler.store.schema import version_of
@@ -107,6 +107,15 @@ class SQLiteStore:
         """The bodies of a session's raw history as last seen; empty when it is unknown."""
         return await self._run(partial(reading.transcript, session_id=session_id))
 
+    async def layers(self, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
+        """The newest state of a session's layers and its version; None where it has none."""
+        return await self._run(partial(layering.load, session_id=session_id, vault_name=vault_name))
+
+    async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
+        """Keep a state of a session's layers in place of version `after`; its own version."""
+        given = {"session_id": session_id, "vault_name": vault_name, "state": state, "after": after}
+        return await self._run(partial(layering.keep, **given))
+
     async def delete(self, session_id: str) -> int:
         """Remove a conversation and everything only it used; the number of requests removed."""
         return await self._run(partial(upkeep.delete, session_id=session_id))
@@ -143,6 +152,10 @@ class SQLiteStore:
             if connection is not None:
                 with self._explaining():
                     await connection.close()
+
+    async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function of this package on the file, whole; for what else lives there, such as memories."""
+        return await self._run(work)
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         desk = self._desk()

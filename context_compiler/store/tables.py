@@ -203,4 +203,6 @@ def key(table: str, row: Row) -> Hashable:
         return table, row["session"], row["run_id"] or "", row["request_index"], *chains
     if table == "cycles":
         return table, row["session"], row["config"], row["raw_tip"]
+    if table == "layers":
+        return table, row["session"]
     return None if row["cache_key"] is None else (table, row["cache_key"])

@@ -19,7 +19,7 @@ from context_compiler.store.schema import transaction
 
 DROP_NODES = f"""
 WITH RECURSIVE kept (id) AS (
-    {" UNION ".join(f"SELECT {column} FROM {table}" for table, column in rows.TIPS)}
+    {" UNION ".join(f"SELECT {column} FROM {table}" for table, column in (*rows.TIPS, *rows.TURN_TIPS))}
     UNION SELECT n.parent FROM kept JOIN nodes n ON n.id = kept.id
 )
 DELETE FROM nodes WHERE id NOT IN (SELECT id FROM kept WHERE id NOT NULL)
@@ -27,11 +27,20 @@ DELETE FROM nodes WHERE id NOT IN (SELECT id FROM kept WHERE id NOT NULL)
 DROP_CONTENTS = f"""
 DELETE FROM contents WHERE hash NOT IN (
     SELECT content FROM nodes UNION SELECT content FROM copies UNION SELECT state FROM cycles
+    UNION SELECT content FROM memories UNION SELECT state FROM commits WHERE state NOT NULL
     {" ".join(f"UNION SELECT {text} FROM context_summaries WHERE {text} NOT NULL" for text in rows.TEXTS)}
 )
 """
 DROP_COPIES = "DELETE FROM copies WHERE node NOT IN (SELECT id FROM nodes)"
 DROP_TEXTS = "DELETE FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)"
+DROP_MEMORIES = """
+WITH RECURSIVE kept (id) AS (
+    SELECT memory_tip FROM spaces UNION SELECT memory_tip FROM commits
+    UNION SELECT m.parent FROM kept JOIN memories m ON m.id = kept.id
+)
+DELETE FROM memories WHERE id NOT IN (SELECT id FROM kept WHERE id NOT NULL)
+"""
+DROP_TERMS = "DELETE FROM memories_fts WHERE rowid NOT IN (SELECT id FROM live_memories)"
 
 OLD_VIEWS = """
 SELECT id FROM (SELECT id, created_at, row_number() OVER (PARTITION BY session ORDER BY id DESC) AS rank FROM views)
@@ -65,7 +74,14 @@ def prune(db: sqlite3.Connection, older_than_days: float | None, keep_last: int 
         removed = _remove(db, "views", "id", old)
         if asked:
             _remove(db, "cycles", "rowid", _found(db, OLD_CYCLES))
-            _forget(db, sorted(before - _sessions(db)))
+            _forget(
+                db,
+                sorted(
+                    before
+                    - _sessions(db)
+                    - set(_found(db, "SELECT session FROM spaces UNION SELECT session FROM layers"))
+                ),
+            )
             _remove(db, "context_summaries", "id", _found(db, UNUSED_SUMMARIES))
     return removed
 
@@ -91,6 +107,9 @@ def _upkeep(db: sqlite3.Connection) -> Generator[None]:
             db.execute(DROP_COPIES)
             if db.execute(DROP_TEXTS).rowcount:
                 db.execute("INSERT INTO messages_fts (messages_fts) VALUES ('optimize')")
+            if db.execute(DROP_TERMS).rowcount:
+                db.execute("INSERT INTO memories_fts (memories_fts) VALUES ('optimize')")
+            db.execute(DROP_MEMORIES)
             db.execute(DROP_CONTENTS)
             if len(db.execute("PRAGMA foreign_key_check").fetchall()) > broken:
                 raise StoreError("removing this would break what is kept, so nothing was removed; verify the record")
@@ -113,7 +132,7 @@ def _forget(db: sqlite3.Connection, sessions: Sequence[int]) -> None:
         db.execute("UPDATE context_summaries SET session = ? WHERE id = ?", (row["heir"], row["id"]))
         reseal(db, "context_summaries", row["id"])
     _remove(db, "context_summaries", "session", sessions)
-    for table in ("cycles", "copies"):
+    for table in ("cycles", "copies", "layers", "scores", "live_memories", "spaces", "commits"):
         _remove(db, table, "session", sessions)
     _remove(db, "sessions", "id", sessions)
 

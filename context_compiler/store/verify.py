@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 from context_compiler import ids
-from context_compiler.store import rows
+from context_compiler.store import memories, rows, shelf
 from context_compiler.store.schema import migrate, snapshot
 
 
@@ -29,7 +29,8 @@ def search_index(db: sqlite3.Connection) -> Iterator[str]:
     for row in db.execute("SELECT node FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)"):
         yield f"messages_fts: {row['node']!r} is no known message"
     try:
-        db.execute("INSERT INTO messages_fts (messages_fts) VALUES ('integrity-check')")
+        for table in ("messages_fts", "memories_fts"):
+            db.execute(f"INSERT INTO {table} ({table}) VALUES ('integrity-check')")
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_BUSY):
             raise
@@ -37,7 +38,7 @@ def search_index(db: sqlite3.Connection) -> Iterator[str]:
 
 def schema(db: sqlite3.Connection) -> Iterator[str]:
     """The tables are those of a new file."""
-    query = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'messages_fts!_%' ESCAPE '!'"
+    query = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE '%!_fts!_%' ESCAPE '!'"
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as new:
         migrate(new)
         expected = dict(new.execute(query).fetchall())
@@ -82,9 +83,9 @@ def _node(row: sqlite3.Row, identity: str | None) -> Iterator[str]:
 
 def tips(db: sqlite3.Connection) -> Iterator[str]:
     """Every chain that a row names is there."""
-    for table, column in rows.TIPS:
+    for table, column in (*rows.TIPS, *rows.TURN_TIPS):
         for row in db.execute(
-            f"SELECT rowid AS id, {column} AS tip FROM {table}"
+            f"SELECT {'id' if table == 'commits' else 'rowid'} AS id, {column} AS tip FROM {table}"
             f" WHERE {column} <> '' AND {column} NOT IN (SELECT id FROM nodes)"
         ):
             yield f"{table} {row['id']}: {column} {row['tip']} is no known message"
@@ -106,6 +107,25 @@ def cache_keys(db: sqlite3.Connection) -> Iterator[str]:
             yield f"context_summaries {row['id']}: has a cache key with status {row['status']!r}"
 
 
+def remembered(db: sqlite3.Connection) -> Iterator[str]:
+    """Memories and commits match what names them, what is live is what a session remembers, and scores are sealed."""
+    for row in db.execute("SELECT * FROM memories"):
+        if ids.chained(row["parent"], row["content"]) != row["id"]:
+            yield f"memories {row['id']}: the name does not follow from content and parent"
+    for row in db.execute("SELECT c.*, s.session_id FROM commits c JOIN sessions s ON s.id = c.session"):
+        if memories.commit_id(row["session_id"], [row[column] for column in memories.HELD]) != row["id"]:
+            yield f"commits {row['id']}: the name does not follow from what it holds"
+    for row in db.execute("SELECT session, memory_tip FROM spaces"):
+        live = db.execute("SELECT memory FROM live_memories WHERE session = ?", (row["session"],)).fetchall()
+        if {found["memory"] for found in live} != set(memories.between(db, None, row["memory_tip"])[1]):
+            yield f"live_memories {row['session']}: they are not what the session remembers"
+    columns = ", ".join(shelf.SCORE)
+    for row in db.execute(f"SELECT id, seal, {columns} FROM scores"):
+        number, seal, *values = row
+        if rows.seal(number, values) != seal:
+            yield f"scores {number}: changed since it was written"
+
+
 CHECKS: tuple[Callable[[sqlite3.Connection], Iterator[str]], ...] = (
     structure,
     schema,
@@ -113,6 +133,7 @@ CHECKS: tuple[Callable[[sqlite3.Connection], Iterator[str]], ...] = (
     tips,
     seals,
     cache_keys,
+    remembered,
 )
 
 

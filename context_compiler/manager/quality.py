@@ -1,0 +1,116 @@
+"""How good a session still is, as a number from 0 to 1: two scorers over the same state.
+
+`QualityScorer` is the formula of the design that the manager follows. Its term for the session is 1 before the
+first turn and 0 for every session in which a turn is not a summary, so it tells next to nothing of length.
+`HealthScorer` looks at how often was summarised, and at how full the context is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Protocol, cast, runtime_checkable
+
+from context_compiler.errors import SettingsError
+
+UNKNOWN = 1.0
+"""What nobody has measured is taken to be in order: an empty memory is no decay."""
+
+USUAL_SUMMARIES = 0.1
+"""Summaries a turn in a session that is neither crammed nor forgetful."""
+
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextState:
+    """What is scored."""
+
+    avg_memory_relevance: float | None
+    """Of the memories that the turn is grounded in; None where there are none."""
+    last_coherence_score: float | None
+    """As rated last; None where nothing was."""
+    turn_count: int
+    summarization_count: int
+    token_count: int
+    max_tokens: int
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Anything that gives a state a score; what lies outside 0 to 1 is cut off."""
+
+    def calculate(self, ctx: ContextState) -> float:
+        """The score of a state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityScorer:
+    """Relevance of memory, coherence of the answer, and turns against summaries, by weight.
+
+    Raises:
+        SettingsError: a weight is below 0, or they are not 1 together.
+    """
+
+    memory_relevance_weight: float = 0.4
+    coherence_weight: float = 0.4
+    session_ratio_weight: float = 0.2
+
+    def __post_init__(self) -> None:
+        _weighed(self)
+
+    def calculate(self, ctx: ContextState) -> float:
+        """The score of a state, from 0 to 1."""
+        session = 1 - min(ctx.turn_count / max(ctx.summarization_count, 1), 1)
+        return clamped(
+            _known(ctx.avg_memory_relevance) * self.memory_relevance_weight
+            + _known(ctx.last_coherence_score) * self.coherence_weight
+            + session * self.session_ratio_weight
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthScorer:
+    """The same with two other terms: summaries a turn as they usually are, and how much room is left.
+
+    Raises:
+        SettingsError: a weight is below 0, or they are not 1 together.
+    """
+
+    memory_weight: float = 0.3
+    coherence_weight: float = 0.3
+    session_health_weight: float = 0.2
+    token_utilization_weight: float = 0.2
+
+    def __post_init__(self) -> None:
+        _weighed(self)
+
+    def calculate(self, ctx: ContextState) -> float:
+        """The score of a state, from 0 to 1."""
+        often = ctx.summarization_count / ctx.turn_count if ctx.turn_count else USUAL_SUMMARIES
+        session = 1 - min(abs(often - USUAL_SUMMARIES), 1)
+        used = ctx.token_count / ctx.max_tokens if ctx.max_tokens > 0 else 0.0
+        return clamped(
+            _known(ctx.avg_memory_relevance) * self.memory_weight
+            + _known(ctx.last_coherence_score) * self.coherence_weight
+            + session * self.session_health_weight
+            + (1 - min(used, 1)) * self.token_utilization_weight
+        )
+
+
+def clamped(score: float) -> float:
+    """A score within 0 to 1; what is no number is 0."""
+    return min(1.0, max(0.0, score)) if score == score else 0.0
+
+
+def _known(measured: float | None) -> float:
+    return UNKNOWN if measured is None else clamped(measured)
+
+
+def _weighed(scorer: QualityScorer | HealthScorer) -> None:
+    """Refuse weights that do not share out one whole."""
+    weights = {field.name: cast(object, getattr(scorer, field.name)) for field in fields(scorer)}
+    said = ", ".join(f"{name}={value!r}" for name, value in weights.items())
+    numbers = [value for value in weights.values() if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) != len(weights) or not all(value >= 0 for value in numbers) or abs(sum(numbers) - 1) > ROUNDING:
+        raise SettingsError(f"{type(scorer).__name__}({said}): give weights from 0 up that are 1 together")

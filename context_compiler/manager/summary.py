@@ -1,0 +1,105 @@
+"""Older turns become a few sentences, and what those lose is listed word for word; without a model, quotes alone.
+
+The prompt, the call and the check of what was lost are the compiler's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler.errors import CompileError
+from context_compiler.extract import choose, passages, quoted
+from context_compiler.fidelity import CAPS, Fidelity
+from context_compiler.history import History, Reader
+from context_compiler.manager.asking import Questions
+from context_compiler.prompt import written
+from context_compiler.sections import chunks, lines
+from context_compiler.specifics import Specific, Told
+from context_compiler.specifics.survival import evicted, survival
+from context_compiler.template import Template
+from context_compiler.turns import outline, pair
+
+TEMPLATE = "manager_summary"
+PROMPT_ROOM = 32_000
+"""Tokens of turns that one prompt carries; a longer span takes several."""
+INDEXED = 4
+"""What a summary lost may be listed in one part in so many of the summary's room."""
+
+QUOTED = 1_000
+"""Messages that are looked through for quotes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What stands for turns."""
+
+    text: str
+    """By a model; empty without one."""
+    index: str
+    """Word for word: what the text lost, or without a model what tells most."""
+    survival: float
+    """The share of the specifics that the text holds."""
+
+
+async def summarized(
+    messages: Sequence[ModelMessage],
+    fresh: Sequence[ModelMessage],
+    *,
+    previous: Summary,
+    llm: Questions | None,
+    template: Template,
+    most: int,
+    reader: Reader,
+) -> Summary:
+    """Sum up turns, bringing a previous summary up to date.
+
+    Args:
+        messages: Everything that the summary is to stand for; of very much, the newest is quoted from.
+        fresh: What of it the previous summary does not cover.
+        previous: What stood for the rest.
+        llm: The model; None quotes instead.
+        template: What is asked.
+        most: Tokens that the summary may have.
+        reader: Reads and counts.
+
+    Raises:
+        CompileError: there is no answer, or one that saves nothing.
+    """
+    cap = min(CAPS[template.fidelity or Fidelity.SUMMARY_LOW], most)
+    if llm is None:
+        return Summary(text="", index=_quotes(reader.read(messages[-QUOTED:]), cap, reader), survival=1.0)
+    told = reader.read(fresh)
+    turns = chunks(lines(told, range(len(told)), None), PROMPT_ROOM, reader.counter)
+    answer = await llm(written(template, {}, turns, previous=previous.text, cap=cap))
+    text = reader.counter.head(answer.text, cap)
+    spent = told.tokens + reader.counter.text(previous.text)
+    if not text.strip():
+        raise CompileError("the answer is empty", model=llm.name, phase="answer")
+    if reader.counter.text(text) >= spent:
+        raise CompileError(
+            f"the answer is not shorter than the {spent} tokens it stands for", model=llm.name, phase="answer"
+        )
+    gone = evicted(told, outline(told, pair(told)), range(len(told)))
+    index = _lost(gone, text, previous.index, cap // INDEXED, reader)
+    return Summary(text=text, index=index, survival=survival(gone, text).share)
+
+
+def _quotes(history: History, room: int, reader: Reader) -> str:
+    candidates = passages(history, outline(history, pair(history)), range(len(history)), reader.counter)
+    return quoted(choose(candidates, room))
+
+
+def _lost(gone: Sequence[Specific], text: str, before: str, room: int, reader: Reader) -> str:
+    """The specifics that a text does not hold, the newest that fit, and of those listed before what still fits."""
+    told = Told(text)
+    lost = [f"- {' '.join(one.verbatim.split())}" for one in gone if not told.holds(one)]
+    kept: list[str] = []
+    for line in reversed(list(dict.fromkeys([*before.splitlines(), *lost]))):
+        room -= reader.counter.text(line) + 1
+        if room < 0:
+            break
+        kept.append(line)
+    return "\n".join(reversed(kept))

@@ -1,0 +1,81 @@
+"""Where a session goes to be kept, and where it comes back from: checkpoints, and the state that is current."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from context_compiler.errors import ContextMemoryError, SettingsError
+from context_compiler.history import History, Reader
+from context_compiler.manager.memory import AUTHOR, MemoryRepository, MemorySystem, SessionShelf, Snapshot
+from context_compiler.manager.results import Score
+from context_compiler.manager.session import Session, facts_of, restored
+
+
+class Versions:
+    """The repository and the shelf of one manager, as far as there are any.
+
+    A repository that keeps sessions gives them back itself; those of any other are kept here, which costs nothing,
+    because sessions are values.
+    """
+
+    def __init__(self, memory: MemorySystem, repo: MemoryRepository | None, reader: Reader) -> None:
+        if repo is not None and not isinstance(repo, MemoryRepository):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SettingsError(f"repo={repo!r}: give a MemoryRepository: commit, checkout, log and diff")
+        self._repo, self._reader = repo, reader
+        self._past = repo if isinstance(repo, SessionShelf) else None
+        self._shelf = memory if isinstance(memory, SessionShelf) else self._past
+        self._own: dict[str, Session] = {}
+        self._last: History | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """There is a repository."""
+        return self._repo is not None
+
+    async def commit(self, session: Session, message: str) -> str | None:
+        """Keep a session and the memory as they stand; None without a repository."""
+        if self._repo is None:
+            return None
+        kept = replace(session, since_checkpoint=0)
+        commit = await self._repo.commit(message, AUTHOR, self._snapshot(kept))
+        if self._past is None:
+            self._own[commit] = kept
+        return commit
+
+    async def back(self, commit: str | None) -> Session:
+        """The session of a checkpoint, once the memory is as it was then.
+
+        Raises:
+            SettingsError: there is no repository.
+            ContextMemoryError: there is no such checkpoint.
+        """
+        if self._repo is None:
+            raise SettingsError(
+                "Versioning not enabled: make the manager with ContextManager.with_versioning(memory, repo, llm)"
+            )
+        if commit is None:
+            raise ContextMemoryError("No checkpoint to rollback to: `checkpoint` makes one, and each serves once")
+        session = await self._then(commit)
+        await self._repo.checkout(commit)
+        return session
+
+    async def _then(self, commit: str) -> Session:
+        known = self._own.get(commit)
+        saved = None if known is not None or self._past is None else await self._past.session_at(commit)
+        if known is None and saved is None:
+            raise ContextMemoryError(f"commit {commit} holds no session; `log` names the others")
+        return known or restored(saved, self._reader)  # pyright: ignore[reportArgumentType] # one of the two is there
+
+    async def keep(self, session: Session, score: Score | None) -> None:
+        """Keep a session as it stands, where there is a shelf."""
+        if self._shelf is not None:
+            await self._shelf.keep(self._snapshot(session), score)
+
+    async def latest(self) -> Session | None:
+        """The session as it was kept last."""
+        saved = None if self._shelf is None else await self._shelf.latest()
+        return None if saved is None else restored(saved, self._reader)
+
+    def _snapshot(self, session: Session) -> Snapshot:
+        self._last = self._reader.read(list(session.messages()), last=self._last)
+        return Snapshot(turns=self._last, count=len(session.turns), facts=facts_of(session))

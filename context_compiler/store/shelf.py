@@ -1,0 +1,68 @@
+"""Sessions that a manager keeps, as they are now and as they were committed, and how their turns were scored."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from context_compiler.record import Chain
+from context_compiler.store import memories, rows
+from context_compiler.store.reading import chain
+from context_compiler.store.schema import snapshot, transaction
+
+SCORE = (
+    *("session", "turn_index", "turns_tip", "quality", "health", "tokens", "summarized", "checkpoint"),
+    *("rolled_back", "trouble", "created_at"),
+)
+
+
+def session_at(db: sqlite3.Connection, name: str, commit: str) -> tuple[str, list[bytes]] | None:
+    """The facts and messages of the session that was committed; None where only memory was."""
+    with snapshot(db):
+        row = memories.known(db, name, commit)
+        if row["state"] is None:
+            return None
+        body = db.execute("SELECT body FROM contents WHERE hash = ?", (row["state"],)).fetchone()["body"]
+        return rows.to_text(rows.unpack(body)), _bodies(db, row)
+
+
+def latest(db: sqlite3.Connection, name: str) -> tuple[str, list[bytes]] | None:
+    """The facts and messages of the session as it was kept last."""
+    with snapshot(db):
+        row = db.execute(
+            "SELECT p.* FROM spaces p JOIN sessions s ON s.id = p.session"
+            " WHERE s.session_id = ? AND s.vault_name = '' AND p.state NOT NULL",
+            (name,),
+        ).fetchone()
+        return None if row is None else (row["state"], _bodies(db, rows.named(row)))
+
+
+def keep(db: sqlite3.Connection, name: str, turns: Chain, facts: str, score: Sequence[rows.Column] | None) -> None:
+    """Keep a session as it stands, and the score of its turn."""
+    session = memories.session_of(db, name, turns)
+    tip = memories.tip_of(turns)
+    with transaction(db):
+        memories.space_of(db, session)
+        db.execute("UPDATE spaces SET turns_tip = ?, state = ? WHERE session = ?", (tip, facts, session))
+        if score is not None:
+            number = db.execute("SELECT ifnull(max(id), 0) + 1 FROM scores").fetchone()[0]
+            values = (session, score[0], tip, *score[1:])
+            marks = ", ?" * len(values)
+            db.execute(
+                f"INSERT INTO scores (id, {', '.join(SCORE)}, seal) VALUES (?{marks}, ?)",
+                (number, *values, rows.seal(number, values)),
+            )
+
+
+def scores(db: sqlite3.Connection, name: str | None) -> list[rows.Row]:
+    """Every score of a session, or of all, oldest first, each with the name of its session."""
+    found = db.execute(
+        "SELECT c.*, s.session_id FROM scores c JOIN sessions s ON s.id = c.session"
+        " WHERE ?1 IS NULL OR s.session_id = ?1 ORDER BY c.id",
+        (name,),
+    )
+    return [rows.named(row) for row in found]
+
+
+def _bodies(db: sqlite3.Connection, row: rows.Row) -> list[bytes]:
+    return [] if row["turns_tip"] is None else chain(db, row["turns_tip"], row["session"])
