@@ -9,7 +9,8 @@ from context_compiler.advance import cut, freeze, order, refusal, why_no_model
 from context_compiler.agent import Answer
 from context_compiler.budget.cutting import Cut, Options
 from context_compiler.budget.frozen import Frozen
-from context_compiler.history import History, repeats
+from context_compiler.history import History
+from context_compiler.history.needless import needless
 from context_compiler.limits import Limits
 from context_compiler.prompt import Order
 from context_compiler.record import Compile
@@ -61,9 +62,9 @@ def repaired(pairing: Pairing) -> dict[int, Shape]:
 
 
 def carried(history: History) -> int:
-    """What a view carries for others whatever it leaves out, in exact tokens; what is said twice counts once."""
-    twice = (history.readings[index].items[at] for index, parts in repeats(history).items() for at in parts)
-    return sum(reading.stays for reading in history.readings) - sum(item.tokens for item in twice)
+    """What a view carries for others whatever it leaves out, in exact tokens; without what need not stay."""
+    idle = (history.readings[index].items[at] for index, parts in needless(history).items() for at in parts)
+    return sum(reading.stays for reading in history.readings) - sum(item.tokens for item in idle)
 
 
 async def advanced(

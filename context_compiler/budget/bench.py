@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from context_compiler.history import History, repeats
+from context_compiler.history import History
 from context_compiler.history.items import MESSAGE_OVERHEAD
+from context_compiler.history.needless import needless
 from context_compiler.record import Drop
 from context_compiler.shapes import WHOLE, Shape, price
 from context_compiler.tokens import TokenCounter
@@ -37,7 +38,7 @@ class Bench:
         self._refs = refs
         self.history, self.outline, self.counter = history, outline, counter
         self.shapes: list[Shape | None] = list(shapes)
-        self._repeats = repeats(history)
+        self._needless = needless(history)
         self._leads = _leads(history, outline)
         self._lead = counter.text(LEFT_OUT) + MESSAGE_OVERHEAD
         self._held: set[int] = set()
@@ -87,10 +88,10 @@ class Bench:
             self.drops.append(Drop(what=what, reason=reason, tokens=before - self.total))
 
     def _bared(self, index: int) -> Shape | None:
-        """What remains of a message that goes: what the host would forget, if nothing said it before."""
+        """What remains of a message that goes: what the host would forget."""
         items = self.history.readings[index].items
         shape = self.shapes[index] or WHOLE
-        skip = shape.skip | self._repeats.get(index, frozenset())
+        skip = shape.skip | self._needless.get(index, frozenset())
         stays = any(item.stays and at not in skip for at, item in enumerate(items))
         return Shape(skip=skip, bare=True, system=shape.system) if stays else None
 

@@ -133,19 +133,6 @@ def searchable(reading: Reading) -> str:
     return "\n".join(text for text in said if text)
 
 
-def repeats(history: History) -> dict[int, frozenset[int]]:
-    """System text that an earlier message said already: positions of parts, by position of their message."""
-    said: set[str] = set()
-    found: dict[int, set[int]] = {}
-    for index, reading in enumerate(history.readings):
-        for at, item in enumerate(reading.items if reading.stays else ()):
-            if item.kind is Kind.SYSTEM and item.text in said:
-                found.setdefault(index, set()).add(at)
-            elif item.kind is Kind.SYSTEM:
-                said.add(item.text)
-    return {index: frozenset(parts) for index, parts in found.items()}
-
-
 class Reader:
     """Reads histories, and remembers what it read by identity and by content. Shared by concurrent runs."""
 

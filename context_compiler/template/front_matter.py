@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import cast
 
 import yaml
@@ -46,8 +47,9 @@ class Source:
     """Lines of the file above the body."""
 
 
+@lru_cache(maxsize=32)
 def taken_apart(text: str) -> Source:
-    """Take a file apart.
+    """Take a file apart, once for every text: many compilers of one process read the same few templates.
 
     Raises:
         Misread: there is front matter that is not a plain YAML mapping, never ends, or is far too long.

@@ -10,11 +10,21 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from pydantic_ai.messages import BinaryContent, ModelMessage, ModelRequest, SystemPromptPart, UserPromptPart
+from pydantic_ai.messages import (
+    BinaryContent,
+    CompactionPart,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    ModelSettingsDeltaPart,
+    SystemPromptPart,
+    UserPromptPart,
+)
 
 from context_compiler import history as module
-from context_compiler.history import Reader, load_messages, message_body, repeats, searchable
+from context_compiler.history import Reader, load_messages, message_body, searchable
 from context_compiler.history.items import Kind
+from context_compiler.history.needless import needless
 from context_compiler.tokens import TokenCounter
 from tests.support.builders import answer, assistant, call, exchange, snapshot, user
 from tests.support.histories import histories, long_history
@@ -187,7 +197,7 @@ def test_a_message_is_found_by_what_was_said_called_and_returned() -> None:
     assert searchable(read.one(user(answer("c", "42 lines")))) == "look 42 lines"
 
 
-def test_system_text_repeats_where_an_earlier_message_said_it() -> None:
+def test_system_text_need_not_stay_where_an_earlier_message_said_it() -> None:
     messages = [
         user("a", system="be kind"),
         user("b", system="be brief"),
@@ -195,5 +205,24 @@ def test_system_text_repeats_where_an_earlier_message_said_it() -> None:
         user("c", system="be bold"),
     ]
     history = reader()[0].read(messages)
-    assert repeats(history) == {2: frozenset({0, 1})}
+    assert needless(history) == {2: frozenset({0, 1})}
     assert [item.kind for _, item in history.items(2, 3)] == [Kind.SYSTEM, Kind.SYSTEM]
+
+
+def settings_and_a_compaction(compacted: ModelMessage) -> list[ModelMessage]:
+    """The host's note of a setting, then a compaction, then the same note again."""
+    noted = [ModelSettingsDeltaPart(settings={"thinking": "low"}), UserPromptPart(content="go on")]
+    return [ModelRequest(parts=noted), assistant("yes"), compacted, assistant("done"), ModelRequest(parts=noted)]
+
+
+@pytest.mark.parametrize(
+    "compacted", [ModelRequest(parts=[CompactionPart(content="so far")]), ModelResponse(parts=[CompactionPart()])]
+)
+def test_what_a_host_noted_need_not_stay_once_it_was_compacted(compacted: ModelMessage) -> None:
+    history = reader()[0].read(settings_and_a_compaction(compacted))
+    assert needless(history) == {0: frozenset({0})}
+
+
+def test_what_a_host_noted_since_the_turn_of_a_compaction_stays() -> None:
+    noted, _, *rest = settings_and_a_compaction(ModelRequest(parts=[CompactionPart(content="so far")]))
+    assert needless(reader()[0].read([noted, *rest])) == {}

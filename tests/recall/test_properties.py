@@ -12,7 +12,6 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 
 from context_compiler import View, compile_view
-from context_compiler.live.overflow import RetryModelRequest
 from tests.support.agents import Talker, compiler, run
 from tests.support.histories import histories
 from tests.support.texts import texts
@@ -40,9 +39,6 @@ def test_a_one_shot_view_keeps_the_same_messages_with_and_without_it(
     assert withal.tokens <= budget or withal.status == without.status == "floor_over_budget"
 
 
-@pytest.mark.skipif(
-    RetryModelRequest is None, reason="parts of drawn histories are rewritten by this older host while it runs"
-)
 @settings(suppress_health_check=QUICK, max_examples=15)
 @given(history=histories(future=False, max_turns=8, ends="prompt"), question=texts(), budget=BUDGETS)
 def test_a_live_view_keeps_the_same_messages_with_and_without_it(

@@ -45,7 +45,7 @@ class AnthropicServer(LoopbackServer):
             base_url=self.base_url,
             api_key="test",
             max_retries=0,
-            http_client=DefaultAsyncHttpxClient(trust_env=False),
+            http_client=DefaultAsyncHttpxClient(trust_env=False, verify=False),
         )
         return AnthropicModel(name, provider=AnthropicProvider(anthropic_client=client), **settings)
 

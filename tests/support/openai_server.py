@@ -37,7 +37,7 @@ class OpenAIServer(LoopbackServer):
             base_url=self.base_url,
             api_key="test",
             max_retries=0,
-            http_client=DefaultAsyncHttpxClient(trust_env=False),
+            http_client=DefaultAsyncHttpxClient(trust_env=False, verify=False),
         )
         return OpenAIChatModel(name, provider=OpenAIProvider(openai_client=client), **settings)
 
