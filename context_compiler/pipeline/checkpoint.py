@@ -64,6 +64,7 @@ def checkpoint_document(state: RunState) -> dict[str, Any]:
         "logs": list(state.logs),
         "artifacts": dict(state.artifacts),
         "threads": threads,
+        "branches": dict(state.branches),
     }
 
 
@@ -112,6 +113,7 @@ def _state(data: Mapping[str, Any]) -> RunState:
         logs=tuple(data["logs"]),
         artifacts=dict(data["artifacts"]),
         threads={key: thread_of(one) for key, one in data["threads"].items()},
+        branches=dict(data.get("branches") or {}),
         status=data["terminal_status"] or ("restarted" if restart else ""),
         failure_reason=data["terminal_failure_reason"] or "",
         sequence=int(data["metadata"]["sequence_no"]),

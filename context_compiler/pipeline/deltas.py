@@ -23,8 +23,11 @@ MAPPINGS = {
     "node_visits": "visits",
     "context": "context",
     "artifacts": "artifacts",
+    "branches": "branches",
 }
 """Sections that are mappings, and the fields they come from."""
+UNTOLD = ("artifacts", "branches")
+"""Mappings of which no stage tells what it touched."""
 SEQUENCES = {"completed_nodes": "completed", "logs": "logs"}
 THREADS, MARKS = "threads", "marks"
 
@@ -35,7 +38,7 @@ def changes(former: RunState | None, state: RunState) -> tuple[list[Name], list[
     new: list[Cell] = [(HEAD, "", head(state))]
     names, keys = _touched(former, state)
     for section, field in MAPPINGS.items():
-        known = keys if field == "context" else None if field == "artifacts" else names
+        known = keys if field == "context" else None if field in UNTOLD else names
         _mapping(section, getattr(former, field, {}), getattr(state, field), known, gone, new)
     for section, field in SEQUENCES.items():
         _sequence(section, getattr(former, field, ()), getattr(state, field), gone, new)

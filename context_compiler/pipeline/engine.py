@@ -15,10 +15,12 @@ from typing import Any
 from context_compiler.pipeline.arriving import arrive
 from context_compiler.pipeline.artifacts import ArtifactStore
 from context_compiler.pipeline.beginning import branched, lineage_facts, restarted
+from context_compiler.pipeline.branches import Branches
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.context import ContextStore
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.leaving import Ended, Router, completed, ended, merged
+from context_compiler.pipeline.meeting import shared
 from context_compiler.pipeline.nodes import DEFAULT_HANDLER
 from context_compiler.pipeline.outcome import StageStatus
 from context_compiler.pipeline.performing import perform
@@ -46,8 +48,11 @@ class Surroundings:
 class Engine:
     """Runs one graph. A branch of a parallel stage has an engine of its own that saves nothing."""
 
-    def __init__(self, graph: Graph, around: Surroundings, *, branch_id: str = "") -> None:
-        self.graph, self.around, self.branch_id = graph, around, branch_id
+    def __init__(
+        self, graph: Graph, around: Surroundings, *, branch_id: str = "", beside: frozenset[str] = frozenset()
+    ) -> None:
+        """`beside` are the stages of a branch that other branches run too."""
+        self.graph, self.around, self.branch_id, self._beside = graph, around, branch_id, beside
         self.config = around.config
         self.inbox: list[str] = []
         """Messages of a supervisor, for the next stage."""
@@ -56,6 +61,7 @@ class Engine:
         self._router = Router(graph, around.config, gates=not branch_id)
         self._exits = {node.name for node in graph.exits}
         self._branches: list[Ended] = []
+        self._ended = Branches(around.save)
 
     async def run(self, state: RunState) -> RunState:
         """Go on until the run has ended; the state it has ended in."""
@@ -107,6 +113,8 @@ class Engine:
         visits = {**state.visits, node.name: stage.visit}
         begun = replace(state, visits=visits, resumed=False, fidelity=stage.fidelity, thread=stage.thread_id)
         self._branches = []
+        if not self.branch_id:
+            self._ended.begin(state, self._artifacts)
         started = self.config.clock()
         facts = {"index": state.sequence, "visit": stage.visit, "fidelity": str(stage.fidelity)}
         await stage.emit("stage_started", **facts, thread=stage.thread_id, handler=node.handler)
@@ -119,7 +127,7 @@ class Engine:
         names = frozenset((node.name, *(name for one in self._branches for name in one.after.visits)))
         begun, outcome = completed(begun, stage, outcome, retries, duration)
         touched = Touched(since=state.sequence, names=names, keys=stage.context.touched())
-        begun = replace(begun, threads=self._threads(state), touched=touched)
+        begun = replace(begun, threads=self._threads(state), touched=touched, branches={})
         if self.branch_id or node.name not in self._exits:
             stage.write_status(outcome)
         kind = "stage_failed" if outcome.status is StageStatus.FAIL else "stage_completed"
@@ -134,7 +142,7 @@ class Engine:
         inbox = [self.inbox.pop(0) for _ in range(len(self.inbox))] if wants else []
         degrade = self.config.resume_threads == "degrade"
         here = arrive(self.graph, state, node, wants=wants, degrade=degrade, inbox=inbox)
-        folder = self.folder(state)
+        visit = state.visits.get(node.name, 0) + 1
 
         async def emit(kind: str, **facts: Any) -> None:
             facts = {"branch": self.branch_id, **facts}
@@ -148,17 +156,26 @@ class Engine:
             config=self.config,
             run_id=state.run_id,
             branch_id=self.branch_id,
-            folder=None if folder is None else folder / folder_name(node.name),
+            folder=self._folder_of(state, node, visit),
             fidelity=here.fidelity,
             thread_id=here.thread,
             session=self._get_or_create_session(here.thread, node) if here.thread is not None and wants else None,
             preamble=here.preamble,
             previous=state.last,
-            visit=state.visits.get(node.name, 0) + 1,
+            visit=visit,
             branch=partial(self._branch, state, here.context),
             start=self.around.start,
             emit=emit,
         )
+
+    def _folder_of(self, state: RunState, node: Node, visit: int) -> Path | None:
+        """Where a visit to a stage leaves its files: what one left, no other overwrites."""
+        folder = self.folder(state)
+        if folder is None:
+            return None
+        parts = [folder_name(node.name)]
+        parts += [folder_name(f"branch-{self.branch_id}")] if node.name in self._beside else []
+        return folder.joinpath(*parts, *([f"visit-{visit}"] if visit > 1 else []))
 
     def _get_or_create_session(self, thread_id: str, node: Node) -> Session:
         """The conversation under a key: the same one for every stage, until the run ends or begins anew."""
@@ -185,14 +202,23 @@ class Engine:
     ) -> RunState:
         """One branch of a parallel stage, with copies of everything, up to but not including the stage `stop`."""
         name = f"{self.branch_id}.{branch_id}" if self.branch_id else branch_id
-        engine = Engine(self.graph, self.around, branch_id=name)
-        engine._artifacts = self._artifacts
-        engine._thread_sessions = {key: session.copy() for key, session in self._thread_sessions.items()}
+        source = self.graph.edges[place].source
+        here = f"{source}.{state.visits.get(source, 0) + 1}:{name}"
         begun = branched(state, context, target=target, place=place, branch_id=branch_id)
-        now = begun
-        while not now.ended and now.next_node != stop:
-            now = await engine.step(now)
-            if now.status == "restarted":
-                now = ended(now, "loop_restart inside a branch of a parallel stage")
+        now = self._ended.known(here, begun)
+        if now is None:
+            engine = Engine(self.graph, self.around, branch_id=name, beside=shared(self.graph, place, stop))
+            engine._artifacts, engine._ended = self._artifacts, self._ended
+            engine._thread_sessions = {key: session.copy() for key, session in self._thread_sessions.items()}
+            now = await engine._to(begun, stop)
+            await self._ended.keep(here, begun, now)
         self._branches.append(Ended(place=place, before=begun, after=now))
         return now
+
+    async def _to(self, state: RunState, stop: str) -> RunState:
+        """Go on until the run has ended, or is about to come to a stage."""
+        while not state.ended and state.next_node != stop:
+            state = await self.step(state)
+            if state.status == "restarted":
+                state = ended(state, "loop_restart inside a branch of a parallel stage")
+        return state

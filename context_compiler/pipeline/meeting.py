@@ -22,6 +22,32 @@ def meeting(graph: Graph, targets: Sequence[str]) -> str | None:
     return min(found, key=lambda name: (max(one[name] for one in reached), name), default=None)
 
 
+def shared(graph: Graph, place: int, stop: str) -> frozenset[str]:
+    """The stages that the branch of an edge and one beside it may both run, before they meet at `stop`.
+
+    Args:
+        graph: The graph.
+        place: Of the edge in the graph's edges.
+        stop: Where the branches meet.
+    """
+    edge = graph.edges[place]
+    others = [other for other in graph.outgoing(edge.source) if other is not edge]
+    mine = _before(graph, [edge.target], stop)
+    return frozenset(mine & _before(graph, [other.target for other in others], stop))
+
+
+def _before(graph: Graph, starts: Sequence[str], stop: str) -> set[str]:
+    """The stages that can be reached without passing through `stop`."""
+    found = {name for name in starts if name != stop}
+    waiting = list(found)
+    while waiting:
+        for edge in graph.outgoing(waiting.pop()):
+            if edge.target != stop and edge.target not in found:
+                found.add(edge.target)
+                waiting.append(edge.target)
+    return found
+
+
 def distances(graph: Graph, start: str) -> dict[str, int]:
     """How many edges away each stage is that can be reached, itself included."""
     found = {start: 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -52,6 +52,8 @@ class Question:
     """The answer that stands for silence."""
     timeout_seconds: float | None = None
     stage: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What else is known of where it comes from, such as the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +67,18 @@ class Reply:
 
 
 class Interviewer(Protocol):
-    """Asks people."""
+    """Asks people. Only `ask` has to be there; whoever derives from this has the others."""
 
     async def ask(self, question: Question) -> Reply:
         """The answer to a question; `AnswerValue.SKIPPED` when there will be none."""
         ...
+
+    async def ask_multiple(self, questions: Sequence[Question]) -> list[Reply]:
+        """The answers to several questions, one after another."""
+        return [await self.ask(question) for question in questions]
+
+    async def inform(self, message: str, stage: str = "") -> None:
+        """Tell something that asks for no answer; `stage` is whom it is about. Nobody is told unless told how."""
 
 
 def reply_to(question: Question, said: str) -> Reply:
@@ -84,7 +93,7 @@ def reply_to(question: Question, said: str) -> Reply:
     return Reply(value=word, text=word)
 
 
-class AutoApprove:
+class AutoApprove(Interviewer):
     """Says yes, and takes the first option."""
 
     async def ask(self, question: Question) -> Reply:
@@ -96,7 +105,7 @@ class AutoApprove:
         return Reply(value="auto-approved" if free else AnswerValue.YES, text="auto-approved")
 
 
-class ConsoleInterviewer:
+class ConsoleInterviewer(Interviewer):
     """Asks on the terminal: the question on standard error, the answer from standard input."""
 
     def __init__(self, read: Callable[[], str] = sys.stdin.readline, show: Callable[[str], Any] | None = None) -> None:
@@ -110,6 +119,10 @@ class ConsoleInterviewer:
             self._show(f"  [{option.key}] {option.label}")
         line = await self._line()
         return reply_to(question, line) if line else Reply(value=AnswerValue.SKIPPED)
+
+    async def inform(self, message: str, stage: str = "") -> None:
+        """Show it where questions are shown."""
+        self._show(f"{stage}: {message}" if stage else message)
 
     async def _line(self) -> str:
         """A line, read on a thread that keeps nobody from leaving: not a run that is cancelled, and not the process."""
@@ -132,19 +145,26 @@ def _on_stderr(line: str) -> None:
 Answering: TypeAlias = Callable[[Question], Any]
 
 
-class CallbackInterviewer:
+class CallbackInterviewer(Interviewer):
     """Asks a function, async or not, that gives a text, an option or a reply; None skips."""
 
-    def __init__(self, answer: Answering) -> None:
-        self._answer = answer
+    def __init__(self, answer: Answering, inform: Callable[[str, str], Any] | None = None) -> None:
+        """`inform` is given what asks for no answer, and the stage it is about."""
+        self._answer, self._inform = answer, inform
 
     async def ask(self, question: Question) -> Reply:
         """What the function gives."""
         said: Any = self._answer(question)
         return _reply(question, await said if inspect.isawaitable(said) else said)
 
+    async def inform(self, message: str, stage: str = "") -> None:
+        """Hand it to the function for that, if there is one."""
+        done: Any = self._inform(message, stage) if self._inform is not None else None
+        if inspect.isawaitable(done):
+            await done
 
-class QueueInterviewer:
+
+class QueueInterviewer(Interviewer):
     """Gives prepared answers in their order; an empty queue skips."""
 
     def __init__(self, answers: Iterable[str | Option | Reply] = ()) -> None:
@@ -156,17 +176,31 @@ class QueueInterviewer:
 
 
 @dataclass
-class RecordingInterviewer:
+class RecordingInterviewer(Interviewer):
     """Asks another interviewer, and remembers every question with its answer."""
 
     inner: Interviewer
     asked: list[tuple[Question, Reply]] = field(default_factory=list[tuple[Question, Reply]])
+    told: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """Messages that asked for no answer, each with its stage."""
 
     async def ask(self, question: Question) -> Reply:
         """What the other one answers."""
         reply = await self.inner.ask(question)
         self.asked.append((question, reply))
         return reply
+
+    async def inform(self, message: str, stage: str = "") -> None:
+        """What the other one is told."""
+        self.told.append((message, stage))
+        await inform(self.inner, message, stage)
+
+
+async def inform(whom: Interviewer, message: str, stage: str) -> None:
+    """Tell somebody who may only know how to be asked."""
+    telling: Any = getattr(whom, "inform", None)
+    if telling is not None:
+        await telling(message, stage)
 
 
 def _reply(question: Question, said: Any) -> Reply:

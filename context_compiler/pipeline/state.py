@@ -97,6 +97,8 @@ class RunState:
     artifacts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Those that are not in files."""
     threads: Mapping[str, Thread] = field(default_factory=dict[str, Thread])
+    branches: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What branches did that have ended, by place, while `next_node` is a parallel stage that has not."""
     status: str = ""
     """Empty: it goes on; success or fail: it has ended; restarted: the next attempt begins at `next_node`."""
     failure_reason: str = ""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
-from context_compiler.pipeline import Event, Outcome, RunState, Stage, run_pipeline
-from context_compiler.pipeline.checkpoint import checkpoint_document
+from context_compiler.pipeline import Event, MemoryRuns, Outcome, RunState, Stage, run_pipeline
+from context_compiler.pipeline.checkpoint import checkpoint_document, state_of
 from tests.pipeline.playing import graph
 
 FAIL = Outcome(status="fail", failure_reason="broken")
@@ -44,6 +45,21 @@ def told(state: RunState) -> dict[str, Any]:
     said["logs"] = [{**entry, "duration": 0} for entry in said["logs"]]
     said["artifacts"] = {id: entry["data"] for id, entry in said["artifacts"].items()}
     return said
+
+
+class Stopping(MemoryRuns):
+    """Dies after so many saves."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    async def save(self, state: RunState) -> None:
+        if self.left == 0:
+            raise KeyError("killed")
+        self.left -= 1
+        written = json.dumps(checkpoint_document(state))
+        await super().save(state_of(json.loads(written), where="memory"))
 
 
 async def half(text: str, store: Any, at: str, **options: Any) -> None:

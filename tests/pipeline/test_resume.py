@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,26 +9,10 @@ from typing import Any
 import pytest
 
 from context_compiler.errors import GraphError, PipelineError
-from context_compiler.pipeline import Event, MemoryRuns, RunState, Stage, resume_pipeline, run_pipeline
-from context_compiler.pipeline.checkpoint import checkpoint_document, state_of
+from context_compiler.pipeline import Event, MemoryRuns, Stage, resume_pipeline, run_pipeline
 from tests.pipeline.conftest import Open
 from tests.pipeline.playing import Heard, Script, graph, no_wait
-from tests.pipeline.resuming import LONG, half, scripted, told
-
-
-class Stopping(MemoryRuns):
-    """Dies after so many saves."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.left = after
-
-    async def save(self, state: RunState) -> None:
-        if self.left == 0:
-            raise KeyError("killed")
-        self.left -= 1
-        written = json.dumps(checkpoint_document(state))
-        await super().save(state_of(json.loads(written), where="memory"))
+from tests.pipeline.resuming import LONG, Stopping, half, scripted, told
 
 
 async def test_resume_parity_after_every_single_checkpoint() -> None:

@@ -14,7 +14,7 @@ from context_compiler.pipeline import Outcome, RunResult, Stage, resume_pipeline
 from context_compiler.pipeline.deltas import changes, gathered
 from context_compiler.pipeline.state import RunState
 from tests.pipeline.playing import no_wait
-from tests.pipeline.test_state_and_resume import Stopping, told
+from tests.pipeline.resuming import Stopping, told
 
 NAMES = ("a", "b", "c", "d", "e")
 NODE = ("", "goal_gate=true", "retry_target=a", "max_retries=1", "shape=diamond", "fidelity=full", "allow_partial=true")

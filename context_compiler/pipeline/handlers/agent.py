@@ -22,6 +22,7 @@ from context_compiler.capability import ContextCompiler
 from context_compiler.pipeline.compiled import Compiling
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Graph, Node
+from context_compiler.pipeline.hooks import hooks_of
 from context_compiler.pipeline.outcome import Outcome, outcome_in, outcome_of
 from context_compiler.pipeline.performing import EXCERPT, status_written
 from context_compiler.pipeline.stage import Stage
@@ -65,14 +66,14 @@ class AgentHandler:
     async def ask(self, stage: Stage, prompt: str) -> tuple[Any, list[ModelMessage]]:
         """Ask the agent of a stage; its output, and the messages that are new."""
         agent = self.agent(stage)
-        compiler = self._compiling()
+        beside = [one for one in (hooks_of(stage), self._compiling()) if one is not None]
         result = await agent.run(
             prompt,
             message_history=list(stage.session.messages) if stage.session is not None else None,
             model=_model(stage.node),
             deps=self._config.deps,
             model_settings=self._settings(stage.node),
-            capabilities=[compiler] if compiler else None,
+            capabilities=beside or None,
             conversation_id=f"{stage.run_id}/{stage.node.name}",
         )
         used, messages = result.usage, result.new_messages()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from context_compiler.live.failing import attempted
 from context_compiler.pipeline.graph import Edge
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
-from context_compiler.pipeline.people import AnswerValue, Option, Question, Reply
+from context_compiler.pipeline.people import AnswerValue, Option, Question, Reply, inform
 from context_compiler.pipeline.route import accelerator
 from context_compiler.pipeline.stage import Stage
 
@@ -30,6 +31,7 @@ class HumanHandler:
             default=default or None,
             timeout_seconds=limit,
             stage=stage.node.name,
+            metadata={"run_id": stage.run_id, "visit": stage.visit},
         )
         await stage.emit("interview_started", question=question.text)
         reply = await _asked(stage, question, limit)
@@ -38,11 +40,15 @@ class HumanHandler:
             chosen = next((option for option in question.options if option.target == default), None)
             if chosen is None:
                 return Outcome(status=StageStatus.RETRY, failure_reason="human gate timeout, no default")
+            await _inform(stage, f"nobody answered within {limit:g} s, so it is {chosen.label!r}")
             return _chosen(chosen, reply)
         await stage.emit("interview_completed", question=question.text, answer=reply.value)
         if reply.value == AnswerValue.SKIPPED:
             return failed("human skipped interaction")
-        return _chosen(reply.option or question.options[0], reply)
+        chosen = reply.option or question.options[0]
+        if reply.option is None:
+            await _inform(stage, f"{reply.text[:80]!r} is none of the choices, so it is the first, {chosen.label!r}")
+        return _chosen(chosen, reply)
 
 
 async def _asked(stage: Stage, question: Question, limit: float | None) -> Reply:
@@ -54,6 +60,11 @@ async def _asked(stage: Stage, question: Question, limit: float | None) -> Reply
         if not patience.expired():
             raise
         return Reply(value=AnswerValue.TIMEOUT)
+
+
+async def _inform(stage: Stage, message: str) -> None:
+    """Tell the person what was decided without one; whether that can be told is no matter of the stage's."""
+    await attempted(inform(stage.config.interviewer, message, stage.node.name))
 
 
 def options_of(edges: tuple[Edge, ...]) -> tuple[Option, ...]:

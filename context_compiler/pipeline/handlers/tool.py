@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
 import shlex
-import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
+from context_compiler.pipeline.shell import last_line, run_shell
 from context_compiler.pipeline.stage import Stage
 
 ALLOWED = ("outcome", "preferred_label", "run_id")
@@ -19,8 +16,6 @@ ALLOWED = ("outcome", "preferred_label", "run_id")
 ALLOWED_PREFIXES = ("graph.", "params.", "human.gate.")
 EXCERPT = 8 * 1024
 """Characters of an output in the context; all of it is an artifact."""
-MOST = 10_000_000
-"""Bytes of an output that are kept."""
 
 _NAME = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 
@@ -41,19 +36,20 @@ class ToolHandler:
         except KeyError as error:
             return failed(f"tool_command: ${{{error.args[0]}}} is not allowed in a command, or not set")
         where = stage.node.text("workdir") or stage.config.workdir
-        code, out, err = await _run(command, Path(where) if where else None, stage.node.timeout)
+        ran = await run_shell(command, where=Path(where) if where else None, limit=stage.node.timeout)
+        code, out, err = ran.code, ran.out, ran.err
         shown = {"output": out, "stderr": err}
         kept = {f"tool.{name}_ref": stage.keep(name, text) for name, text in shown.items() if text}
         stage.write("output.txt", out)
         updates: dict[str, Any] = {"tool.output": out[:EXCERPT], "tool.stderr": err[:EXCERPT], "tool.exit_code": code}
-        updates |= {"tool.last_line": _last(out), **kept}
+        updates |= {"tool.last_line": last_line(out), **kept}
         if code == 0:
-            return Outcome(context_updates=updates, notes=_last(out))
+            return Outcome(context_updates=updates, notes=last_line(out))
         if code is None:
             return failed(f"timed out after {stage.node.timeout:g} s", updates=updates)
         return Outcome(
             status=StageStatus.FAIL,
-            failure_reason=f"exit code {code}: {_last(err) or _last(out)}".rstrip(": "),
+            failure_reason=f"exit code {code}: {ran.last}".rstrip(": "),
             context_updates=updates,
         )
 
@@ -75,46 +71,3 @@ def filled(command: str, stage: Stage) -> str:
         return shlex.quote(there)
 
     return _NAME.sub(value, re.sub(r"\$goal\b", lambda _: shlex.quote(stage.graph.goal), command))
-
-
-async def _run(command: str, where: Path | None, limit: float | None) -> tuple[int | None, str, str]:
-    """Exit code, output and errors of a command; no code when it took too long. Its children end with it."""
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_shell(
-        command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, cwd=where, start_new_session=True
-    )
-    assert process.stdout is not None and process.stderr is not None
-    out, err = bytearray(), bytearray()
-    reading = asyncio.gather(_read(process.stdout, out), _read(process.stderr, err))
-    code: int | None = None
-    try:
-        async with asyncio.timeout(limit):
-            await reading
-            code = await process.wait()
-    except TimeoutError:
-        pass
-    finally:
-        _end(process)
-        with suppress(asyncio.CancelledError):
-            await reading
-        await process.wait()
-    return code, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
-
-
-async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
-    while chunk := await stream.read(65_536):
-        into += chunk[: max(0, MOST - len(into))]
-
-
-def _end(process: asyncio.subprocess.Process) -> None:
-    """End a process with everything it started."""
-    with suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        elif process.returncode is None:
-            process.kill()
-
-
-def _last(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1][:500] if lines else ""

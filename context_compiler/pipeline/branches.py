@@ -1,0 +1,92 @@
+"""A branch of a parallel stage that has ended is kept, so that a run that is taken up does not run it again.
+
+Kept is what it changed, not what it was given: that is in the state of the run already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from context_compiler.pipeline.artifacts import ArtifactStore
+from context_compiler.pipeline.outcome import outcome_of
+from context_compiler.pipeline.state import RunState
+
+_MISSING = object()
+
+
+class Branches:
+    """The branches that have ended within the stage that runs now, by place; those inside each other too."""
+
+    def __init__(self, save: Callable[[RunState], Awaitable[None]]) -> None:
+        self._save = save
+        self._lock = asyncio.Lock()
+        self._state: RunState | None = None
+        self._artifacts = ArtifactStore()
+        self._ended: dict[str, Any] = {}
+
+    def begin(self, state: RunState, artifacts: ArtifactStore) -> None:
+        """A stage begins; `state` is that of the run before it, and may know of branches that ended before a stop."""
+        self._state, self._artifacts, self._ended = state, artifacts, dict(state.branches)
+
+    def known(self, place: str, before: RunState) -> RunState | None:
+        """How the branch at a place ended, if it did; `before` is the state that it began with."""
+        found = self._ended.get(place)
+        return None if found is None else _after(before, found)
+
+    async def keep(self, place: str, before: RunState, after: RunState) -> None:
+        """Save how a branch ended."""
+        self._ended[place] = _changed(before, after)
+        async with self._lock:
+            if self._state is not None:
+                await self._save(replace(self._state, branches=dict(self._ended), artifacts=self._artifacts.held()))
+
+
+def _changed(before: RunState, after: RunState) -> dict[str, Any]:
+    """What a branch changed, as plain data."""
+    given, now = before.context, after.context
+    return {
+        "next_node": after.next_node,
+        "how": after.how,
+        "edge": after.edge,
+        "current_node": after.current_node,
+        "status": after.status,
+        "failure_reason": after.failure_reason,
+        "sequence": after.sequence - before.sequence,
+        "completed": list(after.completed[len(before.completed) :]),
+        "logs": list(after.logs[len(before.logs) :]),
+        "outcomes": {
+            name: outcome.document()
+            for name, outcome in after.outcomes.items()
+            if before.outcomes.get(name) is not outcome
+        },
+        "visits": dict(after.visits),
+        "retries": dict(after.retries),
+        "recheck": list(after.recheck),
+        "context": {key: value for key, value in now.items() if given.get(key, _MISSING) is not value},
+        "gone": [key for key in given if key not in now],
+    }
+
+
+def _after(before: RunState, found: Mapping[str, Any]) -> RunState:
+    """The state after a branch; what it did not change are the same objects as in the state before it."""
+    kept = {key: value for key, value in before.context.items() if key not in found["gone"]}
+    return replace(
+        before,
+        next_node=found["next_node"],
+        how=found["how"],
+        edge=found["edge"],
+        current_node=found["current_node"],
+        status=found["status"],
+        failure_reason=found["failure_reason"],
+        sequence=before.sequence + found["sequence"],
+        completed=(*before.completed, *found["completed"]),
+        logs=(*before.logs, *found["logs"]),
+        outcomes={**before.outcomes, **{name: outcome_of(one) for name, one in found["outcomes"].items()}},
+        visits=dict(found["visits"]),
+        retries=dict(found["retries"]),
+        recheck=tuple(found["recheck"]),
+        context={**kept, **found["context"]},
+    )

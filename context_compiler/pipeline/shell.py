@@ -1,0 +1,109 @@
+"""A command of the shell runs with everything that it starts, for a while at most, and ends with all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+MOST = 10_000_000
+"""Bytes of an output that are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """How a command went."""
+
+    code: int | None
+    """Its exit code; None: it took too long."""
+    out: str
+    err: str
+
+    @property
+    def last(self) -> str:
+        """The last line of what it complained of, else of what it said."""
+        return last_line(self.err) or last_line(self.out)
+
+
+async def run_shell(
+    command: str,
+    *,
+    where: Path | None = None,
+    limit: float | None = None,
+    given: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Ran:
+    """Run a command of the shell.
+
+    Args:
+        command: What the shell is given.
+        where: The folder it runs in.
+        limit: Seconds it may take.
+        given: What it can read; None: nothing.
+        env: Variables beside those of this process.
+
+    Raises:
+        OSError: it could not be started.
+    """
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_shell(
+        command,
+        stdin=asyncio.subprocess.DEVNULL if given is None else pipe,
+        stdout=pipe,
+        stderr=pipe,
+        cwd=where,
+        env=None if env is None else {**os.environ, **env},
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    out, err = bytearray(), bytearray()
+    reading = asyncio.gather(_read(process.stdout, out), _read(process.stderr, err), _write(process.stdin, given))
+    code: int | None = None
+    try:
+        async with asyncio.timeout(limit):
+            await reading
+            code = await process.wait()
+    except TimeoutError:
+        pass
+    finally:
+        _end(process)
+        with suppress(asyncio.CancelledError):
+            await reading
+        await process.wait()
+    return Ran(code=code, out=out.decode("utf-8", "replace"), err=err.decode("utf-8", "replace"))
+
+
+async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
+    while chunk := await stream.read(65_536):
+        into += chunk[: max(0, MOST - len(into))]
+
+
+async def _write(stream: asyncio.StreamWriter | None, text: str | None) -> None:
+    """Hand a text over; a command that does not read it is none the worse."""
+    if stream is None or text is None:
+        return
+    with suppress(BrokenPipeError, ConnectionResetError):
+        stream.write(text.encode("utf-8", "surrogatepass"))
+        await stream.drain()
+    with suppress(BrokenPipeError, ConnectionResetError):
+        stream.close()
+        await stream.wait_closed()
+
+
+def _end(process: asyncio.subprocess.Process) -> None:
+    """End a process with everything it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        elif process.returncode is None:
+            process.kill()
+
+
+def last_line(text: str) -> str:
+    """The last line that says anything; at most 500 characters of it."""
+    lines = text.strip().splitlines()
+    return lines[-1][:500] if lines else ""

@@ -1,0 +1,133 @@
+"""A parallel stage that was stopped goes on with the branches that had not ended, and with them alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from context_compiler.pipeline import Outcome, RunState, RunStore, Stage, resume_pipeline, run_pipeline
+from tests.pipeline.conftest import Open
+from tests.pipeline.playing import graph
+from tests.pipeline.resuming import told
+
+NESTED = graph(
+    "p [shape=component max_parallel=1]; q [shape=component max_parallel=1]; a; b; c; d; e; f;"
+    "k [shape=tripleoctagon]; j [shape=tripleoctagon];"
+    "start->p; p->a->b->j; p->q; q->c->k; q->d->k; k->e->j; p->f->j; j->done"
+)
+
+
+def working(seen: list[str], *, dies: str = "") -> Mapping[str, Any]:
+    """Stages that leave values, large ones too; one of them never ends."""
+
+    async def work(stage: Stage) -> Outcome:
+        name = stage.node.name
+        seen.append(name)
+        if name == dies:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        updates = {f"seen.{name}": stage.visit, "shared": "x" * 10, "given": None, "big": name * 9_000}
+        if name == "d":
+            return Outcome(status="fail", failure_reason="broken", context_updates=updates)
+        return Outcome(context_updates={**updates, "score": 3 if name == "f" else 1}, notes=f"did {name}")
+
+    return {"codergen": work}
+
+
+async def stopped(store: RunStore | None, dies: str, folder: Path | None = None) -> list[str]:
+    """Run until one stage has begun, and pull the plug; what has run."""
+    seen: list[str] = []
+    given = {"given": "before", "kept": [1]}
+    task = asyncio.create_task(
+        run_pipeline(NESTED, handlers=working(seen, dies=dies), runs=store, logs_root=folder, run_id="r", context=given)
+    )
+    while dies not in seen:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return seen
+
+
+async def whole() -> RunState:
+    given = {"given": "before", "kept": [1]}
+    return (await run_pipeline(NESTED, handlers=working([]), run_id="r", context=given)).state
+
+
+@pytest.mark.parametrize(
+    ("dies", "again"),
+    [
+        ("a", ["a", "b", "c", "d", "e", "f"]),
+        ("b", ["a", "b", "c", "d", "e", "f"]),
+        ("c", ["c", "d", "e", "f"]),
+        ("d", ["d", "e", "f"]),
+        ("e", ["e", "f"]),
+        ("f", ["f"]),
+    ],
+)
+async def test_branches_that_had_ended_do_not_run_again_and_the_end_is_the_same(
+    open_store: Open, dies: str, again: list[str]
+) -> None:
+    store = open_store()
+    await stopped(store, dies)
+    await store.close()
+    seen: list[str] = []
+    store = open_store()
+    result = await resume_pipeline("r", handlers=working(seen), runs=store)
+    assert seen == again
+    assert told(result.state) == told(await whole())
+    assert result.state.branches == {}
+    assert (await store.load("r")) == result.state
+    await store.close()
+
+
+async def test_a_parallel_stage_that_is_visited_again_runs_all_its_branches() -> None:
+    seen: list[str] = []
+
+    async def work(stage: Stage) -> Outcome:
+        seen.append(stage.node.name)
+        return Outcome(status="fail" if len(seen) == 1 else "success", failure_reason="broken")
+
+    text = graph(
+        "p [shape=component join_policy=all_success retry_target=p]; a; b; j [shape=tripleoctagon];"
+        "start->p; p->a->j; p->b->j; j->done"
+    )
+    result = await run_pipeline(text, handlers={"codergen": work})
+    assert result.ok and sorted(seen) == ["a", "a", "b", "b"]
+
+
+async def test_a_checkpoint_without_branches_is_read_as_one_that_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.json"
+    await stopped(None, "c", tmp_path)
+    text = path.read_text()
+    assert '"branches": {' in text
+    without = text[: text.index(',\n "branches"')] + "\n}"
+    path.write_text(without)
+    seen: list[str] = []
+    assert (await resume_pipeline(tmp_path, handlers=working(seen))).ok
+    assert seen == ["a", "b", "c", "d", "e", "f"]
+
+
+async def test_what_one_visit_or_branch_left_no_other_overwrites(tmp_path: Path) -> None:
+    async def work(stage: Stage) -> Outcome:
+        where = f"{stage.branch_id or 'main'} {stage.visit}"
+        stage.write("note.txt", where)
+        again = stage.node.name == "loop" and stage.visit < 3
+        return Outcome(preferred_label="again" if again else "on")
+
+    text = graph(
+        "loop; p [shape=component]; a; b; both; j [shape=tripleoctagon]; start->loop; loop->loop [label=again];"
+        "loop->p [label=on]; p->a->both; p->b->both; both->j->done"
+    )
+    assert (await run_pipeline(text, handlers={"codergen": work}, logs_root=tmp_path)).ok
+    found = {str(path.parent.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("note.txt")}
+    assert found == {
+        **{"loop": "main 1", "loop/visit-2": "main 2", "loop/visit-3": "main 3"},
+        **{"a": "a 1", "b": "b 1", "both/branch-a": "a 1", "both/branch-b": "b 1"},
+    }
+    statuses = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("status.json")}
+    assert {"loop", "loop/visit-2", "loop/visit-3", "both/branch-a"} <= statuses

@@ -1,0 +1,82 @@
+"""Several questions at once, and what is told without a question."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from context_compiler.pipeline import (
+    AutoApprove,
+    CallbackInterviewer,
+    ConsoleInterviewer,
+    Option,
+    Question,
+    QueueInterviewer,
+    RecordingInterviewer,
+    Reply,
+    run_pipeline,
+)
+from context_compiler.pipeline.people import Interviewer
+from tests.pipeline.playing import graph
+
+GATE = graph(
+    'h [shape=hexagon label="Ship it?" human.timeout="20ms" human.default_choice=done]; start->h; h->done [label=Yes]'
+)
+QUESTIONS = [Question(text="One?", options=(Option(key="Y", label="Yes"),)), Question(text="Two?")]
+
+
+@pytest.mark.parametrize(
+    ("interviewer", "said"),
+    [
+        (AutoApprove(), ["Y", "yes"]),
+        (QueueInterviewer(["yes", "why"]), ["Y", "why"]),
+        (CallbackInterviewer(lambda question: question.text), ["One?", "Two?"]),
+        (ConsoleInterviewer(iter(["y\n", ""]).__next__, lambda line: None), ["Y", "skipped"]),
+        (RecordingInterviewer(QueueInterviewer(["Yes"])), ["Y", "skipped"]),
+    ],
+)
+async def test_several_questions_are_asked_in_order(interviewer: Interviewer, said: list[str]) -> None:
+    assert [reply.value for reply in await interviewer.ask_multiple(QUESTIONS)] == said
+
+
+async def test_a_person_is_told_what_was_decided_without_one() -> None:
+    class Silent(CallbackInterviewer):
+        async def ask(self, question: Question) -> Reply:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    recording = RecordingInterviewer(Silent(lambda question: None))
+    assert (await run_pipeline(GATE, interviewer=recording)).ok
+    assert recording.told == [("nobody answered within 0.02 s, so it is 'Yes'", "h")]
+
+    shown: list[str] = []
+    console = ConsoleInterviewer(lambda: "maybe\n", shown.append)
+    assert (await run_pipeline(GATE, interviewer=console)).ok
+    assert shown[-1] == "h: 'maybe' is none of the choices, so it is the first, 'Yes'"
+
+
+async def test_telling_goes_to_a_function_async_or_not() -> None:
+    heard: list[Any] = []
+
+    async def tell(message: str, stage: str) -> None:
+        heard.append((message, stage))
+
+    await CallbackInterviewer(lambda question: None, tell).inform("done", "a")
+    await CallbackInterviewer(lambda question: None, lambda message, stage: heard.append(message)).inform("plain")
+    await AutoApprove().inform("nobody hears this")
+    assert heard == [("done", "a"), "plain"]
+
+
+async def test_whoever_can_only_be_asked_or_fails_to_listen_is_no_hindrance() -> None:
+    class Plain:
+        async def ask(self, question: Question) -> Reply:
+            assert question.metadata["visit"] == 1
+            return Reply(value="what?", text="what?")
+
+    def broken(message: str, stage: str) -> None:
+        raise RuntimeError("not listening")
+
+    assert (await run_pipeline(GATE, interviewer=Plain())).ok
+    assert (await run_pipeline(GATE, interviewer=CallbackInterviewer(lambda question: "what?", broken))).ok
