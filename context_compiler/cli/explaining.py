@@ -38,6 +38,7 @@ SECTIONS = {
     "summary": "summary",
     "quotes": "quoted from what is left out",
     "recall": "recalled before prompts",
+    "layers": "layers before the prompt",
     "messages": "kept messages",
 }
 """What the sections of a ledger are called."""

@@ -40,7 +40,7 @@ async def respond(live: Live, run: Run, request: Request) -> Result:
     opens = _opens(run, sight, frozen)
     run.opened_turn = sight.turn
     if not opens:
-        if frozen is None and request.overhead + sight.history.tokens <= marks.high:
+        if frozen is None and request.fixed + sight.history.tokens <= marks.high:
             return built(live, run, request, sight, RAW, marks, "raw", ratio)
         if frozen is not None:
             result = built(live, run, request, sight, frozen, marks, "cycle", ratio)
@@ -160,7 +160,7 @@ async def advance(
         marks,
         counter=live.counter,
         previous=previous,
-        overhead=request.overhead + more,
+        overhead=request.fixed + more,
         where=where_of(live, run, request, sight),
         ask=ask,
         ratio=ratio,

@@ -8,6 +8,7 @@ from context_compiler.advance.through import RAW, Advanced, sections_of, why_kep
 from context_compiler.budget.frozen import Frozen
 from context_compiler.errors import ContextCompilerError
 from context_compiler.history import History
+from context_compiler.layers.told import with_told
 from context_compiler.limits import Limits
 from context_compiler.live.request import Request
 from context_compiler.live.run import Live, Result, Run, Sight
@@ -29,15 +30,18 @@ def built(
     done: Advanced | None = None,
 ) -> Result:
     """A view with its ledger. Raw history is sent as the same objects in the same list order."""
-    untouched = frozen is RAW and not sight.base and not _unled(request.messages)
-    messages = list(request.messages) if untouched else _messages(live, run, sight, frozen)
+    told = request.told
+    untouched = frozen is RAW and not sight.base and not told.text and not _unled(request.messages)
+    messages = list(request.messages) if untouched else with_told(_messages(live, run, sight, frozen), told)
     sent = sight.history if untouched else _whole(live.reader.read(messages, last=run.view), sight.history)
     cost = request.overhead + sent.tokens if untouched else _cost(live, request, messages)
     run.view = sent
-    drops = tuple(done.cut.bench.drops) if done else ()
+    drops = (*told.drops, *(done.cut.bench.drops if done else ()))
     blocks = () if untouched else texts(frozen, sight.history).values()
     kept = () if untouched else why_kept(frozen, sight.turns, len(sight.history))
     sections = {"instructions and schemas": request.overhead, **sections_of(frozen, sent, live.counter, blocks)}
+    if told.text:
+        sections |= {"layers": told.tokens, "messages": sections["messages"] - told.tokens}
     view = View(
         messages=messages,
         tokens=sent.tokens,
@@ -47,7 +51,7 @@ def built(
         ledger=ledger(sections, drops, kept),
         drops=drops,
         kept=kept,
-        quoted=done.quoted if done else (),
+        quoted=(*told.sections, *(done.quoted if done else ())),
     )
     return Result(
         view=view,

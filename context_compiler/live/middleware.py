@@ -24,6 +24,7 @@ from context_compiler.live.archive import Archive
 from context_compiler.live.compiling import Compiling
 from context_compiler.live.failing import attempt, attempted
 from context_compiler.live.fallback import fallback
+from context_compiler.live.layering import crowded, layered
 from context_compiler.live.request import Request
 from context_compiler.live.run import Live, Result, Run
 from context_compiler.live.wanted import Wanted
@@ -80,8 +81,11 @@ class Middleware:
         started = time.perf_counter()
         run.failed = None
         await self._settle()
+        request = await layered(self.live, run, request, self.wanted.layers, self.wanted.role, self.report)
         outcome = await attempted(respond(self.live, run, request))
         result = outcome.value
+        if result is not None and (alone := crowded(run, request, result.view)) is not None:
+            request, result = alone, (await attempted(respond(self.live, run, alone))).value or result
         if result is None:
             error = outcome.error or RuntimeError("no view")
             await self.report(error)

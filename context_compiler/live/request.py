@@ -18,6 +18,7 @@ from pydantic_ai.usage import RequestUsage
 from context_compiler.agent import Answer
 from context_compiler.errors import CompileError
 from context_compiler.history.items import MESSAGE_OVERHEAD
+from context_compiler.layers.told import NOTHING, Told
 from context_compiler.prompt import Order
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.ratios import model_family
@@ -64,6 +65,13 @@ class Request:
     affords: Affords
     begin: Begin
     ask: AskFor
+    told: Told = NOTHING
+    """What the run is told of the layers, directly before its prompt."""
+
+    @property
+    def fixed(self) -> int:
+        """Exact tokens of everything but the history."""
+        return self.overhead + self.told.tokens
 
 
 def host_facts(ctx: RunContext[Any], context: ModelRequestContext, counter: TokenCounter) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from context_compiler.budget.cutting import Options
 from context_compiler.budget.frozen import Frozen
 from context_compiler.config import Wishes
 from context_compiler.history import History, Reader
+from context_compiler.layers.told import Told
 from context_compiler.limits import Asked, Limits, limits
 from context_compiler.live.cycles import Cycles
 from context_compiler.live.request import Request
@@ -65,6 +66,8 @@ class Run:
     """The provider has refused a request of this run as too long."""
     failed: Compile | None = None
     """The compile that failed in this request."""
+    told: Told | None = None
+    """What the run is told of the layers, once that is settled."""
 
     def tighten(self) -> None:
         """Go on with less, and without a model for this turn: the provider says the request was too long."""
@@ -163,7 +166,7 @@ def marks_of(live: Live, run: Run, request: Request, sight: Sight, ratio: float)
     """The limits of one request."""
     return limits(
         live.asked,
-        fixed=request.overhead + carried(sight.history),
+        fixed=request.fixed + carried(sight.history),
         window=request.window,
         max_tokens=request.max_tokens,
         threshold=sight.options.template.token_threshold,

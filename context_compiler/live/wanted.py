@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from context_compiler.agent import named
 from context_compiler.config import RECALL, Many, Wishes, chosen, how_many, share
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
+from context_compiler.layers.needs import NEEDS
+from context_compiler.layers.session import Layers
 from context_compiler.limits import Amount, Asked, checked
 from context_compiler.record.redaction import Redact
 from context_compiler.reflections import ReflectionPolicy
@@ -24,6 +26,10 @@ from context_compiler.view import View
 
 def _one_of(*kinds: type[object]) -> Callable[[object], bool]:
     return lambda value: value is None or isinstance(value, kinds)
+
+
+def _one_of_these(names: Collection[str]) -> Callable[[object], bool]:
+    return lambda value: value is None or (isinstance(value, str) and value in names)
 
 
 def _seconds(value: object) -> bool:
@@ -43,6 +49,8 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "timeout": (_seconds, "seconds above 0"),
     "on_view": (lambda value: value is None or callable(value), "a function"),
     "on_error": (lambda value: value is None or callable(value), "a function"),
+    "layers": (_one_of(Layers), "a Layers"),
+    "role": (_one_of_these(NEEDS), f"one of {', '.join(NEEDS)}"),
     "redact": (lambda value: value is None or callable(value), "a function"),
 }
 """What each argument may be, where nobody else looks: a YAML spec hands over anything."""
@@ -104,6 +112,11 @@ class Wanted:
     on_error: Callable[[Exception], Any] | None = None
     """Called with everything that failed here; may be async."""
 
+    layers: Layers | None = None
+    """Where the layers of its sessions are; what `role` needs of them stands before each run's prompt."""
+    role: str | None = None
+    """Which node the agent is: understand, think, act or reply."""
+
     def check(self) -> None:
         """Refuse wrong values, whoever gave them: a YAML spec hands them over unchecked.
 
@@ -111,6 +124,8 @@ class Wanted:
             SettingsError: A value is wrong; the message says what is allowed.
             FidelityError: The fidelity is unknown.
         """
+        if (self.layers is None) != (self.role is None):
+            raise SettingsError(f"layers={self.layers!r}, role={self.role!r}: give both, or neither")
         for name, (allowed, what) in ALLOWED.items():
             if not allowed(getattr(self, name)):
                 raise SettingsError(f"{name}={getattr(self, name)!r}: give {what}")

@@ -1,0 +1,57 @@
+"""What a run is told of the layers is settled at its first request, and stays as it is until the run ends.
+
+It takes its share of the room before anything else is cut, and goes where the least that can be sent needs its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from context_compiler.layers.session import Layers
+from context_compiler.layers.told import NOTHING, SHARE, Told, template_of, told_of, untold
+from context_compiler.limits import whole_budget
+from context_compiler.live.failing import attempted
+from context_compiler.live.request import Request
+from context_compiler.live.run import Live, Run
+from context_compiler.view import View
+
+Report = Callable[[Exception], Awaitable[None]]
+
+
+async def layered(
+    live: Live, run: Run, request: Request, layers: Layers | None, role: str | None, report: Report
+) -> Request:
+    """The request with what its run is told; with nothing, and the reason on the record, where that fails."""
+    if layers is None or role is None:
+        return request
+    if run.told is None:
+        outcome = await attempted(_told(live, run, request, layers, role))
+        if outcome.error is not None:
+            await report(outcome.error)
+            run.told = untold(NOTHING, f"could not be told: {type(outcome.error).__name__}")
+        else:
+            run.told = outcome.value or NOTHING
+    return replace(request, told=run.told)
+
+
+async def _told(live: Live, run: Run, request: Request, layers: Layers, role: str) -> Told:
+    state = await layers.state(request.session_id)
+    budget, _ = whole_budget(live.asked, window=request.window, max_tokens=request.max_tokens)
+    room = int(budget / run.ratios.of(request.family)) - request.overhead
+    free = room - live.reader.one(request.messages[-1]).tokens
+    return told_of(
+        role,
+        state,
+        template_of(role, live.library),
+        room=max(0, min(room // SHARE, free)),
+        counter=live.counter,
+    )
+
+
+def crowded(run: Run, request: Request, view: View) -> Request | None:
+    """The request without layers, where even the least is over the budget with them; None where they do not matter."""
+    if view.status != "floor_over_budget" or not request.told.text:
+        return None
+    run.told = untold(request.told, "even the least that can be sent needs their room")
+    return replace(request, told=run.told)
