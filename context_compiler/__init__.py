@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from context_compiler.errors import ContextCompilerError
     from context_compiler.fidelity import Fidelity, fidelity_on_resume, resolve_fidelity, resolve_thread_id
     from context_compiler.fidelity.preamble import build_fidelity_preamble
+    from context_compiler.manager.config import ContextConfig
+    from context_compiler.manager.managing import ContextManager
     from context_compiler.processor import build_compiling_history_processor
     from context_compiler.recall.tools import Recall
     from context_compiler.record import Record
@@ -29,6 +31,8 @@ __version__ = "0.1.0"
 __all__ = [
     "ContextCompiler",
     "ContextCompilerError",
+    "ContextConfig",
+    "ContextManager",
     "Fidelity",
     "MemoryStore",
     "Recall",
@@ -52,6 +56,8 @@ __all__ = [
 _HOMES = {
     "ContextCompiler": "capability",
     "ContextCompilerError": "errors",
+    "ContextConfig": "manager.config",
+    "ContextManager": "manager.managing",
     "Fidelity": "fidelity",
     "MemoryStore": "store.memory",
     "Recall": "recall.tools",

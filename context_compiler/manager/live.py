@@ -66,7 +66,7 @@ class ManagedContext(AbstractCapability[Any]):
     async def _served(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> Served:
         news = messages[self._seen :] if self._seen else unseen(self.desk, messages)
         self._seen = len(messages)
-        served = await serve(self.desk, news, messages, self._key, _charging(ctx))
+        served = await serve(self.desk, news, messages, self._key, _charging(ctx), ends=True)
         self._key = served.key
         return served
 
@@ -88,7 +88,10 @@ class ManagedContext(AbstractCapability[Any]):
 
 
 class ManagedHistory:
-    """A history processor, `(ctx, messages) -> messages`; the host stores what it sends, the session keeps all."""
+    """A history processor, `(ctx, messages) -> messages`; the host stores what it sends, the session keeps all.
+
+    It does not hear the last answer of a run: the session has that once the next run hands it over.
+    """
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -111,9 +114,9 @@ class ManagedHistory:
             news = after(messages, mark["responses"], mark["tail"])
         else:
             news = messages[seen:] if seen else unseen(self._desk, messages)
-        served = await serve(self._desk, news, messages, key, _charging(ctx))
+        served = await serve(self._desk, news, messages, key, _charging(ctx), ends=False)
         remembered(self._runs, run, (served.key, len(messages)))
-        return messages if served.alone else tagged(served.messages, str(self._desk.session.taken))
+        return messages if served.same else tagged(served.messages, str(self._desk.session.taken))
 
 
 def _charging(ctx: RunContext[Any]) -> Callable[[Answer], Answer]:

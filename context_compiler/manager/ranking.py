@@ -12,7 +12,7 @@ from context_compiler.recall import Index, Question, Relevance
 
 FLOOR = 0.15
 """Below this share of the question a memory only happens to use a word of it."""
-LEAST = 1.0
+LEAST = 2.0
 """What every term counts: where little is remembered, how rare a term is says little."""
 
 

@@ -6,6 +6,7 @@ empty; after that only what follows the message that was taken in last, or else 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,8 +27,8 @@ class Served:
     key: int | None
     """Of the turn that it belongs to."""
     messages: list[ModelMessage]
-    alone: bool
-    """Nothing stands before the session's own messages, and none of them is left out."""
+    same: bool
+    """They are the host's own."""
 
 
 def unseen(desk: Desk, messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
@@ -44,7 +45,13 @@ def unseen(desk: Desk, messages: Sequence[ModelMessage]) -> Sequence[ModelMessag
 
 
 async def serve(
-    desk: Desk, news: Sequence[ModelMessage], seen: Sequence[ModelMessage], key: int | None, charge: Charge
+    desk: Desk,
+    news: Sequence[ModelMessage],
+    seen: Sequence[ModelMessage],
+    key: int | None,
+    charge: Charge,
+    *,
+    ends: bool,
 ) -> Served:
     """Take in what is new, process the turn that it begins, and say what to send.
 
@@ -54,6 +61,7 @@ async def serve(
         seen: The host's whole history, which it knows from now on.
         key: The turn that the run is in; None when it has none yet.
         charge: Told of every answer of the model's, which the run pays for.
+        ends: The end of the run will be told; until then nobody else is sent its turn.
     """
     async with desk.lock:
         said = [message for message in (_own(desk, one) for one in news) if message is not None]
@@ -62,7 +70,7 @@ async def serve(
             _missed(desk, said[: prompts[-1]], key)
             desk.llm.charge = charge
             try:
-                await desk.turn(said[prompts[-1] :], live=True)
+                await desk.turn(said[prompts[-1] :], live=ends)
             finally:
                 desk.llm.charge = None
             _left(desk, key)
@@ -72,8 +80,8 @@ async def serve(
         desk.session = replace(desk.session, taken=desk.reader.read(seen).tip)
         others = frozenset(desk.live - {key})
         messages = await _capped(desk, context_messages(desk.session, others))
-        alone = not opening(desk.session) and not desk.session.covered and not others
-        return Served(key=key, messages=messages, alone=alone)
+        same = len(messages) == len(seen) and all(map(operator.is_, messages, seen))
+        return Served(key=key, messages=messages, same=same)
 
 
 async def finish(desk: Desk, key: int | None, news: Sequence[ModelMessage], seen: Sequence[ModelMessage]) -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
@@ -96,8 +96,8 @@ def turn_of(messages: Sequence[ModelMessage], reader: Reader, *, open: bool, key
 
 def split(messages: Sequence[ModelMessage], reader: Reader) -> list[Sequence[ModelMessage]]:
     """Messages by turn; what stands before the first prompt is one too."""
-    starts = sorted({0, *(at for at, message in enumerate(messages) if asks(message, reader))}) if messages else []
-    return [messages[start:stop] for start, stop in zip(starts, [*starts[1:], len(messages)], strict=True)]
+    starts = sorted({0, *(at for at, message in enumerate(messages) if asks(message, reader))})
+    return [messages[start:stop] for start, stop in pairwise([*starts, len(messages)]) if start < stop]
 
 
 def whole(messages: Sequence[ModelMessage], reader: Reader) -> tuple[ModelMessage, ...]:

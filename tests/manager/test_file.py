@@ -1,0 +1,179 @@
+"""Memories in a file: apart by session, removed with it, proved, and restored although the process dies."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from context_compiler.errors import SettingsError, StoreError
+from context_compiler.manager import SQLiteMemory
+from context_compiler.store import SQLiteStore
+from tests.manager.fakes import Scribe, managed, talk
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "context.db"
+
+
+def ask(path: Path, query: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute(query).fetchall()
+
+
+async def test_sessions_remember_apart(path: Path) -> None:
+    store = SQLiteStore(path)
+    one, other = SQLiteMemory("one", store), SQLiteMemory("other", store)
+    await one.remember("heron is here")
+    assert await other.search("heron", 5) == []
+    commit = await one.commit("first")
+    assert [info.id for info in await one.log()] == [commit] and await other.log() == []
+    await store.close()
+
+
+async def test_a_session_that_is_deleted_leaves_nothing_behind(path: Path) -> None:
+    store = SQLiteStore(path)
+    gone, kept = SQLiteMemory("gone", store), SQLiteMemory("kept", store)
+    for memory in (gone, kept):
+        manager = managed(Scribe("A secret heron."), memory, recent_turns_to_keep=1, checkpoint_interval=2)
+        await talk(manager, 4)
+        await manager.summarize()
+    await store.delete("gone")
+    assert await store.verify() == ()
+    assert await gone.search("heron", 5) == [] and await gone.log() == [] and await gone.scores() == []
+    assert await kept.search("heron", 5) and len(await kept.log()) == 2 and len(await kept.scores()) == 4
+    await store.delete("kept")
+    await store.close()
+    for table in ("memories", "commits", "spaces", "scores", "live_memories", "contents", "nodes", "memories_fts"):
+        assert ask(path, f"SELECT count(*) FROM {table}") == [(0,)], table
+
+
+async def test_pruning_takes_no_memory_away(path: Path) -> None:
+    store = SQLiteStore(path)
+    memory = SQLiteMemory("s", store)
+    manager = managed(Scribe(), memory, checkpoint_interval=2)
+    await talk(manager, 5)
+    before = manager.to_json()
+    await manager.rollback()
+    await store.prune(older_than_days=0)
+    assert await store.verify() == ()
+    assert len(await memory.log()) == 2
+    again = managed(Scribe(), memory)
+    assert await again.resume() and again.turn_count == 4
+    assert before
+    await store.close()
+
+
+async def test_what_was_rolled_back_is_still_on_the_record(path: Path) -> None:
+    store = SQLiteStore(path)
+    manager = managed(Scribe(), SQLiteMemory("s", store), checkpoint_interval=99)
+    await manager.checkpoint("empty")
+    await talk(manager, 2)
+    await manager.process_turn("the last one")
+    await manager.rollback()
+    await store.prune()
+    [[tip]] = [row for row in ask(path, "SELECT turns_tip FROM scores ORDER BY id DESC LIMIT 1")]
+    assert b"the last one" in (await store.chain(str(tip)))[-1]
+    await store.close()
+
+
+async def test_a_change_by_hand_is_found(path: Path) -> None:
+    for damage, told in (
+        ("UPDATE scores SET quality = 1.0", "scores 1"),
+        ("UPDATE commits SET message = 'forged'", "commits"),
+        ("DELETE FROM live_memories", "live_memories"),
+        ("UPDATE memories SET content = (SELECT max(hash) FROM contents)", "memories"),
+    ):
+        path.unlink(missing_ok=True)
+        memory = SQLiteMemory("s", path)
+        await memory.remember("heron")
+        await talk(managed(Scribe(), memory, checkpoint_interval=1), 1)
+        await memory.close()
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute(damage)
+        assert any(told in defect for defect in await memory.store.verify()), damage
+        await memory.close()
+
+
+async def test_a_checkpoint_of_a_long_session_writes_what_is_new(path: Path) -> None:
+    memory = SQLiteMemory("s", path)
+    manager = managed("none", memory, auto_summarize=False, checkpoint_interval=999)
+    await talk(manager, 300, words=5)
+    await manager.checkpoint("first")
+    before = ask(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM contents)")[0]
+    await talk(manager, 1, start=300, words=5)
+    await manager.checkpoint("second")
+    after = ask(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM contents)")[0]
+    assert after[0] == int(str(before[0])) + 2 and int(str(after[1])) <= int(str(before[1])) + 4
+    await memory.close()
+
+
+async def test_a_file_that_is_no_record_is_told_with_its_path(path: Path) -> None:
+    path.write_text("no database " * 100)
+    with pytest.raises(StoreError, match="context.db"):
+        await SQLiteMemory("s", path).remember("heron")
+    manager = managed(Scribe(), SQLiteMemory("s", path))
+    result = await manager.process_turn("Hello.")
+    assert result.trouble and manager.add_response("Hi.")
+
+
+def test_a_memory_is_of_a_session() -> None:
+    for wrong in ("", "  ", None):
+        with pytest.raises(SettingsError, match="session="):
+            SQLiteMemory(wrong)  # pyright: ignore[reportArgumentType]
+
+
+DYING = """
+import asyncio, sys
+from context_compiler.manager import SQLiteMemory
+
+async def main() -> None:
+    memory = SQLiteMemory("s", sys.argv[1])
+    for number in range(400):
+        await memory.remember(f"early {number}")
+    early = await memory.commit("early")
+    for number in range(400):
+        await memory.remember(f"late {number}")
+    late = await memory.commit("late")
+    print(early, late, flush=True)
+    while True:
+        await memory.checkout(early)
+        await memory.checkout(late)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_checkout_is_whole_although_the_process_is_killed(path: Path) -> None:
+    async def look(early: str, late: str) -> None:
+        memory = SQLiteMemory("s", path)
+        assert await memory.store.verify() == ()
+        at = (await memory.log(1))[0].id
+        assert at in (early, late)
+        for name, size in ((early, 400), (late, 800)):
+            await memory.checkout(name)
+            assert len(await memory.search("early late", 2_000)) > 0
+            [(live,)] = ask(path, "SELECT count(*) FROM live_memories")
+            assert live == size
+        await memory.close()
+
+    for pause in (0.0, 0.013, 0.031, 0.057, 0.101):
+        path.unlink(missing_ok=True)
+        child = subprocess.Popen([sys.executable, "-c", DYING, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        try:
+            assert child.stdout is not None
+            early, late = child.stdout.readline().split()
+            asyncio.run(asyncio.sleep(pause))
+        finally:
+            child.kill()
+            child.communicate(timeout=10)
+        asyncio.run(look(early, late))

@@ -1,0 +1,199 @@
+"""A session on a live agent: it says what is sent, and the agent's own history stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.capabilities import ProcessHistory
+from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
+
+from context_compiler.history import Reader
+from context_compiler.manager import ContextManager, VolatileMemory
+from context_compiler.tokens import as_counter
+from context_compiler.turns import pair
+from tests.manager.fakes import Fragile, Scribe, managed
+from tests.support.agents import WAYS, Talker, unstamped
+
+
+def attached(way: str, manager: ContextManager, talker: Talker, **more: Any) -> Agent[None, Any]:
+    part: Any = manager.as_capability() if way == "capability" else ProcessHistory(manager.as_history_processor())
+    return Agent(talker.model, capabilities=[part], **more)
+
+
+BOTH = pytest.mark.parametrize("way", ["capability", "processor"])
+
+
+@BOTH
+async def test_a_short_session_is_sent_as_it_is(way: str) -> None:
+    manager, talker = managed(), Talker("ok.")
+    agent = attached(way, manager, talker)
+    first = await agent.run("Hello.")
+    await agent.run("And now?", message_history=first.all_messages())
+    assert [message.kind for message in talker.last.messages] == ["request", "response", "request"]
+    assert manager.turn_count == 2
+
+
+@BOTH
+async def test_what_is_summed_up_is_not_sent(way: str) -> None:
+    scribe, talker = Scribe("The plan was made."), Talker("Noted. " + "word " * 60)
+    manager = managed(scribe, max_tokens=600, recent_turns_to_keep=2)
+    agent = attached(way, manager, talker)
+    history: list[ModelMessage] = []
+    for number in range(12):
+        history = (await agent.run(f"step {number}: go on", message_history=history)).all_messages()
+    assert scribe.asked
+    assert "The plan was made." in talker.last.text and "step 11: go on" in talker.last.text
+    assert "step 2: go on" not in talker.last.text
+    assert manager.turn_count == 12
+    assert talker.last.text.count("step 11: go on") == 1
+    assert all(sent.tokens <= 600 for sent in talker.sent)
+
+
+@BOTH
+async def test_an_agent_that_hands_over_no_history_still_has_one(way: str) -> None:
+    manager, talker = managed(), Talker("ok.")
+    agent = attached(way, manager, talker)
+    await agent.run("My name is Ada.")
+    await agent.run("What is my name?")
+    assert "My name is Ada." in talker.last.text
+
+
+async def test_the_history_stays_as_it_is() -> None:
+    manager = managed(Scribe(), max_tokens=200, recent_turns_to_keep=1)
+    managed_agent = attached("capability", manager, Talker("Noted. " + "word " * 30))
+    plain = Agent(Talker("Noted. " + "word " * 30).model)
+    one: list[ModelMessage] = []
+    other: list[ModelMessage] = []
+    for number in range(6):
+        one = (await managed_agent.run(f"step {number}", message_history=one)).all_messages()
+        other = (await plain.run(f"step {number}", message_history=other)).all_messages()
+    assert unstamped(one) == unstamped(other)
+    assert unstamped(manager.transcript()) == unstamped(one)
+
+
+@BOTH
+async def test_calls_and_their_answers_stay_together(way: str) -> None:
+    talker = Talker(lambda messages, info: [("look", {"at": "a"})] if asks_now(messages) else "done. " + "word " * 40)
+
+    def look(at: str) -> str:
+        return f"{at} is there. " + "word " * 40
+
+    manager = managed(Scribe(), max_tokens=500, recent_turns_to_keep=2)
+    agent = attached(way, manager, talker, tools=[look])
+    history: list[ModelMessage] = []
+    for number in range(8):
+        history = (await agent.run(f"step {number}", message_history=history)).all_messages()
+    reader = Reader(as_counter(None))
+    for sent in talker.sent:
+        assert not pair(reader.read(sent.messages)).broken
+    assert any(isinstance(part, ToolReturnPart) for message in talker.last.messages for part in message.parts)
+    assert manager.turn_count == 8
+
+
+def asks_now(messages: list[ModelMessage]) -> bool:
+    return messages[-1].parts[-1].part_kind == "user-prompt"
+
+
+@BOTH
+async def test_system_text_of_the_agent_is_sent_once_and_stays(way: str) -> None:
+    manager, talker = managed(Scribe(), max_tokens=300, recent_turns_to_keep=1), Talker("ok. " + "word " * 40)
+    agent = attached(way, manager, talker, system_prompt="You are a clerk.")
+    history: list[ModelMessage] = []
+    for number in range(6):
+        history = (await agent.run(f"step {number}", message_history=history)).all_messages()
+    assert talker.last.text.count("You are a clerk.") == 1
+
+
+@BOTH
+async def test_a_memory_that_is_down_stops_nobody(way: str) -> None:
+    manager, talker = managed(memory=Fragile("search", "remember", "commit")), Talker("ok.")
+    agent = attached(way, manager, talker)
+    assert (await agent.run("Hello.")).output == "ok."
+
+
+async def test_what_memory_knows_is_sent() -> None:
+    memory, talker = VolatileMemory(), Talker("ok.")
+    await memory.remember("The staging database is called heron.")
+    agent = attached("capability", managed(memory=memory), talker)
+    await agent.run("What is the staging database called?")
+    assert "heron" in talker.last.text
+
+
+async def test_summaries_are_charged_to_the_run() -> None:
+    notes = Talker("A plan was made.", usage=100)
+    manager, talker = managed(notes.model, max_tokens=300, recent_turns_to_keep=1), Talker("word " * 60, usage=1)
+    agent = attached("capability", manager, talker)
+    spent = [(await agent.run(f"step {number}: {'go on ' * 20}")).usage.input_tokens for number in range(4)]
+    assert len(notes.sent) == sum(tokens > 100 for tokens in spent) > 0
+
+
+@pytest.mark.parametrize("name", WAYS)
+async def test_every_way_to_run_ends_with_an_answered_turn(name: str) -> None:
+    manager, talker = managed(), Talker("ok.")
+    agent = attached("capability", manager, talker)
+    await WAYS[name](agent, "Hello.")
+    assert manager.turn_count == 1
+    assert isinstance(manager.transcript()[-1], ModelResponse)
+    assert not manager.add_response("late")
+
+
+async def test_a_run_that_failed_leaves_a_session_that_can_go_on() -> None:
+    talker = Talker([[("look", {})], "ok."])
+
+    def look() -> str:
+        raise RuntimeError("the tool is broken")
+
+    manager = managed()
+    agent = attached("capability", manager, talker, tools=[look])
+    with pytest.raises(RuntimeError):
+        await agent.run("Look.")
+    await agent.run("Never mind.")
+    assert not any(isinstance(part, ToolCallPart) for message in talker.last.messages for part in message.parts)
+
+
+async def test_a_history_from_before_is_taken_over() -> None:
+    talker = Talker("ok.")
+    plain = Agent(talker.model)
+    history = (await plain.run("My name is Ada.")).all_messages()
+    manager = managed()
+    await attached("capability", manager, talker).run("What is my name?", message_history=history)
+    assert manager.turn_count == 2 and "My name is Ada." in talker.last.text
+
+
+async def test_what_was_rolled_back_does_not_come_back_with_the_history() -> None:
+    manager, talker = managed(), Talker("ok.")
+    agent = attached("capability", manager, talker)
+    history = (await agent.run("Keep this.")).all_messages()
+    await manager.checkpoint("good")
+    history = (await agent.run("Forget that.", message_history=history)).all_messages()
+    await manager.rollback()
+    await agent.run("Go on.", message_history=history)
+    assert "Keep this." in talker.last.text and "Forget that." not in talker.last.text
+
+
+async def test_one_giant_turn_is_cut_to_what_may_be_sent() -> None:
+    manager, talker = managed(max_tokens=1_000), Talker("ok.")
+    agent = attached("capability", manager, talker)
+    await agent.run("word " * 5_000)
+    assert talker.last.tokens <= 1_000
+
+
+async def test_two_runs_at_once_do_not_mix() -> None:
+    import asyncio
+
+    manager = managed()
+    talker = Talker(lambda messages, info: [("look", {})] if asks_now(messages) else "done.")
+
+    async def look() -> str:
+        await asyncio.sleep(0.01)
+        return "there"
+
+    agent = attached("capability", manager, talker, tools=[look])
+    await asyncio.gather(agent.run("One."), agent.run("Two."))
+    reader = Reader(as_counter(None))
+    for sent in talker.sent:
+        assert not pair(reader.read(sent.messages)).broken
+    assert manager.turn_count == 2
+    assert not pair(reader.read(manager.transcript())).broken

@@ -1,0 +1,171 @@
+"""What every memory promises: finding, committing, going back, and telling what changed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from context_compiler.errors import ContextMemoryError
+from context_compiler.history import Reader
+from context_compiler.manager import MemoryRepository, MemorySystem, Score, SessionShelf, Snapshot
+from context_compiler.tokens import as_counter
+from tests.manager.conftest import AnyMemory
+from tests.support.builders import assistant, user
+
+FACTS = [
+    "The API listens on port 8081.",
+    "Ada prefers tea to coffee.",
+    "Never deploy on Fridays.",
+    "The staging database is called heron.",
+]
+
+
+async def filled(memory: AnyMemory) -> list[str]:
+    return [await memory.remember(text) for text in FACTS]
+
+
+async def texts(memory: AnyMemory, query: str, limit: int = 9) -> list[str]:
+    return [match.memory.text for match in await memory.search(query, limit)]
+
+
+def snapshot(*texts: str) -> Snapshot:
+    messages = [user(text) if at % 2 == 0 else assistant(text) for at, text in enumerate(texts)]
+    return Snapshot(turns=Reader(as_counter(None)).read(messages), count=(len(texts) + 1) // 2, facts='{"a": 1}')
+
+
+def test_a_memory_is_all_three_protocols(memory: AnyMemory) -> None:
+    assert isinstance(memory, MemorySystem)
+    assert isinstance(memory, MemoryRepository)
+    assert isinstance(memory, SessionShelf)
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("Which port does the API listen on?", FACTS[0]),
+        ("What does Ada like to drink, tea?", FACTS[1]),
+        ("May we deploy on Friday?", FACTS[2]),
+        ("name of the staging databases", FACTS[3]),
+    ],
+)
+async def test_what_is_asked_for_comes_first(memory: AnyMemory, query: str, first: str) -> None:
+    await filled(memory)
+    assert (await texts(memory, query))[0] == first
+
+
+@pytest.mark.parametrize("query", ["", "   ", "the of and", "zebra crossing", '"', "\0", "NEAR(", "a OR", "*", "=:"])
+async def test_what_nobody_remembers_finds_nothing(memory: AnyMemory, query: str) -> None:
+    await filled(memory)
+    assert await texts(memory, query) == []
+
+
+async def test_scores_are_shares_and_fall(memory: AnyMemory) -> None:
+    await filled(memory)
+    scores = [match.score for match in await memory.search("port of the API and the staging database heron", 9)]
+    assert len(scores) > 1 and scores == sorted(scores, reverse=True)
+    assert all(0 < score <= 1 for score in scores)
+
+
+async def test_at_most_so_many_are_found(memory: AnyMemory) -> None:
+    for number in range(80):
+        await memory.remember(f"The port of service {number} is {8000 + number}.")
+    assert len(await memory.search("port of the service", 5)) == 5
+    assert (await texts(memory, "service 77 port", 1)) == ["The port of service 77 is 8077."]
+    assert await memory.search("port", 0) == []
+
+
+async def test_a_text_is_remembered_once(memory: AnyMemory) -> None:
+    names = await filled(memory)
+    assert await memory.remember(FACTS[1]) == names[1]
+    assert len(set(names)) == len(names)
+    assert await texts(memory, "Ada tea coffee") == [FACTS[1]]
+
+
+@pytest.mark.parametrize("text", ["", "\0\0", "half \ud800 a pair: heron", "船は heron", "a" * 200_000 + " heron"])
+async def test_any_text_can_be_remembered(memory: AnyMemory, text: str) -> None:
+    name = await memory.remember(text)
+    assert name == await memory.remember(text)
+    if "heron" in text:
+        assert await texts(memory, "heron") == [text]
+
+
+async def test_a_checkout_restores_exactly_and_both_ways(memory: AnyMemory) -> None:
+    await filled(memory)
+    first = await memory.commit("first")
+    added = await memory.remember("The port is 9000 now.")
+    second = await memory.commit("second")
+    await memory.checkout(first)
+    assert await texts(memory, "port") == [FACTS[0]]
+    await memory.checkout(second)
+    assert [match.memory.id for match in await memory.search("port 9000", 1)] == [added]
+    await memory.checkout(second)
+    assert len(await texts(memory, "port")) == 2
+
+
+async def test_what_is_remembered_after_a_checkout_is_a_branch(memory: AnyMemory) -> None:
+    await memory.remember(FACTS[0])
+    first = await memory.commit("first")
+    await memory.remember("one way: heron")
+    second = await memory.commit("second")
+    await memory.checkout(first)
+    await memory.remember("another way: heron")
+    third = await memory.commit("third")
+    assert [one.id for one in await memory.log()] == [third, first]
+    diff = await memory.diff(second, third)
+    assert [one.text for one in diff.added] == ["another way: heron"]
+    assert [one.text for one in diff.removed] == ["one way: heron"]
+    assert await memory.diff(third, third) == type(diff)(added=(), removed=())
+    await memory.checkout(second)
+    assert await texts(memory, "heron") == ["one way: heron"]
+
+
+async def test_the_log_is_newest_first_and_says_what_was_kept(memory: AnyMemory) -> None:
+    assert await memory.log() == []
+    await filled(memory)
+    first = await memory.commit("first", "ada", snapshot("Hi.", "Hello.", "Bye."))
+    second = await memory.commit("second")
+    log = await memory.log()
+    assert [(one.id, one.parent, one.message, one.author) for one in log] == [
+        (second, first, "second", "context-manager"),
+        (first, None, "first", "ada"),
+    ]
+    assert [(one.memories, one.turns) for one in log] == [(4, 0), (4, 2)]
+    assert [one.id for one in await memory.log(1)] == [second]
+    assert await memory.log(0) == []
+
+
+async def test_a_commit_that_is_not_there_changes_nothing(memory: AnyMemory) -> None:
+    await filled(memory)
+    known = await memory.commit("first")
+    for missing in ("", "nonsense", known[:-1]):
+        with pytest.raises(ContextMemoryError, match="no commit"):
+            await memory.checkout(missing)
+        with pytest.raises(ContextMemoryError, match="no commit"):
+            await memory.diff(known, missing)
+        with pytest.raises(ContextMemoryError, match="no commit"):
+            await memory.session_at(missing)
+    assert await texts(memory, "port") == [FACTS[0]]
+
+
+async def test_a_session_comes_back_as_it_was_committed_and_as_it_was_kept_last(memory: AnyMemory) -> None:
+    assert await memory.latest() is None
+    early, late = snapshot("Hi.", "Hello."), snapshot("Hi.", "Hello.", "And now?")
+    commit = await memory.commit("first", session=early)
+    await memory.keep(late)
+    for saved, given in ((await memory.session_at(commit), early), (await memory.latest(), late)):
+        assert saved is not None and saved.facts == given.facts
+        assert saved.bodies == tuple(given.turns.body(at) for at in range(len(given.turns.ids)))
+    bare = await memory.commit("bare")
+    assert await memory.session_at(bare) is None
+
+
+async def test_scores_are_kept_in_their_order(memory: AnyMemory) -> None:
+    scores = [
+        Score(turn=turn, quality=turn / 3, health=0.5, tokens=turn, created_at=datetime(2026, 1, 2, tzinfo=UTC))
+        for turn in range(3)
+    ]
+    for score in scores:
+        await memory.keep(snapshot("Hi."), score)
+    await memory.keep(snapshot("Hi."))
+    assert list(await memory.scores()) == scores
