@@ -163,6 +163,7 @@ print(b"\\n".join(map(message_body, view.messages)).decode())
 """
 
 
+@pytest.mark.slow
 def test_another_process_makes_the_same_view() -> None:
     root = str(Path(__file__).parents[1])
     views = {

@@ -95,7 +95,9 @@ WISHES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("provider", SERVERS)
-@pytest.mark.parametrize("wanted", WISHES, ids=str)
+@pytest.mark.parametrize(
+    "wanted", [WISHES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in WISHES[1:])], ids=str
+)
 async def test_a_conversation_with_tools_is_accepted_throughout(provider: str, wanted: dict[str, Any]) -> None:
     kind, name = SERVERS[provider]
     with kind(script()) as server:
@@ -170,7 +172,9 @@ ANYWAY = {
 """Refused with us as without us as long as nothing is cut: what was said is neither moved nor renamed."""
 
 
-@pytest.mark.parametrize("where", ["alone", "before", "after"])
+@pytest.mark.parametrize(
+    "where", ["before", *(pytest.param(one, marks=pytest.mark.slow) for one in ("alone", "after"))]
+)
 @pytest.mark.parametrize("provider", SERVERS)
 async def test_a_history_that_is_broken_to_begin_with_is_accepted(provider: str, where: str) -> None:
     kind, name = SERVERS[provider]
