@@ -50,8 +50,10 @@ if TYPE_CHECKING:
         get_reasoning_trace,
     )
     from context_compiler.layers.registry import SessionIdRegistry
+    from context_compiler.layers.session import Layers, Turn
     from context_compiler.layers.state import ConversationContext, conversation_of, from_json, to_json
     from context_compiler.layers.summarising import summarise_turn
+    from context_compiler.layers.told import layer_prompt
     from context_compiler.layers.turn import TurnState
 
 __all__ = [
@@ -62,12 +64,14 @@ __all__ = [
     "CurationSummary",
     "EntityContext",
     "EntitySnapshot",
+    "Layers",
     "NEEDS",
     "Need",
     "PendingState",
     "ReasoningTrace",
     "SessionIdRegistry",
     "StepSummary",
+    "Turn",
     "TurnExecutionSummary",
     "TurnState",
     "build_act_context",
@@ -92,6 +96,7 @@ __all__ = [
     "get_own_decision_history",
     "get_reasoning_trace",
     "get_recent_conversation",
+    "layer_prompt",
     "layer_texts",
     "summarise_turn",
     "to_json",
@@ -105,12 +110,14 @@ _HOMES = {
     "CurationSummary": "layers.models",
     "EntityContext": "layers.models",
     "EntitySnapshot": "layers.models",
+    "Layers": "layers.session",
     "NEEDS": "layers.needs",
     "Need": "layers.needs",
     "PendingState": "layers.models",
     "ReasoningTrace": "layers.models",
     "SessionIdRegistry": "layers.registry",
     "StepSummary": "layers.models",
+    "Turn": "layers.session",
     "TurnExecutionSummary": "layers.models",
     "TurnState": "layers.turn",
     "build_act_context": "layers.builders",
@@ -135,6 +142,7 @@ _HOMES = {
     "get_own_decision_history": "layers.reasoning",
     "get_reasoning_trace": "layers.reasoning",
     "get_recent_conversation": "layers.conversation",
+    "layer_prompt": "layers.told",
     "layer_texts": "layers.builders",
     "summarise_turn": "layers.summarising",
     "to_json": "layers.state",

@@ -1,0 +1,148 @@
+"""Turns of a session follow each other, are stored however they end, and hide nothing from the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from context_compiler.errors import LayersError, StoreError
+from context_compiler.layers import Layers, Turn, to_json
+from context_compiler.store import MemoryStore, SQLiteStore, Store
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    made = MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "context.db")
+    yield made
+    assert await made.verify() == ()
+    await made.close()
+
+
+async def one_turn(layers: Layers, session: str, message: str) -> int:
+    async with layers.turn(session, message) as turn:
+        turn.registry.register_read("recipes", message, message)
+        turn.decided("plan_direct", f"do {message}")
+        turn.answered(f"done {message}")
+        return turn.number
+
+
+async def test_turns_are_counted_from_one_and_remembered(store: Store) -> None:
+    assert [await one_turn(Layers(store), "s", text) for text in ("a", "b", "c")] == [1, 2, 3]
+    stored = await Layers(store).conversation("s")
+    assert [turn["user"] for turn in stored["recent_turns"]] == ["a", "b", "c"]
+    async with Layers(store).turn("s") as turn:
+        assert [one.ref for one in turn.context("think")["entity"].active] == ["recipe_2", "recipe_3"]
+
+
+async def test_sessions_know_nothing_of_each_other(store: Store) -> None:
+    layers = Layers(store)
+    await one_turn(layers, "s", "a")
+    assert (await layers.conversation("other"))["recent_turns"] == []
+    assert (await Layers(store, vault_name="work").conversation("s"))["recent_turns"] == []
+
+
+async def test_concurrent_turns_of_a_session_wait_for_each_other(store: Store) -> None:
+    running: list[str] = []
+
+    async def slow(layers: Layers, message: str) -> int:
+        async with layers.turn("s", message) as turn:
+            running.append(message)
+            assert len(running) == 1, "two turns at once"
+            await asyncio.sleep(0)
+            turn.registry.register_read("recipes", message, message)
+            await asyncio.sleep(0.001)
+            running.remove(message)
+            return turn.number
+
+    together = Layers(store)
+    numbers = await asyncio.gather(*(slow(layers, str(at)) for at, layers in enumerate([together, Layers(store)] * 6)))
+    assert sorted(numbers) == list(range(1, 13))
+    stored = await together.conversation("s")
+    assert len(stored["id_registry"]["entities"]) == 12, "no turn wrote over another"
+
+
+async def test_turns_of_two_sessions_do_not_wait(store: Store) -> None:
+    layers = Layers(store)
+    async with layers.turn("a"), layers.turn("b") as second:
+        assert second.number == 1
+
+
+async def test_a_turn_that_fails_is_stored_as_blocked_and_fails_all_the_same(store: Store) -> None:
+    layers = Layers(store)
+    with pytest.raises(ZeroDivisionError):
+        async with layers.turn("s", "divide"):
+            raise ZeroDivisionError("by zero")
+    async with layers.turn("s", "again") as turn:
+        assert turn.number == 2
+        assert "Blocked: ZeroDivisionError: by zero" in turn.prompt("think", "plan")
+
+
+async def test_a_turn_that_is_cancelled_never_was(store: Store) -> None:
+    layers, begun = Layers(store), asyncio.Event()
+
+    async def endless() -> None:
+        async with layers.turn("s", "wait"):
+            begun.set()
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(endless())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await one_turn(layers, "s", "next") == 1
+
+
+async def test_a_turn_that_cannot_begin_lets_the_next_try(store: Store) -> None:
+    await store.save_layers("s", "", "{broken", after=0)
+    layers = Layers(store)
+    for _ in range(2):
+        with pytest.raises(LayersError, match="no JSON"):
+            async with asyncio.timeout(5):
+                await one_turn(layers, "s", "a")
+
+
+async def test_a_state_that_another_process_has_written_is_not_lost(store: Store) -> None:
+    layers = Layers(store)
+    await one_turn(layers, "s", "a")
+    with pytest.raises(StoreError, match="changed meanwhile"):
+        async with layers.turn("s", "b"):
+            await store.save_layers("s", "", to_json({"engagement_summary": "theirs"}), after=1)
+    assert (await layers.conversation("s"))["engagement_summary"] == "theirs"
+
+
+async def test_deleting_the_session_forgets_its_layers(store: Store) -> None:
+    layers = Layers(store)
+    await one_turn(layers, "s", "a")
+    await store.delete("s")
+    assert await one_turn(layers, "s", "b") == 1
+
+
+async def test_the_state_is_that_of_the_turn_in_progress_else_of_the_next(store: Store) -> None:
+    layers = Layers(store)
+    await one_turn(layers, "s", "a")
+    assert (await layers.state("s")).get("current_turn") == 2
+    async with layers.turn("s", "b") as turn:
+        turn.did("read", "look", result=[1, 2])
+        assert await layers.state("s") is turn.state
+    assert (await layers.state("s")).get("steps") == []
+
+
+async def test_a_turn_has_no_registry_before_it_begins() -> None:
+    with pytest.raises(LayersError, match="has not begun"):
+        _ = Turn(Layers(None), "s", "").registry
+
+
+async def test_curation_takes_effect_at_once_and_is_remembered(store: Store) -> None:
+    layers = Layers(store)
+    await one_turn(layers, "s", "a")
+    async with layers.turn("s", "b") as turn:
+        done = turn.curate(retained={"recipe_9": "x"}, demoted=["recipe_1"])
+        assert done.ignored == {"recipe_9": "no such entity"}
+        assert turn.context("think")["entity"].active == []
+        assert turn.context("think")["curation"].demoted == ["recipe_1"]
+    stored = await layers.conversation("s")
+    assert stored["understand_decision_log"] == [{"turn": 2, "ref": "recipe_1", "action": "demote", "reason": ""}]
