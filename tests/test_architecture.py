@@ -45,6 +45,8 @@ DYNAMIC = {
     "pipeline.layout": "grandalf comes with an extra, and is needed when a graph is drawn without Graphviz",
     "pipeline.owning": "locks are not there on every system",
     "chat.transcript": "locks are not there on every system",
+    "cli.typing_in": "terminals are of another kind on some systems",
+    "cli.chatting": "the prompt is there before the host is imported",
     "cli.root": "a command loads when it is called",
     "cli.drawing": "matplotlib comes with an extra, and is needed when something is drawn",
 }

@@ -25,12 +25,13 @@ from pydantic_ai.usage import RequestUsage
 
 from context_compiler.history import Reader
 from context_compiler.sections import latest_input
+from context_compiler.shapes.skeleton import clip
 from context_compiler.tokens import as_counter
 
 NAME = "scripted"
 TASK = "=== BEGIN COMPILER TASK ==="
-NOTES, WORDS = 12, 14
-"""Lines of notes, and the words of each."""
+NOTES, WORDS, WIDTH = 12, 14, 120
+"""Lines of notes, and the words and characters of each."""
 
 _SAID = re.compile(r"^(User|Assistant): (.+)$", re.MULTILINE)
 
@@ -47,13 +48,13 @@ def answered(prompt: str) -> str:
     if TASK in prompt:
         return _notes(prompt)
     answers = script()
-    words = " ".join(prompt.split()[:WORDS])
+    words = clip(" ".join(prompt.split()[:WORDS]), WIDTH)
     return f"On “{words}”:\n\n{answers[crc32(prompt.encode('utf-8', 'replace')) % len(answers)]}"
 
 
 def _notes(prompt: str) -> str:
     """Notes on the newest lines of the conversation that a compiler is shown."""
-    lines = [f"- {who} said: {' '.join(text.split()[:WORDS])}" for who, text in _SAID.findall(prompt)]
+    lines = [f"- {who} said: {clip(' '.join(text.split()[:WORDS]), WIDTH)}" for who, text in _SAID.findall(prompt)]
     return "\n".join(["**Said so far**", "", *lines[-NOTES:]])
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
-from typing import Annotated
+from contextlib import suppress
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
-from context_compiler.cli.conversing import Conversation, keyboard_for
 from context_compiler.cli.options import DB, SYSTEM, Db, System, Vault, amount, example, group
+from context_compiler.cli.screen import Screen
+from context_compiler.cli.typing_in import Keyboard, Leave
 
 MODEL = "anthropic:claude-sonnet-5-5"
 
@@ -45,33 +49,103 @@ def chat(
     db: Db = DB,
 ) -> None:
     """Talk with a model. Everything said is kept in markdown and on the record; the same --session goes on."""
-    conversation = Conversation(
-        session,
-        model=model,
-        vault=vault,
-        system=system,
-        endless=endless,
-        template=template,
-        store=db,
-        budget=None if budget is None else amount(budget),
-        compiler=compiler,
-        every_turn=every_turn,
-    )
+    options: dict[str, Any] = {
+        "session": session,
+        "model": model,
+        "compiler": compiler,
+        "vault": vault,
+        "system": system,
+        "endless": endless,
+        "template": template,
+        "store": db,
+        "budget": None if budget is None else amount(budget),
+        "every_turn": every_turn,
+    }
     level = log.level
     log.setLevel(logging.ERROR)  # what goes wrong is said once, by the chat itself
     try:
-        asyncio.run(_talk(conversation))
+        typed = sys.stdin.isatty() and sys.stdout.isatty()
+        failed = asyncio.run(_on_terminal(options) if typed else _through_pipe(options))
     finally:
         log.setLevel(level)
-    if conversation.failed and not sys.stdin.isatty():
+    if failed:
         raise typer.Exit(1)
 
 
-async def _talk(conversation: Conversation) -> None:
+def _made(options: dict[str, Any]) -> Any:
+    return import_module("context_compiler.cli.conversing").Conversation(**options)
+
+
+async def _through_pipe(options: dict[str, Any]) -> bool:
+    conversation = _made(options)
     try:
-        if sys.stdin.isatty() and sys.stdout.isatty():
-            await conversation.on_terminal(keyboard_for(conversation))
-        else:
-            await conversation.through_pipe()
+        await conversation.through_pipe()
     finally:
         await conversation.chat.close()
+    return conversation.failed
+
+
+async def _on_terminal(options: dict[str, Any]) -> bool:
+    """The prompt is there at once; what it takes to answer is fetched while somebody types."""
+    screen = Screen()
+    drawn = asyncio.Event()
+    opening = asyncio.create_task(_opened(options, drawn))
+    keyboard = Keyboard(lambda: _status(opening, options), drawn.set)
+    opening.add_done_callback(lambda _: keyboard.redraw())
+    with suppress(NotImplementedError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: _interrupted(opening))
+    try:
+        while True:
+            try:
+                line = await _typed(keyboard, opening)
+                conversation, prompts = await opening
+                keyboard.remember(prompts)
+                prompts.clear()
+                with keyboard.silent():
+                    await conversation.hear(line)
+            except KeyboardInterrupt:
+                screen.line(("Ctrl-D or /quit leaves", "dim"))
+            except (EOFError, Leave):
+                return False
+    finally:
+        await _closed(opening)
+
+
+async def _opened(options: dict[str, Any], drawn: asyncio.Event) -> tuple[Any, list[str]]:
+    await drawn.wait()
+    conversation = await asyncio.to_thread(_made, options)
+    return conversation, await conversation.open()
+
+
+async def _typed(keyboard: Keyboard, opening: asyncio.Task[tuple[Any, list[str]]]) -> str:
+    """A line; what keeps the chat from being opened is raised as soon as it is known."""
+    typing = asyncio.create_task(keyboard.line())
+    try:
+        if not opening.done():
+            await asyncio.wait({typing, opening}, return_when=asyncio.FIRST_COMPLETED)
+        if opening.done() and opening.exception() is not None:
+            typing.cancel()
+            await asyncio.wait({typing})
+            opening.result()
+        return await typing
+    finally:
+        typing.cancel()
+
+
+def _status(opening: asyncio.Task[tuple[Any, list[str]]], options: dict[str, Any]) -> str:
+    if opening.done() and not opening.cancelled() and opening.exception() is None:
+        return opening.result()[0].status
+    return f"{options['session']} · opening …"
+
+
+def _interrupted(opening: asyncio.Task[tuple[Any, list[str]]]) -> None:
+    """Ctrl-C while an answer comes; at the prompt it is a key like any other."""
+    if opening.done() and not opening.cancelled() and opening.exception() is None:
+        opening.result()[0].interrupt()
+
+
+async def _closed(opening: asyncio.Task[tuple[Any, list[str]]]) -> None:
+    opening.cancel()
+    await asyncio.wait({opening})
+    if not opening.cancelled() and opening.exception() is None:
+        await opening.result()[0].chat.close()

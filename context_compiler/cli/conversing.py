@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import signal
+import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from context_compiler.chat.healing import said
 from context_compiler.chat.models import model_named
 from context_compiler.chat.session import ChatSession
 from context_compiler.cli.screen import Screen, complain, warn
-from context_compiler.cli.slash import HELP, Commands, Leave
+from context_compiler.cli.slash import Commands
 from context_compiler.cli.speaking import PlainVoice, Voice
-from context_compiler.cli.text import number, one_line, plural, share
-from context_compiler.cli.typing_in import Keyboard
+from context_compiler.cli.text import number, one_line, share
+from context_compiler.cli.typing_in import Leave
 from context_compiler.live.failing import attempted
 
 
@@ -50,11 +49,13 @@ class Conversation:
     ) -> None:
         self.screen = Screen()
         self.model = model
+        os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
         agent = Agent(model_named(model), name="chat")
         writer = compiler if compiler in (None, "none") else model_named(compiler)
         self.chat = ChatSession(agent, session, model=writer, vault=vault, system=system, notice=warn, **options)
         self.commands = Commands(self.chat, self.screen, vault=vault, system=system)
         self.failed = False
+        self._saying: asyncio.Task[Any] | None = None
 
     @property
     def status(self) -> str:
@@ -78,16 +79,22 @@ class Conversation:
 
     async def _answered(self, text: str) -> None:
         with Voice(self.screen.console) if self.screen.rich else PlainVoice() as voice:
-            task = asyncio.create_task(attempted(self.chat.say(text, hear=voice.hear)))
-            outcome = await _stoppable(task, self.chat.stop)
-        if outcome is None:
+            self._saying = saying = asyncio.create_task(attempted(self.chat.say(text, hear=voice.hear)))
+            await _done(saying)
+        if saying.cancelled():
             warn("stopped while it waited: nothing was said")
             return
+        outcome = saying.result()
         if outcome.error is not None:
             self.failed = True
             complain(f"{one_line(str(outcome.error), 500) or type(outcome.error).__name__}; what was said is kept")
         elif outcome.value is not None:
             self._told(stopped=outcome.value.stopped)
+
+    def interrupt(self) -> None:
+        """Stop the answer that is coming, or the waiting for it."""
+        if not self.chat.stop() and self._saying is not None:
+            self._saying.cancel()
 
     def _told(self, *, stopped: bool) -> None:
         """The line below an answer."""
@@ -98,20 +105,10 @@ class Conversation:
         self.screen.line((f"{word}{tokens(last.raw, last.sent, last.cached)} · {last.seconds:.1f} s", "dim"))
         self.screen.line()
 
-    async def on_terminal(self, keyboard: Keyboard) -> None:
-        """Read what is typed until the person leaves."""
+    async def open(self) -> list[str]:
+        """Take the conversation up; everything that its user has said before."""
         await self.chat.open()
-        turns = said(self.chat.messages)
-        keyboard.remember(turn.user for turn in turns)
-        if turns:
-            self.screen.line((f"{self.chat.session} goes on after {plural(len(turns), 'turn')}", "dim"))
-        while True:
-            try:
-                await self.hear(await keyboard.line())
-            except KeyboardInterrupt:
-                self.screen.line(("Ctrl-D or /quit leaves", "dim"))
-            except (EOFError, Leave):
-                return
+        return [turn.user for turn in said(self.chat.messages)]
 
     async def through_pipe(self) -> None:
         """Answer every line of standard input."""
@@ -120,30 +117,17 @@ class Conversation:
                 await self.hear(line.decode("utf-8", "replace").rstrip("\r\n"))
 
 
-async def _stoppable(task: asyncio.Task[Any], stop: Callable[[], bool]) -> Any:
-    """What came of a task that Ctrl-C stops: gently where it can be, else at once, which gives None."""
-    loop = asyncio.get_running_loop()
-
-    def interrupted() -> None:
-        if not stop():
-            task.cancel()
-
-    with suppress(NotImplementedError):
-        loop.add_signal_handler(signal.SIGINT, interrupted)
+async def _done(task: asyncio.Task[Any]) -> None:
+    """Wait for a task; whoever stops waiting stops it too, and it may still put its things away."""
     try:
         await asyncio.wait({task})
-        return None if task.cancelled() else task.result()
-    finally:
-        with suppress(NotImplementedError):
-            loop.remove_signal_handler(signal.SIGINT)
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
 
 
 def tokens(raw: int, sent: int, cached: int) -> str:
     """Tokens of a request, as the status line has them."""
     saved = f" ({share(sent, raw)})" if sent != raw else ""
     return f"raw {number(raw)} · sent {number(sent)}{saved} · cached {number(cached)}"
-
-
-def keyboard_for(conversation: Conversation) -> Keyboard:
-    """A keyboard that knows the commands and shows the status."""
-    return Keyboard(HELP, lambda: conversation.status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 from context_compiler.chat.healing import said
@@ -11,17 +12,17 @@ from context_compiler.cli.explaining import explain
 from context_compiler.cli.messages import reading, show
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import first_word, near, number, one_line, plural, share
+from context_compiler.cli.typing_in import HELP, Leave
 from context_compiler.errors import TemplateError
+from context_compiler.history import History
 from context_compiler.passages import quoted
+from context_compiler.record import Drop
 from context_compiler.template.lookup import TemplateLibrary
+from context_compiler.view import View
 
 TEMPLATES = (Column(""), Column("template", style="bold"), Column("from"), Column("what it writes", elastic=True))
 LINES = 6
 """Lines of each message that `/view full` shows."""
-
-
-class Leave(Exception):
-    """The person has had enough."""
 
 
 class Commands:
@@ -112,9 +113,10 @@ class Commands:
             self._screen.line("nothing has been sent yet since this chat was opened")
             return
         raw = reading(last.history)
-        if last.view is None:
-            messages = plural(len(raw), "message")
-            self._screen.line(f"the whole history was sent as it is: {messages}, {number(raw.tokens)} tokens")
+        if last.view is None or first_word(last.view.status) == "raw":
+            room = f" of {number(last.view.budget)}" if last.view is not None else ""
+            size = f"{plural(len(raw), 'message')}, {number(raw.tokens)}{room} tokens"
+            self._screen.line(f"the whole history was sent as it is: {size}")
             return
         view, sent = last.view, reading(last.view.messages)
         self._screen.line(
@@ -124,7 +126,7 @@ class Commands:
         )
         if rest == "full":
             show(self._screen, sent, lines=LINES)
-        explain(self._screen, view, raw, sent)
+        explain(self._screen, _complete(view, raw), raw, sent)
 
     async def _recall(self, rest: str) -> None:
         if not rest:
@@ -154,13 +156,12 @@ class Commands:
         )
 
 
-HELP = {
-    "help": "this list",
-    "endless": "on | off: whether a model is sent what fits, or the whole history",
-    "template": "[NAME]: the templates, and which one is used; or use that one",
-    "view": "[full]: what was sent last, and why each part is there",
-    "recall": "WORDS: what was said about them, word for word",
-    "stats": "turns and tokens",
-    "quit": "leave; the conversation is kept",
-}
-"""What each command is for."""
+def _complete(view: View, raw: History) -> View:
+    """A view that also says what it leaves out since an earlier request."""
+    kept = {position for position, _ in view.kept}
+    gone = [at for at in range(len(raw)) if at not in kept]
+    if view.drops or not gone:
+        return view
+    cost = sum(raw.readings[at].tokens for at in gone)
+    why = "left out at the last compile; notes and quotes stand for them"
+    return replace(view, drops=(Drop(what=f"messages {gone[0]} to {gone[-1]}", reason=why, tokens=cost),))

@@ -68,12 +68,12 @@ class Voice:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._blocks = Blocks()
+        self._ended = False
         self._waiting = Spinner("dots", Text("…", "dim"))
         self._live = Live(
             get_renderable=self._growing,
             console=console,
             refresh_per_second=FRAMES,
-            transient=True,
             vertical_overflow="crop",
         )
 
@@ -84,22 +84,25 @@ class Voice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        rest, self._blocks.tail = self._blocks.tail, ""
+        self._ended = True
+        self._live.vertical_overflow = "visible"
+        self._live.transient = not self._blocks.tail.strip()
         self._live.stop()
-        if rest.strip():
-            self._console.print(markdown(rest))
 
     def hear(self, piece: str) -> None:
         """A piece of the answer."""
         done = self._blocks.add(piece)
         if done.strip():
-            self._console.print(markdown(done))
+            self._live.refresh()
+            self._console.print(markdown(done), "", sep="\n")
 
     def _growing(self) -> RenderableType:
         tail = self._blocks.tail
         if not tail.strip():
             return self._waiting
         room = max(self._console.height - MARGIN, 3)
+        if self._ended:
+            return markdown(tail)
         if tail.count("\n") < room and len(tail) < room * self._console.width:
             return markdown(tail)
         return Text(safe("\n".join(tail[-room * self._console.width :].splitlines()[-room:])))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
@@ -14,6 +19,9 @@ from prompt_toolkit.patch_stdout import patch_stdout
 
 from context_compiler.cli.text import one_line
 
+_terminal: Any = import_module("termios") if find_spec("termios") else None
+"""None where terminals are of another kind."""
+
 LARGE = 2_000
 """Characters above which a paste stands as one word on the line."""
 
@@ -21,21 +29,37 @@ REMEMBERED = 500
 """Earlier prompts that the arrow keys bring back."""
 
 
+class Leave(Exception):
+    """The person has had enough."""
+
+
+HELP = {
+    "help": "this list",
+    "endless": "on | off: whether a model is sent what fits, or the whole history",
+    "template": "[NAME]: the templates, and which one is used; or use that one",
+    "view": "[full]: what was sent last, and why each part is there",
+    "recall": "WORDS: what was said about them, word for word",
+    "stats": "turns and tokens",
+    "quit": "leave; the conversation is kept",
+}
+"""What each command is for."""
+
+
 class Keyboard:
     """Reads what is typed on a terminal.
 
     Args:
-        commands: Names that are completed after a `/`, and what each does.
         status: What stands below the line.
+        shown: Called each time the line has been drawn.
     """
 
-    def __init__(self, commands: Mapping[str, str], status: Callable[[], str]) -> None:
+    def __init__(self, status: Callable[[], str], shown: Callable[[], None]) -> None:
         self._pasted: dict[str, str] = {}
         self._status = status
         self._history = InMemoryHistory()
         completer = WordCompleter(
-            [f"/{name}" for name in commands],
-            meta_dict={f"/{name}": text for name, text in commands.items()},
+            [f"/{name}" for name in HELP],
+            meta_dict={f"/{name}": text for name, text in HELP.items()},
             sentence=True,
         )
         self._session: PromptSession[str] = PromptSession(
@@ -46,6 +70,7 @@ class Keyboard:
             bottom_toolbar=lambda: FormattedText([("noreverse fg:ansibrightblack", one_line(self._status()))]),
             enable_history_search=True,
         )
+        self._session.app.after_render.add_handler(lambda app: shown())
 
     def remember(self, prompts: Iterable[str]) -> None:
         """Let the arrow keys bring back what was said before."""
@@ -60,11 +85,31 @@ class Keyboard:
             EOFError: Ctrl-D.
         """
         with patch_stdout(raw=True):
-            text = await self._session.prompt_async(FormattedText([("bold fg:ansigreen", "› ")]))
+            text = await self._session.prompt_async(FormattedText([("bold fg:ansigreen", "› ")]), handle_sigint=False)
         for name, pasted in self._pasted.items():
             text = text.replace(name, pasted)
         self._pasted.clear()
         return text
+
+    def redraw(self) -> None:
+        """What stands below the line has changed."""
+        self._session.app.invalidate()
+
+    @contextmanager
+    def silent(self) -> Generator[None]:
+        """What is typed while an answer comes waits for the next line, and is not written into the answer."""
+        if _terminal is None:
+            yield
+            return
+        file = sys.stdin.fileno()
+        before = _terminal.tcgetattr(file)
+        quiet = [*before]
+        quiet[3] &= ~_terminal.ECHO
+        _terminal.tcsetattr(file, _terminal.TCSANOW, quiet)
+        try:
+            yield
+        finally:
+            _terminal.tcsetattr(file, _terminal.TCSANOW, before)
 
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()
