@@ -10,7 +10,7 @@ from context_compiler.history import Reader
 from context_compiler.manager.results import Match, Memory
 from context_compiler.recall import Index, Question, Relevance
 
-FLOOR = 0.15
+FLOOR = 0.1
 """Below this share of the question a memory only happens to use a word of it."""
 LEAST = 2.0
 """What every term counts: where little is remembered, how rare a term is says little."""
