@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from functools import lru_cache
 from heapq import nsmallest
 from itertools import islice
 from typing import cast
@@ -17,6 +18,8 @@ from context_compiler.fences import neutral
 
 LARGEST = 8 * 1024
 """Bytes of a value that is shown itself; of a larger one, a reference and a preview."""
+OFTEN = 400
+"""Characters of a text that is remembered as shown: every stage of a run is told much of what the one before was."""
 DEEPEST = 8
 """Containers within containers that are shown."""
 CUT = "…"
@@ -31,9 +34,18 @@ _LEADING = re.compile(r"[#`~>=|*+_-]|\d{1,9}[.)]|<")
 def one_line(text: object, most: int) -> str:
     """The beginning of a text on one line, without blanks at its ends; what is cut ends in an ellipsis."""
     whole = text if isinstance(text, str) else as_text(text)
+    if type(whole) is str and len(whole) <= OFTEN:
+        return _remembered_line(whole, most)
+    return _on_one_line(whole, most)
+
+
+def _on_one_line(whole: str, most: int) -> str:
     line = " ".join(neutral(" ".join(whole[: most + 1].split())).split())
     cut = len(whole) > most + 1 or len(line) > most
     return line[: most - 1].rstrip() + CUT if cut else line
+
+
+_remembered_line = lru_cache(maxsize=8_192)(_on_one_line)
 
 
 def plain_lead(line: str) -> str:
@@ -61,11 +73,20 @@ def shown(value: object, key: str, most: int) -> str:
 
     A value above 8 kB becomes a reference and a preview.
     """
+    if type(value) is str and len(value) <= OFTEN:
+        return _remembered(value, key, most)
+    return _shown(value, key, most)
+
+
+def _shown(value: object, key: str, most: int) -> str:
     text, whole = encoded(value, LARGEST)
     if whole and len(text.encode("utf-8", "replace")) <= LARGEST:
         return text if len(text) <= most else quoted(_preview(value, text, most))
     size = f"{len(value):,} characters" if isinstance(value, str) else f"more than {LARGEST // 1024} kB"
     return quoted(f"{artifact_reference(key)} ({size}): {_preview(value, text, most)}")
+
+
+_remembered = lru_cache(maxsize=8_192)(_shown)
 
 
 def _preview(value: object, text: str, most: int) -> str:

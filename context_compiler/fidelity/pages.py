@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
-from context_compiler.fidelity.excerpts import CUT, as_text, one_line, plain_lead, quoted, shown
+from context_compiler.fidelity.excerpts import CUT, OFTEN, as_text, one_line, plain_lead, quoted, shown
 from context_compiler.fidelity.progress import DURATION, NOTES, TOOLS, Done, done, visible
 from context_compiler.template import Template
 from context_compiler.tokens import TokenCounter
@@ -38,6 +39,8 @@ class Page:
         self.shape, self._template, self._count = shape, template, count
         self._values: dict[str, Any] = {"stages": [], "context": [], "retries": [], "goal": ""}
         self._left: dict[str, int] = {"omitted": 0, "context_omitted": 0, "retries_omitted": 0}
+        self._free = 0
+        """Tokens that are free beside head and goal."""
 
     def clipped(self, text: object, tokens: int) -> str:
         """A text on one line, of at most so many tokens."""
@@ -54,7 +57,9 @@ class Page:
         """The goal, with at most a quarter of the page, or what is left where nothing else is to come."""
         room = self._room()
         quarter = self.shape.budget // 4
-        self._values["goal"] = self.clipped(goal, max(1, room - 4 if self.shape.budget <= 100 else min(quarter, room)))
+        most = room - 4 if self.shape.budget <= 100 else min(quarter, room)
+        self._values["goal"] = said = self.clipped(goal, max(1, most))
+        self._free = room - self._count.text(said) - ENTRY
 
     def fill(
         self,
@@ -67,7 +72,7 @@ class Page:
 
         Only the last of the stages need be there.
         """
-        room = self._room() - 8 * sum(bool(one) for one in (stages, values, again))
+        room = max(0, self._free) - 8 * sum(bool(one) for one in (stages, values, again))
         room -= self._put(
             "retries", [self._entry(name, said) for name, said in again[: room // 8]], room // 8, len(again)
         )
@@ -118,7 +123,7 @@ class Page:
         kept: list[Mapping[str, str]] = []
         spent = 0
         for entry in entries:
-            cost = ENTRY + sum(self._count.text(said) for said in entry.values())
+            cost = ENTRY + sum(_cost(self._count, said) for said in entry.values())
             if spent + cost > room:
                 break
             spent += cost
@@ -157,6 +162,15 @@ class Page:
         if self.shape.details:
             entry |= {"tools": _tools(one.said(TOOLS)), "duration": _duration(one.said(DURATION))}
         return entry
+
+
+def _cost(count: TokenCounter, text: str) -> int:
+    return _remembered(count, text) if len(text) <= OFTEN else count.text(text)
+
+
+@lru_cache(maxsize=8_192)
+def _remembered(count: TokenCounter, text: str) -> int:
+    return count.text(text)
 
 
 def _tools(tools: object) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from heapq import nsmallest
 from typing import Any, cast
 
@@ -19,6 +20,8 @@ OUTCOME = ("outcome", "status")
 NOTES = ("notes", "note", "failure_reason")
 TOOLS = ("tools", "tools_used", "tool_calls")
 DURATION = ("duration", "elapsed", "duration_seconds")
+TOLD = (OUTCOME[0], NOTES[0], TOOLS[0], DURATION[0])
+"""What an entry holds that leaves nothing to older ones."""
 RETRIES = "internal.retry_count."
 
 _HIDDEN = frozenset(
@@ -68,15 +71,20 @@ def completed(
 
     Each stage is there once, in the order of its latest completion.
     """
-    order = list(dict.fromkeys(reversed([node_name(one) for one in names])))
+    order = list(dict.fromkeys(reversed([one if type(one) is str else node_name(one) for one in names])))
     told: dict[str, dict[str, object]] = {name: {} for name in order[:most]}
-    for entry in logs if told else ():
+    open_ = set(told)
+    for entry in reversed(list(logs)) if told else ():
+        if not open_:
+            break
         if isinstance(entry, Mapping):
             fields = cast("Mapping[str, object]", entry)
             name = fields.get("node") or _first(fields, NODE)
-            there = told.get(name if isinstance(name, str) else as_text(name))
-            if there is not None:
-                there.update((key, value) for key, value in fields.items() if value is not None)
+            name = name if isinstance(name, str) else as_text(name)
+            if name in open_:
+                told[name] = {key: value for key, value in fields.items() if value is not None} | told[name]
+                if all(fields.get(key) is not None for key in TOLD):
+                    open_.discard(name)  # nothing that was said of it before can count
     return [(name, told[name]) for name in reversed(order[:most])], len(order)
 
 
@@ -111,6 +119,7 @@ def visible(context: Mapping[str, object], most: int) -> tuple[list[tuple[str, o
     return [(key, context[keys[key]]) for key in first], len(keys) - len(first)
 
 
+@lru_cache(maxsize=65_536)
 def _shows(key: str) -> bool:
     if key.startswith(("_", "internal.", "graph.")) or "._" in key:
         return False
