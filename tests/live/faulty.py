@@ -1,0 +1,43 @@
+"""One agent with a compiler, a long history, and everything that was heard of failures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic_ai import Agent
+
+from context_compiler import View
+from tests.support.agents import Notes, Talker, compiler, run
+from tests.support.histories import long_history, prose
+
+BUDGET = 3_000
+
+
+def look(path: str) -> str:
+    return prose(len(path), 30)
+
+
+class Faulty:
+    """One agent, a long history, and everything that was heard of failures."""
+
+    def __init__(self, notes: Notes | None = None, script: Any = "done", **wanted: Any) -> None:
+        self.errors: list[Exception] = []
+        self.views: list[View] = []
+        self.talker = Talker(script)
+        given = {"budget": BUDGET, "on_error": self.errors.append, "on_view": self.views.append}
+        self.ours = compiler(notes, **{**given, **wanted})
+        self.agent = Agent(self.talker.model, tools=[look], capabilities=[self.ours])
+        self.history = long_history(40)
+
+    async def ask(self, prompt: str = "and now?", **given: Any) -> Any:
+        given = {"message_history": self.history, **given}
+        self.done = await run(self.agent, prompt, **given)
+        return self.done
+
+    @property
+    def kinds(self) -> list[str]:
+        return [type(error).__name__ for error in self.errors]
+
+    @property
+    def statuses(self) -> list[str]:
+        return [view.status for view in self.views]
