@@ -138,7 +138,9 @@ class Account:
         self._complain("transcript", self.transcript.fault, "what is said stays in memory and is written later")
 
     def _written(self, found: Healed) -> None:
-        """The rest of an answer that could not be written at the time."""
+        """The rest of a prompt and of an answer that could not be written at the time."""
+        if found.torn:
+            self.transcript.ask_on(found.torn)
         if found.rest:
             told = self.transcript.read()
             self.transcript.go_on(found.rest, begun=told[-1].assistant is not None)

@@ -34,6 +34,8 @@ class Healed:
     messages: list[ModelMessage]
     missing: tuple[Told, ...] = ()
     """Turns that the transcript lacks."""
+    torn: str = ""
+    """What the transcript lacks of its last prompt."""
     rest: str = ""
     """What the transcript lacks of its last answer."""
     conflict: int = 0
@@ -85,15 +87,24 @@ def healed(messages: Sequence[ModelMessage], told: Sequence[Told]) -> Healed:
     """
     own = said(messages)
     shared = min(len(own), len(told))
-    if shared and own[shared - 1].user != told[shared - 1].user:
+    torn = _torn(own, told)
+    if shared and own[shared - 1].user != told[shared - 1].user + torn:
         at = next(at for at in range(shared) if own[at].user != told[at].user)
         return Healed(messages=list(messages), conflict=at + 1)
     if len(told) > len(own):
         more = [message for turn in told[len(own) :] for message in _as_messages(turn)]
         return Healed(messages=[*messages, *more])
     if len(own) > len(told):
-        return Healed(messages=list(messages), missing=tuple(own[len(told) :]), rest=_rest(own, told))
-    return Healed(messages=[*messages, *_unfinished(messages, own, told)], rest=_rest(own, told))
+        return Healed(messages=list(messages), missing=tuple(own[len(told) :]), torn=torn, rest=_rest(own, told))
+    return Healed(messages=[*messages, *_unfinished(messages, own, told)], torn=torn, rest=_rest(own, told))
+
+
+def _torn(own: Sequence[Told], told: Sequence[Told]) -> str:
+    """What a full disk has kept out of the last prompt."""
+    if not told or len(told) > len(own) or told[-1].assistant is not None:
+        return ""
+    known = own[len(told) - 1].user
+    return known.removeprefix(told[-1].user) if known.startswith(told[-1].user) else ""
 
 
 def _as_messages(turn: Told) -> list[ModelMessage]:

@@ -77,8 +77,12 @@ def title(session: str) -> str:
 
 def asked(text: str, when: datetime) -> str:
     """A turn up to its answer."""
-    guarded = _LIKE_A_MARK.sub(lambda found: f"{found[0]}\\", text)
-    return f"{stamp(when)}{CLOSE}{USER}{CLOSE}{guarded}{CLOSE}"
+    return f"{stamp(when)}{CLOSE}{USER}{CLOSE}{guarded(text)}{CLOSE}"
+
+
+def guarded(text: str) -> str:
+    """A text of which no line can be taken for a mark."""
+    return _LIKE_A_MARK.sub(lambda found: f"{found[0]}\\", text)
 
 
 def guard(line: str) -> str:
@@ -88,7 +92,7 @@ def guard(line: str) -> str:
 
 def telling(line: str) -> str:
     """No more of a line that is still coming than tells whether it is like a mark."""
-    return line if len(line) <= LONGEST or _LIKE_A_MARK.fullmatch(line) else line[:LONGEST]
+    return line if len(line) <= LONGEST or _LIKE_A_MARK.fullmatch(line) else f"{line[:LONGEST]} "
 
 
 def parsed(text: str) -> list[Told]:

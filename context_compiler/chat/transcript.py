@@ -15,7 +15,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from context_compiler.chat.markdown import ASSISTANT, CLOSE, Told, asked, guard, parsed, safe_id, telling, title
+from context_compiler.chat.markdown import (
+    ASSISTANT,
+    CLOSE,
+    Told,
+    asked,
+    guard,
+    guarded,
+    parsed,
+    safe_id,
+    telling,
+    title,
+)
 
 _locks: Any = import_module("fcntl") if find_spec("fcntl") else None
 """None where the system has no such locks: there, nothing keeps two terminals apart."""
@@ -131,6 +142,10 @@ class Transcript:
     def ask(self, text: str, when: datetime) -> None:
         """A turn begins: what the user says."""
         self._put(asked(text, when))
+
+    def ask_on(self, text: str) -> None:
+        """The rest of the last prompt, of which the beginning is there already."""
+        self._put(guarded(text) + CLOSE)
 
     def answer(self, piece: str) -> None:
         """A piece of the answer, as it comes."""

@@ -1,0 +1,202 @@
+"""One conversation in two modes: what is said and kept is the same, what a model is sent is not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from pydantic_ai.messages import ModelResponse
+
+from context_compiler import MemoryStore, SQLiteStore
+from context_compiler.chat import ReflectionPolicy
+from context_compiler.errors import SettingsError
+from context_compiler.history import message_body
+from tests.chat.support import NOTES, Model, Room, texts
+
+LONG = "Please look at the table of receipts again and tell me about the queue. " * 8
+
+
+async def test_an_answer_comes_in_pieces_and_is_kept_whole(room: Room) -> None:
+    pieces: list[str] = []
+    chat = room.chat(Model(answer=lambda _: "one two three"))
+    said = await chat.say("Count.", hear=pieces.append)
+    await chat.close()
+    assert pieces == ["one ", "two ", "three "]
+    assert said.text == said.output == "one two three "
+    assert "**User:**\n\nCount.\n\n**Assistant:**\n\none two three \n\n" in room.transcript()
+
+
+async def test_in_the_normal_mode_a_model_is_sent_the_history_as_it_is(room: Room) -> None:
+    model = Model()
+    chat = room.chat(model, template="no_such_template")
+    for number in range(30):
+        await chat.say(f"{number}: {LONG}")
+    await chat.close()
+    assert [texts(sent) for sent in model.sent] == [texts(chat.messages[: 2 * at + 1]) for at in range(30)]
+    assert not model.compiles and not room.notices
+    assert not await SQLiteStore(room.path / "context.db").views()
+
+
+async def test_in_endless_mode_every_request_is_within_the_budget(room: Room) -> None:
+    model = Model()
+    chat = room.chat(model, endless=True)
+    for number in range(30):
+        said = await chat.say(f"{number}: {LONG}")
+        assert said.view is not None and said.sent <= 1_500
+    await chat.close()
+    assert said.raw > 4_000 and len(chat.messages) == 60
+    assert 1 <= len(model.compiles) < 30
+    assert any(NOTES in text for text in texts(model.sent[-1]))
+
+
+async def test_the_transcripts_of_the_two_modes_are_the_same_bytes(room: Room) -> None:
+    for name, endless in (("normal", False), ("endless", True)):
+        chat = room.chat(Model(), "talk", endless=endless, folder=room.path / name, store=None)
+        for number in range(20):
+            await chat.say(f"{number}: {LONG}")
+        await chat.close()
+    normal, other = ((room.path / name / "talk.md").read_bytes() for name in ("normal", "endless"))
+    assert normal == other
+    assert normal.count(b"**User:**") == 20
+
+
+async def test_the_mode_is_switched_between_two_turns(room: Room) -> None:
+    model = Model()
+    chat = room.chat(model)
+    for number in range(12):
+        await chat.say(f"{number}: {LONG}")
+    whole = len(model.sent[-1])
+    chat.endless = True
+    await chat.say("And now?")
+    small = len(model.sent[-1])
+    chat.endless = False
+    await chat.say("And again?")
+    await chat.close()
+    assert (whole, len(model.sent[-1])) == (23, 27)
+    assert small < whole
+
+
+async def test_the_template_is_switched_between_two_turns(room: Room) -> None:
+    chat = room.chat(Model(), endless=True, every_turn=True)
+    for number in range(10):
+        chat.template = "goal_oriented" if number > 7 else "chat_compiler"
+        said = await chat.say(f"{number}: {LONG}")
+    await chat.close()
+    assert said.view is not None and said.view.record is not None and said.view.record.compile is not None
+    assert said.view.record.compile.template_name == "goal_oriented"
+
+
+@pytest.mark.parametrize(("given", "alias"), [(None, "told"), ("none", "none"), ("test", "test")])
+async def test_who_writes_the_summary_is_on_the_record(given: str | None, alias: str, room: Room) -> None:
+    chat = room.chat(Model(), endless=True, model=given)
+    for number in range(20):
+        await chat.say(f"{number}: {LONG}")
+    await chat.close()
+    summaries = await SQLiteStore(room.path / "context.db").summaries("talk")
+    assert {row.model_alias for row in summaries} == {alias}
+
+
+@pytest.mark.parametrize("endless", [False, True])
+async def test_a_session_goes_on_after_a_restart_with_its_whole_history(endless: bool, room: Room) -> None:
+    first = room.chat(Model(), endless=endless)
+    for number in range(12):
+        await first.say(f"{number}: {LONG}")
+    await first.close()
+    model = Model()
+    second = room.chat(model, endless=endless)
+    await second.open()
+    assert [message_body(one) for one in second.messages] == [message_body(one) for one in first.messages]
+    await second.say("Where were we?")
+    await second.close()
+    assert room.transcript().count("**User:**") == 13
+    assert not room.notices
+    if endless:
+        assert not model.compiles, "the notes of the first process are used again"
+        assert any(NOTES in text for text in texts(model.sent[-1]))
+
+
+async def test_a_session_of_another_vault_is_another_conversation(room: Room) -> None:
+    for vault in ("work", "home"):
+        chat = room.chat(Model(), vault=room.path / vault, folder=None)
+        await chat.say(f"This is {vault}.")
+        await chat.close()
+    again = room.chat(Model(), vault=room.path / "work", folder=None)
+    await again.open()
+    await again.close()
+    assert texts(again.messages)[0] == "This is work."
+    assert (room.path / "home" / "AssistantMD" / "Chat_Sessions" / "talk.md").is_file()
+
+
+async def test_a_stopped_answer_is_kept_as_far_as_it_came_and_the_chat_goes_on(room: Room) -> None:
+    model = Model(answer=lambda _: "one two three four five six", pause=0.02)
+    chat = room.chat(model)
+    said = await chat.say("Count.", hear=lambda piece: chat.stop() if "three" in piece else None)
+    assert said.stopped and said.text == "one two three "
+    last = chat.messages[-1]
+    assert isinstance(last, ModelResponse) and (last.text, last.state) == ("one two three ", "interrupted")
+    await chat.say("Go on.")
+    await chat.close()
+    assert texts(model.sent[-1]) == ["Count.", "one two three ", "Go on."]
+    assert "one two three \n\n*2026" in room.transcript()
+
+
+async def test_whoever_stops_waiting_keeps_what_was_said_too(room: Room) -> None:
+    chat = room.chat(Model(answer=lambda _: "one two three four", pause=0.05))
+    heard = asyncio.Event()
+    task = asyncio.create_task(chat.say("Count.", hear=lambda _: heard.set()))
+    await heard.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await chat.close()
+    assert texts(chat.messages) == ["Count.", "one "]
+    assert "one \n\n" in room.transcript()
+
+
+async def test_what_a_model_raises_is_raised_and_what_was_said_is_kept(room: Room) -> None:
+    def fail(prompt: str) -> str:
+        if prompt == "Fail.":
+            raise ConnectionError("the line is dead")
+        return "fine"
+
+    model = Model(answer=fail)
+    chat = room.chat(model)
+    with pytest.raises(ConnectionError, match="the line is dead"):
+        await chat.say("Fail.")
+    said = await chat.say("And now?")
+    await chat.close()
+    assert said.text == "fine "
+    assert [turn for turn in texts(chat.messages) if turn] == ["Fail.", "And now?", "fine "]
+    assert room.transcript().count("**User:**") == 2
+
+
+async def test_only_one_answer_comes_at_a_time(room: Room) -> None:
+    chat = room.chat(Model(pause=0.01))
+    first = asyncio.create_task(chat.say("One."))
+    await asyncio.sleep(0)
+    with pytest.raises(SettingsError, match="an answer is still coming"):
+        await chat.say("Two.")
+    await first
+    await chat.close()
+
+
+async def test_nothing_is_not_said(room: Room) -> None:
+    with pytest.raises(SettingsError, match="say something"):
+        await room.chat(Model()).say(" \n")
+
+
+async def test_what_was_said_is_found_again_also_in_the_last_turn(room: Room) -> None:
+    chat = room.chat(Model(), store=MemoryStore())
+    for number in range(5):
+        await chat.say(f"Number {number} is about the port {8080 + number}.")
+    found = await chat.recall("8084")
+    await chat.close()
+    assert any("8084" in passage.text for passage in found)
+
+
+async def test_a_wrong_value_is_refused_when_a_chat_is_made(room: Room) -> None:
+    with pytest.raises(SettingsError, match="budget"):
+        room.chat(Model(), budget=-1)
+    with pytest.raises(SettingsError, match="reflections"):
+        room.chat(Model(), reflections={"keep": 3})
+    room.chat(Model(), reflections=ReflectionPolicy(keep=1))
