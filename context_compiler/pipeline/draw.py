@@ -6,8 +6,9 @@ All text of the graph is escaped; the file runs nothing and loads nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from math import hypot
 
 from rich.cells import cell_len
 
@@ -20,6 +21,10 @@ LINE = 16.0
 LONGEST = 34
 """Columns of one line of text."""
 MARGIN = 24.0
+ROW = 13.0
+"""From one line of small text to the next."""
+BEND = 26.0
+"""How far from a corner a line begins to bend."""
 ASIDE = 10.0
 """How far two edges that go there and back stand from the middle."""
 
@@ -55,8 +60,10 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
     boxes = [_lines(graph.nodes.get(name), name, graph) for name in names]
     sizes = [(2 * LINE + COLUMN * max(cell_len(text) for _, text in box), LINE * (len(box) + 1)) for box in boxes]
     links = [(place[edge.source], place[edge.target]) for edge in graph.edges if edge.source != edge.target]
-    layout = laid_out(sizes, list(dict.fromkeys(links)), graphviz=graphviz)
-    drawn = [*_edges(graph, place, layout)]
+    together = _together(graph, place)
+    labels = {ends: _label_size(said) for ends, some in together.items() if (said := _labels(some))}
+    layout = laid_out(sizes, list(dict.fromkeys(links)), labels=labels, graphviz=graphviz)
+    drawn = [line for ends, some in together.items() for line in _edge(some, ends, layout)]
     for at, name in enumerate(names):
         drawn += _box(graph.nodes.get(name), boxes[at], layout.centres[at], sizes[at])
     return _document(graph, layout, drawn)
@@ -136,40 +143,73 @@ def _box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point, siz
     yield "</g>"
 
 
-def _edges(graph: Graph, place: dict[str, int], layout: Layout) -> Iterator[str]:
-    times: dict[tuple[int, int], int] = {}
+def _together(graph: Graph, place: Mapping[str, int]) -> dict[tuple[int, int], list[Edge]]:
+    """The edges of each pair of boxes, which share a line."""
+    found: dict[tuple[int, int], list[Edge]] = {}
     for edge in graph.edges:
-        ends = (place[edge.source], place[edge.target])
-        times[ends] = times.get(ends, 0) + 1
-        yield from _edge(edge, ends, layout, times[ends] - 1)
+        found.setdefault((place[edge.source], place[edge.target]), []).append(edge)
+    return found
 
 
-def _edge(edge: Edge, ends: tuple[int, int], layout: Layout, before: int) -> Iterator[str]:
-    """One line with its label; `before` others between the same two boxes share it."""
+def _labels(edges: Iterable[Edge]) -> list[tuple[str, str]]:
+    """What is written on a line: style and text of each row."""
+    rows: list[tuple[str, str]] = []
+    for edge in edges:
+        said = (edge.label, edge.condition, "restart" if edge.loop_restart else "")
+        rows += [("small", _short(one, LONGEST)) for one in said if one]
+        past = _past(edge.fidelity, edge.thread_id)
+        rows += [("past", past)] if past else []
+    return rows
+
+
+def _label_size(rows: Sequence[tuple[str, str]]) -> Point:
+    return 10 + COLUMN * 0.88 * max(cell_len(text) for _, text in rows), ROW * len(rows) + 4
+
+
+def _edge(edges: Sequence[Edge], ends: tuple[int, int], layout: Layout) -> Iterator[str]:
+    """One line with its labels, for all edges between the same two boxes."""
     x, y = layout.centres[ends[0]]
     shift = 0.0
-    if ends[::-1] in layout.lines and ends[0] != ends[1]:
+    if ends[::-1] in layout.lines and ends[0] != ends[1] and not layout.curved:
         shift = ASIDE if layout.centres[ends[1]][1] > y else -ASIDE
     points = tuple((px + shift, py) for px, py in layout.lines.get(ends, ()))
     if ends[0] == ends[1]:
         points = ((x - 14, y - 20), (x - 40, y - 62), (x + 40, y - 62), (x + 14, y - 20))
-    curved = layout.curved or ends[0] == ends[1]
-    kind = f"{'past-edge' if edge.fidelity or edge.thread_id else ''} {'shut' if edge.condition else ''}".strip()
-    if points and not before:
-        yield f'<path class="{kind}" d="{_path(points, curved)}" marker-end="url(#tip)"/>'
-    said = [(one, "small") for one in (edge.label, edge.condition, "restart" if edge.loop_restart else "") if one]
-    past = _past(edge.fidelity, edge.thread_id)
-    said += [(past, "past")] if past else []
-    mx, my = _middle(points) if points else (x, y)
-    aside, anchor = (-5, "end") if shift < 0 else (5, "start")
-    for at, (text, style) in enumerate(said):
-        yield _text(mx + aside, my + 13 * (at + before * 3), _short(text, LONGEST), style, anchor)
+    told, shut = any(edge.fidelity or edge.thread_id for edge in edges), all(edge.condition for edge in edges)
+    kind = f"{'past-edge' if told else ''} {'shut' if shut else ''}".strip()
+    if points:
+        line = _path(points, layout.curved or ends[0] == ends[1])
+        yield f'<path class="{kind}" d="{line}" marker-end="url(#tip)"/>'
+    rows = _labels(edges)
+    if rows and ends in layout.labels:
+        width, height = _label_size(rows)
+        lx, ly = layout.labels[ends][0] - width / 2 + 5, layout.labels[ends][1] - height / 2 + ROW
+        anchor = "start"
+    else:
+        mx, my = _middle(points) if points else (x, y)
+        lx, ly, anchor = (mx - 5, my, "end") if shift < 0 else (mx + 5, my, "start")
+    for at, (style, text) in enumerate(rows):
+        yield _text(lx, ly + ROW * at, text, style, anchor)
 
 
 def _path(points: Sequence[Point], curved: bool) -> str:
+    """A line: cubic curves through their points, or straight with round corners."""
     (x, y), rest = points[0], points[1:]
-    pairs = " ".join(f"{px:.1f},{py:.1f}" for px, py in rest)
-    return f"M{x:.1f},{y:.1f} {'C' if curved and len(rest) % 3 == 0 else 'L'}{pairs}"
+    if curved and len(rest) % 3 == 0:
+        return f"M{x:.1f},{y:.1f} C{' '.join(f'{px:.1f},{py:.1f}' for px, py in rest)}"
+    pieces = [f"M{x:.1f},{y:.1f}"]
+    for before, corner, after in zip(points, rest, rest[1:], strict=False):
+        (ax, ay), (bx, by) = _towards(corner, before), _towards(corner, after)
+        pieces.append(f"L{ax:.1f},{ay:.1f} Q{corner[0]:.1f},{corner[1]:.1f} {bx:.1f},{by:.1f}")
+    return " ".join([*pieces, f"L{points[-1][0]:.1f},{points[-1][1]:.1f}"])
+
+
+def _towards(corner: Point, other: Point) -> Point:
+    """The point at which the bend around a corner begins; half of a short line at most."""
+    dx, dy = other[0] - corner[0], other[1] - corner[1]
+    length = hypot(dx, dy)
+    part = min(BEND / length, 0.5) if length else 0.0
+    return corner[0] + dx * part, corner[1] + dy * part
 
 
 def _middle(points: Sequence[Point]) -> Point:

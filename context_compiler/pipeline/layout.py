@@ -9,8 +9,9 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from context_compiler.errors import PipelineError
@@ -41,14 +42,23 @@ class Layout:
     """From box to box."""
     curved: bool
     """Whether the points are those of cubic curves; else they are corners."""
+    labels: Mapping[tuple[int, int], Point] = field(default_factory=dict[tuple[int, int], Point])
+    """The middles of the places that were kept free for what is written on a line."""
 
 
-def laid_out(sizes: Sequence[Size], links: Sequence[tuple[int, int]], *, graphviz: str | None = "dot") -> Layout:
+def laid_out(
+    sizes: Sequence[Size],
+    links: Sequence[tuple[int, int]],
+    *,
+    labels: Mapping[tuple[int, int], Size] = MappingProxyType({}),
+    graphviz: str | None = "dot",
+) -> Layout:
     """Places for boxes of these sizes, from the first down, and for the links between them.
 
     Args:
         sizes: Width and height of each box, in points.
         links: From which box to which; each pair once, no box to itself.
+        labels: What room is wanted beside a link, in points; only Graphviz keeps it free.
         graphviz: The program; where it is not found, or None, the Python library is used.
 
     Raises:
@@ -58,15 +68,19 @@ def laid_out(sizes: Sequence[Size], links: Sequence[tuple[int, int]], *, graphvi
     most = MOST if program else MOST_PURE
     if len(sizes) + len(links) > most * 2:
         raise PipelineError(f"{len(sizes):,} stages and {len(links):,} edges are too many to draw")
-    return _by_graphviz(program, sizes, links) if program else _by_grandalf(sizes, links)
+    return _by_graphviz(program, sizes, links, labels) if program else _by_grandalf(sizes, links)
 
 
-def _by_graphviz(program: str, sizes: Sequence[Size], links: Sequence[tuple[int, int]]) -> Layout:
-    lines = [
-        f"digraph {{ nodesep={GAP / 2 / INCH:.3f} ranksep={GAP / INCH:.3f} node [shape=box fixedsize=true label=x]"
-    ]
+def _by_graphviz(
+    program: str,
+    sizes: Sequence[Size],
+    links: Sequence[tuple[int, int]],
+    labels: Mapping[tuple[int, int], Size],
+) -> Layout:
+    lines = [f"digraph {{ nodesep={GAP / 2 / INCH:.3f} ranksep={GAP / INCH:.3f} edge [dir=none]"]
+    lines += ["node [shape=box fixedsize=true label=x]"]
     lines += [f"n{at} [width={w / INCH:.3f} height={h / INCH:.3f}]" for at, (w, h) in enumerate(sizes)]
-    lines += [f"n{source} -> n{target}" for source, target in links]
+    lines += [f"n{ends[0]} -> n{ends[1]}{_room(labels.get(ends))}" for ends in links]
     command = [program, "-Tplain"]
     try:
         done = subprocess.run(
@@ -79,11 +93,22 @@ def _by_graphviz(program: str, sizes: Sequence[Size], links: Sequence[tuple[int,
         raise PipelineError(f"{program} could not lay the graph out: {str(error)[:200]}") from error
 
 
+def _room(size: Size | None) -> str:
+    """A label of that size that says nothing."""
+    if size is None:
+        return ""
+    table = (
+        f'<TABLE FIXEDSIZE="TRUE" BORDER="0" WIDTH="{size[0]:.0f}" HEIGHT="{size[1]:.0f}"><TR><TD></TD></TR></TABLE>'
+    )
+    return f" [label=<{table}>]"
+
+
 def _read_plain(text: str, count: int) -> Layout:
     """Graphviz's plain output: inches, counted from below."""
     width = height = 0.0
     centres: list[Point] = [(0.0, 0.0)] * count
     links: dict[tuple[int, int], tuple[Point, ...]] = {}
+    labels: dict[tuple[int, int], Point] = {}
     for line in text.splitlines():
         words = shlex.split(line)
         if words[0] == "graph":
@@ -91,10 +116,13 @@ def _read_plain(text: str, count: int) -> Layout:
         elif words[0] == "node":
             centres[int(words[1][1:])] = (float(words[2]) * INCH, height - float(words[3]) * INCH)
         elif words[0] == "edge":
-            numbers = [float(word) * INCH for word in words[4 : 4 + 2 * int(words[3])]]
+            ends, last = (int(words[1][1:]), int(words[2][1:])), 4 + 2 * int(words[3])
+            numbers = [float(word) * INCH for word in words[4:last]]
             points = zip(numbers[::2], numbers[1::2], strict=True)
-            links[int(words[1][1:]), int(words[2][1:])] = tuple((x, height - y) for x, y in points)
-    return Layout(width=width, height=height, centres=centres, lines=links, curved=True)
+            links[ends] = tuple((x, height - y) for x, y in points)
+            if len(words) == last + 5:  # a label and its place, before style and colour
+                labels[ends] = (float(words[last + 1]) * INCH, height - float(words[last + 2]) * INCH)
+    return Layout(width=width, height=height, centres=centres, lines=links, curved=True, labels=labels)
 
 
 class _View:

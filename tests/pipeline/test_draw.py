@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from xml.dom import minidom
@@ -98,11 +99,12 @@ def program(folder: Path, body: str) -> str:
 
 
 PLAIN = """
+# as the program prints it, with a label that only keeps a place free
 assert sys.argv[1:] == ["-Tplain"] and "secret" not in source
 print("graph 1 2 3")
 print("node n0 1 2.5 1 0.5 x solid box black lightgrey")
 print("node n1 1 0.5 1 0.5 x solid box black lightgrey")
-print("edge n0 n1 4 1 2.25 1 2 1 1.5 1 0.75 solid black")
+print('edge n0 n1 4 1 2.25 1 2 1 1.5 1 0.75 "<TABLE>" 1.5 1 solid black')
 print("stop")
 """
 
@@ -115,6 +117,7 @@ def test_graphviz_is_given_sizes_only_and_its_plain_answer_is_read(tmp_path: Pat
         centres=[(72.0, 36.0), (72.0, 180.0)],
         lines={(0, 1): ((72.0, 54.0), (72.0, 72.0), (72.0, 108.0), (72.0, 162.0))},
         curved=True,
+        labels={(0, 1): (108.0, 144.0)},
     )
     svg = to_svg(parse_dot("digraph g { secret -> b; secret; b }"), graphviz=program(tmp_path, PLAIN))
     assert " C" in svg and "secret" in texts(svg)
@@ -131,3 +134,50 @@ def test_without_graphviz_the_library_lays_it_out(tmp_path: Path) -> None:
     assert not layout.curved
     assert layout.centres[0][1] < layout.centres[1][1]
     assert set(layout.lines) == {(0, 1)}
+
+
+def test_a_line_between_boxes_bends_round() -> None:
+    svg = drawn(parse_dot("digraph g { a -> b -> c -> d; d -> a; a; b; c; d }"))
+    assert " Q" in svg and svg.count("marker-end") == 4
+
+
+def test_labels_of_edges_between_the_same_boxes_stand_below_each_other() -> None:
+    svg = drawn(parse_dot('digraph g { a; b; a -> b [label=one, condition="outcome=fail"]; a -> b [label=two] }'))
+    found = minidom.parseString(svg).getElementsByTagName("text")
+    rows = {node.firstChild.data: float(node.getAttribute("y")) for node in found if node.firstChild}  # type: ignore[union-attr]
+    assert rows["one"] < rows["outcome=fail"] < rows["two"]
+    assert svg.count("marker-end") == 1
+
+
+GRAPHVIZ = shutil.which("dot")
+real = pytest.mark.skipif(GRAPHVIZ is None, reason="Graphviz is not installed (Debian: apt-get install graphviz)")
+
+
+@real
+def test_graphviz_itself_lays_a_graph_out_and_lines_reach_their_boxes() -> None:
+    sizes = [(90.0, 40.0), (120.0, 60.0), (70.0, 30.0)]
+    links = [(0, 1), (1, 2), (2, 0)]
+    layout = laid_out(sizes, links, labels={(1, 2): (80.0, 30.0)}, graphviz=GRAPHVIZ)
+    assert layout.curved and set(layout.lines) == set(links) and set(layout.labels) == {(1, 2)}
+    for source, target in links:
+        for end, at in ((source, 0), (target, -1)):
+            (x, y), (cx, cy), (w, h) = layout.lines[source, target][at], layout.centres[end], sizes[end]
+            assert abs(x - cx) <= w / 2 + 2 and abs(y - cy) <= h / 2 + 2
+    for (x, y), (w, h) in zip(layout.centres, sizes, strict=True):
+        assert w / 2 - 1 <= x <= layout.width - w / 2 + 1 and h / 2 - 1 <= y <= layout.height - h / 2 + 1
+
+
+@real
+def test_graphviz_itself_draws_everything_the_library_draws() -> None:
+    for source in (EXAMPLE, "digraph { }", "digraph g { a -> a; a -> b; b -> a [label=back]; a; b }"):
+        graph = parse_dot(source)
+        by_graphviz = to_svg(graph, graphviz=GRAPHVIZ)
+        assert sorted(texts(by_graphviz)) == sorted(texts(drawn(graph)))
+        assert by_graphviz == to_svg(graph, graphviz=GRAPHVIZ)
+
+
+@real
+def test_graphviz_itself_is_told_nothing_of_a_hostile_graph() -> None:
+    source = f'digraph "{HOSTILE}" {{ "{HOSTILE}" [label="{HOSTILE}"]; "{HOSTILE}" -> b [label="{HOSTILE}"] }}'
+    document = minidom.parseString(to_svg(parse_dot(source), graphviz=GRAPHVIZ).encode())
+    assert {node.tagName for node in document.getElementsByTagName("*")} <= ALLOWED
