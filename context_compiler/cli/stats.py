@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,8 @@ from context_compiler.cli.options import DB, Db, Json, example, group, known_ses
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import first_word, json_text, number, plural, share
 from context_compiler.record import Record, SessionInfo
+from context_compiler.store import shelf
+from context_compiler.store.rows import Row
 
 app = group("What the record says about all requests.")
 
@@ -29,6 +32,8 @@ COLUMNS = (
     Column("saved", right=True, style="green"),
     Column("", right=True),
     Column("fallbacks", right=True, style="red"),
+    Column("quality", right=True, spare=True),
+    Column("health", right=True, spare=True),
     Column("p50 ms", right=True, spare=True),
     Column("p95 ms", right=True, spare=True),
 )
@@ -49,6 +54,12 @@ class Sum:
     tokens_saved: int
     fallbacks: int
     over_budget: int
+    scored: int
+    """Turns that a manager scored; the scores are those of the last one, and the lowest of all."""
+    quality: float | None
+    quality_least: float | None
+    health: float | None
+    health_least: float | None
     latency_p50_ms: float | None
     latency_p95_ms: float | None
     compile_p50_ms: float | None
@@ -61,7 +72,7 @@ def percentile(values: Sequence[float], part: float) -> float | None:
     return ranked[max(0, -int(-part * len(ranked) // 1) - 1)] if ranked else None
 
 
-def summed(session: str | None, records: Sequence[Record], compiles: int) -> Sum:
+def summed(session: str | None, records: Sequence[Record], compiles: int, scores: Sequence[Row] = ()) -> Sum:
     """Add up requests."""
     sent = [record for record in records if IMPORTED not in record.status]
     words = [first_word(record.status) for record in sent]
@@ -78,6 +89,11 @@ def summed(session: str | None, records: Sequence[Record], compiles: int) -> Sum
         tokens_saved=raw - cost,
         fallbacks=words.count("fallback"),
         over_budget=words.count("floor_over_budget"),
+        scored=len(scores),
+        quality=scores[-1]["quality"] if scores else None,
+        quality_least=min((score["quality"] for score in scores), default=None),
+        health=scores[-1]["health"] if scores else None,
+        health_least=min((score["health"] for score in scores), default=None),
         latency_p50_ms=percentile(times, 0.5),
         latency_p95_ms=percentile(times, 0.95),
         compile_p50_ms=percentile(waits, 0.5),
@@ -108,11 +124,15 @@ async def _sums(db: Path, session: str | None) -> tuple[list[Sum], Sum]:
     async with opened(db) as store:
         infos: list[SessionInfo] = await (known_session(store, session) if session else store.sessions())
         records = await store.views(session)
+        found = await store.perform(partial(shelf.scores, name=session))
+    scores: dict[str, list[Row]] = {}
+    for row in found:
+        scores.setdefault(row["session_id"], []).append(row)
     by_session: dict[str, list[Record]] = {info.session_id: [] for info in infos}
     for record in records:
         by_session.setdefault(record.session_id, []).append(record)
     compiles = {name: sum(info.compiles for info in infos if info.session_id == name) for name in by_session}
-    sums = [summed(name, some, compiles[name]) for name, some in by_session.items()]
+    sums = [summed(name, some, compiles[name], scores.get(name, ())) for name, some in by_session.items()]
     return sums, summed(None, records, sum(compiles.values()))
 
 
@@ -127,5 +147,6 @@ def _row(one: Sum) -> Sequence[object]:
         number(one.tokens_saved),
         share(one.tokens_saved, one.tokens_raw),
         number(one.fallbacks),
+        *("" if score is None else f"{score:.2f}" for score in (one.quality, one.health)),
         *times,
     )

@@ -83,3 +83,14 @@ def as_config(config: ContextConfig | None) -> ContextConfig:
         names = ", ".join(field.name for field in fields(ContextConfig))
         raise SettingsError(f"config={config!r}: give a ContextConfig, whose fields are {names}")
     return config or ContextConfig()
+
+
+def spoken(where: str, text: object) -> str:
+    """What somebody said, as it is.
+
+    Raises:
+        SettingsError: there is nothing in it.
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise SettingsError(f"{where}: the input is empty; give what the user said, as text")
+    return text

@@ -80,17 +80,8 @@ class Desk:
         found = await self.spared("grounding", self.found(query), trouble)
         self.session = replace(self.session, grounding=tuple(found or ()))
         shrunk = await self._shrunk(trouble)
-        quality, health = self.scores()
-        score = Score(
-            turn=len(self.session.turns) - 1,
-            quality=quality,
-            health=health,
-            tokens=self.tokens,
-            summarized=shrunk,
-            created_at=datetime.now(UTC),
-        )
-        self._note(score)
-        rolled_back = await self._turned_back(turn, quality, trouble)
+        score = self._scored(shrunk)
+        rolled_back = await self._turned_back(turn, score.quality, trouble)
         commit = None if rolled_back else await self._due(trouble)
         score = replace(
             score,
@@ -106,7 +97,7 @@ class Desk:
             grounding_used=tuple(match.memory.id for match in self.session.grounding),
             summarization_triggered=shrunk,
             checkpoint_created=commit,
-            quality_score=quality,
+            quality_score=score.quality,
             token_count=score.tokens,
             rollback_triggered=rolled_back,
             trouble=tuple(trouble),
@@ -137,13 +128,8 @@ class Desk:
             most=self.config.max_tokens // SUMMARY_SHARE,
             reader=self.reader,
         )
-        self.session = replace(
-            self.session,
-            covered=stop,
-            summary=made.text,
-            index=made.index,
-            summarizations=session.summarizations + 1,
-        )
+        often = session.summarizations + 1
+        self.session = replace(self.session, covered=stop, summary=made.text, index=made.index, summarizations=often)
         told = made.text or made.index
         if told:
             await self.spared("remembering the summary", self.memory.remember(REMEMBERED_AS + told), [])
@@ -170,6 +156,10 @@ class Desk:
         self.session = replace(former, taken=self.session.taken)
         return RollbackResult(commit_restored=str(commit), turns_lost=lost)
 
+    async def keep(self) -> None:
+        """Keep the session where there is a shelf; a shelf that fails is told of."""
+        await self.spared("keeping the session", self.versions.keep(self.session, None), [])
+
     def scores(self) -> tuple[float, float]:
         """Quality by the manager's scorer, and health, of the session as it is."""
         session = self.session
@@ -186,6 +176,15 @@ class Desk:
             self.report("scoring", asked.error)
         health = HEALTH.calculate(state)
         return health if asked.value is None else asked.value, health
+
+    def _scored(self, shrunk: bool) -> Score:
+        """Score the session as it is."""
+        quality, health = self.scores()
+        turn, tokens = len(self.session.turns) - 1, self.tokens
+        now = datetime.now(UTC)
+        score = Score(turn=turn, quality=quality, health=health, tokens=tokens, summarized=shrunk, created_at=now)
+        self._note(score)
+        return score
 
     def report(self, what: str, error: Exception) -> None:
         """Say what failed, in the log and to `on_error`."""

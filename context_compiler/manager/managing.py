@@ -11,14 +11,19 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from context_compiler.errors import SettingsError
 from context_compiler.history import Reader
 from context_compiler.manager.asking import Questions
-from context_compiler.manager.config import ContextConfig, as_config
+from context_compiler.manager.config import ContextConfig, as_config, spoken
 from context_compiler.manager.context import context_messages, grounded
 from context_compiler.manager.desk import Desk
 from context_compiler.manager.live import ManagedContext, ManagedHistory
 from context_compiler.manager.memory import MemoryRepository, MemorySystem
 from context_compiler.manager.quality import QualityScorer, Scorer
-from context_compiler.manager.results import ContextTurnResult, GroundedContext, RollbackResult, Score
-from context_compiler.manager.results import SummarizationResult as Summarized
+from context_compiler.manager.results import (
+    ContextTurnResult,
+    GroundedContext,
+    RollbackResult,
+    Score,
+    SummarizationResult,
+)
 from context_compiler.manager.session import Session, session_from, session_text, turn_of, with_turn
 from context_compiler.manager.summary import TEMPLATE
 from context_compiler.manager.versions import Versions
@@ -110,7 +115,7 @@ class ContextManager:
         Raises:
             SettingsError: there is nothing in the input.
         """
-        text = _said("process_turn", input)
+        text = spoken("process_turn", input)
         async with self._desk.lock:
             return await self._desk.turn([ModelRequest(parts=[UserPromptPart(content=text)])])
 
@@ -138,7 +143,7 @@ class ContextManager:
             SettingsError: there is nothing in the query.
             Exception: whatever the memory raises; the shipped ones raise `ContextMemoryError` and `StoreError`.
         """
-        return grounded(await self._desk.found(_said("ground_query", query)))
+        return grounded(await self._desk.found(spoken("ground_query", query)))
 
     def get_context_messages(self) -> list[ModelMessage]:
         """System prompt, what memory said to the last turn, the summary, and the turns that it does not stand for."""
@@ -163,11 +168,16 @@ class ContextManager:
         """Turns of the session, also those that a summary stands for."""
         return len(self._desk.session.turns)
 
+    @property
+    def next_checkpoint(self) -> str | None:
+        """The commit that a rollback goes back to; None for none."""
+        return self._desk.session.checkpoint
+
     def transcript(self) -> list[ModelMessage]:
         """Every message of the session, oldest first."""
         return list(self._desk.session.messages())
 
-    async def summarize(self) -> Summarized:
+    async def summarize(self) -> SummarizationResult:
         """Let a summary stand for all but the newest turns, whatever they cost; nothing to sum up changes nothing.
 
         Raises:
@@ -176,7 +186,7 @@ class ContextManager:
         """
         async with self._desk.lock:
             done = await self._desk.summarize()
-            await self._kept()
+            await self._desk.keep()
             return done
 
     async def checkpoint(self, message: str = "Checkpoint") -> str | None:
@@ -187,7 +197,7 @@ class ContextManager:
         """
         async with self._desk.lock:
             commit = await self._desk.checkpoint(message)
-            await self._kept()
+            await self._desk.keep()
             return commit
 
     async def rollback(self) -> RollbackResult:
@@ -200,7 +210,7 @@ class ContextManager:
         """
         async with self._desk.lock:
             done = await self._desk.rollback()
-            await self._kept()
+            await self._desk.keep()
             return done
 
     async def resume(self) -> bool:
@@ -234,12 +244,3 @@ class ContextManager:
     def as_history_processor(self) -> ManagedHistory:
         """The session for `ProcessHistory`, where only a processor can be given."""
         return ManagedHistory(self._desk)
-
-    async def _kept(self) -> None:
-        await self._desk.spared("keeping the session", self._desk.versions.keep(self._desk.session, None), [])
-
-
-def _said(where: str, text: object) -> str:
-    if not isinstance(text, str) or not text.strip():
-        raise SettingsError(f"{where}: the input is empty; give what the user said, as text")
-    return text

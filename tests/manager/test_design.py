@@ -12,7 +12,12 @@ from tests.support.o200k import theirs
 
 def test_context_config_validation() -> None:
     assert ContextConfig(max_tokens=4096, summarize_at_ratio=0.7, checkpoint_interval=5).summarization_threshold == 2867
-    for wrong in ({"max_tokens": 0}, {"summarize_at_ratio": 1.5}, {"quality_threshold": -1}, {"checkpoint_interval": 0}):
+    for wrong in (
+        {"max_tokens": 0},
+        {"summarize_at_ratio": 1.5},
+        {"quality_threshold": -1},
+        {"checkpoint_interval": 0},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             ContextConfig(**wrong)  # pyright: ignore[reportArgumentType]
 

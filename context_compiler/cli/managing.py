@@ -1,0 +1,143 @@
+"""`manager`: the checkpoints of a managed session, listed, made and gone back to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from context_compiler.cli.options import DB, Db, Json, Yes, agreed, example, group, known_session, opened
+from context_compiler.cli.screen import Column, Screen, complain
+from context_compiler.cli.text import json_text, moment, number, one_line, plural
+from context_compiler.errors import StoreError
+from context_compiler.manager import Commit, ContextManager, RollbackResult, SQLiteMemory
+
+app = group("List, make and go back to the checkpoints of a managed session.", shown="manager log assistant")
+
+SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="A session, as `sessions list` shows it.")]
+"""Which session."""
+
+SHORT = 12
+"""Characters of a commit that are shown in a table; --json has them all."""
+
+COLUMNS = (
+    Column(""),
+    Column("commit", style="cyan"),
+    Column("made"),
+    Column("turns", right=True),
+    Column("memories", right=True),
+    Column("author", spare=True),
+    Column("message", elastic=True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Log:
+    """What there is to go back to."""
+
+    commits: list[Commit]
+    next: str | None
+    """The checkpoint that a rollback goes back to."""
+    turns: int
+    """Of the session as it is now."""
+
+
+@app.command("log", epilog=example("manager log assistant"))
+def log(
+    session: SessionId,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    db: Db = DB,
+    json: Json = False,
+) -> None:
+    """List the commits of a session, newest first; an arrow marks where a rollback goes."""
+    found = asyncio.run(_log(db, session, limit))
+    screen = Screen()
+    if json:
+        said = {"db": str(db), "session": session, "turns": found.turns, "next": found.next, "commits": found.commits}
+        screen.raw(json_text(said))
+    elif not found.commits:
+        screen.line(f"session {one_line(session)} has {plural(found.turns, 'turn')} and no checkpoint yet")
+    else:
+        screen.table(COLUMNS, [_row(one, found.next) for one in found.commits])
+
+
+@app.command("checkpoint", epilog=example('manager checkpoint assistant --message "before the move"'))
+def checkpoint(
+    session: SessionId,
+    message: Annotated[str, typer.Option("--message", help="What the checkpoint is called.")] = "Checkpoint",
+    db: Db = DB,
+    json: Json = False,
+) -> None:
+    """Keep a session and its memory as they stand."""
+    commit, turns = asyncio.run(_checkpoint(db, session, message))
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"db": str(db), "session": session, "commit": commit, "turns": turns}))
+    else:
+        screen.line(f"{db}: session {one_line(session)} kept at {plural(turns, 'turn')} as {str(commit)[:SHORT]}")
+
+
+@app.command("rollback", epilog=example("manager rollback assistant --yes"))
+def rollback(session: SessionId, yes: Yes = False, db: Db = DB, json: Json = False) -> None:
+    """Go back to the newest checkpoint that has not served yet; the session goes on from there."""
+    found = asyncio.run(_log(db, session, 1))
+    if not yes and found.next is not None:
+        asked = f"Roll session {session!r} back from {plural(found.turns, 'turn')} to checkpoint {found.next[:SHORT]}?"
+        if not agreed(asked):
+            complain("nothing was rolled back")
+            raise typer.Exit(1)
+    done, turns = asyncio.run(_rollback(db, session))
+    screen = Screen()
+    if json:
+        told = {"commit_restored": done.commit_restored, "turns_lost": done.turns_lost, "turns": turns}
+        screen.raw(json_text({"db": str(db), "session": session, **told}))
+    else:
+        gone = plural(done.turns_lost, "turn")
+        screen.line(f"{db}: session {one_line(session)} is back at {done.commit_restored[:SHORT]}, {gone} gone")
+
+
+@asynccontextmanager
+async def _managed(db: Path, session: str, *, writing: bool) -> AsyncGenerator[tuple[ContextManager, SQLiteMemory]]:
+    """The manager of a session, as it was kept last.
+
+    Raises:
+        StoreError: nobody knows the session, or it has never been managed.
+    """
+    async with opened(db) as looked:
+        await known_session(looked, session)
+        path = looked.path
+    async with opened(path, writing=writing) as store:
+        memory = SQLiteMemory(session, store)
+        manager = ContextManager.with_versioning(memory, memory, "none", session_id=session)
+        if not await manager.resume():
+            raise StoreError(
+                f"{path}: session {one_line(session, 60)!r} is not managed; a ContextManager over"
+                " SQLiteMemory(session, path) keeps one"
+            )
+        yield manager, memory
+
+
+async def _log(db: Path, session: str, limit: int) -> _Log:
+    async with _managed(db, session, writing=False) as (manager, memory):
+        return _Log(commits=await memory.log(limit), next=manager.next_checkpoint, turns=manager.turn_count)
+
+
+async def _checkpoint(db: Path, session: str, message: str) -> tuple[str | None, int]:
+    async with _managed(db, session, writing=True) as (manager, _):
+        return await manager.checkpoint(message), manager.turn_count
+
+
+async def _rollback(db: Path, session: str) -> tuple[RollbackResult, int]:
+    async with _managed(db, session, writing=True) as (manager, _):
+        return await manager.rollback(), manager.turn_count
+
+
+def _row(one: Commit, next: str | None) -> tuple[object, ...]:
+    mark = "→" if one.id == next else ""
+    counts = (number(one.turns), number(one.memories))
+    return mark, one.id[:SHORT], moment(one.created_at), *counts, one.author, one.message
