@@ -9,8 +9,8 @@ from context_compiler.history.items import Kind
 def needless(history: History) -> dict[int, frozenset[int]]:
     """Parts that need not stay when their message goes: their positions, by position of the message.
 
-    That is system text that an earlier message said already, and what the host kept for itself before the last
-    compaction: the host reads such things from there on.
+    That is system text that an earlier message said already, and what the host noted for itself before the last
+    compaction: it reads its notes from there on.
     """
     said: set[str] = set()
     found: dict[int, set[int]] = {}
@@ -18,7 +18,7 @@ def needless(history: History) -> dict[int, frozenset[int]]:
     for index, reading in enumerate(history.readings):
         for at, item in enumerate(reading.items if reading.stays else ()):
             if item.kind is not Kind.SYSTEM:
-                gone = item.stays and (index, at) < window
+                gone = item.kind is Kind.CONTROL and (index, at) < window
             else:
                 gone = item.text in said
                 said.add(item.text)
