@@ -16,9 +16,12 @@ from pydantic_ai.models import Model
 from context_compiler.advance.through import RAW, Advanced, advanced, carried, repaired, sections_of, why_kept
 from context_compiler.agent import Answer, ask, named
 from context_compiler.config import RECALL, Many, Wishes, how_many, share
-from context_compiler.errors import BudgetError
+from context_compiler.errors import BudgetError, SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.history import History, Reader
+from context_compiler.layers.needs import need_of
+from context_compiler.layers.session import Layers
+from context_compiler.layers.told import NOTHING, Told, room_of, template_of, told_of, with_layers, with_told
 from context_compiler.limits import Asked, Limits, checked, limits
 from context_compiler.prompt import Order
 from context_compiler.record import Compile, Drop, Entry, Record
@@ -48,6 +51,8 @@ async def compile_view(
     counter: TokenCounter | Count | None = None,
     strict: bool = False,
     timeout: float = 60.0,
+    layers: Layers | None = None,
+    role: str | None = None,
 ) -> View:
     """Compile a history into one view within a budget, outside any run.
 
@@ -66,8 +71,12 @@ async def compile_view(
         counter: What counts tokens.
         strict: Raise instead of sending the least that is possible.
         timeout: Seconds for the model.
+        layers: Where the layers of `session` are; they stand before the last request's prompt.
+        role: Which node is told of them: understand, think, act or reply.
 
     Raises:
+        SettingsError: Only one of `layers` and `role` is given, or they without a `session`.
+        LayersError: The role is unknown, or the layers are broken.
         TemplateError: The template is missing or wrong.
         FidelityError: The fidelity is unknown.
         CompileError: The model failed.
@@ -90,23 +99,44 @@ async def compile_view(
     pairing = pair(history)
     base, turns = repaired(pairing), outline(history, pairing)
     marks = limits(asked, fixed=carried(history), fidelity=options.fidelity)
+    told = await _told(layers, role, session, library, marks, history, reader.counter)
+    free = replace(marks, budget=marks.budget - told.tokens)
     where = Where(session_id=session or _label(history), turn_index=turn_index(history))
 
     async def answer(given: Order) -> Answer:
         return await ask(given.prompts, model or "none", timeout=timeout)
 
-    sent = reader.read(assemble(history, RAW, base, reader))
+    sent = reader.read(with_told(assemble(history, RAW, base, reader), told))
     done: Advanced | None = None
     if sent.tokens > marks.budget:
         done = await advanced(
-            history, turns, base, options, marks, counter=reader.counter, where=where, ask=answer, one_shot=True
+            history, turns, base, options, free, counter=reader.counter, where=where, ask=answer, one_shot=True
         )
-        sent = reader.read(assemble(history, done.frozen, base, reader))
-    view = _view(history, turns, done, sent, marks, reader.counter, after=len(messages) - len(history))
+        sent = reader.read(with_told(assemble(history, done.frozen, base, reader), told))
+    view = _view(history, turns, done, sent, marks, told, reader.counter, after=len(messages) - len(history))
     if strict and view.tokens > marks.budget:
         raise BudgetError(f"even the least takes {view.tokens} of {marks.budget} tokens: give a larger budget")
     record = _record(view, history, done.row if done else None, where, sent, (perf_counter() - started) * 1000)
     return replace(view, record=await _kept(record, history, sent, store))
+
+
+async def _told(
+    layers: Layers | None,
+    role: str | None,
+    session: str | None,
+    library: TemplateLibrary,
+    marks: Limits,
+    history: History,
+    counter: TokenCounter,
+) -> Told:
+    """What stands of the layers before the prompt."""
+    if layers is None and role is None:
+        return NOTHING
+    if layers is None or role is None or session is None:
+        raise SettingsError(f"layers={layers!r}, role={role!r}, session={session!r}: give all three, or no layers")
+    need_of(role)
+    room = room_of(marks.room, history.readings[-1].tokens if history.readings else 0)
+    return told_of(role, await layers.state(session), template_of(role, library), room=room, counter=counter)
 
 
 def _to_last_request(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
@@ -126,13 +156,14 @@ def _view(
     done: Advanced | None,
     sent: History,
     marks: Limits,
+    told: Told,
     counter: TokenCounter,
     *,
     after: int,
 ) -> View:
     """What was sent, and why; `after` messages stood behind the last request."""
     frozen = done.frozen if done else RAW
-    drops = done.cut.bench.drops if done else []
+    drops = [*told.drops, *(done.cut.bench.drops if done else [])]
     if after:
         drops = [*drops, Drop(what=f"{after} messages", reason="after the last request: a view ends with it")]
     kept = why_kept(frozen, turns, len(history))
@@ -142,10 +173,10 @@ def _view(
         budget=marks.budget,
         status="raw" if done is None else "compiled" if sent.tokens <= marks.budget else "floor_over_budget",
         summary=summary_of(frozen),
-        ledger=ledger(sections_of(frozen, sent, counter), drops, kept),
+        ledger=ledger(with_layers(sections_of(frozen, sent, counter), told), drops, kept),
         drops=tuple(drops),
         kept=kept,
-        quoted=done.quoted if done else (),
+        quoted=(*told.sections, *(done.quoted if done else ())),
     )
 
 

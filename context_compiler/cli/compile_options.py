@@ -56,4 +56,8 @@ PrintAs = Annotated[Format, typer.Option("--format", help="How the view is print
 Explain = Annotated[
     bool, typer.Option("--explain", help="Print why each message is kept or left out, instead of the messages.")
 ]
+LayersOf = Annotated[
+    str | None, typer.Option("--layers", help="Put the layers of this session, from --db, before the last prompt.")
+]
+Role = Annotated[str, typer.Option("--role", help="Which node is told of the layers: understand, think, act or reply.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Fail when even the least that can be sent is over the budget.")]

@@ -19,9 +19,11 @@ from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import first_word, json_text, number, share
 from context_compiler.cli.writing import chosen_fidelity, chosen_template
 from context_compiler.compiler import compile_view
+from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.history import History, message_body
 from context_compiler.importers import Transcript
+from context_compiler.layers.session import Layers
 from context_compiler.limits import Amount
 from context_compiler.settings import Count
 from context_compiler.store import Store
@@ -42,6 +44,9 @@ class Wish:
     session: str | None = None
     recent_turns: Count | None = None
     strict: bool = False
+    layers: str | None = None
+    """The session whose layers stand before the last prompt."""
+    role: str = "think"
 
 
 @app.command("compile", epilog=example("compile chat.json --budget 4000 --explain"))
@@ -62,6 +67,8 @@ def compile_(
     json: Json = False,
     explain: given.Explain = False,
     strict: given.Strict = False,
+    layers: given.LayersOf = None,
+    role: given.Role = "think",
 ) -> None:
     """Compile a transcript into a view that fits a token budget, and print it."""
     wish = Wish(
@@ -72,7 +79,11 @@ def compile_(
         session=session,
         recent_turns=turns(recent_turns),
         strict=strict,
+        layers=layers,
+        role=role,
     )
+    if layers is not None and db is None:
+        raise SettingsError(f"--layers {layers!r}: give the --db that holds them")
     found = selected(conversations(transcript, format_), select, file=transcript)
     tell_notes(found)
     view = asyncio.run(compiled(found, wish, db))
@@ -81,7 +92,7 @@ def compile_(
 
 async def compiled(found: Transcript, wish: Wish, db: Path | None) -> View:
     """One view of a conversation, recorded where `db` says."""
-    named = replace(wish, session=wish.session or found.name)
+    named = replace(wish, session=wish.layers or wish.session or found.name)
     if db is None:
         return await compile_in(None, found.messages, named)
     async with opened(db, writing=True) as store:
@@ -100,6 +111,8 @@ async def compile_in(store: Store | None, messages: Sequence[ModelMessage], wish
         session=wish.session,
         recent_turns=wish.recent_turns,
         strict=wish.strict,
+        layers=Layers(store) if wish.layers is not None else None,
+        role=wish.role if wish.layers is not None else None,
     )
 
 

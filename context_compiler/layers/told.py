@@ -120,6 +120,18 @@ def _dropped(name: str, before: str, after: str, why: str, counter: TokenCounter
     return [Drop(what=f"layer {name}", reason=why, tokens=max(0, tokens))] if before != after else []
 
 
+def room_of(room: int, last: int) -> int:
+    """What the layers may have: a share of the room for messages, and no more than the last of these leaves."""
+    return max(0, min(room // SHARE, room - last))
+
+
+def with_layers(sections: dict[str, int], told: Told) -> dict[str, int]:
+    """The tokens of a view by section, the layers apart from its other messages."""
+    if not told.text:
+        return sections
+    return {**sections, "layers": told.tokens, "messages": sections["messages"] - told.tokens}
+
+
 def with_told(messages: Sequence[ModelMessage], told: Told) -> list[ModelMessage]:
     """The messages with what is told directly before the last prompt, in copies of our own."""
     if not told.text:

@@ -8,7 +8,7 @@ from context_compiler.advance.through import RAW, Advanced, sections_of, why_kep
 from context_compiler.budget.frozen import Frozen
 from context_compiler.errors import ContextCompilerError
 from context_compiler.history import History
-from context_compiler.layers.told import with_told
+from context_compiler.layers.told import with_layers, with_told
 from context_compiler.limits import Limits
 from context_compiler.live.request import Request
 from context_compiler.live.run import Live, Result, Run, Sight
@@ -39,9 +39,10 @@ def built(
     drops = (*told.drops, *(done.cut.bench.drops if done else ()))
     blocks = () if untouched else texts(frozen, sight.history).values()
     kept = () if untouched else why_kept(frozen, sight.turns, len(sight.history))
-    sections = {"instructions and schemas": request.overhead, **sections_of(frozen, sent, live.counter, blocks)}
-    if told.text:
-        sections |= {"layers": told.tokens, "messages": sections["messages"] - told.tokens}
+    sections = {
+        "instructions and schemas": request.overhead,
+        **with_layers(sections_of(frozen, sent, live.counter, blocks), told),
+    }
     view = View(
         messages=messages,
         tokens=sent.tokens,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from context_compiler.layers.session import Layers
-from context_compiler.layers.told import NOTHING, SHARE, Told, template_of, told_of, untold
+from context_compiler.layers.told import NOTHING, Told, room_of, template_of, told_of, untold
 from context_compiler.limits import whole_budget
 from context_compiler.live.failing import attempted
 from context_compiler.live.request import Request
@@ -39,12 +39,11 @@ async def _told(live: Live, run: Run, request: Request, layers: Layers, role: st
     state = await layers.state(request.session_id)
     budget, _ = whole_budget(live.asked, window=request.window, max_tokens=request.max_tokens)
     room = int(budget / run.ratios.of(request.family)) - request.overhead
-    free = room - live.reader.one(request.messages[-1]).tokens
     return told_of(
         role,
         state,
         template_of(role, live.library),
-        room=max(0, min(room // SHARE, free)),
+        room=room_of(room, live.reader.one(request.messages[-1]).tokens),
         counter=live.counter,
     )
 

@@ -1,0 +1,88 @@
+"""`layers show`, and `compile --layers`: what a node is told, from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from context_compiler.layers import Layers
+from tests.cli.conftest import DEMO, Command
+
+
+@pytest.fixture
+def kept(cc: Command, tmp_path: Path) -> Command:
+    """A command line in a folder whose record has a session with layers."""
+
+    async def fill() -> None:
+        layers = Layers(tmp_path / "system" / "context.db")
+        async with layers.turn("dinner", "Something quick?") as turn:
+            turn.registry.register_read("recipes", "0f8fad5b-d9cb-469f-a165-70867728950e", "Lemon Herb Chicken")
+            turn.decided("propose", "Find dinner", proposal_message="Shall I cook it?")
+            turn.answered("I propose the chicken.")
+        await layers.close()
+
+    asyncio.run(fill())
+    return cc
+
+
+@pytest.mark.parametrize(
+    ("role", "seen", "unseen"),
+    [
+        ("understand", "created turn 1", "DO NOT"),
+        ("think", "DO NOT re-read: recipe_1", "created turn 1"),
+        ("act", "[read] turn 1", "Shall I cook it?"),
+        ("reply", "- Lemon Herb Chicken (saved)", "recipe_1"),
+    ],
+)
+def test_a_node_is_shown_what_it_is_told(kept: Command, role: str, seen: str, unseen: str) -> None:
+    said = kept("layers", "show", "dinner", "--role", role)
+    assert said.code == 0 and seen in said.out and unseen not in said.out
+    assert "## Entity Context" in said.out and "0f8fad5b" not in said.out
+
+
+def test_think_is_shown_unless_another_is_named(kept: Command) -> None:
+    assert kept("layers", "show", "dinner").out == kept("layers", "show", "dinner", "--role", "think").out
+
+
+def test_json_holds_sections_and_values(kept: Command) -> None:
+    found = kept("layers", "show", "dinner", "--json").json
+    assert (found["role"], found["turn"]) == ("think", 2)
+    assert found["sections"]["do_not_read"] == "DO NOT re-read: recipe_1"
+    assert found["context"]["conversation"]["pending"]["context"] == "Shall I cook it?"
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        (("dinner", "--role", "cook"), "understand, think, act, reply"),
+        (("diner",), "dinner"),
+        (("dinner", "--db", "none.db"), "none.db"),
+    ],
+)
+def test_a_wrong_question_is_one_line(kept: Command, asked: tuple[str, ...], what: str) -> None:
+    said = kept("layers", "show", *asked)
+    assert said.code == 2 and what in said.err and said.err.count("\n") == 1
+
+
+def test_a_deleted_session_has_no_layers(kept: Command) -> None:
+    assert kept("sessions", "delete", "dinner", "--yes").code == 0
+    assert kept("layers", "show", "dinner").code == 2
+
+
+def test_explain_counts_the_layers_and_says_why_they_are_there(kept: Command) -> None:
+    said = kept("compile", DEMO, "--db", "system/context.db", "--layers", "dinner", "--budget", "2000", "--explain")
+    assert said.code == 0
+    assert "layer conversation" in said.out and "for think, priority 3" in said.out
+    assert "layers before the prompt" in said.out
+
+
+def test_layers_count_against_the_budget(kept: Command) -> None:
+    view = kept("compile", DEMO, "--db", "system/context.db", "--layers", "dinner", "--budget", "900", "--json").json
+    assert view["tokens"] <= 900 and view["ledger"]["tokens"]["layers"] > 0
+
+
+def test_layers_need_the_record_that_holds_them(kept: Command) -> None:
+    said = kept("compile", DEMO, "--layers", "dinner")
+    assert said.code == 2 and "--db" in said.err
