@@ -19,8 +19,6 @@ from tests.support.builders import answer, assistant, call, user
 from tests.support.parts import FuturePart
 from tests.support.views import counter
 
-# --- the bench
-
 
 def test_a_bench_starts_with_everything_at_its_price() -> None:
     on = bench([user("a"), assistant("b"), user("c")])
