@@ -13,6 +13,7 @@ from context_compiler.layers.conversation import (
     get_conversation_with_engagement,
     get_recent_conversation,
     record_of,
+    text_of,
 )
 from context_compiler.layers.entities import format_entity_context, get_entity_context
 from context_compiler.layers.models import ConversationHistory
@@ -31,7 +32,7 @@ from context_compiler.layers.reasoning import (
 from context_compiler.layers.refs import shown_data
 from context_compiler.layers.registry import registry_of
 from context_compiler.layers.results import format_archive, format_results
-from context_compiler.layers.turn import results_of, turn_of
+from context_compiler.layers.turn import asked_now, results_of, turn_of
 
 Context = dict[str, Any]
 
@@ -90,10 +91,19 @@ def build_context(node: str, state: Mapping[str, Any]) -> Context:
 
 
 def _conversation(need: Need, state: Mapping[str, Any]) -> ConversationHistory:
+    """What was said as far as the node needs it; what this turn asks takes the place of what was asked before."""
     stored = state.get("conversation")
-    if need.depth != 2:
-        return get_conversation_history(stored)
-    return get_conversation_with_engagement(stored) if need.engagement else get_recent_conversation(stored)
+    if need.depth == 2:
+        found = get_conversation_with_engagement(stored) if need.engagement else get_recent_conversation(stored)
+    else:
+        found = get_conversation_history(stored)
+    asked = asked_now(state) if need.pending else None
+    return found if asked is None else found.model_copy(update={"pending": asked})
+
+
+def _answered(state: Mapping[str, Any]) -> bool:
+    """Whether what was pending is being answered: a plan was made."""
+    return text_of(record_of(state.get("think_output"), "think_output"), "decision") == "plan_direct"
 
 
 _REASONING: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
@@ -132,7 +142,11 @@ def layer_texts(node: str, state: Mapping[str, Any]) -> dict[str, str]:
     texts = {
         "entity": format_entity_context(told["entity"], need.entity),
         "conversation": format_conversation_for_prompt(
-            told["conversation"], need.depth, include_pending=need.pending, include_engagement=need.engagement
+            told["conversation"],
+            need.depth,
+            include_pending=need.pending,
+            include_engagement=need.engagement,
+            answered=_answered(state),
         ),
         "reasoning": format_decision_history(told["reasoning"])
         if need.reasoning == "own decisions"

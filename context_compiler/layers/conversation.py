@@ -103,6 +103,7 @@ def format_conversation_for_prompt(
     *,
     include_pending: bool = True,
     include_engagement: bool | None = None,
+    answered: bool = False,
 ) -> str:
     """What was said, for a prompt.
 
@@ -111,6 +112,7 @@ def format_conversation_for_prompt(
         depth: 2 is the last two turns, 5 the last five and older ones in short, "full" everything.
         include_pending: What the user has yet to answer, too.
         include_engagement: What the whole is about, too; None is only at "full".
+        answered: What was pending is being answered in this turn.
 
     Raises:
         LayersError: the depth is none of the three.
@@ -126,7 +128,7 @@ def format_conversation_for_prompt(
         blocks.append(f"Earlier: {paragraph(history.history_summary)}")
     blocks += [block for turn in turns if (block := _said(turn))]
     if include_pending and history.pending is not None:
-        blocks.append("\n".join(_awaited(history.pending)))
+        blocks.append("\n".join(_awaited(history.pending, answered)))
     return "\n\n".join(blocks) or EMPTY
 
 
@@ -138,8 +140,9 @@ def _said(turn: ConversationTurn) -> str:
     return "\n".join(f"{who}: {paragraph(text)}" for who, text in said if text.strip())
 
 
-def _awaited(pending: PendingState) -> Iterator[str]:
-    yield f"Awaiting the user's answer ({pending.type}): {paragraph(pending.context)}".rstrip(" :")
+def _awaited(pending: PendingState, answered: bool) -> Iterator[str]:
+    title = "Asked before, answered in this turn" if answered else "Awaiting the user's answer"
+    yield f"{title} ({pending.type}): {paragraph(pending.context)}".rstrip(" :")
     for question in pending.questions:
         if question.strip() and question.strip() != pending.context.strip():
             yield f"- {one_line(question)}"

@@ -68,12 +68,14 @@ def get_current_turn_steps(state: Mapping[str, Any]) -> list[StepSummary]:
 
 
 def get_outcomes(conversation: Mapping[str, Any] | None, state: Mapping[str, Any]) -> ReasoningTrace:
-    """What came of this turn, or of the last where this one has done nothing: no plans, notes, refs or curation.
+    """What came of this turn, and of the last where this one has done nothing: no plans, notes, refs or curation.
 
     Raises:
         LayersError: something that is stored is wrong.
     """
-    trace = get_reasoning_trace(conversation, state)
+    trace, now = get_reasoning_trace(conversation, state), execution_summary(state)
+    decided = now.think_decision is not None and not trace.in_progress
+    shown = [*trace.recent_summaries[-1:], now] if decided else trace.recent_summaries[-1:]
     kept = [
         TurnExecutionSummary(
             turn_num=one.turn_num,
@@ -84,9 +86,9 @@ def get_outcomes(conversation: Mapping[str, Any] | None, state: Mapping[str, Any
             user_expressed=one.user_expressed,
             blocked_reason=one.blocked_reason,
         )
-        for one in trace.recent_summaries[-1:]
+        for one in shown
     ]
-    return ReasoningTrace(recent_summaries=kept, in_progress=trace.in_progress)
+    return ReasoningTrace(recent_summaries=kept, in_progress=decided or trace.in_progress)
 
 
 def get_execution_outcomes(state: Mapping[str, Any]) -> str:
@@ -145,16 +147,17 @@ def _for_think(trace: ReasoningTrace) -> Iterator[str]:
 
 
 def _for_reply(trace: ReasoningTrace, now: TurnExecutionSummary | None) -> Iterator[str]:
-    """Of this turn, or of the last where this one has done nothing: what came of it, no plans and no refs."""
-    one = now or (trace.recent_summaries[-1] if trace.recent_summaries else None)
-    if one is None:
-        return
-    yield f"Phase: {one.conversation_phase}"
-    yield from _wished(one)
-    done = "; ".join(_accomplished(step) for step in one.steps)
-    if done:
-        yield f"{'Accomplished' if one is now else 'Accomplished last turn'}: {done}"
-    yield from _blocked(one)
+    """Of this turn, and of the last where this one has done nothing: what came of it, no plans and no refs."""
+    past = [one for one in trace.recent_summaries if one is not now]
+    for one in [now or past[-1]] if now or past else []:
+        yield f"Phase: {one.conversation_phase}"
+        yield from _wished(one)
+    idle = now is None or not (now.steps or now.blocked_reason)
+    for when, one in (("", now), (" last turn", past[-1] if past and idle else None)):
+        if one is not None:
+            done = "; ".join(_accomplished(step) for step in one.steps)
+            yield from [f"Accomplished{when}: {done}"] if done else []
+            yield from _blocked(one, when)
 
 
 def _accomplished(step: StepSummary) -> str:
@@ -183,9 +186,9 @@ def _wished(one: TurnExecutionSummary) -> Iterator[str]:
         yield f"User expressed: {one_line(one.user_expressed)}"
 
 
-def _blocked(one: TurnExecutionSummary) -> Iterator[str]:
+def _blocked(one: TurnExecutionSummary, when: str = "") -> Iterator[str]:
     if one.blocked_reason:
-        yield f"Blocked: {one_line(one.blocked_reason)}"
+        yield f"Blocked{when}: {one_line(one.blocked_reason)}"
 
 
 def curated(curation: CurationSummary) -> Iterator[str]:

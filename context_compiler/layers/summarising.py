@@ -11,13 +11,13 @@ from functools import cache
 from typing import Any
 
 from context_compiler.fences import fence
-from context_compiler.layers.conversation import SHORT, listed, pending_of, record_of, text_of
+from context_compiler.layers.conversation import SHORT, listed, record_of, text_of
 from context_compiler.layers.entities import get_entity_context
 from context_compiler.layers.models import TurnExecutionSummary
 from context_compiler.layers.reasoning import STORED
 from context_compiler.layers.registry import SessionIdRegistry, registry_of
 from context_compiler.layers.state import ConversationContext, conversation_of
-from context_compiler.layers.turn import current_curation, execution_summary, turn_of
+from context_compiler.layers.turn import asked_now, current_curation, execution_summary, turn_of
 from context_compiler.layers.wording import CUT, one_line
 from context_compiler.live.failing import attempted
 from context_compiler.prose import shipped_templates
@@ -133,19 +133,10 @@ def _folded(summary: str, older: Sequence[Any]) -> str:
 
 def _pending(state: Mapping[str, Any], done: TurnExecutionSummary, old: ConversationContext) -> dict[str, Any] | None:
     """What the user has yet to answer: asked in this turn, else still open unless a plan was made."""
-    understand = record_of(state.get("understand_output"), "understand_output")
-    think = record_of(state.get("think_output"), "think_output")
-    blocked = state.get("blocked_action")
-    found = None
-    if done.think_decision in ("propose", "clarify"):
-        found = pending_of({**think, "type": done.think_decision, "context": None})
-    elif understand.get("clarification_questions"):
-        found = pending_of({**understand, "type": "understand", "context": None})
-    elif isinstance(blocked, Mapping) and record_of(blocked, "blocked_action").get("suggested_next") == "ask_user":  # pyright: ignore[reportUnknownArgumentType] # outside data
-        found = pending_of({"type": "ask_user", "context": done.blocked_reason})
-    elif done.think_decision is None:
-        return old["pending_clarification"]
-    return found.model_dump() if found else None
+    found = asked_now(state)
+    if found is not None:
+        return found.model_dump()
+    return old["pending_clarification"] if done.think_decision is None else None
 
 
 def _stored(registry: SessionIdRegistry, turn: int) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict, cast, get_args
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.conversation import listed, record_of, text_of
+from context_compiler.layers.conversation import listed, pending_of, record_of, text_of
 from context_compiler.layers.models import (
     CurationSummary,
     Decision,
+    PendingState,
     Phase,
     StepSummary,
     StepType,
@@ -193,6 +194,22 @@ def expressed(message: str) -> str:
     if not said or said == "wants quick options" or said == "confirmed":
         return said
     return f"{said}: {one_line(message, 120)}"
+
+
+def asked_now(state: Mapping[str, Any]) -> PendingState | None:
+    """What this turn asks the user: a proposal, a question of Think or Understand, or what a block leaves open."""
+    understand = record_of(state.get("understand_output"), "understand_output")
+    think = record_of(state.get("think_output"), "think_output")
+    blocked: object = state.get("blocked_action")
+    if text_of(think, "decision") in ("propose", "clarify"):
+        return pending_of({**think, "type": think["decision"], "context": None})
+    if understand.get("clarification_questions"):
+        return pending_of({**understand, "type": "understand", "context": None})
+    if isinstance(blocked, Mapping):
+        action = record_of(cast(object, blocked), "blocked_action")
+        if action.get("suggested_next") == "ask_user":
+            return pending_of({"type": "ask_user", "context": blocked_reason(action)})
+    return None
 
 
 def execution_outcomes(state: Mapping[str, Any]) -> str:

@@ -168,7 +168,23 @@ def test_a_blocked_turn_is_visible_in_the_next(node: str) -> None:
     stored = state()["conversation"]
     stored["turn_summaries"][-1] |= {"blocked_reason": "CRUD failed | db_create on inventory: sugar, onions"}
     said = told(node, "reasoning", conversation=stored, steps=[])
-    assert "Blocked: CRUD failed | db_create on inventory: sugar, onions" in said
+    title = "Blocked last turn" if node == "reply" else "Blocked"
+    assert f"{title}: CRUD failed | db_create on inventory: sugar, onions" in said
+
+
+def test_reply_is_told_what_this_turn_asks_and_that_an_old_question_is_answered() -> None:
+    plan = {"decision": "plan_direct", "goal": "g"}
+    assert "Asked before, answered in this turn (clarify): For how many" in told(
+        "reply", "conversation", think_output=plan
+    )
+    offer = {"decision": "propose", "goal": "g", "proposal_message": "Shall I?"}
+    said = told("reply", "conversation", think_output=offer)
+    assert "Awaiting the user's answer (propose): Shall I?" in said and "how many" not in said
+
+
+def test_reply_is_told_the_wish_of_this_turn_and_the_outcome_of_the_last() -> None:
+    said = told("reply", "reasoning", steps=[])
+    assert "User expressed: likes it" in said and "Accomplished last turn: Read the shelf of turn 6: Found 6" in said
 
 
 def test_the_builders_have_the_names_and_keys_of_their_nodes() -> None:
