@@ -46,7 +46,7 @@ def arrive(
     """
     edge = graph.edges[state.edge] if state.edge is not None else None
     asked = resolve_fidelity(edge, node, graph)
-    fidelity = fidelity_on_resume(asked, state.resumed and degrade)
+    fidelity = fidelity_on_resume(asked, state.resumed and degrade and wants)
     thread = resolve_thread_id(edge, node, graph, state.current_node) if fidelity is Fidelity.FULL else None
     context = ContextStore.sharing(state.context, state.logs)
     context.apply_updates({"current_node": node.name, MODE: str(fidelity)})

@@ -124,6 +124,7 @@ NODE_SPELLINGS = MappingProxyType(
     {
         "type": ("node_type",),
         "prompt": ("llm_prompt",),
+        "retry_policy": ("retry_preset",),
         "human.default_choice": ("human_default_choice",),
         "manager.poll_interval": ("manager_poll_interval",),
         "manager.max_cycles": ("manager_max_cycles",),

@@ -74,7 +74,7 @@ def branched(state: RunState, context: ContextStore, *, target: str, place: int,
         current_node=here,
         context=values,
         logs=tuple(context.logs()),
-        resumed=False,
+        branches={},
     )
 
 

@@ -131,7 +131,7 @@ def exchanges(stage: Stage) -> Iterator[ModelMessage]:
         node = stage.graph.nodes.get(name)
         if node is None or not isinstance(kept, str) or not kept.strip():
             continue
-        yield _asked(f"{node.label}: {node.prompt}".replace("$goal", stage.graph.goal) if node.prompt else node.label)
+        yield _asked(stage.graph.with_goal(f"{node.label}: {node.prompt}" if node.prompt else node.label))
         yield ModelResponse(parts=[TextPart(kept)])
 
 

@@ -28,6 +28,9 @@ from context_compiler.pipeline.sessions import Session, session_of
 from context_compiler.pipeline.stage import Emit, Handles, Stage, Start, folder_name, traits
 from context_compiler.pipeline.state import RunState, Thread, Touched
 
+ASKING_WITH_PROMPT = ("parallel.fan_in", "stack.manager_loop")
+"""Handlers that ask an agent only where the stage has a prompt."""
+
 Save = Callable[[RunState], Awaitable[None]]
 
 
@@ -77,6 +80,11 @@ class Engine:
         self._artifacts = ArtifactStore(self.folder(state))
         self._artifacts.restore(state.artifacts)
 
+    @property
+    def artifact_count(self) -> int:
+        """How many artifacts the attempt has."""
+        return len(self._artifacts.list())
+
     def folder(self, state: RunState) -> Path | None:
         """Where an attempt leaves its files."""
         if self.around.root is None or state.lineage.attempt == 1:
@@ -109,9 +117,11 @@ class Engine:
 
     async def _visit(self, state: RunState, node: Node) -> RunState:
         handler = self.around.handlers.get(node.handler) or self.around.handlers[DEFAULT_HANDLER]
-        stage = self._stage(state, node, wants=traits(handler).reads_past)
+        wants = traits(handler).reads_past and bool(node.prompt or node.handler not in ASKING_WITH_PROMPT)
+        stage = self._stage(state, node, wants=wants)
         visits = {**state.visits, node.name: stage.visit}
-        begun = replace(state, visits=visits, resumed=False, fidelity=stage.fidelity, thread=stage.thread_id)
+        still = state.resumed and not wants and node.handler != "parallel"
+        begun = replace(state, visits=visits, resumed=still, fidelity=stage.fidelity, thread=stage.thread_id)
         self._branches = []
         if not self.branch_id:
             self._ended.begin(state, self._artifacts)

@@ -6,6 +6,7 @@ A `Graph` is what other pages call a pipeline: it has `name`, `goal`, `nodes`, `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -13,6 +14,8 @@ from typing import TypeAlias
 from context_compiler.pipeline.attributes import GRAPH_SPELLINGS, Attributed
 from context_compiler.pipeline.diagnostics import Diagnostic
 from context_compiler.pipeline.nodes import HANDLERS, Node
+
+_GOAL = re.compile(r"\$goal\b")
 
 __all__ = ["HANDLERS", "Edge", "Graph", "Node", "Pipeline", "Subgraph"]
 
@@ -119,6 +122,10 @@ class Graph(Attributed):
     def goal(self) -> str:
         """What the run is for."""
         return self.text("goal")
+
+    def with_goal(self, text: str) -> str:
+        """A text with the goal in place of `$goal`, but not of the beginning of a longer word."""
+        return _GOAL.sub(lambda _: self.goal, text) if "$goal" in text else text
 
     @property
     def label(self) -> str:

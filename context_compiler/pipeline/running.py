@@ -117,8 +117,7 @@ async def go_through(
         await running.children()
     if running.root is not None and not isinstance(store, FileRuns):
         write_checkpoint(running.root, state)
-    said = {"status": state.status, "reason": state.failure_reason}
-    await running.emit("run_finalized", run_id=state.run_id, completed=state.sequence, **said)
+    await running.ended(state)
     return RunResult(state=state)
 
 
@@ -137,7 +136,7 @@ class Running:
             root=self.root,
         )
         self.engine = Engine(graph, around)
-        self._sequence = 0
+        self._sequence, self._began = 0, config.clock()
         self._running: list[ChildRun] = []
 
     async def open(self) -> None:
@@ -162,6 +161,12 @@ class Running:
             heard = await attempted(_told(self.config.on_event, event))
             if heard.error is not None:
                 log.warning("on_event failed: %r", heard.error)
+
+    async def ended(self, state: RunState) -> None:
+        """Tell how the run ended, and how long this process was at it."""
+        facts: dict[str, Any] = {"status": state.status, "reason": state.failure_reason, "completed": state.sequence}
+        facts |= {"duration": max(0.0, self.config.clock() - self._began), "artifact_count": self.engine.artifact_count}
+        await self.emit("run_finalized", run_id=state.run_id, **facts)
 
     async def start(self, graph: Graph, run_id: str) -> ChildRun:
         """Start a graph as a child of this run, or go on with it where it was begun before."""
@@ -228,7 +233,7 @@ class ChildRun:
                 state = await run.engine.run(state)
             finally:
                 await run.children()
-        await run.emit("run_finalized", run_id=state.run_id, status=state.status, reason=state.failure_reason)
+        await run.ended(state)
 
 
 async def _told(listener: Any, event: Event) -> None:

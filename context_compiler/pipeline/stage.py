@@ -92,7 +92,7 @@ class Stage:
     @property
     def prompt(self) -> str:
         """What it is asked to do: its prompt or label, with `$goal` filled in."""
-        return (self.node.prompt or self.node.label).replace("$goal", self.graph.goal)
+        return self.graph.with_goal(self.node.prompt or self.node.label)
 
     def write(self, name: str, text: str) -> None:
         """Leave a file in its folder, if it has one.

@@ -27,6 +27,9 @@ from context_compiler.pipeline.stylesheet import EFFORTS, PROPERTIES, Stylesheet
 POLICIES = frozenset({"wait_all", "first_success", "k_of_n", "quorum", "all_success", "any_success", "ignore"})
 """How the branches of a parallel stage are joined."""
 
+ERROR_POLICIES = frozenset({"continue", "fail_fast", "ignore"})
+RETRY_POLICIES = frozenset({"none", "standard", "aggressive", "linear", "patient"})
+
 WANTED = {
     "flag": "true or false",
     "whole": "a whole number, not below 0",
@@ -157,14 +160,29 @@ def shape_known(graph: Graph) -> Iterator[Diagnostic]:
 
 def join_policy_known(graph: Graph) -> Iterator[Diagnostic]:
     """A parallel stage is joined in a way that there is."""
+    yield from _chosen(graph, "join_policy", POLICIES, ERROR)
+
+
+def error_policy_known(graph: Graph) -> Iterator[Diagnostic]:
+    """What a branch that fails does to the others is one of three things."""
+    yield from _chosen(graph, "error_policy", ERROR_POLICIES, WARNING)
+
+
+def retry_policy_known(graph: Graph) -> Iterator[Diagnostic]:
+    """A retry policy is one that has a name here."""
+    yield from _chosen(graph, "retry_policy", RETRY_POLICIES, WARNING)
+
+
+def _chosen(graph: Graph, name: str, known: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
-        policy = node.text("join_policy")
-        if policy and policy not in POLICIES:
-            fix = f"use one of {', '.join(sorted(POLICIES))}"
-            yield of_node(node, "join_policy_known", ERROR, f"unknown join_policy {policy!r}", fix)
+        said = node.text(name)
+        if said and said not in known:
+            fix = f"use one of {', '.join(sorted(known))}"
+            yield of_node(node, f"{name}_known", severity, f"unknown {name} {said!r}", fix)
 
 
 WORDING = (
-    *(condition_syntax, stylesheet_syntax, join_policy_known, fidelity_valid, value_type),
+    *(condition_syntax, stylesheet_syntax, join_policy_known, error_policy_known, retry_policy_known),
+    *(fidelity_valid, value_type),
     *(reasoning_effort_known, shape_known, attributes_known),
 )

@@ -39,6 +39,8 @@ class Finding:
 
     kind: Literal["unknown", "empty", "repeated"]
     message: str
+    fix: str
+    """What to do about it."""
     line: int
     path: str | None = None
     """The file; None: the text is of no file."""
@@ -47,7 +49,7 @@ class Finding:
 
     def __str__(self) -> str:
         place = f"{self.path}:{self.line}: " if self.path else f"line {self.line}: "
-        return place + self.message
+        return f"{place}{self.message}; {self.fix}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +140,12 @@ def _findings(
     if not known:
         close = get_close_matches(_folded(one.name), names, n=1, cutoff=0.6)
         near = names[close[0]] if close else None
-        hint = f"did you mean @{near}?" if near else f"known are {', '.join(f'@{name}' for name in names.values())}"
-        message = f"@{one.name} is not known here and stays in the text; {hint}"
-        yield Finding(kind="unknown", message=message, line=one.line, path=path, near=near)
+        message = f"@{one.name} is not known here and stays in the text"
+        fix = f"did you mean @{near}?" if near else f"known are {', '.join(f'@{name}' for name in names.values())}"
+        yield Finding(kind="unknown", message=message, fix=fix, line=one.line, path=path, near=near)
     elif not one.value:
-        message = f"@{one.name} has no value and is passed over; give one, such as @{one.name} NAME"
-        yield Finding(kind="empty", message=message, line=one.line, path=path)
+        message, fix = f"@{one.name} has no value and is passed over", f"give one, such as @{one.name} NAME"
+        yield Finding(kind="empty", message=message, fix=fix, line=one.line, path=path)
     elif one.name in given:
-        message = f"@{one.name} is given more than once; the last one counts"
-        yield Finding(kind="repeated", message=message, line=one.line, path=path)
+        message, fix = f"@{one.name} is given more than once, and the last one counts", "keep one"
+        yield Finding(kind="repeated", message=message, fix=fix, line=one.line, path=path)

@@ -35,6 +35,7 @@ def directives_known(graph: Graph) -> Iterator[Diagnostic]:
                 rule="directive_known",
                 severity=Severity.INFO if foreign else Severity.WARNING,
                 message=one.message,
+                fix=one.fix,
                 node_id=name,
                 line=one.line if placed else node.line,
                 column=1 if placed else node.column,

@@ -1,8 +1,7 @@
-"""Running a graph: phases, retries, gates, limits, attempts, and handlers that misbehave."""
+"""Running a graph from end to end: phases, the cells of the cross-feature matrix, events."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace as changed
 from pathlib import Path
@@ -14,7 +13,6 @@ from pydantic_ai.models.test import TestModel
 
 from context_compiler.errors import GraphError, PipelineError
 from context_compiler.pipeline import (
-    Backoff,
     Event,
     MemoryRuns,
     Outcome,
@@ -25,8 +23,7 @@ from context_compiler.pipeline import (
     run_pipeline,
     validate,
 )
-from context_compiler.pipeline.retry import PRESETS
-from tests.pipeline.playing import Heard, Script, graph, play
+from tests.pipeline.playing import Heard, graph, play
 
 OK, FAIL, RETRY = (
     Outcome(),
@@ -102,31 +99,6 @@ async def test_matrix_a_gate_blocks_the_exit_and_lets_a_success_through() -> Non
     assert (await play(text, {"a": [partial]}))[0].ok
 
 
-async def test_a_gate_sends_the_run_back_by_the_targets_in_their_order() -> None:
-    def text(node: str, graph_attrs: str) -> str:
-        return graph(f"a [goal_gate=true {node}]; b; c; start->b->c->a->done", attrs=graph_attrs)
-
-    _, script = await play(text(", retry_target=b", "retry_target=c;"), {"a": [FAIL, OK]})
-    assert script.seen == ["b", "c", "a", "b", "c", "a"]
-    _, script = await play(text("", "retry_target=c;"), {"a": [FAIL, OK]})
-    assert script.seen == ["b", "c", "a", "c", "a"]
-
-
-async def test_a_gate_that_sent_the_run_back_runs_again_before_it_ends() -> None:
-    text = graph(
-        'g [goal_gate=true, retry_target=x]; x; start->g->x; x->done [condition="outcome=success"]; x->g [label=again]'
-    )
-    x = [OK, Outcome(status="partial_success"), OK]
-    result, script = await play(text, {"g": [FAIL, OK], "x": x})
-    assert result.ok and script.seen.count("g") == 2
-
-
-async def test_a_gate_that_never_ran_blocks_only_where_that_is_asked() -> None:
-    text = graph("a; g [goal_gate=true]; start->a; a->done [weight=1]; a->g; g->done")
-    assert (await play(text))[0].ok
-    assert not (await play(text, unvisited_gates=True))[0].ok
-
-
 async def test_matrix_a_person_chooses_the_way() -> None:
     text = graph(
         'h [shape=hexagon label="Ship?"]; a; b; start->h; h->a [label="[Y] Yes"]; h->b [label="[N] No"];'
@@ -189,165 +161,6 @@ async def test_transforms_come_in_order_and_before_the_check() -> None:
     assert heard.prompts == ["new"]
 
 
-async def test_partial_success_stands_for_used_up_retries_where_that_is_allowed() -> None:
-    text = graph("a [max_retries=1 allow_partial=true]; start->a->done")
-    result, _ = await play(text, {"a": [RETRY]})
-    assert result.outcomes["a"].status == "partial_success"
-
-
-async def test_pauses_grow_and_are_jittered() -> None:
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    text = graph("a [max_retries=3]; start->a->done")
-    await play(text, {"a": [RETRY]}, sleep=sleep, draw=lambda: 0.5)
-    assert slept == [0.2, 0.4, 0.8]
-    assert Backoff().delay(1, lambda: 0.0) == 0.1
-    assert Backoff().delay(100, lambda: 0.5) == 60.0
-    assert PRESETS["linear"][1].delay(3, lambda: 0.5) == 0.5
-
-
-async def test_a_connection_that_fails_is_tried_again_and_a_mistake_is_not() -> None:
-    text = graph("a [max_retries=2]; start->a->done")
-    _, script = await play(text, {"a": [ConnectionError("reset"), OK]})
-    assert script.seen == ["a", "a"]
-    result, script = await play(text, {"a": [TypeError("mistake")]})
-    assert script.seen == ["a"] and result.outcomes["a"].failure_reason == "TypeError: mistake"
-
-
-async def test_a_retry_count_is_the_graphs_where_a_stage_says_nothing_and_zero_is_zero() -> None:
-    text = graph("a; b [max_retries=0]; start->a->b->done", attrs="default_max_retries=1;")
-    _, script = await play(text, {"a": [RETRY], "b": [RETRY]})
-    assert script.seen == ["a", "a", "b"]
-
-
-# Handlers that misbehave.
-
-
-@pytest.mark.parametrize("nonsense", [42, ["success"], {"notes": "no status"}, {"outcome": 3}, object()])
-async def test_nonsense_is_a_failure_that_says_so(nonsense: object) -> None:
-    result, _ = await play(graph("a; start->a->done"), {"a": [lambda stage: nonsense]}, strict_failure_edges=True)
-    assert result.status == "fail" and result.failure_reason.startswith("a: ")
-
-
-async def test_updates_that_are_no_values_are_a_failure() -> None:
-    for updates in ({"": 1}, {"a b": 1}, {"x": object()}, {"x": float("nan")}):
-        result, _ = await play(graph("a; start->a->done"), {"a": [Outcome(context_updates=updates)]})
-        assert result.outcomes["a"].status == "fail" and "refused" in result.outcomes["a"].failure_reason
-
-
-async def test_a_handler_that_hangs_is_ended_by_its_timeout() -> None:
-    async def hang(stage: Stage) -> None:
-        await asyncio.sleep(60)
-
-    text = graph('a [type=hang timeout="50ms"]; start->a->done')
-    result = await run_pipeline(text, handlers={"hang": hang}, strict_failure_edges=True)
-    assert result.failure_reason == "a: timed out after 0.05 s"
-
-
-async def test_a_handler_that_is_cancelled_from_within_fails_and_the_run_goes_on() -> None:
-    result, _ = await play(graph("a; start->a->done"), {"a": [asyncio.CancelledError()]})
-    assert result.ok and result.outcomes["a"].failure_reason == "the handler was cancelled"
-
-
-async def test_cancelling_the_run_leaves_the_last_checkpoint_and_the_run_can_be_taken_up() -> None:
-    runs = MemoryRuns()
-    entered = asyncio.Event()
-
-    async def hang(stage: Stage) -> None:
-        entered.set()
-        await asyncio.sleep(60)
-
-    text = graph("a; b [type=hang]; start->a->b->done")
-    handlers = {"hang": hang, "codergen": Script()}
-    task = asyncio.create_task(run_pipeline(text, handlers=handlers, runs=runs, run_id="r"))
-    await entered.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    state = await runs.load("r")
-    assert state is not None and (state.current_node, state.next_node, state.ended) == ("a", "b", False)
-    assert (await runs.events("r"))[-1].data["status"] == "cancelled"
-    async with runs.own("r"):
-        pass
-
-
-async def test_a_handler_that_says_nothing_succeeds_only_with_auto_status() -> None:
-    silent = {"codergen": lambda stage: None}
-    assert not (await run_pipeline(graph("a; start->a->done"), handlers=silent, strict_failure_edges=True)).ok
-    result = await run_pipeline(graph("a [auto_status=true]; start->a->done"), handlers=silent)
-    assert result.outcomes["a"].notes == "auto-status: handler completed without writing status"
-
-
-async def test_a_status_file_of_the_stage_decides(tmp_path: Path) -> None:
-    def write(stage: Stage) -> None:
-        stage.write("status.json", '{"outcome": "fail", "preferred_next_label": "x", "failure_reason": "red"}')
-
-    text = graph("a [auto_status=true]; b; start->a; a->b [label=x]; a->done; b->done")
-    result = await run_pipeline(text, handlers={"codergen": write}, logs_root=tmp_path)
-    assert result.outcomes["a"].failure_reason == "red" and "b" in result.completed
-
-
-async def test_a_listener_that_fails_does_not_stop_a_run(caplog: pytest.LogCaptureFixture) -> None:
-    def listen(event: Event) -> None:
-        raise ValueError("deaf")
-
-    assert (await run_pipeline(graph("a; start->a->done"), on_event=listen)).ok
-    assert "deaf" in caplog.text
-
-
-# Limits and attempts.
-
-
-async def test_a_loop_ends_at_the_limit_of_visits() -> None:
-    text = graph('a; start->a; a->a [condition="outcome=success"]; a->done')
-    result, script = await play(text, max_visits=5)
-    assert len(script.seen) == 5 and "max_visits" in result.failure_reason
-    result, script = await play(text, max_steps=4)
-    assert "max_steps" in result.failure_reason
-    _, script = await play(text.replace("a;", "a [max_visits=2];", 1))
-    assert len(script.seen) == 2
-
-
-RESTARTING = graph(
-    'a; b; start->a->b; b->a [condition="outcome=fail" loop_restart=true fidelity=truncate]; b->done [label=on]'
-)
-
-
-async def test_loop_restart_begins_a_fresh_attempt_at_its_target(tmp_path: Path) -> None:
-    events: list[Event] = []
-    left = Outcome(context_updates={"color": "red"})
-    result, script = await play(
-        RESTARTING,
-        {"a": [left, OK], "b": [FAIL, OK]},
-        on_event=events.append,
-        run_id="r",
-        logs_root=tmp_path,
-        context={"given": 1},
-    )
-    assert result.ok and script.seen == ["a", "b", "a", "b"]
-    second = script.stages[2]
-    assert second.run_id == "r:attempt:2" and second.fidelity == "truncate" and second.visit == 1
-    assert "color" not in result.context and result.context["given"] == 1
-    assert result.context["internal.lineage.root_run_id"] == "r"
-    assert result.context["internal.lineage.attempt"] == 2
-    assert result.context["internal.lineage.parent_run_id"] == "r"
-    assert result.completed == ("a", "b", "done") and result.state.visits == {"a": 1, "b": 1, "done": 1}
-    assert (tmp_path / "attempt-2" / "b" / "status.json").is_file()
-    ends = [event for event in events if event.kind == "run_finalized"]
-    assert [(event.run_id, event.data["status"]) for event in ends] == [("r", "restarted"), ("r:attempt:2", "success")]
-    assert ends[0].data["restart_target"] == "a"
-
-
-async def test_exactly_so_many_restarts_are_allowed() -> None:
-    result, script = await play(RESTARTING, {"b": [FAIL]}, max_loop_restarts=3)
-    assert script.seen.count("b") == 4 and "max_loop_restarts" in result.failure_reason
-    result, script = await play(RESTARTING, {"b": [FAIL]})
-    assert script.seen.count("b") == 17
-
-
 async def test_events_are_numbered_without_a_gap() -> None:
     runs = MemoryRuns()
     await run_pipeline(graph("a; start->a->done"), runs=runs, run_id="r")
@@ -368,3 +181,16 @@ async def test_a_run_of_an_id_that_is_there_is_refused() -> None:
     await run_pipeline(graph("start->done"), runs=runs, run_id="r")
     with pytest.raises(PipelineError, match="already"):
         await run_pipeline(graph("start->done"), runs=runs, run_id="r")
+
+
+async def test_a_word_that_only_begins_like_the_goal_stays() -> None:
+    _, script = await play(graph('a [prompt="$goal, $goalpost: $goal"]; start->a->done', goal="Say $goal"))
+    assert script.stages[0].prompt == "Say $goal, $goalpost: Say $goal"
+
+
+async def test_the_last_event_says_how_long_it_took_and_what_there_is() -> None:
+    events: list[Event] = []
+    ticks = iter(range(1_000))
+    await run_pipeline(graph("a; start->a->done"), simulate=True, on_event=events.append, clock=lambda: next(ticks))
+    last = events[-1]
+    assert last.kind == "run_finalized" and last.data["duration"] > 0 and last.data["artifact_count"] == 1

@@ -138,3 +138,28 @@ async def test_a_damaged_database_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "runs.db").write_bytes(b"no database at all" * 100)
     with pytest.raises(PipelineError, match=r"runs\.db"):
         await resume_pipeline("r", runs=tmp_path / "runs.db")
+
+
+async def test_a_resumed_run_degrades_at_the_first_stage_that_is_told_anything() -> None:
+    text = graph(
+        "node [fidelity=full thread_id=t]; a [prompt=a]; t [shape=parallelogram tool_command=true]; q [shape=diamond];"
+        "b [prompt=b]; c [prompt=c]; start->a->t->q->b->c->done"
+    )
+    store = MemoryRuns()
+    await half(text, store, "t", handlers={"codergen": Script()})
+    script = Script()
+    await resume_pipeline("r", runs=store, handlers={"codergen": script})
+    assert [str(stage.fidelity) for stage in script.stages] == ["summary:high", "full"]
+
+
+async def test_each_branch_of_a_resumed_parallel_stage_degrades_once() -> None:
+    text = graph(
+        "node [fidelity=full thread_id=t]; a; p [shape=component max_parallel=1]; b; c; d; j [shape=tripleoctagon];"
+        "e; start->a->p; p->b->c->j; p->d->j; j->e->done"
+    )
+    store = MemoryRuns()
+    await half(text, store, "p", handlers={"codergen": Script()})
+    script = Script()
+    await resume_pipeline("r", runs=store, handlers={"codergen": script})
+    modes = {stage.node.name: str(stage.fidelity) for stage in script.stages}
+    assert modes == {"b": "summary:high", "c": "full", "d": "summary:high", "e": "full"}

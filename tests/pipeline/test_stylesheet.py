@@ -96,3 +96,12 @@ def test_any_text_is_a_stylesheet_or_an_error(text: str) -> None:
         assert 0 <= error.at <= len(text)
     else:
         assert all(rule.name for rule in rules)
+
+
+def test_what_the_graph_says_of_all_comes_after_every_rule() -> None:
+    graph = parse_dot(
+        'digraph g { llm_model=big; reasoning_effort=low; model_stylesheet=".x { llm_model: small }";'
+        "a; b [class=x]; c [llm_model=own] }"
+    )
+    models = {node.name: (node.llm_model, node.reasoning_effort) for node in apply_stylesheet(graph).nodes.values()}
+    assert models == {"a": ("big", "low"), "b": ("small", "low"), "c": ("own", "low")}

@@ -72,7 +72,9 @@ def test_the_first_line_of_content_ends_them() -> None:
 def test_of_two_of_one_name_the_last_counts() -> None:
     said = read("@model a\n@context-helper x\n@MODEL: b\nDo it.")
     assert said.values == {"model": "b", "context-helper": "x"}
-    assert [str(one) for one in said.findings] == ["line 3: @model is given more than once; the last one counts"]
+    assert [str(one) for one in said.findings] == [
+        "line 3: @model is given more than once, and the last one counts; keep one"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_a_finding_has_file_line_and_the_nearest_known_name() -> None:
         "steps.md:41: @context-helpr is not known here"
     ) and "did you mean @context-helper?" in str(one)
     (far,) = read("@zzz").findings
-    assert far.near is None and "known are @model, @context-helper" in far.message
+    assert far.near is None and "known are @model, @context-helper" in far.fix
 
 
 def test_a_value_is_data_whatever_it_holds() -> None:

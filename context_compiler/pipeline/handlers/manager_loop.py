@@ -15,6 +15,7 @@ from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers.agent import AgentHandler
 from context_compiler.pipeline.outcome import Outcome, failed
 from context_compiler.pipeline.stage import Child, Stage
+from context_compiler.workflow.reading import SUFFIXES, load_workflow
 
 CYCLES, INTERVAL_S = 1_000, 45.0
 ACTIONS = ("observe", "steer", "wait")
@@ -101,6 +102,8 @@ def _graph(stage: Stage) -> Graph | Outcome:
     around = Path(where) if where else Path(stage.graph.path).parent if stage.graph.path else Path()
     path = around / name
     try:
+        if path.suffix.lower() in SUFFIXES:
+            return load_workflow(path)
         return parse_dot(path.read_text(encoding="utf-8"), path=str(path))
     except (OSError, UnicodeDecodeError, GraphError) as error:
         return failed(f"stack.child_dotfile: {error}")

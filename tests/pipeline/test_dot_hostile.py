@@ -1,0 +1,147 @@
+"""Any text is a graph or an error with a place, in bounded time and memory; any graph can be written and read back."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from context_compiler.errors import GraphError
+from context_compiler.pipeline import Edge, Graph, Node, parse_dot, to_dot, validate
+
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True) | st.text(
+    st.characters(exclude_characters="\0\r", codec="utf-8"), max_size=6
+)
+written = st.text(st.characters(exclude_characters="\0\r", codec="utf-8"), max_size=20)
+values = written | st.booleans() | st.integers(-(10**13), 10**13) | st.sampled_from([0.5, -1.25, 3.0, 900.125])
+attributes = st.dictionaries(names, values, max_size=3)
+
+
+@given(
+    attrs=attributes,
+    nodes=st.dictionaries(names, attributes, max_size=4),
+    edges=st.lists(st.tuples(names, names, attributes), max_size=4),
+)
+def test_any_graph_is_the_same_after_being_written_and_read(
+    attrs: dict[str, object], nodes: dict[str, dict[str, object]], edges: list[tuple[str, str, dict[str, object]]]
+) -> None:
+    from_python = Graph(name="g", attrs=attrs)  # type: ignore[arg-type]
+    again = parse_dot(to_dot(from_python))
+    assert (again.name, again.attrs) == ("g", attrs)
+    source = to_dot(_graph(attrs, nodes, edges))
+    assert parse_dot(source) == _graph(attrs, nodes, edges)
+
+
+def _graph(
+    attrs: object, nodes: dict[str, dict[str, object]], edges: list[tuple[str, str, dict[str, object]]]
+) -> Graph:
+
+    return Graph(
+        name="g",
+        attrs=attrs,  # type: ignore[arg-type]
+        nodes={name: Node(name=name, attrs=said) for name, said in nodes.items()},  # type: ignore[arg-type]
+        edges=tuple(Edge(source=one, target=two, attrs=said) for one, two, said in edges),  # type: ignore[arg-type]
+    )
+
+
+pieces = st.sampled_from(
+    [
+        *(
+            "digraph ",
+            "g ",
+            "{",
+            "}",
+            "[",
+            "]",
+            "a",
+            "b ",
+            "->",
+            "=",
+            ",",
+            ";",
+            '"',
+            "\\",
+            "\n",
+            "//",
+            "/*",
+            "*/",
+            "-",
+            ".",
+        ),
+        *("subgraph ", "node ", "edge ", "graph ", "label", "1", "900s", "true", "<", ":", "é", "\0", "\ufeff", "#"),
+    ]
+)
+
+
+@given(st.lists(pieces, max_size=40).map("".join) | st.text(max_size=60))
+def test_any_text_is_a_graph_or_an_error_with_a_place(text: str) -> None:
+    for source in (text, f"digraph g {{ {text} }}", f"digraph g {{ a [{text}] }}"):
+        try:
+            graph = parse_dot(source)
+        except GraphError as error:
+            assert error.line and error.column and error.snippet.endswith("^")
+        else:
+            assert parse_dot(to_dot(graph)) == graph
+
+
+HOSTILE = {
+    "nesting": "digraph g {" + "subgraph {" * 1_000_000,
+    "closed nesting": "digraph g {" + "subgraph {" * 500_000 + "}" * 500_001,
+    "brackets": "digraph g { a " + "[" * 10_000_000,
+    "an unclosed string": 'digraph g { a [x="' + "a" * 10_000_000,
+    "many unclosed strings": "digraph g { a [" + 'x="\\' * 2_500_000,
+    "an unclosed comment": "digraph g { /*" + "* " * 5_000_000,
+    "one long comment": "digraph g { //" + "*" * 10_000_000,
+    "a million attributes": "digraph g { a [" + "k=v " * 1_000_000 + "] }",
+    "half a million edges": "digraph g {" + "".join(f"n{n % 999}->n{n % 998};" for n in range(500_000)) + "}",
+    "a long chain": "digraph g { a" + "->a" * 3_000_000 + "}",
+    "a million stages": "digraph g {" + "a;" * 1_000_000 + "}",
+    "NUL": "digraph g { a [x=" + "\0" * 1_000_000,
+    "more than there may be": " " * 17_000_000,
+    "a million settings": "digraph g {" + "a=1;" * 1_000_000 + "}",
+    "digits": "digraph g { a [x=" + "1" * 10_000_000 + "] }",
+    "signs": "digraph g { a [x=" + "-." * 5_000_000,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_sources_end_in_bounded_time(kind: str) -> None:
+    started = time.process_time()
+    ended(HOSTILE[kind])
+    assert time.process_time() - started < 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["nesting", "half a million edges", "an unclosed comment"])
+def test_hostile_sources_end_in_bounded_memory(kind: str) -> None:
+    tracemalloc.start()
+    try:
+        ended(HOSTILE[kind])
+        assert tracemalloc.get_traced_memory()[1] < 500_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def ended(source: str) -> None:
+    try:
+        parse_dot(source)
+    except GraphError as error:
+        assert len(str(error)) < 500 and len(error.snippet) < 500
+
+
+@pytest.mark.slow
+def test_ten_thousand_stages_are_read_and_checked_in_two_seconds() -> None:
+    stages = "".join(f'n{n} [label="Stage {n}", prompt="Do {n}", fidelity="summary:low"];\n' for n in range(10_000))
+    edges = "".join(f'n{n} -> n{n + 1} [label="on"];\n' for n in range(9_999))
+    ends = "start [shape=Mdiamond]; done [shape=Msquare]; start -> n0; n9999 -> done"
+    source = f"digraph g {{\n{stages}{edges}{ends} }}"
+    spent: list[float] = []
+    for _ in range(3):
+        started = time.process_time()
+        assert validate(parse_dot(source)) == ()
+        spent.append(time.process_time() - started)
+    assert min(spent) <= 2

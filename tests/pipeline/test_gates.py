@@ -1,0 +1,138 @@
+"""When a stage runs again: after a pause, because a gate is not met, or in a new attempt; and when it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from context_compiler.pipeline import (
+    Backoff,
+    Event,
+    Outcome,
+)
+from context_compiler.pipeline.retry import PRESETS
+from context_compiler.pipeline.wording import RETRY_POLICIES
+from tests.pipeline.playing import graph, play
+
+OK, FAIL, RETRY = (
+    Outcome(),
+    Outcome(status="fail", failure_reason="broken"),
+    Outcome(status="retry", failure_reason="busy"),
+)
+
+
+async def test_a_gate_sends_the_run_back_by_the_targets_in_their_order() -> None:
+    def text(node: str, graph_attrs: str) -> str:
+        return graph(f"a [goal_gate=true {node}]; b; c; start->b->c->a->done", attrs=graph_attrs)
+
+    _, script = await play(text(", retry_target=b", "retry_target=c;"), {"a": [FAIL, OK]})
+    assert script.seen == ["b", "c", "a", "b", "c", "a"]
+    _, script = await play(text("", "retry_target=c;"), {"a": [FAIL, OK]})
+    assert script.seen == ["b", "c", "a", "c", "a"]
+
+
+async def test_a_gate_that_sent_the_run_back_runs_again_before_it_ends() -> None:
+    text = graph(
+        'g [goal_gate=true, retry_target=x]; x; start->g->x; x->done [condition="outcome=success"]; x->g [label=again]'
+    )
+    x = [OK, Outcome(status="partial_success"), OK]
+    result, script = await play(text, {"g": [FAIL, OK], "x": x})
+    assert result.ok and script.seen.count("g") == 2
+
+
+async def test_a_gate_that_never_ran_blocks_only_where_that_is_asked() -> None:
+    text = graph("a; g [goal_gate=true]; start->a; a->done [weight=1]; a->g; g->done")
+    assert (await play(text))[0].ok
+    assert not (await play(text, unvisited_gates=True))[0].ok
+
+
+async def test_partial_success_stands_for_used_up_retries_where_that_is_allowed() -> None:
+    text = graph("a [max_retries=1 allow_partial=true]; start->a->done")
+    result, _ = await play(text, {"a": [RETRY]})
+    assert result.outcomes["a"].status == "partial_success"
+
+
+async def test_pauses_grow_and_are_jittered() -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    text = graph("a [max_retries=3]; start->a->done")
+    await play(text, {"a": [RETRY]}, sleep=sleep, draw=lambda: 0.5)
+    assert slept == [0.2, 0.4, 0.8]
+    assert Backoff().delay(1, lambda: 0.0) == 0.1
+    assert Backoff().delay(100, lambda: 0.5) == 60.0
+    assert PRESETS["linear"][1].delay(3, lambda: 0.5) == 0.5
+
+
+async def test_a_connection_that_fails_is_tried_again_and_a_mistake_is_not() -> None:
+    text = graph("a [max_retries=2]; start->a->done")
+    _, script = await play(text, {"a": [ConnectionError("reset"), OK]})
+    assert script.seen == ["a", "a"]
+    result, script = await play(text, {"a": [TypeError("mistake")]})
+    assert script.seen == ["a"] and result.outcomes["a"].failure_reason == "TypeError: mistake"
+
+
+async def test_a_retry_count_is_the_graphs_where_a_stage_says_nothing_and_zero_is_zero() -> None:
+    text = graph("a; b [max_retries=0]; start->a->b->done", attrs="default_max_retries=1;")
+    _, script = await play(text, {"a": [RETRY], "b": [RETRY]})
+    assert script.seen == ["a", "a", "b"]
+
+
+async def test_a_loop_ends_at_the_limit_of_visits() -> None:
+    text = graph('a; start->a; a->a [condition="outcome=success"]; a->done')
+    result, script = await play(text, max_visits=5)
+    assert len(script.seen) == 5 and "max_visits" in result.failure_reason
+    result, script = await play(text, max_steps=4)
+    assert "max_steps" in result.failure_reason
+    _, script = await play(text.replace("a;", "a [max_visits=2];", 1))
+    assert len(script.seen) == 2
+
+
+RESTARTING = graph(
+    'a; b; start->a->b; b->a [condition="outcome=fail" loop_restart=true fidelity=truncate]; b->done [label=on]'
+)
+
+
+async def test_loop_restart_begins_a_fresh_attempt_at_its_target(tmp_path: Path) -> None:
+    events: list[Event] = []
+    left = Outcome(context_updates={"color": "red"})
+    result, script = await play(
+        RESTARTING,
+        {"a": [left, OK], "b": [FAIL, OK]},
+        on_event=events.append,
+        run_id="r",
+        logs_root=tmp_path,
+        context={"given": 1},
+    )
+    assert result.ok and script.seen == ["a", "b", "a", "b"]
+    second = script.stages[2]
+    assert second.run_id == "r:attempt:2" and second.fidelity == "truncate" and second.visit == 1
+    assert "color" not in result.context and result.context["given"] == 1
+    assert result.context["internal.lineage.root_run_id"] == "r"
+    assert result.context["internal.lineage.attempt"] == 2
+    assert result.context["internal.lineage.parent_run_id"] == "r"
+    assert result.completed == ("a", "b", "done") and result.state.visits == {"a": 1, "b": 1, "done": 1}
+    assert (tmp_path / "attempt-2" / "b" / "status.json").is_file()
+    ends = [event for event in events if event.kind == "run_finalized"]
+    assert [(event.run_id, event.data["status"]) for event in ends] == [("r", "restarted"), ("r:attempt:2", "success")]
+    assert ends[0].data["restart_target"] == "a"
+
+
+async def test_exactly_so_many_restarts_are_allowed() -> None:
+    result, script = await play(RESTARTING, {"b": [FAIL]}, max_loop_restarts=3)
+    assert script.seen.count("b") == 4 and "max_loop_restarts" in result.failure_reason
+    result, script = await play(RESTARTING, {"b": [FAIL]})
+    assert script.seen.count("b") == 17
+
+
+def test_every_policy_of_retries_has_its_pauses() -> None:
+    assert set(PRESETS) == RETRY_POLICIES
+
+
+async def test_a_graph_may_say_that_failures_take_no_plain_edge() -> None:
+    text = "a; b; start->a->b->done"
+    followed, _ = await play(graph(text), {"a": [FAIL]})
+    assert followed.ok
+    stopped, script = await play(graph(text, attrs="strict_failure_edges=true"), {"a": [FAIL]})
+    assert stopped.failure_reason == "a: broken" and script.seen == ["a"]

@@ -1,0 +1,95 @@
+"""Whatever a handler does, its stage ends in an outcome: nonsense, silence, hanging, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from context_compiler.pipeline import (
+    Event,
+    MemoryRuns,
+    Outcome,
+    Stage,
+    run_pipeline,
+)
+from tests.pipeline.playing import Script, graph, play
+
+OK, FAIL, RETRY = (
+    Outcome(),
+    Outcome(status="fail", failure_reason="broken"),
+    Outcome(status="retry", failure_reason="busy"),
+)
+
+
+@pytest.mark.parametrize("nonsense", [42, ["success"], {"notes": "no status"}, {"outcome": 3}, object()])
+async def test_nonsense_is_a_failure_that_says_so(nonsense: object) -> None:
+    result, _ = await play(graph("a; start->a->done"), {"a": [lambda stage: nonsense]}, strict_failure_edges=True)
+    assert result.status == "fail" and result.failure_reason.startswith("a: ")
+
+
+async def test_updates_that_are_no_values_are_a_failure() -> None:
+    for updates in ({"": 1}, {"a b": 1}, {"x": object()}, {"x": float("nan")}):
+        result, _ = await play(graph("a; start->a->done"), {"a": [Outcome(context_updates=updates)]})
+        assert result.outcomes["a"].status == "fail" and "refused" in result.outcomes["a"].failure_reason
+
+
+async def test_a_handler_that_hangs_is_ended_by_its_timeout() -> None:
+    async def hang(stage: Stage) -> None:
+        await asyncio.sleep(60)
+
+    text = graph('a [type=hang timeout="50ms"]; start->a->done')
+    result = await run_pipeline(text, handlers={"hang": hang}, strict_failure_edges=True)
+    assert result.failure_reason == "a: timed out after 0.05 s"
+
+
+async def test_a_handler_that_is_cancelled_from_within_fails_and_the_run_goes_on() -> None:
+    result, _ = await play(graph("a; start->a->done"), {"a": [asyncio.CancelledError()]})
+    assert result.ok and result.outcomes["a"].failure_reason == "the handler was cancelled"
+
+
+async def test_cancelling_the_run_leaves_the_last_checkpoint_and_the_run_can_be_taken_up() -> None:
+    runs = MemoryRuns()
+    entered = asyncio.Event()
+
+    async def hang(stage: Stage) -> None:
+        entered.set()
+        await asyncio.sleep(60)
+
+    text = graph("a; b [type=hang]; start->a->b->done")
+    handlers = {"hang": hang, "codergen": Script()}
+    task = asyncio.create_task(run_pipeline(text, handlers=handlers, runs=runs, run_id="r"))
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    state = await runs.load("r")
+    assert state is not None and (state.current_node, state.next_node, state.ended) == ("a", "b", False)
+    assert (await runs.events("r"))[-1].data["status"] == "cancelled"
+    async with runs.own("r"):
+        pass
+
+
+async def test_a_handler_that_says_nothing_succeeds_only_with_auto_status() -> None:
+    silent = {"codergen": lambda stage: None}
+    assert not (await run_pipeline(graph("a; start->a->done"), handlers=silent, strict_failure_edges=True)).ok
+    result = await run_pipeline(graph("a [auto_status=true]; start->a->done"), handlers=silent)
+    assert result.outcomes["a"].notes == "auto-status: handler completed without writing status"
+
+
+async def test_a_status_file_of_the_stage_decides(tmp_path: Path) -> None:
+    def write(stage: Stage) -> None:
+        stage.write("status.json", '{"outcome": "fail", "preferred_next_label": "x", "failure_reason": "red"}')
+
+    text = graph("a [auto_status=true]; b; start->a; a->b [label=x]; a->done; b->done")
+    result = await run_pipeline(text, handlers={"codergen": write}, logs_root=tmp_path)
+    assert result.outcomes["a"].failure_reason == "red" and "b" in result.completed
+
+
+async def test_a_listener_that_fails_does_not_stop_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    def listen(event: Event) -> None:
+        raise ValueError("deaf")
+
+    assert (await run_pipeline(graph("a; start->a->done"), on_event=listen)).ok
+    assert "deaf" in caplog.text
