@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
@@ -21,6 +21,7 @@ from context_compiler.pipeline.events import Event, event_of
 from context_compiler.pipeline.owning import owned
 from context_compiler.pipeline.runs import RunInfo, info_document, info_of, newest_first, progressed
 from context_compiler.pipeline.state import RunState
+from context_compiler.store.schema import transaction
 
 T = TypeVar("T")
 APPLICATION_ID, VERSION = 0x63747872, 1  # "ctxr"
@@ -117,7 +118,7 @@ class SQLiteRuns:
             try:
                 if self._db is None:
                     self._db = _opened(self.path, self._timeout)
-                with _transaction(self._db):
+                with transaction(self._db):
                     return work(self._db)
             except (sqlite3.Error, OSError) as error:
                 raise PipelineError(f"{self.path}: {error}; what was saved before is intact") from error
@@ -143,23 +144,12 @@ def _prepared(db: sqlite3.Connection, path: Path) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     if not there:
-        with _transaction(db):
+        with transaction(db):
             if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 for statement in TABLES.split(";")[:-1]:
                     db.execute(statement)
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version = {VERSION}")
-
-
-@contextmanager
-def _transaction(db: sqlite3.Connection) -> Generator[None]:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    finally:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
 
 
 def _begin(db: sqlite3.Connection, *, info: RunInfo, contents: Mapping[str, str]) -> None:
