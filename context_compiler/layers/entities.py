@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, cast, get_args
 
 from context_compiler.errors import LayersError
+from context_compiler.layers.loading import Row
 from context_compiler.layers.models import EntityContext, EntitySnapshot
 from context_compiler.layers.refs import NONE, shown_data
 from context_compiler.layers.registry import SessionIdRegistry, registry_of
@@ -44,24 +45,31 @@ def get_entity_context(
     wanted = None if mode is None else known_mode(mode)
     known = registry_of(registry)
     turn = known.current_turn if current_turn is None else current_turn
-    active: list[EntitySnapshot] = []
-    generated: list[EntitySnapshot] = []
-    retained: list[EntitySnapshot] = []
-    for one in known:
-        if one.status == "generated":
-            generated.append(one)
-        elif known.is_demoted(one.ref):
-            continue
-        elif turn - one.turn_last_ref <= window:
-            active.append(one)
-        elif one.retention_reason and one.status != "deleted":
-            retained.append(one)
+    active, generated, retained = _tiers(known, turn, window)
     if wanted in ("refs_and_labels", "reply", "do_not_read"):
         active = [one for one in active if one.status != "deleted"]
     if wanted in ("full", "reply", "do_not_read"):
         retained = []
     data = _data(known, [*active, *generated]) if wanted == "full" else {}
     return EntityContext.model_construct(active=active, generated=generated, retained=retained, data=data)
+
+
+def _tiers(registry: SessionIdRegistry, turn: int, window: int) -> tuple[list[EntitySnapshot], ...]:
+    """Active, generated and retained; each entity in one of them at most."""
+    active: list[Row] = []
+    generated: list[Row] = []
+    retained: list[Row] = []
+    for row in registry.rows():
+        if row["status"] == "generated":
+            generated.append(row)
+        elif turn - row["turn_last_ref"] <= window:
+            active.append(row)
+        elif row["retention_reason"] and row["status"] != "deleted":
+            retained.append(row)
+    return tuple(
+        [EntitySnapshot.model_validate(row) for row in tier if not registry.is_demoted(row["ref"]) or tier is generated]
+        for tier in (active, generated, retained)
+    )
 
 
 def _data(registry: SessionIdRegistry, shown: Iterable[EntitySnapshot]) -> dict[str, Any]:

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from context_compiler.errors import LayersError
 from context_compiler.layers.models import EntitySnapshot, Status
 from context_compiler.layers.refs import prefix_of
 
 STATUSES: tuple[str, ...] = get_args(Status)
-_ENTITIES = TypeAdapter(list[EntitySnapshot])
+Row = Mapping[str, Any]
+"""The fields of one entity; never changed, only replaced."""
+FIELDS = EntitySnapshot.model_fields.keys()
 _FACTS = {
     "status": "ref_actions",
     "type": "ref_types",
@@ -30,7 +32,7 @@ class Loaded:
     """Everything a registry knows."""
 
     current_turn: int = 0
-    entities: dict[str, EntitySnapshot] = field(default_factory=dict[str, EntitySnapshot])
+    entities: dict[str, Row] = field(default_factory=dict[str, Row])
     ids: dict[str, str] = field(default_factory=dict[str, str])
     data: dict[str, Any] = field(default_factory=dict[str, Any])
     demoted: set[str] = field(default_factory=set[str])
@@ -60,17 +62,38 @@ def loaded(given: Mapping[str, Any]) -> Loaded:
         counters=_counted(given, "counters"),
         gen_counters=_counted(given, "gen_counters"),
     )
-    _count_up(found)
+    if "version" not in given:
+        _count_up(found)
     return found
 
 
-def _entities(listed: Any) -> dict[str, EntitySnapshot]:
+def _entities(given: Any) -> dict[str, Row]:
+    if not isinstance(given, list | tuple):
+        raise LayersError(f"id_registry: entities is a {type(given).__name__}; give a list")
+    rows: list[Row] = [
+        dict(row) if _sound(row) else _checked(row, at) for at, row in enumerate(cast("list[Any]", given))
+    ]
+    return {row["ref"]: row for row in rows}
+
+
+def _sound(row: Any) -> bool:
+    """Whether these are the fields of an entity, all of them and nothing else: as a registry writes them."""
+    if type(row) is not dict or row.keys() != FIELDS:  # pyright: ignore[reportUnknownMemberType] # outside data
+        return False
+    one = cast("dict[str, Any]", row)
+    turns = type(one["turn_created"]) is int and type(one["turn_last_ref"]) is int
+    texts = type(one["ref"]) is str and one["ref"] and type(one["type"]) is str and type(one["label"]) is str
+    why = one["retention_reason"]
+    return bool(turns and texts and one["status"] in STATUSES and (why is None or type(why) is str))
+
+
+def _checked(row: Any, at: int) -> Row:
     try:
-        return {one.ref: one for one in _ENTITIES.validate_python(listed)}
+        return EntitySnapshot.model_validate(row).model_dump()
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-        raise LayersError(f"id_registry: entities{place}: {first['msg']}") from None
+        place = "".join(f".{step}" for step in first["loc"])
+        raise LayersError(f"id_registry: entities[{at}]{place}: {first['msg']}") from None
 
 
 def _mapping(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -97,7 +120,7 @@ def _counted(given: Mapping[str, Any], name: str) -> dict[str, int]:
 
 
 def _count_up(found: Loaded) -> None:
-    """Counters stand at least where the refs are, so that no ref is given twice."""
+    """Counters that somebody else kept stand at least where the refs are, so that no ref is given twice."""
     for ref in found.entities:
         prefix, _, number = ref.rpartition("_")
         if prefix and number.isdecimal():

@@ -6,11 +6,11 @@ session; saving a generated entity keeps it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.loading import Loaded, loaded
+from context_compiler.layers.loading import Loaded, Row, loaded
 from context_compiler.layers.models import EntitySnapshot, Status
 from context_compiler.layers.refs import Refs, id_text, plain, prefix_of, shown_data
 
@@ -23,7 +23,7 @@ class SessionIdRegistry:
     def __init__(self) -> None:
         """Start with none, before the first turn."""
         self.current_turn = 0
-        self._keep: dict[str, EntitySnapshot] = {}
+        self._keep: dict[str, Row] = {}
         self.refs = Refs()
         """Which ref stands for which id."""
         self._data: dict[str, Any] = {}
@@ -36,13 +36,17 @@ class SessionIdRegistry:
 
     def __iter__(self) -> Iterator[EntitySnapshot]:
         """Every entity, in the order of registration."""
-        return iter(self._keep.values())
+        return map(EntitySnapshot.model_validate, self._keep.values())
 
     def __contains__(self, ref: object) -> bool:
         return ref in self._keep
 
     def __getitem__(self, ref: str) -> EntitySnapshot:
-        return self._keep[ref]
+        return EntitySnapshot.model_validate(self._keep[ref])
+
+    def rows(self) -> Collection[Row]:
+        """The fields of every entity, not to be changed: of ten thousand most are only passed over."""
+        return self._keep.values()
 
     def register_read(self, type: str, id: object, label: str, *, data: object = None) -> str:
         """An entity was read from the database; its ref."""
@@ -141,7 +145,7 @@ class SessionIdRegistry:
 
     def data_of(self, ref: str) -> object:
         """The content of an entity as last seen, without ids; None where it is not at hand."""
-        return shown_data(self._data[ref], self.refs, self._keep[ref].type) if ref in self._data else None
+        return shown_data(self._data[ref], self.refs, self._keep[ref]["type"]) if ref in self._data else None
 
     def translated(self, text: str) -> str:
         """The text with every known id that is a UUID replaced by its ref."""
@@ -152,7 +156,7 @@ class SessionIdRegistry:
         return {
             "version": VERSION,
             "current_turn": self.current_turn,
-            "entities": [dict(one) for one in self._keep.values()],
+            "entities": [dict(row) for row in self._keep.values()],
             "ids": dict(self.refs.ids),
             "data": dict(self._data),
             "demoted": sorted(self._demoted),
@@ -175,7 +179,7 @@ class SessionIdRegistry:
     def _take(self, found: Loaded) -> None:
         self.current_turn = found.current_turn
         self._keep, self._data = found.entities, found.data
-        self.refs = Refs(found.ids, {one.ref: one.type for one in found.entities.values()})
+        self.refs = Refs(found.ids, {ref: row["type"] for ref, row in found.entities.items()})
         self._demoted, self._counters, self._gen_counters = found.demoted, found.counters, found.gen_counters
 
     def _register(self, type: str, id: object, label: str, status: Status, data: object) -> str:
@@ -192,21 +196,21 @@ class SessionIdRegistry:
     def _put(self, ref: str, type: str, label: str, status: Status) -> None:
         old = self._keep.get(ref)
         self._demoted.discard(ref)
-        self._keep[ref] = EntitySnapshot(
-            ref=ref,
-            type=type,
-            label=label or (old.label if old else ref),
-            status=status,
-            turn_created=old.turn_created if old else self.current_turn,
-            turn_last_ref=self.current_turn,
-            retention_reason=old.retention_reason if old else None,
-        )
+        self._keep[ref] = {
+            "ref": ref,
+            "type": type,
+            "label": label or (old["label"] if old else ref),
+            "status": status,
+            "turn_created": old["turn_created"] if old else self.current_turn,
+            "turn_last_ref": self.current_turn,
+            "retention_reason": old["retention_reason"] if old else None,
+        }
 
     def _change(self, ref: str, **facts: object) -> bool:
         if ref not in self._keep:
             return False
         self._demoted.discard(ref)
-        self._keep[ref] = self._keep[ref].model_copy(update=facts)
+        self._keep[ref] = {**self._keep[ref], **facts}
         return True
 
     def _new_ref(self, prefix: str, counters: dict[str, int]) -> str:
@@ -215,13 +219,13 @@ class SessionIdRegistry:
 
     def _unsaved(self, type: str, label: str) -> str | None:
         wanted = prefix_of(type), label.strip().casefold()
-        for one in self._keep.values():
-            if one.status == "generated" and (prefix_of(one.type), one.label.strip().casefold()) == wanted:
-                return one.ref
+        for row in self._keep.values():
+            if row["status"] == "generated" and (prefix_of(row["type"]), row["label"].strip().casefold()) == wanted:
+                return row["ref"]
         return None
 
     def _save(self, ref: str, type: str, id: object) -> None:
-        if ref not in self._keep or self._keep[ref].status != "generated":
+        if ref not in self._keep or self._keep[ref]["status"] != "generated":
             raise LayersError(f"{ref} is no unsaved entity; leave gen_ref out, or give the ref that was generated")
         self.refs.add(type, id_text(id), ref)
 

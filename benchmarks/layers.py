@@ -1,0 +1,157 @@
+"""What the layers cost: what each node is told of a session of 1,000 turns and 10,000 entities.
+
+    python benchmarks/layers.py [--turns 1000] [--entities 10000] [--times 20]
+
+Entities come ten a turn; one in fifty is retained, one in a hundred was generated and never saved, one in forty was
+demoted. Times are medians in milliseconds, and the slowest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from context_compiler.layers import (
+    NEEDS,
+    Layers,
+    SessionIdRegistry,
+    conversation_of,
+    from_json,
+    layer_texts,
+    summarise_turn,
+    to_json,
+)
+from context_compiler.layers.builders import build_context
+from context_compiler.layers.told import template_of, told_of
+from context_compiler.store import MemoryStore
+from context_compiler.template.lookup import TemplateLibrary
+from context_compiler.tokens import TokenCounter
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """One thing that is done again and again, and what it may take."""
+
+    what: str
+    work: Work
+    goal: float | None = None
+    """Milliseconds; None where nothing is promised."""
+
+
+def session(turns: int, entities: int) -> dict[str, Any]:
+    """The state of the turn after so many, with so many entities."""
+    registry, each = SessionIdRegistry(), max(1, entities // turns)
+    number = 0
+    for turn in range(1, turns + 1):
+        registry.set_turn(turn)
+        for _ in range(each):
+            number += 1
+            name = f"Recipe number {number}"
+            if number % 100 == 0:
+                registry.register_generated("recipes", name, {"name": name, "minutes": number % 90})
+                continue
+            ref = registry.register_read("recipes", number, name, data={"id": number, "name": name})
+            if number % 50 == 1:
+                registry.retain(ref, "the user comes back to it")
+            elif number % 40 == 2:
+                registry.demote(ref)
+    registry.set_turn(turns + 1)
+    stored = asyncio.run(conversation(turns))
+    steps = [{"type": "read", "subdomain": "recipes", "result": [{"id": number, "name": "x"}]}]
+    return {"id_registry": registry, "current_turn": turns + 1, "conversation": stored, "steps": steps}
+
+
+async def conversation(turns: int) -> Any:
+    """What is stored after so many turns, entities aside."""
+    stored = conversation_of(None)
+    for turn in range(1, turns + 1):
+        said = {"user_message": f"Question {turn}, please? " * 5, "final_response": f"Answer {turn}. " * 20}
+        think = {"decision": "plan_direct", "goal": f"Answer question {turn}"}
+        stored = await summarise_turn({**said, "think_output": think, "current_turn": turn, "conversation": stored})
+    return stored
+
+
+def builders(state: dict[str, Any]) -> Iterator[Timed]:
+    """What a node is told: as values, as texts, and as the block of a view."""
+    counter, library = TokenCounter(), TemplateLibrary(system=None)
+    for node in NEEDS:
+        yield Timed(what=f"build_{node}_context", work=lambda node=node: build_context(node, state), goal=20)
+    for node in NEEDS:
+        yield Timed(what=f"texts of {node}", work=lambda node=node: layer_texts(node, state))
+    for node in NEEDS:
+        template = template_of(node, library)
+        yield Timed(
+            what=f"block of {node}, 2,000 tokens",
+            work=lambda node=node, template=template: told_of(node, state, template, room=2_000, counter=counter),
+        )
+
+
+def stored(state: dict[str, Any]) -> Iterator[Timed]:
+    """The end of a turn and the beginning of the next."""
+    asleep = {**state, "id_registry": state["id_registry"].to_dict()}
+    text = to_json(run(lambda: summarise_turn(state)))
+    yield Timed(what="build_think_context, registry as stored", work=lambda: build_context("think", asleep))
+    yield Timed(what="end of a turn: summarise", work=lambda: run(lambda: summarise_turn(state)))
+    yield Timed(what=f"as JSON ({len(text) / 2**20:.1f} MiB)", work=lambda: to_json(run(lambda: summarise_turn(state))))
+    yield Timed(what="back from JSON, with its registry", work=lambda: awake(text))
+    yield Timed(what="a whole turn without nodes, in memory", work=lambda: run(lambda: turn(text)))
+
+
+def run(work: Callable[[], Awaitable[Any]]) -> Any:
+    """What came of some work, in an event loop of its own."""
+
+    async def done() -> Any:
+        return await work()
+
+    return asyncio.run(done())
+
+
+def awake(text: str) -> SessionIdRegistry:
+    return SessionIdRegistry.from_dict(from_json(text)["id_registry"])
+
+
+async def turn(text: str) -> None:
+    store = MemoryStore()
+    await store.save_layers("s", "", text, after=0)
+    async with Layers(store).turn("s", "Question?") as now:
+        now.answered("Answer.")
+
+
+MEASURES: tuple[Callable[[dict[str, Any]], Iterator[Timed]], ...] = (builders, stored)
+"""What is measured, each on the state of a long session."""
+
+
+def timed(one: Timed, times: int) -> tuple[str, ...]:
+    """A line of the table."""
+    taken: list[float] = []
+    for _ in range(times):
+        started = time.perf_counter()
+        one.work()
+        taken.append((time.perf_counter() - started) * 1000)
+    goal = "" if one.goal is None else f"{one.goal:g} ms"
+    return one.what, f"{statistics.median(taken):.2f}", f"{max(taken):.2f}", goal
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=1_000)
+    parser.add_argument("--entities", type=int, default=10_000)
+    parser.add_argument("--times", type=int, default=20)
+    given = parser.parse_args()
+    state = session(given.turns, given.entities)
+    print(f"{given.turns:,} turns, {len(state['id_registry']):,} entities, median of {given.times}\n")
+    print("| what | median ms | slowest ms | goal |\n|---|---:|---:|---:|")
+    for measure in MEASURES:
+        for one in measure(state):
+            print("| " + " | ".join(timed(one, given.times)) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
