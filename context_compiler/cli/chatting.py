@@ -14,7 +14,7 @@ import typer
 
 from context_compiler.cli.options import DB, SYSTEM, Db, System, Vault, amount, example, group
 from context_compiler.cli.screen import Screen
-from context_compiler.cli.typing_in import Keyboard, Leave
+from context_compiler.cli.typing_in import Interrupted, Keyboard, Leave
 
 MODEL = "anthropic:claude-sonnet-5-5"
 
@@ -91,19 +91,17 @@ async def _on_terminal(options: dict[str, Any]) -> bool:
     drawn = asyncio.Event()
     opening = asyncio.create_task(_opened(options, drawn))
     keyboard = Keyboard(lambda: _status(opening, options), drawn.set)
-    opening.add_done_callback(lambda _: keyboard.redraw())
+    opening.add_done_callback(lambda done: keyboard.remember(_prompts(done)))
     with suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: _interrupted(opening))
     try:
         while True:
             try:
                 line = await _typed(keyboard, opening)
-                conversation, prompts = await opening
-                keyboard.remember(prompts)
-                prompts.clear()
+                conversation, _ = await opening
                 with keyboard.silent():
                     await conversation.hear(line)
-            except KeyboardInterrupt:
+            except Interrupted:
                 screen.line(("Ctrl-D or /quit leaves", "dim"))
             except (EOFError, Leave):
                 return False
@@ -130,6 +128,11 @@ async def _typed(keyboard: Keyboard, opening: asyncio.Task[tuple[Any, list[str]]
         return await typing
     finally:
         typing.cancel()
+
+
+def _prompts(opening: asyncio.Task[tuple[Any, list[str]]]) -> list[str]:
+    """What was said before; nothing where the chat could not be opened."""
+    return [] if opening.cancelled() or opening.exception() is not None else opening.result()[1]
 
 
 def _status(opening: asyncio.Task[tuple[Any, list[str]]], options: dict[str, Any]) -> str:

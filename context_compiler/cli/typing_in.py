@@ -29,6 +29,10 @@ REMEMBERED = 500
 """Earlier prompts that the arrow keys bring back."""
 
 
+class Interrupted(Exception):
+    """Ctrl-C at the prompt. No `KeyboardInterrupt`, which would end the event loop from inside a task."""
+
+
 class Leave(Exception):
     """The person has had enough."""
 
@@ -69,31 +73,34 @@ class Keyboard:
             key_bindings=self._keys(),
             bottom_toolbar=lambda: FormattedText([("noreverse fg:ansibrightblack", one_line(self._status()))]),
             enable_history_search=True,
+            interrupt_exception=Interrupted,
         )
         self._session.app.after_render.add_handler(lambda app: shown())
 
     def remember(self, prompts: Iterable[str]) -> None:
-        """Let the arrow keys bring back what was said before."""
+        """Let the arrow keys bring back what was said before, on this line already if nothing is typed yet."""
         for prompt in list(prompts)[-REMEMBERED:]:
             self._history.append_string(prompt if len(prompt) <= LARGE else prompt[:LARGE])
+        app = self._session.app
+        if app.is_running and not self._session.default_buffer.text:
+            app.erase_when_done = True
+            app.exit(result="")
+        app.invalidate()
 
     async def line(self) -> str:
         """What was typed.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C.
+            Interrupted: Ctrl-C.
             EOFError: Ctrl-D.
         """
         with patch_stdout(raw=True):
             text = await self._session.prompt_async(FormattedText([("bold fg:ansigreen", "› ")]), handle_sigint=False)
+        self._session.app.erase_when_done = False
         for name, pasted in self._pasted.items():
             text = text.replace(name, pasted)
         self._pasted.clear()
         return text
-
-    def redraw(self) -> None:
-        """What stands below the line has changed."""
-        self._session.app.invalidate()
 
     @contextmanager
     def silent(self) -> Generator[None]:

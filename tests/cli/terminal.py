@@ -1,0 +1,109 @@
+"""A terminal with nobody before it: a program behind a pseudo-terminal, typed at and looked at."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fcntl import ioctl
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Z0-9]|[=>78])")
+WHERE = "\x1b[6n"
+"""The question where the cursor is."""
+
+WAIT = 20.0
+"""Seconds for anything to appear."""
+
+
+class Terminal:
+    """One program and what it has written."""
+
+    def __init__(self, process: subprocess.Popen[bytes], file: int) -> None:
+        self.process, self._file = process, file
+        self.raw = ""
+        self._seen = 0
+
+    @property
+    def text(self) -> str:
+        """All that was written, without what only moves or colours."""
+        return ANSI.sub("", self.raw).replace("\r", "")
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._file, keys.encode())
+
+    def wait_for(self, words: str, *, seconds: float = WAIT) -> str:
+        """Wait until words appear after those that were waited for last; what was written until then."""
+        end = time.monotonic() + seconds
+        while words not in self.text[self._seen :]:
+            assert time.monotonic() < end, f"no {words!r} in:\n{self.text[self._seen :][-500:]}"
+            self._read(0.1)
+        at = self.text.index(words, self._seen) + len(words)
+        said, self._seen = self.text[self._seen : at], at
+        return said
+
+    def _read(self, seconds: float) -> None:
+        if select.select([self._file], [], [], seconds)[0]:
+            try:
+                said = os.read(self._file, 65_536).decode("utf-8", "replace")
+            except OSError:
+                return
+            self.raw += said
+            for _ in range(said.count(WHERE)):
+                self.type("\x1b[1;1R")
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        os.write(self._file, b"\x03")
+
+    def kill(self) -> None:
+        """End the program at once."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def ended(self) -> int:
+        """Wait for the end; the exit code."""
+        end = time.monotonic() + WAIT
+        while self.process.poll() is None:
+            assert time.monotonic() < end, f"still there:\n{self.text[-500:]}"
+            self._read(0.1)
+        self._read(0)
+        return self.process.returncode
+
+
+@contextmanager
+def terminal(folder: Path, *args: str, columns: int = 100, lines: int = 40) -> Iterator[Terminal]:
+    """The command line on a terminal of its own."""
+    master, slave = pty.openpty()
+    ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    given = {name: value for name, value in os.environ.items() if not name.startswith("CONTEXT_COMPILER_")}
+    env = {**given, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "context_compiler", *args],
+        cwd=folder,
+        env=env,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(slave)
+    try:
+        yield Terminal(process, master)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+        os.close(master)

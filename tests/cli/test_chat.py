@@ -1,0 +1,150 @@
+"""`chat` line by line: plain text in a pipe, the commands beside the model, and what keeps it from answering."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command, Said
+
+SCRIPTED = ("chat", "--model", "scripted:0")
+
+
+def talk(cc: Command, *lines: str, args: tuple[object, ...] = ()) -> Said:
+    return cc(*SCRIPTED, *args, input="\n".join(lines) + "\n")
+
+
+def test_a_pipe_gets_the_answers_as_plain_text_and_nothing_else(cc: Command, tmp_path: Path) -> None:
+    said = talk(cc, "What about the queue?")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("On “What about the queue?”:\n\n")
+    assert "\x1b" not in said.out
+    transcript = (tmp_path / "system" / "Chat_Sessions" / "main.md").read_text()
+    assert said.out.strip() in transcript
+
+
+def test_the_two_modes_say_and_keep_the_same(cc: Command, tmp_path: Path) -> None:
+    lines = [f"Question number {number} about the table of receipts?" for number in range(25)]
+    outs = [
+        talk(cc, *lines, args=(*mode, "--system", f"{number}", "--db", f"{number}.db", "--budget", "900"))
+        for number, mode in enumerate([(), ("--endless",)])
+    ]
+    assert outs[0].out == outs[1].out
+    normal, endless = (
+        [
+            line
+            for line in (tmp_path / str(number) / "Chat_Sessions" / "main.md").read_text().splitlines()
+            if " UTC*" not in line
+        ]
+        for number in range(2)
+    )
+    assert normal == endless and len([line for line in normal if line == "**User:**"]) == 25
+
+
+def test_view_says_what_was_sent_and_why(cc: Command) -> None:
+    lines = [f"Question number {number} about the table of receipts?" for number in range(25)]
+    said = talk(cc, *lines, "/view", "/view full", args=("--endless", "--budget", "900"))
+    view = said.out.rpartition("Kept: ")[2]
+    assert "active turn" in view and "written for this view" in view and "Left out" in view and "summary" in view
+    assert "Context summary (compiled):" in said.out
+
+
+def test_view_of_the_normal_mode_says_that_everything_was_sent(cc: Command) -> None:
+    assert "nothing has been sent yet" in talk(cc, "/view").out
+    assert "the whole history was sent as it is: 1 message, " in talk(cc, "Hello.", "/view").out
+
+
+def test_endless_is_switched_while_talking(cc: Command) -> None:
+    said = talk(cc, "/endless on", "Hello.", "/view", "/endless off", "/endless maybe")
+    assert "Endless is on: views are written with chat_compiler" in said.out
+    assert "Endless is off: the whole history is sent" in said.out
+    assert "/endless maybe: say on or off" in said.out
+
+
+def test_templates_are_listed_selected_and_refused(cc: Command) -> None:
+    said = talk(cc, "/template", "/template goal_oriented", "/template gaol_oriented", "/template ../../etc/passwd")
+    assert "*  chat_compiler" in said.out
+    assert "views are written with goal_oriented (builtin); Endless is off" in said.out
+    assert "not selected: gaol_oriented: there is no template of that name; did you mean goal_oriented?" in said.out
+    assert said.out.count("not selected") == 2
+
+
+def test_a_broken_template_is_said_once_and_template_shows_where(cc: Command, tmp_path: Path) -> None:
+    file = tmp_path / "system" / "ContextTemplates" / "mine.md"
+    file.parent.mkdir(parents=True)
+    file.write_text("---\nrecent_turns: many\n---\nNotes")
+    said = talk(cc, "Hello.", "And?", "/template", args=("--endless", "--template", "mine"))
+    assert said.code == 0 and said.out.count("On “") == 2
+    assert said.err.count("mine.md:2") == 1
+    assert "selected, and wrong: " in said.out and "mine.md:2" in said.out
+
+
+def test_recall_finds_what_was_said_word_for_word(cc: Command) -> None:
+    lines = [f"The port of service {number} is {8080 + number}." for number in range(12)]
+    said = talk(cc, *lines, "/recall port 8084", "/recall xyzzy", "/recall")
+    assert "The port of service 4 is 8084." in said.out.rpartition("On “")[2]
+    assert "nothing was said about xyzzy" in said.out
+    assert "/recall WORDS" in said.out
+
+
+def test_stats_and_help_tell_all(cc: Command) -> None:
+    said = talk(cc, "Hello.", "/stats", "/help", "/nonsense", "//help me", "/quit", "never said")
+    assert "turns          1" in said.out and "Chat_Sessions/main.md" in said.out
+    assert all(f"/{name}" in said.out for name in ("endless", "template", "view", "recall", "stats", "help", "quit"))
+    assert "there is no /nonsense" in said.out
+    assert "On “/help me”" in said.out
+    assert "never said" not in said.out
+
+
+def test_a_session_goes_on_where_it_ended(cc: Command) -> None:
+    talk(cc, "One.", "Two.", args=("--session", "plan"))
+    assert "turns          3" in talk(cc, "Three.", "/stats", args=("--session", "plan")).out
+    assert "turns          1" in talk(cc, "One.", "/stats", args=("--session", "other")).out
+
+
+def test_the_vault_holds_transcripts_and_templates(cc: Command, tmp_path: Path) -> None:
+    templates = tmp_path / "vault" / "AssistantMD" / "ContextTemplates"
+    templates.mkdir(parents=True)
+    (templates / "mine.md").write_text("---\ndescription: My own\n---\nNotes on {{ recent_turns }}")
+    said = talk(cc, "Hello.", "/template", args=("--vault", "vault", "--template", "mine"))
+    assert "*  mine" in said.out and "My own" in said.out
+    assert (tmp_path / "vault" / "AssistantMD" / "Chat_Sessions" / "main.md").is_file()
+
+
+@pytest.mark.parametrize("session", ["../../escaped", "/tmp/escaped", "a/../../b"])
+def test_a_session_stays_in_its_folder(session: str, cc: Command, tmp_path: Path) -> None:
+    assert talk(cc, "Hello.", args=("--session", session)).code == 0
+    assert [path.parent.name for path in tmp_path.rglob("*.md") if "ContextTemplates" not in str(path)] == [
+        "Chat_Sessions"
+    ]
+
+
+def test_escape_sequences_are_not_obeyed(cc: Command) -> None:
+    said = talk(cc, "\x1b]0;owned\x07\x1b[2Jhello\x9b31m \u202eback", "/recall hello", "/stats")
+    assert "hello" in said.out
+    assert not set("\x1b\x07\x9b\u202e") & set(said.out)
+
+
+def test_bytes_that_are_no_text_are_said_all_the_same(cc: Command, tmp_path: Path) -> None:
+    said = cc(*SCRIPTED, input=b"caf\xe9 \x00\xff queue\n")
+    assert said.code == 0 and "queue" in said.out
+    assert "queue" in (tmp_path / "system" / "Chat_Sessions" / "main.md").read_text()
+
+
+def test_a_missing_key_is_named(cc: Command) -> None:
+    pytest.importorskip("anthropic")
+    said = cc("chat", input="Hello.\n", ANTHROPIC_API_KEY="")
+    assert said.code == 2 and said.out == ""
+    assert "ANTHROPIC_API_KEY is missing" in said.err and "--model scripted needs no key" in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("model", ["nobody:knows", "scripted:fast", "scripted:-1"])
+def test_a_model_that_cannot_be_used_is_one_line(model: str, cc: Command) -> None:
+    said = cc("chat", "--model", model, input="Hello.\n")
+    assert said.code == 2 and said.err.startswith("error: --model") and said.err.count("\n") == 1
+
+
+def test_a_wrong_budget_is_one_line(cc: Command) -> None:
+    assert "--budget 'much'" in talk(cc, "Hello.", args=("--budget", "much")).err

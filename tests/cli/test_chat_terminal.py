@@ -1,0 +1,198 @@
+"""`chat` as somebody sits before it: typed, streamed, stopped, killed, and gone on with, in both modes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+if sys.platform == "win32":
+    pytest.skip("pseudo-terminals are of another kind there", allow_module_level=True)
+
+from tests.cli.terminal import Terminal, terminal
+
+pytestmark = pytest.mark.slow
+
+PROMPT = "›"
+MODES = pytest.mark.parametrize("mode", [(), ("--endless",)], ids=["normal", "endless"])
+
+
+def chat(folder: Path, *args: str, model: str = "scripted:0.01") -> object:
+    return terminal(folder, "chat", "--model", model, "--budget", "900", *args)
+
+
+def transcript(folder: Path, session: str = "main") -> str:
+    return (folder / "system" / "Chat_Sessions" / f"{session}.md").read_text()
+
+
+def say(screen: Terminal, text: str) -> str:
+    """Say something and wait for the status line below its answer."""
+    screen.type(f"{text}\r")
+    return screen.wait_for(" s\n")
+
+
+def leave(screen: Terminal) -> None:
+    """Press Ctrl-D at the prompt."""
+    screen.wait_for(PROMPT)
+    screen.type("\x04")
+    assert screen.ended() == 0
+
+
+@MODES
+def test_a_conversation_is_typed_and_answered(mode: tuple[str, ...], tmp_path: Path) -> None:
+    with chat(tmp_path, *mode) as screen:
+        screen.wait_for(PROMPT)
+        first = say(screen, "What about the queue?")
+        assert "On “What about the queue?”:" in first
+        assert "raw " in first and "sent " in first and "cached " in first
+        for number in range(12):
+            last = say(screen, f"Question number {number} about the receipts?")
+        assert ("%)" in last) == bool(mode), "in Endless mode less is sent than there is"
+        screen.type("/view\r")
+        screen.wait_for("Kept: " if mode else "the whole history was sent as it is")
+        screen.type("/endless " + ("off" if mode else "on") + "\r")
+        screen.wait_for("Endless is " + ("off" if mode else "on"))
+        last = say(screen, "And in the other mode?")
+        assert ("%)" in last) != bool(mode)
+        leave(screen)
+    assert transcript(tmp_path).count("**User:**") == 14
+
+
+def test_the_transcripts_of_the_two_modes_differ_in_nothing_but_the_time(tmp_path: Path) -> None:
+    told: list[list[str]] = []
+    for name, mode in (("normal", ()), ("endless", ("--endless",))):
+        (tmp_path / name).mkdir()
+        with chat(tmp_path / name, *mode) as screen:
+            screen.wait_for(PROMPT)
+            for number in range(12):
+                say(screen, f"Question number {number} about the receipts?")
+            screen.type("/quit\r")
+            assert screen.ended() == 0
+        told.append([line for line in transcript(tmp_path / name).splitlines() if not line.endswith(" UTC*")])
+    assert told[0] == told[1] and told[0].count("**User:**") == 12
+
+
+@MODES
+def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(mode: tuple[str, ...], tmp_path: Path) -> None:
+    with chat(tmp_path, *mode, model="scripted:0.2") as screen:
+        screen.wait_for(PROMPT)
+        screen.type("What about the queue?\r")
+        screen.wait_for("On “What")
+        screen.interrupt()
+        screen.wait_for("stopped · ")
+        screen.wait_for(PROMPT)
+        screen.type("And what about the log?\r")
+        screen.wait_for("On “And")
+        screen.interrupt()
+        screen.wait_for("stopped · ")
+        leave(screen)
+    said = transcript(tmp_path)
+    assert said.count("**User:**") == said.count("**Assistant:**") == 2
+    assert "On “What" in said and "On “And" in said
+
+
+def test_ctrl_c_at_the_prompt_ends_nothing(tmp_path: Path) -> None:
+    with chat(tmp_path) as screen:
+        screen.wait_for(PROMPT)
+        screen.type("half a thou")
+        screen.interrupt()
+        screen.wait_for("Ctrl-D or /quit leaves")
+        say(screen, "A whole one.")
+        screen.type("/quit\r")
+        assert screen.ended() == 0
+    assert "half a thou" not in transcript(tmp_path)
+
+
+@MODES
+def test_killed_in_the_middle_of_an_answer_it_goes_on_from_what_was_shown(
+    mode: tuple[str, ...], tmp_path: Path
+) -> None:
+    with chat(tmp_path, *mode, model="scripted:0.1") as screen:
+        screen.wait_for(PROMPT)
+        screen.type("What about the queue?\r")
+        screen.wait_for("queue?”:")
+        screen.kill()
+    before = transcript(tmp_path)
+    assert "queue?”:" in before
+    with chat(tmp_path, *mode) as screen:
+        screen.wait_for(PROMPT)
+        say(screen, "Go on.")
+        screen.type("/stats\r")
+        screen.wait_for("turns          2")
+        screen.wait_for("messages       4")
+        screen.type("/quit\r")
+        assert screen.ended() == 0
+    after = transcript(tmp_path)
+    assert after.startswith(before) and after.count("**User:**") == 2 and after.count("What about the queue?") == 2
+
+
+def test_two_terminals_speak_in_turn(tmp_path: Path) -> None:
+    with chat(tmp_path, model="scripted:0.05") as one, chat(tmp_path) as two:
+        one.wait_for(PROMPT)
+        two.wait_for(PROMPT)
+        one.type("This is the first.\r")
+        one.wait_for("On “This is the first.”")
+        two.type("This is the second.\r")
+        two.wait_for("another terminal is answering in this session")
+        two.wait_for("another terminal added a turn")
+        two.wait_for("On “This is the second.”")
+        one.wait_for(" s\n")
+        two.wait_for(" s\n")
+        one.type("This is the third.\r")
+        one.wait_for("another terminal added a turn")
+        one.wait_for("On “This is the third.”")
+        one.wait_for(" s\n")
+    said = transcript(tmp_path)
+    places = [said.index(f"**User:**\n\nThis is the {which}.") for which in ("first", "second", "third")]
+    assert places == sorted(places) and said.count("**User:**") == said.count("**Assistant:**") == 3
+
+
+def test_a_paste_of_a_megabyte_with_control_characters_is_one_message(tmp_path: Path) -> None:
+    pasted = "\x01\x1b[31mred " + "word " * 200_000
+    with chat(tmp_path, "--endless") as screen:
+        screen.wait_for(PROMPT)
+        screen.type("\x1b[200~")
+        for at in range(0, len(pasted), 1_000):
+            screen.type(pasted[at : at + 1_000])
+        screen.type("\x1b[201~")
+        screen.wait_for("characters #1]")
+        screen.type("\r")
+        screen.wait_for("On “")
+        screen.wait_for(" s\n")
+        shown = screen.raw.rpartition("#1]")[2]
+        screen.type("/quit\r")
+        assert screen.ended() == 0
+    assert "\x1b[31mred" not in shown and "\x01" not in shown
+    assert "word word" in transcript(tmp_path) and len(transcript(tmp_path)) > 1_000_000
+
+
+def test_earlier_prompts_come_back_with_the_arrow_keys_after_a_restart(tmp_path: Path) -> None:
+    with chat(tmp_path) as screen:
+        screen.wait_for(PROMPT)
+        say(screen, "A prompt to remember.")
+        leave(screen)
+    with chat(tmp_path) as screen:
+        screen.wait_for("normal")
+        screen.type("\x1b[A")
+        screen.wait_for("A prompt to remember.")
+        screen.type("\r")
+        screen.wait_for("On “A prompt to remember.”")
+        screen.wait_for(" s\n")
+    assert transcript(tmp_path).count("A prompt to remember.") == 4
+
+
+def test_the_prompt_is_there_before_the_host_is(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with chat(tmp_path) as screen:
+        screen.wait_for(PROMPT)
+        assert time.monotonic() - began < 5
+        screen.type("typed ahead\r")
+        screen.wait_for("On “typed ahead”")
+
+
+def test_what_keeps_it_from_opening_ends_it_with_one_line(tmp_path: Path) -> None:
+    with terminal(tmp_path, "chat", "--model", "nobody:knows") as screen:
+        assert screen.ended() == 2
+        assert "error: --model 'nobody:knows'" in screen.text
