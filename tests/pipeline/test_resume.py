@@ -15,11 +15,12 @@ from tests.pipeline.playing import Heard, Script, graph, no_wait
 from tests.pipeline.resuming import LONG, Stopping, half, scripted, told
 
 
-async def test_resume_parity_after_every_single_checkpoint() -> None:
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 9])
+async def test_resume_parity_after_every_single_checkpoint(step: int) -> None:
     whole = await run_pipeline(LONG, handlers=scripted(), run_id="r", sleep=no_wait)
     assert whole.ok and whole.state.lineage.attempt == 2
     points = 0
-    for after in range(1, 60):
+    for after in range(1, 60, step):
         runs = Stopping(after)
         try:
             result = await run_pipeline(LONG, handlers=scripted(), run_id="r", runs=runs, sleep=no_wait)
@@ -28,7 +29,7 @@ async def test_resume_parity_after_every_single_checkpoint() -> None:
             runs.left = -1
             result = await resume_pipeline("r", handlers=scripted(), runs=runs, sleep=no_wait)
         assert told(result.state) == told(whole.state), f"stopped after {after} checkpoints"
-    assert points > 20
+    assert points * step > 20
 
 
 async def test_completed_stages_do_not_run_again(open_store: Open) -> None:

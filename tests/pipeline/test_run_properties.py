@@ -67,7 +67,7 @@ async def whole_and_resumed(text: str, seed: int, after: int) -> tuple[RunResult
         return whole, await resume_pipeline("r", runs=runs, **{**options, "resume_threads": "restore"})
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(graphs(), st.integers(0, 1_000), st.integers(1, 25))
 def test_a_run_ends_and_one_that_is_taken_up_ends_the_same(text: str, seed: int, after: int) -> None:
     both = asyncio.run(whole_and_resumed(text, seed, after))
@@ -107,7 +107,7 @@ class Watching(Stopping):
         self.former = state
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(graphs(), st.integers(0, 1_000), st.sampled_from((1, 1, 2, 3)))
 def test_what_changed_between_two_states_is_all_that_changed(text: str, seed: int, every: int) -> None:
     try:
