@@ -355,6 +355,8 @@ async def walk(folder: Path, model: str | None, messages: Sequence[str]) -> None
             before = len(assistant.sent)
             answer = await assistant.say("kitchen", message)
             show(number + 1, message, assistant.sent[before:], answer)
+        most = max(view.record.tokens_sent for _, _, view in assistant.sent if view.record)
+        print(f"\n{len(assistant.sent)} requests compiled, none above {most:,} tokens")
     finally:
         await assistant.close()
 
