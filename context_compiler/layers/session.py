@@ -71,6 +71,12 @@ class Layers:
         """A turn is in progress."""
         self._open[turn.session_id] = turn
 
+    def refuse_waiting_for_oneself(self, session_id: str) -> None:
+        """LayersError where the turn in progress belongs to the task that asks for the next."""
+        turn = self._open.get(session_id)
+        if turn is not None and turn.task is asyncio.current_task():
+            raise LayersError(f"session {session_id!r} is in turn {turn.number} already; end it before the next begins")
+
     def ended(self, turn: Turn) -> None:
         """It is not any more."""
         self._open.pop(turn.session_id, None)
@@ -109,15 +115,24 @@ class Turn:
         self._layers = layers
         self._lock: asyncio.Lock | None = None
         self._version = 0
+        self.task: asyncio.Task[Any] | None = None
+        """The task that is in the turn."""
 
     async def __aenter__(self) -> Turn:
-        """Wait for the turn before, and begin from what it left."""
+        """Wait for the turn before, and begin from what it left.
+
+        Raises:
+            LayersError: this task is in a turn of that session already and would wait for itself.
+            StoreError: what is stored cannot be read.
+        """
+        self._layers.refuse_waiting_for_oneself(self.session_id)
         lock = self._layers.lock(self.session_id)
         await lock.acquire()
         self._lock = lock
         try:
             stored, self._version = await self._layers.load(self.session_id)
             self.state = opening(stored, self.state.get("user_message", ""))
+            self.task = asyncio.current_task()
             self._layers.begun(self)
         finally:
             if "id_registry" not in self.state:  # it could not be read: whoever waits may try

@@ -63,8 +63,13 @@ async def test_each_role_is_told_its_part_before_its_prompt(role: str, seen: str
     assert text.index(BEGIN) < text.index(END) < text.index("The question.")
 
 
-@pytest.mark.parametrize("budget", [150, 300, 600, 1_500, 6_000])
-@pytest.mark.parametrize("turns", [0, 3, 30])
+@pytest.mark.parametrize(
+    ("budget", "turns"),
+    [(150, 0), (300, 3), (600, 0), (1_500, 30)]
+    + [
+        pytest.param(budget, turns, marks=pytest.mark.slow) for budget in (150, 300, 600, 6_000) for turns in (0, 3, 30)
+    ],
+)
 async def test_the_budget_holds_with_layers_too(budget: int, turns: int) -> None:
     layers = await session(entities=400)
     history = long_history(turns=turns) if turns else None

@@ -64,6 +64,16 @@ async def test_concurrent_turns_of_a_session_wait_for_each_other(store: Store) -
     assert len(stored["id_registry"]["entities"]) == 12, "no turn wrote over another"
 
 
+async def test_a_turn_within_a_turn_of_the_same_session_is_refused_at_once(store: Store) -> None:
+    layers = Layers(store)
+    async with layers.turn("s") as turn:
+        with pytest.raises(LayersError, match="in turn 1 already"):
+            async with layers.turn("s"):
+                pass
+        assert turn.number == 1
+    assert await one_turn(layers, "s", "next") == 2
+
+
 async def test_turns_of_two_sessions_do_not_wait(store: Store) -> None:
     layers = Layers(store)
     async with layers.turn("a"), layers.turn("b") as second:

@@ -1,0 +1,78 @@
+"""Whatever a session holds: what is told fits, no id shows, a registry comes back whole, and tiers never overlap."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from context_compiler.layers import NEEDS, SessionIdRegistry, get_entity_context, layer_texts
+from context_compiler.layers.told import template_of, told_of
+from context_compiler.template.lookup import TemplateLibrary
+from context_compiler.tokens import TokenCounter
+
+COUNTER, LIBRARY = TokenCounter(), TemplateLibrary(system=None)
+texts = st.text(max_size=200)
+ids = st.uuids().map(str)
+refs = st.sampled_from([f"{kind}_{number}" for kind in ("recipe", "gen_recipe") for number in range(1, 5)])
+acts = st.one_of(
+    st.tuples(st.just("register_read"), st.just("recipes"), ids, texts),
+    st.tuples(st.just("register_created"), st.just("recipes"), ids, texts),
+    st.tuples(st.just("register_deleted"), st.just("recipes"), ids, texts),
+    st.tuples(st.just("register_generated"), st.just("recipes"), texts, texts),
+    st.tuples(st.sampled_from(["touch", "demote", "drop"]), refs),
+    st.tuples(st.just("retain"), refs, st.just("a reason")),
+    st.tuples(st.just("next turn")),
+)
+
+
+def played(moves: list[tuple[Any, ...]]) -> SessionIdRegistry:
+    known = SessionIdRegistry()
+    for name, *args in moves:
+        if name == "next turn":
+            known.set_turn(known.current_turn + 1)
+        else:
+            getattr(known, name)(*args)
+    return known
+
+
+@given(st.lists(acts, max_size=30))
+def test_an_entity_is_in_one_tier_at_most_and_survives_json(moves: list[tuple[Any, ...]]) -> None:
+    known = played(moves)
+    found = get_entity_context(known)
+    tiers = [one.ref for tier in (found.active, found.generated, found.retained) for one in tier]
+    assert len(tiers) == len(set(tiers)) and all(ref in known for ref in tiers)
+    assert not any(known.is_demoted(one.ref) for one in (*found.active, *found.retained))
+    again = SessionIdRegistry.from_dict(json.loads(json.dumps(known.to_dict())))
+    assert again.to_dict() == known.to_dict() and get_entity_context(again) == found
+
+
+@given(st.lists(acts, max_size=12), texts, texts, st.sampled_from(sorted(NEEDS)), st.integers(0, 600))
+def test_what_is_told_fits_its_room_and_shows_no_id(
+    moves: list[tuple[Any, ...]], said: str, noted: str, role: str, room: int
+) -> None:
+    known = played(moves)
+    state = {
+        "id_registry": known,
+        "user_message": said,
+        "steps": [{"description": noted, "result": [{"id": move[2]} for move in moves if len(move) == 4]}],
+        "conversation": {"recent_turns": [{"user": said, "assistant_summary": noted}], "history_summary": noted},
+    }
+    told = told_of(role, state, template_of(role, LIBRARY), room=room, counter=COUNTER)
+    assert told.tokens <= room and bool(told.text) == bool(told.tokens)
+    shown = "\n".join(layer_texts(role, state).values())
+    assert not [one for one in _ids(moves) if one in shown]
+
+
+def _ids(moves: list[tuple[Any, ...]]) -> list[str]:
+    found: list[str] = []
+    for move in moves:
+        for one in move[1:]:
+            try:
+                found.append(str(UUID(one)))
+            except ValueError:
+                continue
+    return found
