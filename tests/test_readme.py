@@ -277,7 +277,7 @@ async def test_every_column_of_the_record_is_explained(tmp_path: Path) -> None:
     await store.sessions()
     await store.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "context.db")) as db:
-        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'messages_fts!_%' ESCAPE '!'"
+        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE '%!_fts!_%' ESCAPE '!'"
         tables = {name: {row[1] for row in db.execute(f"PRAGMA table_info({name})")} for (name,) in db.execute(query)}
         nullable = {
             name: {row[1] for row in db.execute(f"PRAGMA table_info({name})") if not row[3] and not row[5]}
