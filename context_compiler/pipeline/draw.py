@@ -13,6 +13,7 @@ from math import hypot
 from rich.cells import cell_len
 
 from context_compiler.pipeline.graph import Edge, Graph, Node
+from context_compiler.pipeline.labels import label_places
 from context_compiler.pipeline.layout import Layout, Point, laid_out
 
 COLUMN = 7.2
@@ -40,6 +41,7 @@ STYLE = (
     ".name{font-weight:600}.small{font-size:10.5px;fill:#616161}.past{font-size:10.5px;fill:#1565c0}"
     ".title{font-size:14px;font-weight:600}path{fill:none;stroke:#757575;stroke-width:1.2}"
     ".past-edge{stroke:#1565c0}.shut{stroke-dasharray:5 4}"
+    ".on-line{paint-order:stroke;stroke:#ffffff;stroke-width:3px}"
 )
 
 
@@ -63,7 +65,14 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
     together = _together(graph, place)
     labels = {ends: _label_size(said) for ends, some in together.items() if (said := _labels(some))}
     layout = laid_out(sizes, list(dict.fromkeys(links)), labels=labels, graphviz=graphviz)
-    drawn = [line for ends, some in together.items() for line in _edge(some, ends, layout)]
+    lines = {ends: _line(ends, layout) for ends in together}
+    spots = layout.labels
+    if not layout.curved:
+        taken = [
+            (x - w / 2, y - h / 2, x + w / 2, y + h / 2) for (x, y), (w, h) in zip(layout.centres, sizes, strict=True)
+        ]
+        spots = label_places(lines, labels, taken)
+    drawn = [one for ends, some in together.items() for one in _edge(some, lines[ends], spots.get(ends), layout, ends)]
     for at, name in enumerate(names):
         drawn += _box(graph.nodes.get(name), boxes[at], layout.centres[at], sizes[at])
     return _document(graph, layout, drawn)
@@ -166,30 +175,33 @@ def _label_size(rows: Sequence[tuple[str, str]]) -> Point:
     return 10 + COLUMN * 0.88 * max(cell_len(text) for _, text in rows), ROW * len(rows) + 4
 
 
-def _edge(edges: Sequence[Edge], ends: tuple[int, int], layout: Layout) -> Iterator[str]:
-    """One line with its labels, for all edges between the same two boxes."""
+def _line(ends: tuple[int, int], layout: Layout) -> Sequence[Point]:
+    """The points of a line; two that go there and back stand apart."""
     x, y = layout.centres[ends[0]]
-    shift = 0.0
-    if ends[::-1] in layout.lines and ends[0] != ends[1] and not layout.curved:
-        shift = ASIDE if layout.centres[ends[1]][1] > y else -ASIDE
-    points = tuple((px + shift, py) for px, py in layout.lines.get(ends, ()))
     if ends[0] == ends[1]:
-        points = ((x - 14, y - 20), (x - 40, y - 62), (x + 40, y - 62), (x + 14, y - 20))
+        return ((x - 14, y - 20), (x - 40, y - 62), (x + 40, y - 62), (x + 14, y - 20))
+    shift = 0.0
+    if ends[::-1] in layout.lines and not layout.curved:
+        shift = ASIDE if layout.centres[ends[1]][1] > y else -ASIDE
+    return tuple((px + shift, py) for px, py in layout.lines.get(ends, ()))
+
+
+def _edge(
+    edges: Sequence[Edge], points: Sequence[Point], spot: Point | None, layout: Layout, ends: tuple[int, int]
+) -> Iterator[str]:
+    """One line with its labels, for all edges between the same two boxes."""
     told, shut = any(edge.fidelity or edge.thread_id for edge in edges), all(edge.condition for edge in edges)
     kind = f"{'past-edge' if told else ''} {'shut' if shut else ''}".strip()
     if points:
         line = _path(points, layout.curved or ends[0] == ends[1])
         yield f'<path class="{kind}" d="{line}" marker-end="url(#tip)"/>'
     rows = _labels(edges)
-    if rows and ends in layout.labels:
+    x, y = points[len(points) // 2] if points else layout.centres[ends[0]]
+    if rows and spot is not None:
         width, height = _label_size(rows)
-        lx, ly = layout.labels[ends][0] - width / 2 + 5, layout.labels[ends][1] - height / 2 + ROW
-        anchor = "start"
-    else:
-        mx, my = _middle(points) if points else (x, y)
-        lx, ly, anchor = (mx - 5, my, "end") if shift < 0 else (mx + 5, my, "start")
+        x, y = spot[0] - width / 2, spot[1] - height / 2 + ROW - 1
     for at, (style, text) in enumerate(rows):
-        yield _text(lx, ly + ROW * at, text, style, anchor)
+        yield _text(x + 5, y + ROW * at, text, f"{style} on-line", "start")
 
 
 def _path(points: Sequence[Point], curved: bool) -> str:
@@ -210,13 +222,6 @@ def _towards(corner: Point, other: Point) -> Point:
     length = hypot(dx, dy)
     part = min(BEND / length, 0.5) if length else 0.0
     return corner[0] + dx * part, corner[1] + dy * part
-
-
-def _middle(points: Sequence[Point]) -> Point:
-    if len(points) == 2:
-        (ax, ay), (bx, by) = points
-        return (ax + bx) / 2, (ay + by) / 2
-    return points[len(points) // 2]
 
 
 def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:

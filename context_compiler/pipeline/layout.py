@@ -27,6 +27,8 @@ MOST_PURE = 400
 """The same without; grandalf takes longer, and recurses."""
 GAP = 46.0
 """Between two ranks, and half of it between two boxes."""
+MOST_GAP = 76.0
+"""The same where two labels are to stand between them."""
 INCH = 72.0
 
 
@@ -58,7 +60,7 @@ def laid_out(
     Args:
         sizes: Width and height of each box, in points.
         links: From which box to which; each pair once, no box to itself.
-        labels: What room is wanted beside a link, in points; only Graphviz keeps it free.
+        labels: What room is wanted beside a link, in points; the library only leaves more between ranks.
         graphviz: The program; where it is not found, or None, the Python library is used.
 
     Raises:
@@ -68,7 +70,7 @@ def laid_out(
     most = MOST if program else MOST_PURE
     if len(sizes) + len(links) > most * 2:
         raise PipelineError(f"{len(sizes):,} stages and {len(links):,} edges are too many to draw")
-    return _by_graphviz(program, sizes, links, labels) if program else _by_grandalf(sizes, links)
+    return _by_graphviz(program, sizes, links, labels) if program else _by_grandalf(sizes, links, labels)
 
 
 def _by_graphviz(
@@ -133,7 +135,9 @@ class _View:
         self.xy: Point = (0.0, 0.0)
 
 
-def _by_grandalf(sizes: Sequence[Size], links: Sequence[tuple[int, int]]) -> Layout:
+def _by_grandalf(
+    sizes: Sequence[Size], links: Sequence[tuple[int, int]], labels: Mapping[tuple[int, int], Size]
+) -> Layout:
     try:
         graphs, layouts, routing = (import_module(f"grandalf.{name}") for name in ("graphs", "layouts", "routing"))
     except ImportError:
@@ -146,12 +150,13 @@ def _by_grandalf(sizes: Sequence[Size], links: Sequence[tuple[int, int]]) -> Lay
     edges: list[Any] = [graphs.Edge(boxes[source], boxes[target]) for source, target in links]
     for edge in edges:
         edge.view = routing.EdgeViewer()
+    gap = max(GAP, min(MOST_GAP, 2 * max((height for _, height in labels.values()), default=0.0)))
     left, centres = 0.0, [(0.0, 0.0)] * len(sizes)
     lines: dict[tuple[int, int], tuple[Point, ...]] = {}
     bottom = 0.0
     for component in graphs.Graph(boxes, edges).C:
         inside: list[Any] = sorted(component.sV, key=lambda box: box.data)
-        width, height = _placed(component, inside, layouts, routing)
+        width, height = _placed(component, inside, layouts, routing, gap)
         for box in inside:
             centres[box.data] = (box.view.xy[0] + left, box.view.xy[1])
         for edge in component.sE:
@@ -162,11 +167,11 @@ def _by_grandalf(sizes: Sequence[Size], links: Sequence[tuple[int, int]]) -> Lay
     return Layout(width=max(0.0, left - GAP), height=bottom, centres=centres, lines=lines, curved=False)
 
 
-def _placed(component: Any, inside: Sequence[Any], layouts: Any, routing: Any) -> Size:
+def _placed(component: Any, inside: Sequence[Any], layouts: Any, routing: Any, gap: float) -> Size:
     """Lay out what hangs together, shifted so that it begins at the corner; its size."""
     if len(inside) > 1:
         sugiyama = layouts.SugiyamaLayout(component)
-        sugiyama.xspace, sugiyama.yspace = GAP / 2, GAP
+        sugiyama.xspace, sugiyama.yspace = GAP / 2, gap
         sugiyama.route_edge = routing.route_with_lines
         sugiyama.init_all(roots=[inside[0]])
         sugiyama.draw(3)

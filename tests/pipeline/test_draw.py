@@ -11,6 +11,7 @@ import pytest
 
 from context_compiler.errors import PipelineError
 from context_compiler.pipeline import Graph, parse_dot, to_svg
+from context_compiler.pipeline.labels import label_places
 from context_compiler.pipeline.layout import Layout, laid_out
 from tests.pipeline.test_fidelity import EXAMPLE
 
@@ -181,3 +182,21 @@ def test_graphviz_itself_is_told_nothing_of_a_hostile_graph() -> None:
     source = f'digraph "{HOSTILE}" {{ "{HOSTILE}" [label="{HOSTILE}"]; "{HOSTILE}" -> b [label="{HOSTILE}"] }}'
     document = minidom.parseString(to_svg(parse_dot(source), graphviz=GRAPHVIZ).encode())
     assert {node.tagName for node in document.getElementsByTagName("*")} <= ALLOWED
+
+
+def test_labels_stand_beside_their_lines_and_on_nothing_else_where_there_is_room() -> None:
+    lines = {
+        (0, 1): ((0.0, 0.0), (0.0, 100.0)),
+        (0, 2): ((20.0, 0.0), (20.0, 100.0)),
+        (1, 0): ((-9.0, 100.0), (-9.0, 0.0)),
+    }
+    sizes = dict.fromkeys(lines, (40.0, 20.0))
+    boxes = [(-50.0, -30.0, 50.0, 0.0), (-50.0, 100.0, 50.0, 130.0)]
+    places = label_places(lines, sizes, boxes)
+    assert places[0, 1] == (25.0, 50.0) and places[1, 0] == (-34.0, 50.0)
+    taken = [*boxes, *((x - 20, y - 10, x + 20, y + 10) for x, y in places.values())]
+    for at, one in enumerate(taken):
+        for other in taken[at + 1 :]:
+            assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+    full = label_places(lines, sizes, [(-1_000.0, -1_000.0, 1_000.0, 1_000.0)])
+    assert full[0, 1] == (25.0, 50.0) and label_places({}, sizes, []) == {}
