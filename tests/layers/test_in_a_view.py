@@ -80,6 +80,22 @@ async def test_the_budget_holds_with_layers_too(budget: int, turns: int) -> None
         assert view.tokens <= budget and view.ledger["tokens"]["layers"] <= budget // 4
 
 
+async def test_the_block_stands_before_the_last_prompt_and_no_other() -> None:
+    text, _ = await told(await session(), "think", long_history(turns=3), budget=30_000)
+    between = text[text.index(END) + len(END) : text.index("The question.")]
+    assert not between.strip() and text.count(BEGIN) == 1
+
+
+async def test_a_history_that_would_fit_alone_makes_room_for_layers() -> None:
+    layers, history = await session(entities=400), long_history(turns=6)
+    _, alone = await told(Layers(None), "act", history, budget=100_000, trigger=1.0)
+    budget = alone.tokens + 60
+    _, raw = await told(Layers(None), "act", history, budget=budget, trigger=1.0)
+    _, view = await told(layers, "act", history, budget=budget, trigger=1.0)
+    assert raw.status == "raw" and view.status == "compiled"
+    assert view.tokens <= budget and view.ledger["tokens"]["layers"] > 60
+
+
 async def test_what_is_cut_goes_by_priority_with_its_reason() -> None:
     _, view = await told(await session(entities=400), "think", budget=600)
     reasons = {drop.what: drop.reason for drop in view.drops}

@@ -182,6 +182,12 @@ def test_reply_is_told_what_this_turn_asks_and_that_an_old_question_is_answered(
     assert "Awaiting the user's answer (propose): Shall I?" in said and "how many" not in said
 
 
+def test_act_is_not_told_what_this_turn_asks() -> None:
+    offer = {"decision": "propose", "goal": "g", "proposal_message": "Shall I?"}
+    assert "Shall I?" not in told("act", "conversation", think_output=offer)
+    assert build_context("act", state(think_output=offer))["conversation"].pending is None
+
+
 def test_reply_is_told_the_wish_of_this_turn_and_the_outcome_of_the_last() -> None:
     said = told("reply", "reasoning", steps=[])
     assert "User expressed: likes it" in said and "Accomplished last turn: Read the shelf of turn 6: Found 6" in said
