@@ -3,7 +3,7 @@
     python benchmarks/layers.py [--turns 1000] [--entities 10000] [--times 20]
 
 Entities come ten a turn; one in fifty is retained, one in a hundred was generated and never saved, one in forty was
-demoted. Times are medians in milliseconds, and the slowest.
+demoted. A manager's session grows to 10,000 messages. Times are medians in milliseconds, and the slowest.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 from context_compiler.layers import (
@@ -28,6 +32,7 @@ from context_compiler.layers import (
 )
 from context_compiler.layers.builders import build_context
 from context_compiler.layers.told import template_of, told_of
+from context_compiler.manager import ContextConfig, ContextManager, SQLiteMemory
 from context_compiler.store import MemoryStore
 from context_compiler.template.lookup import TemplateLibrary
 from context_compiler.tokens import TokenCounter
@@ -43,6 +48,8 @@ class Timed:
     work: Work
     goal: float | None = None
     """Milliseconds; None where nothing is promised."""
+    beside: str = ""
+    """What the goal does not count."""
 
 
 def session(turns: int, entities: int) -> dict[str, Any]:
@@ -124,7 +131,53 @@ async def turn(text: str) -> None:
         now.answered("Answer.")
 
 
-MEASURES: tuple[Callable[[dict[str, Any]], Iterator[Timed]], ...] = (builders, stored)
+def managed(state: dict[str, Any]) -> Iterator[Timed]:
+    """A turn of a manager without a model over a file, its search, and a checkpoint: early, and at 10,000 messages."""
+    loop = asyncio.new_event_loop()
+    with tempfile.TemporaryDirectory() as folder:
+        memory = SQLiteMemory("s", Path(folder) / "context.db")
+        config = ContextConfig(auto_summarize=False, auto_checkpoint=False, max_tokens=10**9)
+        manager = ContextManager.with_versioning(memory, memory, "none", config)
+        said = count()
+
+        async def exchange() -> None:
+            number = next(said)
+            await manager.process_turn(f"Question {number}: which port has service {number % 200}, and who runs it?")
+            manager.add_response(f"It has port {8000 + number % 200}, says answer {number}.")
+
+        async def fill(turns: int) -> None:
+            while manager.turn_count < turns:
+                await exchange()
+
+        async def remember() -> None:
+            for number in range(200):
+                await memory.remember(f"The port of service {number} is {8000 + number}; team {number % 7} runs it.")
+
+        def search() -> object:
+            return loop.run_until_complete(manager.ground_query("Which port has service 77, and who runs it?"))
+
+        loop.run_until_complete(remember())
+        for turns in (100, 5_000):
+            loop.run_until_complete(fill(turns))
+            size = f"at {2 * turns:,} messages"
+            yield Timed(what=f"manager: search among 200 memories, {size}", work=search)
+            turn = partial(_done, loop, exchange)
+            yield Timed(what=f"manager: turn with its search, {size}", work=turn, goal=10, beside="the search")
+            yield Timed(
+                what=f"manager: checkpoint of what is new, {size}", work=partial(_done, loop, manager.checkpoint)
+            )
+        loop.run_until_complete(memory.close())
+    loop.close()
+
+
+def _done(loop: asyncio.AbstractEventLoop, work: Callable[[], Awaitable[Any]]) -> object:
+    async def done() -> object:
+        return await work()
+
+    return loop.run_until_complete(done())
+
+
+MEASURES: tuple[Callable[[dict[str, Any]], Iterator[Timed]], ...] = (builders, stored, managed)
 """What is measured, each on the state of a long session."""
 
 
@@ -135,7 +188,7 @@ def timed(one: Timed, times: int) -> tuple[str, ...]:
         started = time.perf_counter()
         one.work()
         taken.append((time.perf_counter() - started) * 1000)
-    goal = "" if one.goal is None else f"{one.goal:g} ms"
+    goal = "" if one.goal is None else f"{one.goal:g} ms" + (f" beside {one.beside}" if one.beside else "")
     return one.what, f"{statistics.median(taken):.2f}", f"{max(taken):.2f}", goal
 
 
