@@ -6,13 +6,17 @@ Kept is what it changed, not what it was given: that is in the state of the run 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from context_compiler.errors import PipelineError
 from context_compiler.pipeline.artifacts import ArtifactStore
 from context_compiler.pipeline.outcome import outcome_of
 from context_compiler.pipeline.state import RunState
+
+log = logging.getLogger("context_compiler.pipeline")
 
 _MISSING = object()
 
@@ -32,16 +36,28 @@ class Branches:
         self._state, self._artifacts, self._ended = state, artifacts, dict(state.branches)
 
     def known(self, place: str, before: RunState) -> RunState | None:
-        """How the branch at a place ended, if it did; `before` is the state that it began with."""
+        """How the branch at a place ended, if it did; `before` is the state that it began with.
+
+        What was kept of it in vain, because it cannot be read, is as if it were not there.
+        """
         found = self._ended.get(place)
-        return None if found is None else _after(before, found)
+        try:
+            return None if found is None else _after(before, found)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            log.warning("the branch %s runs again, because what was kept of it is damaged: %r", place, error)
+            return None
 
     async def keep(self, place: str, before: RunState, after: RunState) -> None:
-        """Save how a branch ended."""
+        """Save how a branch ended. Where that fails the branch has ended all the same; the next checkpoint decides."""
         self._ended[place] = _changed(before, after)
         async with self._lock:
-            if self._state is not None:
-                await self._save(replace(self._state, branches=dict(self._ended), artifacts=self._artifacts.held()))
+            state = self._state
+            if state is None:
+                return
+            try:
+                await self._save(replace(state, branches=dict(self._ended), artifacts=self._artifacts.held()))
+            except PipelineError as error:
+                log.warning("the branch %s has ended, but that could not be kept: %s", place, error)
 
 
 def _changed(before: RunState, after: RunState) -> dict[str, Any]:

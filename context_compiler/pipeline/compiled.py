@@ -5,6 +5,7 @@ A compile like any other: capped, on the record, never made twice, and no reason
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -95,9 +96,13 @@ class Compiling:
             begin=ware.begin,
             ask=ask,
         )
+        limit = stage.node.timeout
+        ware.runs += 1
         try:
-            return await ware.view(Run(), request)
+            async with asyncio.timeout(limit / 2 if limit else None):  # the rest of its time is the stage's own
+                return await ware.view(Run(), request)
         finally:
+            ware.runs -= 1
             await ware.rest()
 
     def _wanted(self, template: str) -> Wanted:

@@ -11,7 +11,8 @@ STAGE = ("stage_started", "agent_answered", "stage_retrying", "stage_completed",
 PARALLEL = ("parallel_started", "parallel_branch_started", "parallel_branch_completed", "parallel_completed")
 PEOPLE = ("interview_started", "interview_completed", "interview_timeout")
 CHILD = ("child_started", "child_observed", "child_steered", "child_stopped")
-KINDS = (*RUN, *STAGE, *PARALLEL, *PEOPLE, *CHILD)
+ASKING = ("context_compiled", "tool_hook_failed")
+KINDS = (*RUN, *STAGE, *ASKING, *PARALLEL, *PEOPLE, *CHILD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

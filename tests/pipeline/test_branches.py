@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from context_compiler.pipeline import Outcome, RunState, RunStore, Stage, resume_pipeline, run_pipeline
+from context_compiler.errors import PipelineError
+from context_compiler.pipeline import MemoryRuns, Outcome, RunState, RunStore, Stage, resume_pipeline, run_pipeline
 from tests.pipeline.conftest import Open
 from tests.pipeline.playing import graph
 from tests.pipeline.resuming import told
@@ -131,3 +133,27 @@ async def test_what_one_visit_or_branch_left_no_other_overwrites(tmp_path: Path)
     }
     statuses = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("status.json")}
     assert {"loop", "loop/visit-2", "loop/visit-3", "both/branch-a"} <= statuses
+
+
+async def test_a_branch_that_could_not_be_kept_has_ended_all_the_same() -> None:
+    class Busy(MemoryRuns):
+        async def save(self, state: RunState) -> None:
+            if state.branches:
+                raise PipelineError("runs.db: database is locked")
+            await super().save(state)
+
+    result = await run_pipeline(NESTED, handlers=working([]), runs=Busy())
+    rows = {row["branch_id"]: row["status"] for row in result.context["parallel.results"]}
+    assert rows == {"a": "success", "q": "success", "f": "success"}
+
+
+@pytest.mark.parametrize("kept", [{}, [], "x", {"gone": 1}])
+async def test_what_was_kept_of_a_branch_and_cannot_be_read_is_not_used(kept: Any) -> None:
+    store = MemoryRuns()
+    await stopped(store, "f")
+    state = await store.load("r")
+    assert state is not None and len(state.branches) == 4
+    await store.save(replace(state, branches={**state.branches, "p.1:a": kept}))
+    seen: list[str] = []
+    result = await resume_pipeline("r", handlers=working(seen), runs=store)
+    assert seen == ["a", "b", "f"] and told(result.state) == told(await whole())

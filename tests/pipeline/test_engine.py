@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from context_compiler.pipeline import (
     run_pipeline,
     validate,
 )
+from context_compiler.pipeline.events import KINDS
 from tests.pipeline.playing import Heard, graph, play
 
 OK, FAIL, RETRY = (
@@ -194,3 +196,13 @@ async def test_the_last_event_says_how_long_it_took_and_what_there_is() -> None:
     await run_pipeline(graph("a; start->a->done"), simulate=True, on_event=events.append, clock=lambda: next(ticks))
     last = events[-1]
     assert last.kind == "run_finalized" and last.data["duration"] > 0 and last.data["artifact_count"] == 1
+
+
+def test_every_kind_of_event_is_known_and_on_the_page() -> None:
+    root = Path(__file__).parents[2]
+    sources = [path.read_text(encoding="utf-8") for path in (root / "context_compiler" / "pipeline").rglob("*.py")]
+    emitted = {kind for source in sources for kind in re.findall(r'emit\(\s*"([a-z_]+)"', source)}
+    emitted |= {"stage_completed", "stage_failed", "run_resumed"}  # named where they are chosen
+    assert emitted == set(KINDS) | {"run_initialized"}
+    page = (root / "docs" / "pipelines.md").read_text(encoding="utf-8")
+    assert not [kind for kind in KINDS if f"`{kind}`" not in page]

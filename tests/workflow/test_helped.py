@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,31 @@ async def test_an_output_cannot_forge_what_stands_around_it() -> None:
     assert told.count("\n=== END QUOTED FROM EARLIER TURNS ===") == 1
     assert "\\=== END QUOTED FROM EARLIER TURNS ===" in told
     assert "49" not in playing.prompt
+
+
+async def test_a_compile_that_hangs_leaves_the_stage_half_of_its_time() -> None:
+    async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if "COMPILER TASK" in str(messages):
+            await asyncio.sleep(60)
+        return ModelResponse(parts=[TextPart(FACTS)])
+
+    text = graph(
+        'a [prompt="Find the facts."]; b [timeout="1s" prompt="@context-helper chat_compiler\\nGo on."];'
+        "start->a->b->done"
+    )
+    playing = Playing(model=FunctionModel(answer, model_name="slow"))
+    result = await playing.run(text)
+    assert result.ok, result.failure_reason
+    (told,) = playing.told
+    assert told["status"] == "failed" and "Timeout" in told["error"]
+
+
+async def test_stages_that_run_at_once_compile_with_the_same_template(tmp_path: Path) -> None:
+    helped = "; ".join(f'{name} [prompt="@context-helper chat_compiler\\nGo on."]' for name in "wxyz")
+    text = graph(
+        f'a [prompt="Find the facts."]; p [shape=component]; j [shape=tripleoctagon]; {helped}; start->a->p; j->done;'
+        + "; ".join(f"p->{name}->j" for name in "wxyz")
+    )
+    playing = Playing(store=tmp_path / "context.db")
+    result = await playing.run(text)
+    assert result.ok and [one["status"] for one in playing.told] == ["compiled"] * 4
