@@ -44,6 +44,7 @@ from context_compiler.tokens import TokenCounter
 ROOT = Path(__file__).parents[1]
 PROMPT = "›".encode()
 GOAL_FIRST, GOAL_OPEN = 10.0, 1.0
+WARM, ROUNDS = 5, 40
 
 
 def conversation(messages: int) -> list[ModelMessage]:
@@ -90,17 +91,23 @@ async def in_chat(chat: ChatSession, text: str) -> float:
 async def first_pieces(folder: Path, turns: int) -> dict[str, list[float]]:
     """Milliseconds to the first piece, for the host alone and for both modes."""
     messages = conversation(2 * turns)
-    await keep(folder, messages)
     os.chdir(folder)
     agent = Agent(ScriptedModel(0))
-    found: dict[str, list[float]] = {}
-    found["host alone"] = [await alone(agent, messages, f"And question {at}?") for at in range(40)][5:]
-    for name, endless in (("normal mode", False), ("Endless, nothing compiled", True)):
-        chat = ChatSession(agent, endless=endless, budget=1_000_000)
+    chats = {
+        name: ChatSession(agent, endless=endless, budget=1_000_000, store=f"{name}.db", folder=name)
+        for name, endless in (("normal mode", False), ("Endless, nothing compiled", True))
+    }
+    found: dict[str, list[float]] = {"host alone": [], **{name: [] for name in chats}}
+    for chat in chats.values():
+        await chat.account.store.archive("main", "", Reader(TokenCounter(len)).read(messages))
         await chat.open()
-        found[name] = [await in_chat(chat, f"And question {at}?") for at in range(40)][5:]
+    for at in range(WARM + ROUNDS):
+        found["host alone"].append(await alone(agent, messages, f"And question {at}?"))
+        for name, chat in chats.items():
+            found[name].append(await in_chat(chat, f"And question {at}?"))
+    for chat in chats.values():
         await chat.close()
-    return found
+    return {name: values[WARM:] for name, values in found.items()}
 
 
 async def opened(folder: Path) -> float:

@@ -15,15 +15,25 @@ from pathlib import Path
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.chat.healing import Healed, healed, last_turn, said
-from context_compiler.chat.markdown import Told
 from context_compiler.chat.transcript import Transcript
 from context_compiler.history import History, Reader, load_messages
 from context_compiler.live.failing import Breaker, attempted
-from context_compiler.store import Store, open_store
+from context_compiler.store import SQLiteStore, Store, open_store
 from context_compiler.tokens import as_counter
 
 Notice = Callable[[str], None]
 Clock = Callable[[], datetime]
+
+
+class LastingStore(SQLiteStore):
+    """A record that stays open from turn to turn: who holds it lets go of it, not every run that has used it."""
+
+    async def close(self) -> None:
+        """Stay open."""
+
+    async def end(self) -> None:
+        """Let go of the file."""
+        await super().close()
 
 
 def now() -> datetime:
@@ -55,7 +65,7 @@ class Account:
     ) -> None:
         self.session = session
         self.transcript = Transcript(folder, session)
-        self.store = open_store(store)
+        self.store = LastingStore(store) if isinstance(store, str | Path) else open_store(store)
         self.messages: list[ModelMessage] = []
         self._vault = vault_name
         self._notice, self._clock = notice, clock
@@ -106,7 +116,7 @@ class Account:
 
     async def close(self) -> None:
         """Let go of everything."""
-        await attempted(self.store.close())
+        await attempted(self.store.end() if isinstance(self.store, LastingStore) else self.store.close())
         self.transcript.close()
 
     async def _caught_up(self) -> None:
@@ -142,13 +152,12 @@ class Account:
         if found.torn:
             self.transcript.ask_on(found.torn)
         if found.rest:
-            told = self.transcript.read()
-            self.transcript.go_on(found.rest, begun=told[-1].assistant is not None)
+            self.transcript.go_on(found.rest, begun=found.begun)
 
     def _healed(self, stored: list[ModelMessage], held: list[ModelMessage]) -> Healed:
-        told: list[Told] = self.transcript.read()
-        base = stored if len(said(stored)) >= len(said(held)) else held
-        return healed(base, told)
+        own, mine = said(stored), said(held)
+        base, own = (stored, own) if len(own) >= len(mine) else (held, mine)
+        return healed(base, own, self.transcript.read(own))
 
     async def _stored(self) -> list[ModelMessage]:
         """The history as the record has it; of several vaults' sessions of that name, this one's."""

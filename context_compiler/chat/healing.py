@@ -38,6 +38,8 @@ class Healed:
     """What the transcript lacks of its last prompt."""
     rest: str = ""
     """What the transcript lacks of its last answer."""
+    begun: bool = False
+    """It has the beginning of that answer."""
     conflict: int = 0
     """The first turn, from 1, of which the two say different things; 0: none."""
 
@@ -78,14 +80,14 @@ def _piece(piece: object) -> str:
     return placeholder(piece) if is_media(piece) else said if isinstance(said, str) else ""
 
 
-def healed(messages: Sequence[ModelMessage], told: Sequence[Told]) -> Healed:
+def healed(messages: Sequence[ModelMessage], own: Sequence[Told], told: Sequence[Told]) -> Healed:
     """Give each side what only the other one has.
 
     Args:
         messages: The history as the record has it.
+        own: What was said in it.
         told: The turns as the transcript has them.
     """
-    own = said(messages)
     shared = min(len(own), len(told))
     torn = _torn(own, told)
     if shared and own[shared - 1].user != told[shared - 1].user + torn:
@@ -95,8 +97,11 @@ def healed(messages: Sequence[ModelMessage], told: Sequence[Told]) -> Healed:
         more = [message for turn in told[len(own) :] for message in _as_messages(turn)]
         return Healed(messages=[*messages, *more])
     if len(own) > len(told):
-        return Healed(messages=list(messages), missing=tuple(own[len(told) :]), torn=torn, rest=_rest(own, told))
-    return Healed(messages=[*messages, *_unfinished(messages, own, told)], torn=torn, rest=_rest(own, told))
+        found = Healed(messages=list(messages), missing=tuple(own[len(told) :]))
+    else:
+        found = Healed(messages=[*messages, *_unfinished(messages, own, told)])
+    begun = bool(told) and told[-1].assistant is not None
+    return replace(found, torn=torn, rest=_rest(own, told), begun=begun)
 
 
 def _torn(own: Sequence[Told], told: Sequence[Told]) -> str:

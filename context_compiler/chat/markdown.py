@@ -39,6 +39,9 @@ _NAME = 80
 CLOSE = "\n\n"
 """What ends every block."""
 
+LAST = f"\n{USER}\n"
+"""Where a turn begins."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
@@ -93,6 +96,11 @@ def guard(line: str) -> str:
 def telling(line: str) -> str:
     """No more of a line that is still coming than tells whether it is like a mark."""
     return line if len(line) <= LONGEST or _LIKE_A_MARK.fullmatch(line) else f"{line[:LONGEST]} "
+
+
+def turns_in(text: str) -> int:
+    """How many turns a transcript tells of."""
+    return text.count(LAST)
 
 
 def parsed(text: str) -> list[Told]:

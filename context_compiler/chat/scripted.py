@@ -25,7 +25,7 @@ from pydantic_ai.usage import RequestUsage
 
 from context_compiler.history import Reader
 from context_compiler.sections import latest_input
-from context_compiler.shapes.skeleton import clip
+from context_compiler.shapes.lines import clip
 from context_compiler.tokens import as_counter
 
 NAME = "scripted"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from importlib import import_module
@@ -18,6 +18,7 @@ from typing import Any
 from context_compiler.chat.markdown import (
     ASSISTANT,
     CLOSE,
+    LAST,
     Told,
     asked,
     guard,
@@ -26,6 +27,7 @@ from context_compiler.chat.markdown import (
     safe_id,
     telling,
     title,
+    turns_in,
 )
 
 _locks: Any = import_module("fcntl") if find_spec("fcntl") else None
@@ -113,12 +115,18 @@ class Transcript:
             return 0, 0
         return found.st_ino, found.st_size
 
-    def read(self) -> list[Told]:
-        """Every turn, oldest first; empty where nothing can be read."""
+    def read(self, known: Sequence[Told] = ()) -> list[Told]:
+        """Every turn, oldest first; empty where nothing can be read.
+
+        Args:
+            known: Turns that are known otherwise. Where there are as many, only the last is read word for word.
+        """
         try:
             text = self.path.read_bytes().decode("utf-8", "replace")
         except OSError:
             return []
+        if known and turns_in(text) == len(known):
+            return [*known[:-1], *parsed(text[text.rfind(LAST) :])]
         return parsed(text)
 
     def mend(self) -> None:

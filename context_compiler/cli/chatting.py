@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -111,8 +112,13 @@ async def _on_terminal(options: dict[str, Any]) -> bool:
 
 async def _opened(options: dict[str, Any], drawn: asyncio.Event) -> tuple[Any, list[str]]:
     await drawn.wait()
-    conversation = await asyncio.to_thread(_made, options)
-    return conversation, await conversation.open()
+    gc.disable()  # a long history is a million objects, none of which is garbage
+    try:
+        conversation = await asyncio.to_thread(_made, options)
+        return conversation, await conversation.open()
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 async def _typed(keyboard: Keyboard, opening: asyncio.Task[tuple[Any, list[str]]]) -> str:
