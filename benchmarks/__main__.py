@@ -20,13 +20,15 @@ from benchmarks import goals
 from benchmarks.approaches import HOMES, Approach, Missing, installed, load
 from benchmarks.data import Data, at_hand
 from benchmarks.machine import HOST, machine
-from benchmarks.measures import Measure, added, compiles, evidence, sessions, survival
+from benchmarks.measures import Measure, added, compiles, evidence, references, sessions, survival
 from benchmarks.page import can_draw, filled, plotted, ran, written
 from benchmarks.results import Cell, Result, Results, code
 from benchmarks.tables import markdown
 from context_compiler.cli.screen import Screen, step, warn, working
 
-MEASURES = {one.name: one for module in (evidence, sessions, survival, compiles, added) for one in module.MEASURES}
+MEASURES = {
+    one.name: one for module in (evidence, sessions, references, survival, compiles, added) for one in module.MEASURES
+}
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -13,7 +13,8 @@ from itertools import groupby
 from context_compiler.errors import SettingsError
 from context_compiler.history import History
 from context_compiler.history.items import Item, Kind
-from context_compiler.shapes.skeleton import call_line, one_line, outcome_line
+from context_compiler.shapes.lines import one_line
+from context_compiler.shapes.skeleton import call_line, outcome_line
 
 WIDTH = 200
 """Characters of an observation, and of an adjustment."""

@@ -17,7 +17,8 @@ from typing import Any
 
 from context_compiler.history import History
 from context_compiler.history.items import Item, Kind
-from context_compiler.shapes.skeleton import call_line, one_line, outcome_line
+from context_compiler.shapes.lines import one_line
+from context_compiler.shapes.skeleton import call_line, outcome_line
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.pieces import whole
 from context_compiler.turns import Outline

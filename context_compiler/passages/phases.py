@@ -16,7 +16,7 @@ from context_compiler.history import History, day_of
 from context_compiler.history.items import Kind
 from context_compiler.passages.worth import words
 from context_compiler.recall.stems import STOPS
-from context_compiler.shapes.skeleton import one_line
+from context_compiler.shapes.lines import one_line
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import Outline
 

@@ -1,8 +1,6 @@
 """A tool exchange has a skeleton: one line for the call, one for what came of it.
 
-Pure text. A line never holds a line break or a control character and is never longer than asked for; of a
-very long text only the beginning and the end are looked at, so that a line costs the same whatever its
-source.
+Pure text.
 """
 
 from __future__ import annotations
@@ -14,12 +12,7 @@ from typing import cast
 
 from context_compiler.history.inside import inner, names
 from context_compiler.history.items import arguments
-
-WIDTH = 160
-"""Characters of a line, if not told otherwise."""
-
-SCANNED = 20_000
-"""Characters looked at from each end of a result."""
+from context_compiler.shapes.lines import SCANNED, TERMINAL, WIDTH, clip, one_line
 
 PARSED = 200_000
 """Longer JSON is read as text."""
@@ -29,12 +22,6 @@ NAMED, OTHER = 96, 40
 
 SLIVER = 24
 """A field is clipped to what room is left, but not to less than this."""
-
-_TERMINAL = re.compile(r"\x1b(?:\[[0-9;?]{0,32}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\))")
-_UNSEEN = re.compile(
-    r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]+"
-)
-_SPACE = re.compile(r"[\s\x1c-\x1f\x85\u2028\u2029]+")
 
 _TELLING = (
     "command", "cmd", "file_path", "filepath", "path", "file", "filename", "id", "name", "query", "pattern", "url",
@@ -65,24 +52,6 @@ _MENTION = re.compile(r"(?i)\b(?:error|exception|failed|failure|denied|invalid|n
 _EXCEPTION = re.compile(r"^\W{0,4}[A-Za-z_][\w.]{0,80}(?:Error|Exception|Interrupt|Exit|Warning)\b\s*(?::|$)")
 _FAILING = ("error", "errors", "exception", "message", "detail", "reason", "stderr", "exit_code", "status")
 """Keys under which a result says whether it went well."""
-
-
-def clip(text: str, width: int) -> str:
-    """The text itself where it has at most `width` characters, else its beginning and end around a `…`."""
-    if len(text) <= width:
-        return text
-    if width < 2:
-        return "…"[: max(width, 0)]
-    tail = (width - 1) * 2 // 5
-    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
-
-
-def one_line(text: str, width: int = WIDTH) -> str:
-    """The text on one line, without control characters, terminal colours and marks that turn its direction."""
-    if len(text) > SCANNED * 2:
-        text = f"{text[:SCANNED]}…{text[-SCANNED:]}"
-    plain = _UNSEEN.sub("", _TERMINAL.sub("", text))
-    return clip(_SPACE.sub(" ", plain).strip(), width)
 
 
 def call_line(tool: str, args_text: str, *, width: int = WIDTH) -> str:
@@ -225,7 +194,7 @@ def _from_lines(text: str, failed: bool) -> str:
 
 def _scanned(text: str) -> Iterator[str]:
     for part in (text,) if len(text) <= SCANNED * 2 else (text[:SCANNED], text[-SCANNED:]):
-        yield from _TERMINAL.sub("", part).splitlines()
+        yield from TERMINAL.sub("", part).splitlines()
 
 
 def _failure(lines: Sequence[str], failed: bool) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from context_compiler.shapes.skeleton import one_line
+from context_compiler.shapes.lines import one_line
 from context_compiler.specifics.sorts import COMMANDS, TABLE, UNIT, UNIT_WIDE, Sort, is_command
 from context_compiler.turns.cues import LONGEST, sentence_ends, sets_something
 

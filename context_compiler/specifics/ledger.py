@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from context_compiler.budget.cutting import Cut
 from context_compiler.history import History
 from context_compiler.history.items import Kind
-from context_compiler.shapes.skeleton import call_line, one_line
+from context_compiler.shapes.lines import one_line
+from context_compiler.shapes.skeleton import call_line
 from context_compiler.specifics import Told
 from context_compiler.specifics.mentions import FIELD, LISTED, Mention, acts, readable
 from context_compiler.specifics.needs import needs

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from context_compiler.shapes.skeleton import one_line
+from context_compiler.shapes.lines import one_line
 
 LONGEST = 2_000
 """What has no sentence end for so many characters is no instruction but data."""

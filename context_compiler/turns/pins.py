@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from context_compiler.history import History
 from context_compiler.history.items import Kind
-from context_compiler.shapes.skeleton import clip
+from context_compiler.shapes.lines import clip
 from context_compiler.turns import Outline
 from context_compiler.turns.cues import instructions
 

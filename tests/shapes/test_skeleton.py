@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from context_compiler.shapes.skeleton import call_line, clip, outcome_line
+from context_compiler.shapes.lines import clip
+from context_compiler.shapes.skeleton import call_line, outcome_line
 
 TEXT = st.text(max_size=400)
 WIDTH = st.integers(min_value=0, max_value=200)
@@ -122,3 +123,14 @@ def test_a_megabyte_costs_no_more_than_a_page(unit: str) -> None:
     call_line("write", text)
     call_line("write", json.dumps({"content": text}))
     assert time.perf_counter() - started < 60
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("paid with credit_card_9879898 as asked by the customer", "paid with …the customer"),
+        ("x" * 60, "x" * 15 + "…" + "x" * 10),
+    ],
+)
+def test_a_name_is_left_out_rather_than_cut(text: str, short: str) -> None:
+    assert clip(text, 26) == short

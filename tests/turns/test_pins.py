@@ -8,7 +8,7 @@ from pydantic_ai.messages import ModelMessage, TextContent
 
 from context_compiler.history import Reader
 from context_compiler.history.items import MARK
-from context_compiler.shapes.skeleton import one_line
+from context_compiler.shapes.lines import one_line
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import outline, pair
 from context_compiler.turns.cues import instructions, sentence_ends

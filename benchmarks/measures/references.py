@@ -1,0 +1,82 @@
+"""Reference recall of one view before every real tool call: what the call needs still stands in it, in its line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks import references
+from benchmarks.approaches import Approach
+from benchmarks.data import Data
+from benchmarks.measures import Measure
+from benchmarks.recall import interval
+from benchmarks.results import Cell, Result
+from benchmarks.tables import RECOUNTS, TOO_LONG, markdown, named, reasons
+
+NAME = "references"
+BUDGETS = {"pi": 32_000, "swe": 4_000, "tau": 1_000}
+"""What the goals were set for; elsewhere the least budget of the set."""
+
+
+def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
+    lived = data.lived.items()
+    return [
+        Cell(NAME, approach, chosen, BUDGETS.get(chosen, budgets[0]))
+        for chosen, budgets in lived
+        for approach in approaches
+    ]
+
+
+def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
+    """Every call of a set that names what occurred before."""
+    if approach.view is None:
+        return approach.dashes.get("view", "there is no evidence without a question")
+    if cell.data in TOO_LONG.get(cell.approach, ()):
+        return RECOUNTS
+    sessions = data.sessions(cell.data)
+    score = asyncio.run(references.measured(sessions, cell.budget, approach.view, data.every))
+    return {"all": score.all, "long": score.long, "over": score.over}
+
+
+def tables(results: Sequence[Result]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(one.cell.data for one in results):
+        of_set = [one for one in results if one.cell.data == name]
+        head = (f"{of_set[0].cell.budget:,} tokens", "all, %", "long-range, %", "calls", "over the budget")
+        found[f"{NAME}-{name}"] = markdown(head, [_row(one) for one in of_set]) + reasons(of_set)
+    return found
+
+
+def _row(result: Result) -> list[str]:
+    name = named(result.cell.approach)
+    if result.value is None:
+        return [name, "–", "–", "–", "–"]
+    value = result.value
+    calls = sum(map(len, value["all"]))
+    return [name, _mean(value["all"]), _mean(value["long"]), f"{calls:,}", f"{value['over']:,}"]
+
+
+def _mean(groups: Sequence[Sequence[float]]) -> str:
+    """The mean over calls, and its interval where there are several sessions."""
+    there = [group for group in groups if group]
+    if not there:
+        return "–"
+    mean, low, high = (100 * one for one in interval(there))
+    return f"{mean:.1f} [{low:.0f}, {high:.0f}]" if len(there) > 1 else f"{mean:.1f}"
+
+
+MEASURES = (
+    Measure(
+        name=NAME,
+        title="Is what a tool call needs in one view?",
+        about=(
+            "For every real tool call: the share of the ids and paths in its arguments that occurred before and that "
+            "one view of the history before the call still holds, with the words that they stood among; long-range are "
+            "those last mentioned further back than the budget. More is better."
+        ),
+        cells=cells,
+        run=run,
+        tables=tables,
+    ),
+)
