@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,8 @@ from context_compiler.pipeline import SQLiteRuns
 from tests.cli.conftest import Command
 from tests.pipeline.resuming import half
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "release_notes.md"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "release_notes.md"
 STEPS = "## Plan\nPlan it.\n\n## Report\n@context-helper extractive\nSay what was planned.\n"
 
 
@@ -88,3 +94,25 @@ def test_pipeline_commands_take_workflows_too(cc: Command, steps: Path) -> None:
     assert cc("pipeline", "check", steps).code == 0
     assert cc("pipeline", "run", steps, "--simulate", "--id", "x").out.endswith("x success\n")
     assert cc("pipeline", "show", "x").code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL on this system")
+def test_a_process_that_is_killed_is_taken_up_by_the_next_one(cc: Command, steps: Path) -> None:
+    steps.write_text("".join(f"## Step {n}\n@context-helper extractive\nDo it.\n" for n in range(60)))
+    command = [sys.executable, "-m", "context_compiler", "workflow", "run", str(steps), "--simulate", "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if json.loads(line).get("node") == "step_9":
+                run.kill()
+                break
+    assert run.wait() == -signal.SIGKILL
+    assert cc("workflow", "show", steps, "--json").json["run"]["status"] == ""
+    done = cc("workflow", "resume", steps, "--simulate")
+    assert done.code == 0, done.err
+    name = cc("workflow", "show", steps, "--json").json["run"]["id"]
+    completed = cc("pipeline", "show", name, "--json").json["checkpoint"]["completed_nodes"]
+    assert completed == ["start", *(f"step_{n}" for n in range(60)), "done"]
