@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, cast, get_args
 
 from pydantic import ValidationError
@@ -15,7 +16,10 @@ from context_compiler.layers.refs import prefix_of
 STATUSES: tuple[str, ...] = get_args(Status)
 Row = Mapping[str, Any]
 """The fields of one entity; never changed, only replaced."""
-FIELDS = EntitySnapshot.model_fields.keys()
+FIELDS = ("ref", "type", "label", "status", "turn_created", "turn_last_ref", "retention_reason")
+KINDS = {(str, str, str, str, int, int, str), (str, str, str, str, int, int, type(None))}
+"""What the fields are; ten thousand entities are read back whenever a turn begins, so this is looked at at once."""
+_VALUES = itemgetter(*FIELDS)
 _FACTS = {
     "status": "ref_actions",
     "type": "ref_types",
@@ -56,7 +60,7 @@ def loaded(given: Mapping[str, Any]) -> Loaded:
     found = Loaded(
         current_turn=turn,
         entities=entities,
-        ids={ref: str(id) for ref, id in _ids(given).items() if ref in entities},
+        ids=_ids(given, entities),
         data={ref: data for ref, data in _mapping(given, "data", "pending_artifacts").items() if ref in entities},
         demoted={str(ref) for ref in given.get("demoted") or () if ref in entities},
         counters=_counted(given, "counters"),
@@ -78,13 +82,14 @@ def _entities(given: Any) -> dict[str, Row]:
 
 def _sound(row: Any) -> bool:
     """Whether these are the fields of an entity, all of them and nothing else: as a registry writes them."""
-    if type(row) is not dict or row.keys() != FIELDS:  # pyright: ignore[reportUnknownMemberType] # outside data
-        return False
     one = cast("dict[str, Any]", row)
-    turns = type(one["turn_created"]) is int and type(one["turn_last_ref"]) is int
-    texts = type(one["ref"]) is str and one["ref"] and type(one["type"]) is str and type(one["label"]) is str
-    why = one["retention_reason"]
-    return bool(turns and texts and one["status"] in STATUSES and (why is None or type(why) is str))
+    if type(row) is not dict or len(one) != len(FIELDS):
+        return False
+    try:
+        values = _VALUES(one)
+    except KeyError:
+        return False
+    return tuple(map(type, values)) in KINDS and bool(values[0]) and values[3] in STATUSES
 
 
 def _checked(row: Any, at: int) -> Row:
@@ -96,18 +101,19 @@ def _checked(row: Any, at: int) -> Row:
         raise LayersError(f"id_registry: entities[{at}]{place}: {first['msg']}") from None
 
 
-def _mapping(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _mapping(given: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     name = next((name for name in names if given.get(name) is not None), names[0])
     found: Any = given.get(name) or {}
     if not isinstance(found, Mapping):
         raise LayersError(f"id_registry: {name} is a {type(found).__name__}; give a mapping by ref")
-    return {str(key): value for key, value in cast("Mapping[object, Any]", found).items()}
+    return cast("Mapping[str, Any]", found)
 
 
-def _ids(given: Mapping[str, Any]) -> dict[str, Any]:
+def _ids(given: Mapping[str, Any], entities: Mapping[str, Row]) -> dict[str, str]:
     """Ids by ref; the older form held a placeholder for what was not saved."""
     found = _mapping(given, "ids", "ref_to_uuid")
-    return {ref: id for ref, id in found.items() if id is not None and not str(id).startswith("__pending__")}
+    texts = ((ref, id if type(id) is str else str(id)) for ref, id in found.items() if id is not None)
+    return {ref: text for ref, text in texts if ref in entities and text[:11] != "__pending__"}
 
 
 def _counted(given: Mapping[str, Any], name: str) -> dict[str, int]:

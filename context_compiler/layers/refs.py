@@ -16,6 +16,8 @@ from context_compiler.layers.wording import ID, PENDING, UUID
 
 OWN = ("id", "_id", "uuid")
 """Fields that hold the id of the row itself."""
+SHORTEST = 32
+"""Characters of a UUID without its hyphens."""
 DEEPEST = 32
 """Lists and mappings within each other that are looked into."""
 _UNFIT = re.compile(r"[^a-z0-9]+")
@@ -72,11 +74,11 @@ class Refs:
 
     def __init__(self, ids: Mapping[str, str] | None = None, types: Mapping[str, str] | None = None) -> None:
         """Start from ids by ref, with the type of each ref."""
-        self.ids: dict[str, str] = {}
-        self._refs: dict[tuple[str, str], str] = {}
-        self._uuids: dict[str, str] = {}
-        for ref, id in (ids or {}).items():
-            self.add((types or {})[ref], id, ref)
+        self.ids = dict(ids or {})
+        given = types or {}
+        prefixes = {type: prefix_of(type) for type in set(given.values())}
+        self._refs = {(prefixes[given[ref]], id): ref for ref, id in self.ids.items()}
+        self._uuids = {_bare(id): ref for ref, id in self.ids.items() if len(id) >= SHORTEST and UUID.fullmatch(id)}
 
     def __contains__(self, ref: object) -> bool:
         return ref in self.ids
@@ -87,14 +89,14 @@ class Refs:
 
     def named(self, text: str) -> str | None:
         """The ref that a UUID stands for, however it is written."""
-        return self._uuids.get(text.lower().replace("-", "")) if self._uuids else None
+        return self._uuids.get(_bare(text)) if self._uuids else None
 
     def add(self, type: str, id: str, ref: str) -> None:
         """Let a ref stand for an id."""
         self.ids[ref] = id
         self._refs[prefix_of(type), id] = ref
-        if len(id) >= 32 and UUID.fullmatch(id):
-            self._uuids[id.lower().replace("-", "")] = ref
+        if len(id) >= SHORTEST and UUID.fullmatch(id):
+            self._uuids[_bare(id)] = ref
 
     def drop(self, ref: str) -> None:
         """Let a ref stand for nothing."""
@@ -105,6 +107,10 @@ class Refs:
     def translated(self, text: str) -> str:
         """The text with every known UUID replaced by its ref."""
         return UUID.sub(lambda found: self.named(found[0]) or found[0], text) if self._uuids else text
+
+
+def _bare(uuid: str) -> str:
+    return uuid.lower().replace("-", "")
 
 
 NONE = Refs()
