@@ -21,7 +21,7 @@ from context_compiler.manager.context import tokens_of
 from context_compiler.manager.memory import MemorySystem
 from context_compiler.manager.quality import ContextState, HealthScorer, Scorer, clamped
 from context_compiler.manager.results import ContextTurnResult, Match, RollbackResult, Score, SummarizationResult
-from context_compiler.manager.session import REMEMBERED, Session, Turn, turn_of, with_turn
+from context_compiler.manager.session import REMEMBERED, Session, Turn, stop_before, turn_of, with_turn
 from context_compiler.manager.summary import Summary, summarized
 from context_compiler.manager.versions import Versions
 from context_compiler.recall import pending
@@ -62,13 +62,15 @@ class Desk:
 
     def begin(self, messages: Sequence[ModelMessage], *, live: bool) -> Turn:
         """Add a turn; the ones before stay without an answer if they have none yet."""
-        turns = tuple(
-            replace(one, open=False) if one.open and one.key not in self.live else one for one in self.session.turns
-        )
+        for last in self.session.turns[-1:]:
+            if last.open and last.key not in self.live:
+                self.session = with_turn(self.session, replace(last, open=False))
         turn = turn_of(messages, self.reader, open=True)
         if live:
             self.live.add(turn.key)
-        self.session = replace(self.session, turns=(*turns, turn), since_checkpoint=self.session.since_checkpoint + 1)
+        self.session = replace(
+            self.session, turns=(*self.session.turns, turn), since_checkpoint=self.session.since_checkpoint + 1
+        )
         return turn
 
     async def turn(self, messages: Sequence[ModelMessage], *, live: bool = False) -> ContextTurnResult:
@@ -117,6 +119,7 @@ class Desk:
         session, before = self.session, self.tokens
         stop = len(session.turns) - self.config.recent_turns_to_keep
         stop = min([stop, *(at for at, turn in enumerate(session.turns) if turn.key in self.live)])
+        stop = stop_before(session.turns, session.covered, stop, self.reader)
         if stop <= session.covered:
             return SummarizationResult(tokens_before=before, tokens_after=before, turns_summarized=0, summary="")
         made = await summarized(

@@ -76,6 +76,7 @@ async def serve(
             _left(desk, key)
             key = desk.session.turns[-1].key
         else:
+            key = _resumed(desk, key, ends)
             _extend(desk, key, said)
         desk.session = replace(desk.session, taken=desk.reader.read(seen).tip)
         others = frozenset(desk.live - {key})
@@ -85,11 +86,14 @@ async def serve(
 
 
 async def finish(desk: Desk, key: int | None, news: Sequence[ModelMessage], seen: Sequence[ModelMessage]) -> None:
-    """A run has ended: keep what it said last, and let go of its turn. A call that nobody answered is not kept."""
+    """A run has ended: keep what it said last, and let go of its turn.
+
+    Of a run that failed (nothing was `seen`) what nobody answered is not kept; a call that is deferred waits.
+    """
     async with desk.lock:
         said = [message for message in (_own(desk, one) for one in news) if message is not None]
         _extend(desk, key, said)
-        _left(desk, key)
+        _left(desk, key, failed=not seen)
         if seen:
             desk.session = replace(desk.session, taken=desk.reader.read(seen).tip)
         await desk.versions.keep(desk.session, None)
@@ -113,7 +117,7 @@ def _missed(desk: Desk, messages: Sequence[ModelMessage], key: int | None) -> No
         if asks(group[0], desk.reader) or not desk.session.turns:
             turn = turn_of(whole(group, desk.reader), desk.reader, open=False)
             if turn.messages:
-                desk.session = with_turn(desk.session, turn)
+                desk.session = replace(desk.session, turns=(*desk.session.turns, turn))
         else:
             last = desk.session.turns[-1].key if key is None else key
             _extend(desk, last, group)
@@ -128,12 +132,20 @@ def _extend(desk: Desk, key: int | None, messages: Sequence[ModelMessage]) -> No
         desk.session = with_turn(desk.session, longer)
 
 
-def _left(desk: Desk, key: int | None) -> None:
+def _resumed(desk: Desk, key: int | None, ends: bool) -> int | None:
+    """The turn that goes on where nobody says anything new: the run's own, else the newest, whose calls waited."""
+    if key is None and desk.session.turns:
+        key = desk.session.turns[-1].key
+        desk.live |= {key} if ends else set()
+    return key
+
+
+def _left(desk: Desk, key: int | None, *, failed: bool = False) -> None:
     """Nobody is at work on that turn any more."""
     desk.live.discard(key if key is not None else -1)
     turn = next((one for one in desk.session.turns if one.key == key), None)
     if turn is not None:
-        kept = whole(turn.messages, desk.reader)
+        kept = whole(turn.messages, desk.reader) if failed else turn.messages
         answered = any(not isinstance(message, ModelRequest) for message in kept)
         ended = turn_of(kept, desk.reader, open=not answered, key=turn.key)
         desk.session = with_turn(desk.session, ended)

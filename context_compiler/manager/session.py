@@ -108,11 +108,24 @@ def whole(messages: Sequence[ModelMessage], reader: Reader) -> tuple[ModelMessag
     return tuple(messages[:stop])
 
 
+def stop_before(turns: Sequence[Turn], start: int, stop: int, reader: Reader) -> int:
+    """The last place up to `stop` where turns can be parted: no call before it is answered after it, or waits."""
+    waiting: dict[str, int] = {}
+    safe = start
+    for at in range(start, stop):
+        for reading in (reader.one(message) for message in turns[at].messages):
+            waiting |= dict.fromkeys(reading.calls, at)
+            for call in reading.answers:
+                waiting.pop(call, None)
+        if not waiting:
+            safe = at + 1
+    return safe
+
+
 def with_turn(session: Session, turn: Turn) -> Session:
     """The session with one more turn, in place of the one of that key where there is one."""
-    keys = [one.key for one in session.turns]
-    if turn.key in keys:
-        at = len(keys) - 1 - keys[::-1].index(turn.key)
+    at = next((at for at in range(len(session.turns) - 1, -1, -1) if session.turns[at].key == turn.key), None)
+    if at is not None:
         return replace(session, turns=(*session.turns[:at], turn, *session.turns[at + 1 :]))
     return replace(session, turns=(*session.turns, turn))
 

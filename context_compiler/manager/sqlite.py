@@ -21,7 +21,7 @@ from context_compiler.tokens import as_counter
 
 T = TypeVar("T")
 
-CANDIDATES = 64
+CANDIDATES = 32
 """Memories that full text finds, of which the best are taken."""
 ASKED = 48
 """Terms of a query that are looked up."""

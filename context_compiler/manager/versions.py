@@ -2,13 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import operator
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from itertools import compress, count
+
+from pydantic_ai.messages import ModelMessage
 
 from context_compiler.errors import ContextMemoryError, SettingsError
-from context_compiler.history import History, Reader
+from context_compiler.history import Reader, message_body, searchable
+from context_compiler.ids import chained
 from context_compiler.manager.memory import AUTHOR, MemoryRepository, MemorySystem, SessionShelf, Snapshot
 from context_compiler.manager.results import Score
-from context_compiler.manager.session import Session, facts_of, restored
+from context_compiler.manager.session import Session, Turn, facts_of, restored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnChain:
+    """The messages of some turns as names and bodies; it is a `Chain`."""
+
+    turns: tuple[Turn, ...]
+    starts: tuple[int, ...]
+    """The position of the first message of each turn, and the number of all messages."""
+    ids: tuple[str, ...]
+    reader: Reader
+
+    def message(self, index: int) -> ModelMessage:
+        """The message at a position."""
+        turn = bisect_right(self.starts, index) - 1
+        return self.turns[turn].messages[index - self.starts[turn]]
+
+    def body(self, index: int) -> bytes:
+        """The canonical JSON of message `index`."""
+        return message_body(self.message(index))
+
+    def text(self, index: int) -> str:
+        """The searchable text of message `index`."""
+        return searchable(self.reader.one(self.message(index)))
+
+
+def chained_turns(turns: tuple[Turn, ...], last: TurnChain | None, reader: Reader) -> TurnChain:
+    """Turns by name; what they share with those that were named last is not read again."""
+    known = last.turns if last else ()
+    differ = compress(count(), map(operator.is_not, turns, known))
+    kept = next(differ, min(len(turns), len(known)))
+    starts = list(last.starts[: kept + 1]) if last else [0]
+    ids = list(last.ids[: starts[-1]]) if last else []
+    for turn in turns[kept:]:
+        for message in turn.messages:
+            ids.append(chained(ids[-1] if ids else None, reader.one(message).name))
+        starts.append(len(ids))
+    return TurnChain(turns=turns, starts=tuple(starts), ids=tuple(ids), reader=reader)
 
 
 class Versions:
@@ -25,7 +69,7 @@ class Versions:
         self._past = repo if isinstance(repo, SessionShelf) else None
         self._shelf = memory if isinstance(memory, SessionShelf) else self._past
         self._own: dict[str, Session] = {}
-        self._last: History | None = None
+        self._last: TurnChain | None = None
 
     @property
     def enabled(self) -> bool:
@@ -77,5 +121,5 @@ class Versions:
         return None if saved is None else restored(saved, self._reader)
 
     def _snapshot(self, session: Session) -> Snapshot:
-        self._last = self._reader.read(list(session.messages()), last=self._last)
+        self._last = chained_turns(session.turns, self._last, self._reader)
         return Snapshot(turns=self._last, count=len(session.turns), facts=facts_of(session))

@@ -71,6 +71,16 @@ async def test_a_checkpoint_of_ones_own_begins_the_count_anew() -> None:
     assert [bool(one) for one in made] == [False, False, True]
 
 
+async def test_a_rollback_begins_the_count_anew_too() -> None:
+    manager = managed(checkpoint_interval=3)
+    await talk(manager, 2)
+    await manager.checkpoint("mine")
+    await talk(manager, 1, start=2)
+    await manager.rollback()
+    made = [(await manager.process_turn(f"turn {number}")).checkpoint_created for number in range(3)]
+    assert [bool(one) for one in made] == [False, False, True]
+
+
 async def test_none_is_made_by_itself_where_that_is_switched_off() -> None:
     manager = managed(checkpoint_interval=1, auto_checkpoint=False)
     await talk(manager, 4)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, Tool
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
 
@@ -13,8 +14,9 @@ from context_compiler.history import Reader
 from context_compiler.manager import ContextManager, VolatileMemory
 from context_compiler.tokens import as_counter
 from context_compiler.turns import pair
-from tests.manager.fakes import Fragile, Scribe, managed
+from tests.manager.fakes import Fragile, Scribe, managed, talk
 from tests.support.agents import WAYS, Talker, unstamped
+from tests.support.builders import assistant, user
 
 
 def attached(way: str, manager: ContextManager, talker: Talker, **more: Any) -> Agent[None, Any]:
@@ -181,8 +183,6 @@ async def test_one_giant_turn_is_cut_to_what_may_be_sent() -> None:
 
 
 async def test_two_runs_at_once_do_not_mix() -> None:
-    import asyncio
-
     manager = managed()
     talker = Talker(lambda messages, info: [("look", {})] if asks_now(messages) else "done.")
 
@@ -195,5 +195,54 @@ async def test_two_runs_at_once_do_not_mix() -> None:
     reader = Reader(as_counter(None))
     for sent in talker.sent:
         assert not pair(reader.read(sent.messages)).broken
+        assert not ("One." in sent.text and "Two." in sent.text)
     assert manager.turn_count == 2
     assert not pair(reader.read(manager.transcript())).broken
+    await agent.run("Three.")
+    assert "One." in talker.last.text and "Two." in talker.last.text
+
+
+@BOTH
+async def test_a_call_that_nobody_answered_is_not_taken_over(way: str) -> None:
+    call = ToolCallPart(tool_name="look", args={}, tool_call_id="lost")
+    history = [user("Look."), assistant(call), user("Never mind."), assistant("Fine.")]
+    manager, talker = managed(), Talker("ok.")
+    await attached(way, manager, talker).run("Go on.", message_history=history)
+    assert not pair(Reader(as_counter(None)).read(talker.last.messages)).broken
+    assert "Never mind." in talker.last.text and manager.turn_count == 3
+
+
+@BOTH
+@pytest.mark.parametrize("handed_over", [True, False])
+async def test_a_call_that_waits_for_somebody_goes_on_where_it_stopped(way: str, handed_over: bool) -> None:
+    talker = Talker([[("pay", {"amount": 5})], "paid.", "bye."])
+
+    def pay(amount: int) -> str:
+        return f"{amount} paid"
+
+    manager = managed()
+    tool: Any = Tool(pay, requires_approval=True)
+    agent: Any = attached(way, manager, talker, tools=[tool], output_type=[str, DeferredToolRequests])
+    first = await agent.run("Pay five.")
+    [call] = first.output.approvals
+    second = await agent.run(
+        message_history=first.all_messages(),
+        deferred_tool_results=DeferredToolResults(approvals={call.tool_call_id: True}),
+    )
+    assert second.output == "paid."
+    assert not pair(Reader(as_counter(None)).read(talker.last.messages)).broken
+    assert "5 paid" in talker.last.text and talker.last.text.count("Pay five.") == 1
+    history = second.all_messages() if handed_over or way == "processor" else None
+    await agent.run("Bye.", message_history=history)
+    assert "5 paid" in talker.last.text and manager.turn_count == 2
+
+
+async def test_a_call_that_waits_is_not_summed_up() -> None:
+    scribe = Scribe()
+    manager = managed(scribe, recent_turns_to_keep=1)
+    call = ToolCallPart(tool_name="pay", args={}, tool_call_id="waits")
+    await manager.process_turn("Pay. " + "please " * 40)
+    manager.add_response(assistant(call))
+    await talk(manager, 3)
+    assert (await manager.summarize()).turns_summarized == 0
+    assert not scribe.asked
