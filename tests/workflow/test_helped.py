@@ -248,3 +248,12 @@ async def test_stages_that_run_at_once_compile_with_the_same_template(tmp_path: 
     playing = Playing(store=tmp_path / "context.db")
     result = await playing.run(text)
     assert result.ok and [one["status"] for one in playing.told] == ["compiled"] * 4
+
+
+async def test_what_stands_in_for_a_view_that_failed_is_not_put_before_a_step() -> None:
+    tight = {"system": None, "budget": 300}
+    playing, plain = Playing(compiler=tight), Playing(compiler=tight)
+    await playing.run(steps("@context-helper nothere"))
+    await plain.run(steps(""))
+    assert playing.told[0]["status"] == "fallback"
+    assert playing.prompt == plain.prompt
