@@ -29,7 +29,6 @@ from context_compiler.template import Template
 
 LOG = logging.getLogger("context_compiler")
 T = TypeVar("T")
-
 SUMMARY_SHARE = 4
 """A summary may have one part in so many of what is sent."""
 WORTH = 10

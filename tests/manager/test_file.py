@@ -90,7 +90,7 @@ async def test_a_change_by_hand_is_found(path: Path) -> None:
         ("UPDATE scores SET quality = 1.0", "scores 1"),
         ("UPDATE commits SET message = 'forged'", "commits"),
         ("DELETE FROM live_memories", "live_memories"),
-        ("UPDATE memories SET content = (SELECT max(hash) FROM contents)", "memories"),
+        ("UPDATE memories SET content = (SELECT hash FROM contents WHERE hash <> content LIMIT 1)", "memories"),
     ):
         path.unlink(missing_ok=True)
         memory = SQLiteMemory("s", path)
@@ -106,10 +106,10 @@ async def test_a_change_by_hand_is_found(path: Path) -> None:
 async def test_a_checkpoint_of_a_long_session_writes_what_is_new(path: Path) -> None:
     memory = SQLiteMemory("s", path)
     manager = managed("none", memory, auto_summarize=False, checkpoint_interval=999)
-    await talk(manager, 300, words=5)
+    await talk(manager, 100, words=5)
     await manager.checkpoint("first")
     before = ask(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM contents)")[0]
-    await talk(manager, 1, start=300, words=5)
+    await talk(manager, 1, start=100, words=5)
     await manager.checkpoint("second")
     after = ask(path, "SELECT (SELECT count(*) FROM nodes), (SELECT count(*) FROM contents)")[0]
     assert after[0] == int(str(before[0])) + 2 and int(str(after[1])) <= int(str(before[1])) + 4
