@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from heapq import nlargest
 from itertools import accumulate
 from math import exp, log1p
@@ -19,7 +18,7 @@ from context_compiler.passages import Passage
 from context_compiler.recall.asking import asked_about, named
 from context_compiler.recall.index import STANDING, USER, Index
 from context_compiler.recall.question import Question
-from context_compiler.recall.stems import terms
+from context_compiler.recall.stems import said, terms
 
 MESSAGE, AROUND, DAY, SUBJECT, MONTH, PASSAGE = 3.4, 2.0, 2.4, 2.6, 5.6, 0.6
 LENGTH, OTHERS_LENGTH = 0.8, 0.6
@@ -166,11 +165,6 @@ def _days(index: Index, wanted: Mapping[str, float], stop: int) -> list[float]:
 
 def _own(wanted: Mapping[str, float], text: str) -> float:
     """The BM25 of a passage."""
-    said = _said(text)
-    times = Counter(term for term in said if term in wanted)
-    return sum(wanted[term] * _saturated(often, len(said) / TYPICAL) for term, often in sorted(times.items()))
-
-
-@lru_cache(maxsize=4_096)
-def _said(text: str) -> tuple[str, ...]:
-    return tuple(terms(text))
+    spoken = said(text)
+    times = Counter(term for term in spoken if term in wanted)
+    return sum(wanted[term] * _saturated(often, len(spoken) / TYPICAL) for term, often in sorted(times.items()))

@@ -9,7 +9,7 @@ from math import log1p
 
 from context_compiler.recall.index import Index
 from context_compiler.recall.question import Question
-from context_compiler.recall.stems import terms
+from context_compiler.recall.stems import said
 
 FLOOR = 0.3
 """Below this share a text only happens to use a word of the question's."""
@@ -42,6 +42,6 @@ class Relevance:
         """The share of the most telling terms' idf that the text holds, at most 1; 0 below the floor."""
         if not self._all:
             return 0.0
-        held = sum(self._weights[term] for term in self._weights.keys() & set(terms(text)))
+        held = sum(self._weights[term] for term in self._weights.keys() & set(said(text)))
         share = min(1.0, held / self._all)
         return share if share >= self._floor else 0.0

@@ -67,6 +67,12 @@ def terms(text: str) -> Iterator[str]:
     yield from identifiers(text)
 
 
+@lru_cache(maxsize=4_096)
+def said(passage: str) -> tuple[str, ...]:
+    """The terms of a passage: one is asked for again and again while a conversation goes on."""
+    return tuple(terms(passage))
+
+
 def identifiers(text: str) -> Iterator[str]:
     """Ids and paths as whole terms, and the parts that `words` does not see: `app2Main` is also app and main."""
     for run in _JOINED.findall(text):
