@@ -114,7 +114,7 @@ def node_name(node: object) -> str:
 
 def visible(context: Mapping[str, object], most: int) -> tuple[list[tuple[str, object]], int]:
     """The first `most` entries of a context that are no bookkeeping, by key, and how many more there are."""
-    keys = {text: key for key in context if _shows(text := as_text(key))}
+    keys = {text: key for key in context if _shows(text := key if type(key) is str else as_text(key))}
     first = nsmallest(most, keys) if len(keys) > most else sorted(keys)
     return [(key, context[keys[key]]) for key in first], len(keys) - len(first)
 
