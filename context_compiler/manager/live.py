@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from pydantic_ai import RunContext
-from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
+from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import ModelRequestContext
 
@@ -24,7 +24,10 @@ from context_compiler.processor import after, mark_in, remembered, tagged
 
 @dataclass
 class ManagedContext(AbstractCapability[Any]):
-    """Sends what a manager's session says instead of the history, which stays as it is."""
+    """Sends what a manager's session says instead of the history, which stays as it is.
+
+    A `ContextCompiler` beside it comes after it: it records what is sent, and keeps to a budget of its own.
+    """
 
     desk: Desk
     _: KW_ONLY
@@ -32,10 +35,6 @@ class ManagedContext(AbstractCapability[Any]):
     """Stable, because durable engines name their steps by it."""
     _seen: int = field(init=False, repr=False, compare=False, default=0)
     _key: int | None = field(init=False, repr=False, compare=False, default=None)
-
-    def get_ordering(self) -> CapabilityOrdering | None:
-        """Within most others, and before a compiler, which is innermost."""
-        return CapabilityOrdering(position="innermost")
 
     async def for_run(self, ctx: RunContext[Any]) -> ManagedContext:
         """A copy with its own place in the history; the session is shared."""

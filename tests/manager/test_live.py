@@ -15,7 +15,7 @@ from context_compiler.manager import ContextManager, VolatileMemory
 from context_compiler.tokens import as_counter
 from context_compiler.turns import pair
 from tests.manager.fakes import Fragile, Scribe, managed, talk
-from tests.support.agents import WAYS, Talker, unstamped
+from tests.support.agents import WAYS, Talker, compiler, unstamped
 from tests.support.builders import assistant, user
 
 
@@ -121,6 +121,20 @@ async def test_what_memory_knows_is_sent() -> None:
     agent = attached("capability", managed(memory=memory), talker)
     await agent.run("What is the staging database called?")
     assert "heron" in talker.last.text
+
+
+@pytest.mark.parametrize("compiler_first", [True, False])
+async def test_a_compiler_beside_it_records_what_the_session_says(compiler_first: bool) -> None:
+    scribe, talker, compiling = Scribe("The plan was made."), Talker("Noted. " + "word " * 60), compiler(budget=2_000)
+    parts: list[Any] = [managed(scribe, max_tokens=600, recent_turns_to_keep=1).as_capability(), compiling]
+    agent = Agent(talker.model, capabilities=parts[::-1] if compiler_first else parts)
+    history: list[ModelMessage] = []
+    for number in range(9):
+        history = (await agent.run(f"step {number}: go on", message_history=history)).all_messages()
+    assert len(history) == 18 and scribe.asked
+    assert compiling.last_view is not None
+    sent = str(compiling.last_view.messages)
+    assert "The plan was made." in sent and "step 8: go on" in sent and "step 1: go on" not in sent
 
 
 async def test_summaries_are_charged_to_the_run() -> None:
