@@ -20,7 +20,7 @@ from context_compiler.errors import BudgetError, SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.history import History, Reader
 from context_compiler.layers.needs import need_of
-from context_compiler.layers.session import Layers
+from context_compiler.layers.session import Source, state_from
 from context_compiler.layers.told import NOTHING, Told, room_of, template_of, told_of, with_layers, with_told
 from context_compiler.limits import Asked, Limits, checked, limits
 from context_compiler.prompt import Order
@@ -51,7 +51,7 @@ async def compile_view(
     counter: TokenCounter | Count | None = None,
     strict: bool = False,
     timeout: float = 60.0,
-    layers: Layers | None = None,
+    layers: Source | None = None,
     role: str | None = None,
 ) -> View:
     """Compile a history into one view within a budget, outside any run.
@@ -71,7 +71,8 @@ async def compile_view(
         counter: What counts tokens.
         strict: Raise instead of sending the least that is possible.
         timeout: Seconds for the model.
-        layers: Where the layers of `session` are; they stand before the last request's prompt.
+        layers: Where the layers of `session` are: `Layers`, or a function from it to its state. They stand before the
+            last request's prompt.
         role: Which node is told of them: understand, think, act or reply.
 
     Raises:
@@ -121,7 +122,7 @@ async def compile_view(
 
 
 async def _told(
-    layers: Layers | None,
+    layers: Source | None,
     role: str | None,
     session: str | None,
     library: TemplateLibrary,
@@ -136,7 +137,7 @@ async def _told(
         raise SettingsError(f"layers={layers!r}, role={role!r}, session={session!r}: give all three, or no layers")
     need_of(role)
     room = room_of(marks.room, history.readings[-1].tokens if history.readings else 0)
-    return told_of(role, await layers.state(session), template_of(role, library), room=room, counter=counter)
+    return told_of(role, await state_from(layers, session), template_of(role, library), room=room, counter=counter)
 
 
 def _to_last_request(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from inspect import isawaitable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -12,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from context_compiler.errors import LayersError
 from context_compiler.layers.builders import build_context
+from context_compiler.layers.conversation import record_of
 from context_compiler.layers.curating import Curated, curate
 from context_compiler.layers.registry import SessionIdRegistry
 from context_compiler.layers.state import ConversationContext, conversation_of, from_json, to_json
@@ -91,6 +93,18 @@ class Layers:
     async def close(self) -> None:
         """Let go of the store's connections; it opens them again when it is used again."""
         await self.store.close()
+
+
+Source = Layers | Callable[[str], Any]
+"""Where the states of sessions are: `Layers`, or a function from a session's id to its state, plain or async."""
+
+
+async def state_from(source: Source, session_id: str) -> Mapping[str, Any]:
+    """The state of a session, wherever the application keeps it."""
+    if isinstance(source, Layers):
+        return cast("Mapping[str, Any]", await source.state(session_id))
+    found: object = source(session_id)
+    return record_of(await found if isawaitable(found) else found, "the state")
 
 
 def opening(conversation: ConversationContext, user_message: str) -> TurnState:

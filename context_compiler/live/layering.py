@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from context_compiler.layers.session import Layers
+from context_compiler.layers.session import Source, state_from
 from context_compiler.layers.told import NOTHING, Told, room_of, template_of, told_of, untold
 from context_compiler.limits import whole_budget
 from context_compiler.live.failing import attempted
@@ -20,7 +20,7 @@ Report = Callable[[Exception], Awaitable[None]]
 
 
 async def layered(
-    live: Live, run: Run, request: Request, layers: Layers | None, role: str | None, report: Report
+    live: Live, run: Run, request: Request, layers: Source | None, role: str | None, report: Report
 ) -> Request:
     """The request with what its run is told; with nothing, and the reason on the record, where that fails."""
     if layers is None or role is None:
@@ -35,8 +35,8 @@ async def layered(
     return replace(request, told=run.told)
 
 
-async def _told(live: Live, run: Run, request: Request, layers: Layers, role: str) -> Told:
-    state = await layers.state(request.session_id)
+async def _told(live: Live, run: Run, request: Request, layers: Source, role: str) -> Told:
+    state = await state_from(layers, request.session_id)
     budget, _ = whole_budget(live.asked, window=request.window, max_tokens=request.max_tokens)
     room = int(budget / run.ratios.of(request.family)) - request.overhead
     return told_of(

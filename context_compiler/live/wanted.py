@@ -14,7 +14,7 @@ from context_compiler.config import RECALL, Many, Wishes, chosen, how_many, shar
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.layers.needs import NEEDS
-from context_compiler.layers.session import Layers
+from context_compiler.layers.session import Layers, Source
 from context_compiler.limits import Amount, Asked, checked
 from context_compiler.record.redaction import Redact
 from context_compiler.reflections import ReflectionPolicy
@@ -49,7 +49,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "timeout": (_seconds, "seconds above 0"),
     "on_view": (lambda value: value is None or callable(value), "a function"),
     "on_error": (lambda value: value is None or callable(value), "a function"),
-    "layers": (_one_of(Layers), "a Layers"),
+    "layers": (lambda value: value is None or isinstance(value, Layers) or callable(value), "a Layers or a function"),
     "role": (_one_of_these(NEEDS), f"one of {', '.join(NEEDS)}"),
     "redact": (lambda value: value is None or callable(value), "a function"),
 }
@@ -112,8 +112,9 @@ class Wanted:
     on_error: Callable[[Exception], Any] | None = None
     """Called with everything that failed here; may be async."""
 
-    layers: Layers | None = None
-    """Where the layers of its sessions are; what `role` needs of them stands before each run's prompt."""
+    layers: Source | None = None
+    """Where the layers of its sessions are: `Layers`, or a function from a session to its state. What `role` needs of
+    them stands before each run's prompt."""
     role: str | None = None
     """Which node the agent is: understand, think, act or reply."""
 

@@ -181,6 +181,21 @@ def test_half_a_wish_and_an_unknown_role_are_refused(wanted: dict[str, Any]) -> 
         ContextCompiler(store=None, **wanted)
 
 
+async def test_an_application_may_keep_the_state_itself() -> None:
+    layers = await session()
+    state = await layers.state("s")
+    text, view = await told({"s": state}.get, "think")  # pyright: ignore[reportArgumentType] # a function
+    assert "DO NOT re-read: recipe_1" in text
+    other, _ = await told(layers.state, "think")  # pyright: ignore[reportArgumentType] # an async function
+    assert other == text and view.error is None
+
+
+async def test_a_state_that_is_none_stops_nothing() -> None:
+    errors: list[Exception] = []
+    text, _ = await told(lambda _: "nothing", "think", on_error=errors.append)  # pyright: ignore[reportArgumentType]
+    assert "The question." in text and [type(error).__name__ for error in errors] == ["LayersError"]
+
+
 async def test_a_history_processor_tells_them_too() -> None:
     talker = Talker()
     processor = build_compiling_history_processor(
