@@ -7,11 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.history import Reader
+from context_compiler.history import History, Reader
 from context_compiler.live.failing import attempt, attempted
 from context_compiler.live.middleware import loggable
 from context_compiler.manager.asking import Questions
@@ -21,7 +21,7 @@ from context_compiler.manager.context import tokens_of
 from context_compiler.manager.memory import MemorySystem
 from context_compiler.manager.quality import ContextState, HealthScorer, Scorer, clamped
 from context_compiler.manager.results import ContextTurnResult, Match, RollbackResult, Score, SummarizationResult
-from context_compiler.manager.session import REMEMBERED, Session, Turn, stop_before, turn_of, with_turn
+from context_compiler.manager.session import REMEMBERED, Session, Turn, messages_of, stop_before, turn_of, with_turn
 from context_compiler.manager.summary import Summary, summarized
 from context_compiler.manager.versions import Versions
 from context_compiler.recall import pending
@@ -52,6 +52,8 @@ class Desk:
     session: Session
     live: set[int] = field(default_factory=set[int])
     """Keys of turns that an agent is at work on."""
+    host: History | None = None
+    """A host's history as it was read last, so that only what is new in the next is read."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -122,8 +124,8 @@ class Desk:
         if stop <= session.covered:
             return SummarizationResult(tokens_before=before, tokens_after=before, turns_summarized=0, summary="")
         made = await summarized(
-            _messages(session.turns[:stop]),
-            _messages(session.turns[session.covered : stop]),
+            messages_of(session.turns[:stop]),
+            messages_of(session.turns[session.covered : stop]),
             previous=Summary(text=session.summary, index=session.index, survival=1.0),
             llm=None if self.llm.silent else self.llm,
             template=self.template(),
@@ -244,7 +246,3 @@ class Desk:
         """Add a score, or put it in place of the last one."""
         scores = self.session.scores[:-1] if again else self.session.scores
         self.session = replace(self.session, scores=(*scores, score)[-REMEMBERED:])
-
-
-def _messages(turns: Sequence[Turn]) -> list[Any]:
-    return [message for turn in turns for message in turn.messages]

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
 
 from context_compiler.compiler import compile_view
+from context_compiler.history import History
 from context_compiler.manager.asking import Charge
 from context_compiler.manager.context import context_messages, opening
 from context_compiler.manager.desk import Desk
@@ -33,7 +34,7 @@ class Served:
 
 def unseen(desk: Desk, messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
     """What of a history the session does not know."""
-    history = desk.reader.read(messages)
+    history = _read(desk, messages)
     taken = desk.session.taken
     at = next((at for at in range(len(history) - 1, -1, -1) if history.ids[at] == taken), None)
     if at is not None:
@@ -42,6 +43,11 @@ def unseen(desk: Desk, messages: Sequence[ModelMessage]) -> Sequence[ModelMessag
         return messages
     prompts = [at for at, message in enumerate(messages) if asks(message, desk.reader)]
     return messages[prompts[-1] :] if prompts else ()
+
+
+def _read(desk: Desk, messages: Sequence[ModelMessage]) -> History:
+    desk.host = desk.reader.read(messages, last=desk.host)
+    return desk.host
 
 
 async def serve(
@@ -78,7 +84,7 @@ async def serve(
         else:
             key = _resumed(desk, key, ends)
             _extend(desk, key, said)
-        desk.session = replace(desk.session, taken=desk.reader.read(seen).tip)
+        desk.session = replace(desk.session, taken=_read(desk, seen).tip)
         others = frozenset(desk.live - {key})
         messages = await _capped(desk, context_messages(desk.session, others))
         same = len(messages) == len(seen) and all(map(operator.is_, messages, seen))
@@ -95,7 +101,7 @@ async def finish(desk: Desk, key: int | None, news: Sequence[ModelMessage], seen
         _extend(desk, key, said)
         _left(desk, key, failed=not seen)
         if seen:
-            desk.session = replace(desk.session, taken=desk.reader.read(seen).tip)
+            desk.session = replace(desk.session, taken=_read(desk, seen).tip)
         await desk.versions.keep(desk.session, None)
 
 

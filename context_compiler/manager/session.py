@@ -108,6 +108,11 @@ def whole(messages: Sequence[ModelMessage], reader: Reader) -> tuple[ModelMessag
     return tuple(messages[:stop])
 
 
+def messages_of(turns: Sequence[Turn]) -> list[ModelMessage]:
+    """The messages of some turns."""
+    return [message for turn in turns for message in turn.messages]
+
+
 def stop_before(turns: Sequence[Turn], start: int, stop: int, reader: Reader) -> int:
     """The last place up to `stop` where turns can be parted: no call before it is answered after it, or waits."""
     waiting: dict[str, int] = {}
