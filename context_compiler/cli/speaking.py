@@ -11,9 +11,10 @@ import sys
 from types import TracebackType
 
 from markdown_it import MarkdownIt
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.markdown import Markdown
+from rich.segment import Segment
 from rich.spinner import Spinner
 from rich.text import Text
 
@@ -32,6 +33,21 @@ def markdown(text: str) -> Markdown:
     page = Markdown("", hyperlinks=False, code_theme="ansi_dark")
     page.parsed = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table").parse(safe(text))
     return page
+
+
+class Trimmed:
+    """Something without the empty lines before and after it."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Its lines, from the first that says something to the last."""
+        lines = console.render_lines(self._inner, options, pad=False)
+        full = [at for at, line in enumerate(lines) if any(piece.text.strip() for piece in line)]
+        for line in lines[full[0] : full[-1] + 1] if full else []:
+            yield from line
+            yield Segment.line()
 
 
 class Blocks:
@@ -94,7 +110,8 @@ class Voice:
         done = self._blocks.add(piece)
         if done.strip():
             self._live.refresh()
-            self._console.print(markdown(done), "", sep="\n")
+            self._console.print(Trimmed(markdown(done)))
+            self._console.print()
 
     def _growing(self) -> RenderableType:
         tail = self._blocks.tail
@@ -102,9 +119,9 @@ class Voice:
             return self._waiting
         room = max(self._console.height - MARGIN, 3)
         if self._ended:
-            return markdown(tail)
+            return Trimmed(markdown(tail))
         if tail.count("\n") < room and len(tail) < room * self._console.width:
-            return markdown(tail)
+            return Trimmed(markdown(tail))
         return Text(safe("\n".join(tail[-room * self._console.width :].splitlines()[-room:])))
 
 
