@@ -23,6 +23,7 @@ from context_compiler.template.front_matter import Entry, Misread, taken_apart
 SUFFIXES = (".md", ".markdown")
 LARGEST = 1_000_000
 """Characters of a workflow file."""
+MOST_STEPS = 5_000
 KEYS = ("name", "description", "goal", "model", "fidelity")
 """What the front matter may say."""
 START, DONE = "start", "done"
@@ -76,6 +77,9 @@ def parse_workflow(text: str, path: str | None = None) -> Graph:
         parts = list(_parts(source.body.split("\n"), source.offset, findings))
     except Misread as error:
         raise GraphError(str(error), path=path, line=error.line) from None
+    if len(parts) > MOST_STEPS:
+        what = f"there are {len(parts):,} steps, and a workflow has at most {MOST_STEPS:,}"
+        raise GraphError(f"{what}; make several of it", path=path, line=parts[MOST_STEPS].line)
     if not parts:
         raise GraphError("there is no step in it; write one under a heading such as `## Plan`", path=path, line=1)
     name = str(facts.get("name", "") or (Path(path).stem if path else "workflow"))
@@ -171,12 +175,13 @@ def _parts(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> Ite
 def _steps(parts: Sequence[_Part], findings: list[Diagnostic]) -> list[Node]:
     """A stage for each part, under a name of its own."""
     nodes: dict[str, Node] = {}
+    counts: dict[str, int] = {}
     for number, part in enumerate(parts, 1):
         slug = _slug(part.title) or f"step_{number}"
-        name, count = slug, 1
+        name = slug
         while name in nodes or name in (START, DONE):
-            count += 1
-            name = f"{slug}_{count}"
+            counts[slug] = counts.get(slug, 1) + 1
+            name = f"{slug}_{counts[slug]}"
         if not part.text.strip():
             fix = "write below the heading what the step is to do; until then it is its heading"
             findings.append(_finding("step_empty", Severity.WARNING, "the step has no text", fix, part.line, name))

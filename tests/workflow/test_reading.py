@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,7 @@ def test_at_full_all_steps_are_one_conversation() -> None:
         ("---\nname: &x [*x]\n---\n## A\nx", 2, "alias"),
         ("## A\nx\x00", 2, "NUL"),
         ("## A\n" + "x" * 1_000_001, 1, "longer"),
+        ("## A\n" * 5_001, 5_001, "at most 5,000"),
     ],
 )
 def test_what_is_no_workflow_is_refused_with_its_line(text: str, line: int, said: str) -> None:
@@ -188,3 +190,14 @@ def test_any_text_is_a_workflow_or_an_error_with_a_line(lines: list[str]) -> Non
         return
     assert parse_dot(to_dot(graph)) == graph
     assert not [one for one in validate(graph) if one.severity is Severity.ERROR]
+
+
+@pytest.mark.parametrize("line", ["## A\nx", "## A", "```\n## A\n```\n## B", "---", "@model x\n## A", "## " + "é" * 50])
+def test_a_large_file_is_read_in_no_time(line: str) -> None:
+    text = "\n".join([line] * min(4_900, 400_000 // len(line)))
+    started = time.perf_counter()
+    try:
+        validate(parse_workflow(text))
+    except GraphError:
+        pass
+    assert time.perf_counter() - started < 5
