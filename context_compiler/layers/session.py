@@ -43,6 +43,9 @@ class Layers:
         self.ask = ask
         self._open: dict[str, Turn] = {}
 
+    def __repr__(self) -> str:
+        return f"Layers({self.store!r}{f', vault_name={self.vault_name!r}' if self.vault_name else ''})"
+
     def turn(self, session_id: str, user_message: str = "") -> Turn:
         """The next turn of a session, for `async with`: it waits for the one before, and is stored at its end.
 
