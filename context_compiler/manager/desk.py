@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.history import History, Reader
-from context_compiler.live.failing import attempt, attempted
-from context_compiler.live.middleware import loggable
+from context_compiler.live.failing import attempt
 from context_compiler.manager.asking import Questions
 from context_compiler.manager.coherence import coherence_of
 from context_compiler.manager.config import ContextConfig
 from context_compiler.manager.context import tokens_of
 from context_compiler.manager.memory import MemorySystem
 from context_compiler.manager.quality import ContextState, HealthScorer, Scorer, clamped
+from context_compiler.manager.reports import Reports
 from context_compiler.manager.results import ContextTurnResult, Match, RollbackResult, Score, SummarizationResult
 from context_compiler.manager.session import REMEMBERED, Session, Turn, messages_of, stop_before, turn_of, with_turn
-from context_compiler.manager.summary import Summary, summarized
+from context_compiler.manager.summary import Made, Summary, made_of, summarized
 from context_compiler.manager.versions import Versions
 from context_compiler.recall import pending
 from context_compiler.template import Template
 
-LOG = logging.getLogger("context_compiler")
-T = TypeVar("T")
 SUMMARY_SHARE = 4
 """A summary may have one part in so many of what is sent."""
 WORTH = 10
@@ -48,10 +44,12 @@ class Desk:
     scorer: Scorer
     template: Callable[[], Template]
     reader: Reader
-    on_error: Callable[[Exception], object] | None
+    reports: Reports
     session: Session
     live: set[int] = field(default_factory=set[int])
     """Keys of turns that an agent is at work on."""
+    made: Made | None = None
+    """How the newest summary was made, until that is kept."""
     host: History | None = None
     """A host's history as it was read last, so that only what is new in the next is read."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -80,7 +78,7 @@ class Desk:
         await self._rate(trouble)
         turn = self.begin(messages, live=live)
         query = pending(self.reader.read(messages))
-        found = await self.spared("grounding", self.found(query), trouble)
+        found = await self.reports.spared("grounding", self.found(query), trouble)
         self.session = replace(self.session, grounding=tuple(found or ()))
         shrunk = await self._shrunk(trouble)
         score = self._scored(shrunk)
@@ -95,7 +93,7 @@ class Desk:
             trouble="; ".join(trouble) or None,
         )
         self._note(score, again=not rolled_back)
-        await self.spared("keeping the session", self.versions.keep(self.session, score), trouble)
+        await self.reports.spared("keeping the session", self.kept(score), trouble)
         return ContextTurnResult(
             grounding_used=tuple(match.memory.id for match in self.session.grounding),
             summarization_triggered=shrunk,
@@ -123,20 +121,22 @@ class Desk:
         stop = stop_before(session.turns, session.covered, stop, self.reader)
         if stop <= session.covered:
             return SummarizationResult(tokens_before=before, tokens_after=before, turns_summarized=0, summary="")
+        template = self.template()
         made = await summarized(
             messages_of(session.turns[:stop]),
             messages_of(session.turns[session.covered : stop]),
             previous=Summary(text=session.summary, index=session.index, survival=1.0),
             llm=None if self.llm.silent else self.llm,
-            template=self.template(),
+            template=template,
             most=self.config.max_tokens // SUMMARY_SHARE,
             reader=self.reader,
         )
         often = session.summarizations + 1
         self.session = replace(self.session, covered=stop, summary=made.text, index=made.index, summarizations=often)
+        self.made = made_of("", made, stop, template=template, model=self.llm.name, reader=self.reader)
         told = made.text or made.index
         if told:
-            await self.spared("remembering the summary", self.memory.remember(REMEMBERED_AS + told), [])
+            await self.reports.spared("remembering the summary", self.memory.remember(REMEMBERED_AS + told), [])
         return SummarizationResult(
             tokens_before=before,
             tokens_after=self.tokens,
@@ -160,9 +160,14 @@ class Desk:
         self.session = replace(former, taken=self.session.taken)
         return RollbackResult(commit_restored=str(commit), turns_lost=lost)
 
+    async def kept(self, score: Score | None = None) -> None:
+        """Keep the session where there is a shelf."""
+        await self.versions.keep(self.session, score, self.made)
+        self.made = None
+
     async def keep(self) -> None:
-        """Keep the session where there is a shelf; a shelf that fails is told of."""
-        await self.spared("keeping the session", self.versions.keep(self.session, None), [])
+        """Keep the session; a shelf that fails is told of."""
+        await self.reports.spared("keeping the session", self.kept(), [])
 
     def scores(self) -> tuple[float, float]:
         """Quality by the manager's scorer, and health, of the session as it is."""
@@ -177,7 +182,7 @@ class Desk:
         )
         asked = attempt(lambda: clamped(self.scorer.calculate(state)))
         if asked.error is not None:
-            self.report("scoring", asked.error)
+            self.reports.tell("scoring", asked.error)
         health = HEALTH.calculate(state)
         return health if asked.value is None else asked.value, health
 
@@ -190,26 +195,13 @@ class Desk:
         self._note(score)
         return score
 
-    def report(self, what: str, error: Exception) -> None:
-        """Say what failed, in the log and to `on_error`."""
-        LOG.warning("context_compiler: %s: %s", what, loggable(error))
-        told = self.on_error
-        if told is not None and (failed := attempt(lambda: told(error)).error) is not None:
-            LOG.warning("context_compiler: a callback raised %s", loggable(failed))
-
-    async def spared(self, what: str, work: Awaitable[T], trouble: list[str]) -> T | None:
-        """What some work gives, or None when it fails, which is then told."""
-        outcome = await attempted(work)
-        if outcome.error is not None:
-            trouble.append(f"{what}: {loggable(outcome.error)}")
-            self.report(what, outcome.error)
-        return outcome.value
-
     async def _rate(self, trouble: list[str]) -> None:
         """Let the model rate the newest answer, where that is asked for."""
         turns = self.session.turns
         if self.config.coherence and not self.llm.silent and turns and not turns[-1].open:
-            rating = await self.spared("rating", coherence_of(turns[-1].messages, self.llm, self.reader), trouble)
+            rating = await self.reports.spared(
+                "rating", coherence_of(turns[-1].messages, self.llm, self.reader), trouble
+            )
             self.session = replace(self.session, coherence=rating)
 
     async def _shrunk(self, trouble: list[str]) -> bool:
@@ -219,7 +211,7 @@ class Desk:
         older = self.session.verbatim[: -self.config.recent_turns_to_keep]
         if self.session.summarizations and sum(turn.tokens for turn in older) < self.config.max_tokens // WORTH:
             return False
-        done = await self.spared("summary", self.summarize(), trouble)
+        done = await self.reports.spared("summary", self.summarize(), trouble)
         return done is not None and done.turns_summarized > 0
 
     async def _turned_back(self, turn: Turn, quality: float, trouble: list[str]) -> bool:
@@ -228,7 +220,7 @@ class Desk:
         if not wanted or quality >= self.config.quality_threshold:
             return False
         grounding = self.session.grounding
-        if await self.spared("rollback", self.rollback(), trouble) is None:
+        if await self.reports.spared("rollback", self.rollback(), trouble) is None:
             return False
         self.session = replace(with_turn(self.session, turn), grounding=grounding, since_checkpoint=1)
         return True
@@ -240,7 +232,7 @@ class Desk:
         if not (due and config.auto_checkpoint and self.versions.enabled):
             return None
         message = f"Auto checkpoint at turn {len(self.session.turns)}"
-        return await self.spared("checkpoint", self.checkpoint(message), trouble)
+        return await self.reports.spared("checkpoint", self.checkpoint(message), trouble)
 
     def _note(self, score: Score, *, again: bool = False) -> None:
         """Add a score, or put it in place of the last one."""

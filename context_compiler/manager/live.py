@@ -52,13 +52,13 @@ class ManagedContext(AbstractCapability[Any]):
         finally:
             outcome = await attempted(finish(self.desk, self._key, said[self._seen :], said))
             if outcome.error is not None:
-                self.desk.report("the end of a run", outcome.error)
+                self.desk.reports.tell("the end of a run", outcome.error)
 
     async def _sent(self, ctx: RunContext[Any], given: ModelRequestContext) -> ModelRequestContext:
         messages = given.messages
         outcome = await attempted(self._served(ctx, messages))
         if outcome.value is None:
-            self.desk.report("the history is sent as it is", outcome.error or RuntimeError("nothing to send"))
+            self.desk.reports.tell("the history is sent as it is", outcome.error or RuntimeError("nothing to send"))
             return given
         return replace(given, messages=outcome.value.messages)
 
@@ -101,7 +101,7 @@ class ManagedHistory:
         """What the session says, with a mark by which it is known again. Never raises."""
         outcome = await attempted(self._sent(ctx, messages))
         if outcome.value is None:
-            self._desk.report("the history is sent as it is", outcome.error or RuntimeError("nothing to send"))
+            self._desk.reports.tell("the history is sent as it is", outcome.error or RuntimeError("nothing to send"))
         return outcome.value or messages
 
     async def _sent(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:

@@ -17,6 +17,7 @@ from context_compiler.manager.desk import Desk
 from context_compiler.manager.live import ManagedContext, ManagedHistory
 from context_compiler.manager.memory import MemoryRepository, MemorySystem
 from context_compiler.manager.quality import QualityScorer, Scorer
+from context_compiler.manager.reports import Reports
 from context_compiler.manager.results import (
     ContextTurnResult,
     GroundedContext,
@@ -84,7 +85,7 @@ class ContextManager:
             scorer=scorer or QualityScorer(),
             template=lambda: library.find(template),
             reader=reader,
-            on_error=on_error,
+            reports=Reports(on_error),
             session=Session(system_prompt=system_prompt or ""),
         )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from context_compiler.manager.results import Commit, Diff, Match, Score
-from context_compiler.record import Chain
+from context_compiler.record import Chain, Compile
 
 AUTHOR = "context-manager"
 
@@ -73,8 +73,8 @@ class MemoryRepository(Protocol):
 class SessionShelf(Protocol):
     """Keeps a session and its scores, so that another process can go on with it."""
 
-    async def keep(self, session: Snapshot, score: Score | None = None) -> None:
-        """Keep a session as it stands, in place of what was kept before, and the score of its turn."""
+    async def keep(self, session: Snapshot, score: Score | None = None, compile: Compile | None = None) -> None:
+        """Keep a session as it stands, in place of what was kept before; beside it a score, and a summary's making."""
         ...
 
     async def latest(self) -> Saved | None:

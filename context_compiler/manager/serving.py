@@ -102,7 +102,7 @@ async def finish(desk: Desk, key: int | None, news: Sequence[ModelMessage], seen
         _left(desk, key, failed=not seen)
         if seen:
             desk.session = replace(desk.session, taken=_read(desk, seen).tip)
-        await desk.versions.keep(desk.session, None)
+        await desk.kept()
 
 
 def _own(desk: Desk, message: ModelMessage) -> ModelMessage | None:

@@ -15,6 +15,7 @@ from context_compiler.manager.ranking import MemoryRanking
 from context_compiler.manager.results import Commit, Diff, Match, Memory, Score
 from context_compiler.manager.session import SCORED
 from context_compiler.recall.stems import terms
+from context_compiler.record import Compile
 from context_compiler.store import memories, rows, shelf
 from context_compiler.store.sqlite import DEFAULT_PATH, SQLiteStore
 from context_compiler.tokens import as_counter
@@ -86,10 +87,15 @@ class SQLiteMemory:
         """What `new` remembers and `old` does not, and the other way round."""
         return await self._run(partial(_diff, name=self.session, old=old, new=new))
 
-    async def keep(self, session: Snapshot, score: Score | None = None) -> None:
-        """Keep a session as it stands, and the score of its turn."""
+    async def keep(self, session: Snapshot, score: Score | None = None, compile: Compile | None = None) -> None:
+        """Keep a session as it stands, the score of its turn, and how its summary was made."""
         work = partial(
-            shelf.keep, name=self.session, turns=session.turns, facts=session.facts, score=score and _row(score)
+            shelf.keep,
+            name=self.session,
+            turns=session.turns,
+            facts=session.facts,
+            score=score and _row(score),
+            compile=compile,
         )
         await self._run(work)
 

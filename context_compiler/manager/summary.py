@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 from pydantic_ai.messages import ModelMessage
 
+from context_compiler.agent import Answer
 from context_compiler.errors import CompileError
 from context_compiler.extract import choose, passages, quoted
 from context_compiler.fidelity import CAPS, Fidelity
 from context_compiler.history import History, Reader
 from context_compiler.manager.asking import Questions
 from context_compiler.prompt import written
+from context_compiler.record import Compile
+from context_compiler.record.recording import explained, now
 from context_compiler.sections import chunks, lines
 from context_compiler.specifics import Specific, Told
 from context_compiler.specifics.survival import evicted, survival
@@ -42,6 +45,55 @@ class Summary:
     """Word for word: what the text lost, or without a model what tells most."""
     survival: float
     """The share of the specifics that the text holds."""
+    prompts: tuple[str, ...] = ()
+    answer: Answer | None = None
+    """What the model was asked, and what came back, where it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """How a summary was made, for the record, but for the name of the last message that it covers."""
+
+    compile: Compile
+    covered: int
+    """Turns that it stands for."""
+
+
+def made_of(session: str, made: Summary, covered: int, *, template: Template, model: str, reader: Reader) -> Made:
+    """How a summary was made."""
+    answer = made.answer
+    row = Compile(
+        session_id=session,
+        vault_name="",
+        turn_index=covered,
+        run_id=None,
+        covered_tip="",
+        cache_key=None,
+        template_name=template.name,
+        template_source=template.source,
+        template_path=template.path,
+        template_hash=template.sha256,
+        fidelity=template.fidelity or Fidelity.SUMMARY_LOW,
+        model_alias=model,
+        compiled_prompt="\n\n".join(made.prompts).replace("\x00", "") if answer else None,
+        raw_output=answer.text if answer else None,
+        summary=made.text or made.index or None,
+        summary_json=None,
+        input_payload={"manager": True, "index": made.index},
+        sections_included=("recent_turns", "previous_summary") if answer else ("quotes",),
+        sections_dropped=(),
+        budget_used=reader.counter.text(made.text) + reader.counter.text(made.index),
+        survival=made.survival if answer else None,
+        latency_ms=answer.latency_ms if answer else 0.0,
+        usage=answer.usage if answer else {},
+        status="ok" if answer else "deterministic",
+        error=None if answer else "no model by choice",
+        created_at=now(),
+    )
+    why = dict.fromkeys(("compiled_prompt", "raw_output", "survival"), "no model was asked")
+    return Made(
+        compile=explained(row, {**why, "summary_json": "sentences", "cache_key": "of a session"}), covered=covered
+    )
 
 
 async def summarized(
@@ -73,7 +125,8 @@ async def summarized(
         return Summary(text="", index=_quotes(reader.read(messages[-QUOTED:]), cap, reader), survival=1.0)
     told = reader.read(fresh)
     turns = chunks(lines(told, range(len(told)), None), PROMPT_ROOM, reader.counter)
-    answer = await llm(written(template, {}, turns, previous=previous.text, cap=cap))
+    prompts = written(template, {}, turns, previous=previous.text, cap=cap)
+    answer = await llm(prompts)
     text = reader.counter.head(answer.text, cap)
     spent = told.tokens + reader.counter.text(previous.text)
     if not text.strip():
@@ -84,7 +137,8 @@ async def summarized(
         )
     gone = evicted(told, outline(told, pair(told)), range(len(told)))
     index = _lost(gone, text, previous.index, cap // INDEXED, reader)
-    return Summary(text=text, index=index, survival=survival(gone, text).share)
+    held = survival(gone, text).share
+    return Summary(text=text, index=index, survival=held, prompts=prompts, answer=answer)
 
 
 def _quotes(history: History, room: int, reader: Reader) -> str:

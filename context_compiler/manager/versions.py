@@ -15,6 +15,7 @@ from context_compiler.ids import chained
 from context_compiler.manager.memory import AUTHOR, MemoryRepository, MemorySystem, SessionShelf, Snapshot
 from context_compiler.manager.results import Score
 from context_compiler.manager.session import Session, Turn, facts_of, restored
+from context_compiler.manager.summary import Made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,16 +111,25 @@ class Versions:
             raise ContextMemoryError(f"commit {commit} holds no session; `log` names the others")
         return known or restored(saved, self._reader)  # pyright: ignore[reportArgumentType] # one of the two is there
 
-    async def keep(self, session: Session, score: Score | None) -> None:
-        """Keep a session as it stands, where there is a shelf."""
-        if self._shelf is not None:
-            await self._shelf.keep(self._snapshot(session), score)
+    async def keep(self, session: Session, score: Score | None = None, made: Made | None = None) -> None:
+        """Keep a session as it stands, where there is a shelf, and how a summary was made."""
+        if self._shelf is None:
+            return
+        chain = self._chained(session)
+        compile = None
+        if made is not None:
+            end = chain.starts[min(made.covered, len(session.turns))]
+            compile = replace(made.compile, covered_tip=chain.ids[end - 1] if end else "")
+        await self._shelf.keep(self._snapshot(session), score, compile)
 
     async def latest(self) -> Session | None:
         """The session as it was kept last."""
         saved = None if self._shelf is None else await self._shelf.latest()
         return None if saved is None else restored(saved, self._reader)
 
-    def _snapshot(self, session: Session) -> Snapshot:
+    def _chained(self, session: Session) -> TurnChain:
         self._last = chained_turns(session.turns, self._last, self._reader)
-        return Snapshot(turns=self._last, count=len(session.turns), facts=facts_of(session))
+        return self._last
+
+    def _snapshot(self, session: Session) -> Snapshot:
+        return Snapshot(turns=self._chained(session), count=len(session.turns), facts=facts_of(session))

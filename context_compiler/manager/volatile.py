@@ -12,6 +12,7 @@ from context_compiler.ids import blob_id, chained
 from context_compiler.manager.memory import AUTHOR, Saved, Snapshot
 from context_compiler.manager.ranking import MemoryRanking
 from context_compiler.manager.results import Commit, Diff, Match, Memory, Score
+from context_compiler.record import Compile
 from context_compiler.tokens import as_counter
 
 
@@ -33,6 +34,8 @@ class VolatileMemory:
         self._head: str | None = None
         self._session: Snapshot | None = None
         self._scores: list[Score] = []
+        self.compiles: list[Compile] = []
+        """How summaries were made, oldest first."""
         self._ranking = MemoryRanking(Reader(as_counter(None)))
 
     async def search(self, query: str, limit: int) -> list[Match]:
@@ -88,9 +91,10 @@ class VolatileMemory:
             removed=tuple(one for one in before if one not in after),
         )
 
-    async def keep(self, session: Snapshot, score: Score | None = None) -> None:
-        """Keep a session as it stands, and the score of its turn."""
+    async def keep(self, session: Snapshot, score: Score | None = None, compile: Compile | None = None) -> None:
+        """Keep a session as it stands, the score of its turn, and how its summary was made."""
         self._session = session
+        self.compiles += [compile] if compile else []
         self._scores += [score] if score else []
 
     async def latest(self) -> Saved | None:

@@ -61,7 +61,7 @@ def save(db: sqlite3.Connection, entry: Entry) -> Record:
             compile=entry.compile or entry.record.compile,
         )
         if entry.compile is not None and rows.reusable(entry.compile):
-            _compile(db, entry.compile, session)  # worth keeping even where the request is known already
+            compile_row(db, entry.compile, session)  # worth keeping even where the request is known already
         return _stored(db, record, session) or _insert(db, record, session, entry)
 
 
@@ -194,7 +194,7 @@ def _stored(db: sqlite3.Connection, record: Record, session: int) -> Record | No
 
 
 def _insert(db: sqlite3.Connection, record: Record, session: int, entry: Entry) -> Record:
-    made = None if entry.compile is None else _compile(db, entry.compile, session)
+    made = None if entry.compile is None else compile_row(db, entry.compile, session)
     record = replace(record, summary_id=made if record.summary_id is None else record.summary_id)
     if entry.cycle is not None:
         _cycle(db, entry.cycle, session)
@@ -203,7 +203,7 @@ def _insert(db: sqlite3.Connection, record: Record, session: int, entry: Entry) 
     return replace(record, id=insert(db, "views", rows.view_row(record, session)))
 
 
-def _compile(db: sqlite3.Connection, compile: Compile, session: int) -> int:
+def compile_row(db: sqlite3.Connection, compile: Compile, session: int) -> int:
     """The row of a compile: the one that another process stored under its cache key, or its own."""
     found = db.execute("SELECT id FROM context_summaries WHERE cache_key = ?", (rows.reusable(compile),)).fetchone()
     if found:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from context_compiler.record import Chain
+from context_compiler.record import Chain, Compile
 from context_compiler.store import memories, rows
 from context_compiler.store.reading import chain
+from context_compiler.store.saving import compile_row
 from context_compiler.store.schema import snapshot, transaction
 
 SCORE = (
@@ -37,13 +38,22 @@ def latest(db: sqlite3.Connection, name: str) -> tuple[str, list[bytes]] | None:
         return None if row is None else (row["state"], _bodies(db, rows.named(row)))
 
 
-def keep(db: sqlite3.Connection, name: str, turns: Chain, facts: str, score: Sequence[rows.Column] | None) -> None:
-    """Keep a session as it stands, and the score of its turn."""
+def keep(
+    db: sqlite3.Connection,
+    name: str,
+    turns: Chain,
+    facts: str,
+    score: Sequence[rows.Column] | None,
+    compile: Compile | None,
+) -> None:
+    """Keep a session as it stands, the score of its turn, and how its summary was made."""
     session = memories.session_of(db, name, turns)
     tip = memories.tip_of(turns)
     with transaction(db):
         memories.space_of(db, session)
         db.execute("UPDATE spaces SET turns_tip = ?, state = ? WHERE session = ?", (tip, facts, session))
+        if compile is not None:
+            compile_row(db, compile, session)
         if score is not None:
             number = db.execute("SELECT ifnull(max(id), 0) + 1 FROM scores").fetchone()[0]
             values = (session, score[0], tip, *score[1:])

@@ -72,6 +72,32 @@ async def test_pruning_takes_no_memory_away(path: Path) -> None:
     await store.close()
 
 
+async def test_how_a_summary_was_made_is_on_the_record(path: Path) -> None:
+    memory = SQLiteMemory("s", path)
+    scribe = Scribe("A move was planned.")
+    manager = managed(scribe, memory, recent_turns_to_keep=1)
+    await talk(manager, 3)
+    done = await manager.summarize()
+    await talk(manager, 1, start=3)
+    [row] = await memory.store.summaries("s")
+    assert (row.summary, row.raw_output, row.compiled_prompt) == (done.summary, done.summary, scribe.prompts[0])
+    assert row.status.startswith("ok;") and row.template_name == "manager_summary" and row.survival == done.survival
+    assert b"answer 1 " in (await memory.store.chain(row.covered_tip))[-1]
+    await memory.close()
+
+
+async def test_quotes_without_a_model_are_on_the_record_too(path: Path) -> None:
+    memory = SQLiteMemory("s", path)
+    manager = managed("none", memory, recent_turns_to_keep=1)
+    await talk(manager, 3)
+    done = await manager.summarize()
+    [row] = await memory.store.summaries("s")
+    assert row.summary == done.summary and row.compiled_prompt is None
+    assert row.status.startswith("deterministic;") and "no model was asked" in row.status
+    assert await memory.store.verify() == ()
+    await memory.close()
+
+
 async def test_what_was_rolled_back_is_still_on_the_record(path: Path) -> None:
     store = SQLiteStore(path)
     manager = managed(Scribe(), SQLiteMemory("s", store), checkpoint_interval=99)
