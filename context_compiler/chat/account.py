@@ -73,6 +73,7 @@ class Account:
         self._reader = Reader(as_counter(len))
         self._read: History | None = None
         self._reading = asyncio.Lock()
+        self._early: asyncio.Task[object] | None = None
         self._breaker = Breaker()
         self._silent: set[str] = set()
 
@@ -86,6 +87,7 @@ class Account:
                 self.transcript.let_go()
         if not mine:
             self._notice("another terminal is answering in this session: you speak in turn")
+        self._early = asyncio.create_task(attempted(self.read()))
 
     @asynccontextmanager
     async def turn(self, text: str) -> AsyncGenerator[None]:
@@ -116,6 +118,8 @@ class Account:
 
     async def close(self) -> None:
         """Let go of everything."""
+        if self._early is not None:
+            await self._early
         await attempted(self.store.end() if isinstance(self.store, LastingStore) else self.store.close())
         self.transcript.close()
 
@@ -170,7 +174,7 @@ class Account:
         return await asyncio.to_thread(load_messages, bodies)
 
     async def read(self) -> History:
-        """The history as the record names it; read once, off the loop."""
+        """The history as the record names it; read once, off the loop, and begun before it is needed."""
         async with self._reading:
             self._read = await asyncio.to_thread(self._reader.read, self.messages, last=self._read)
             return self._read

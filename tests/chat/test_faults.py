@@ -26,7 +26,7 @@ async def kept(room: Room) -> list[str]:
         await store.close()
 
 
-@pytest.mark.parametrize("endless", [False, True])
+@pytest.mark.parametrize("endless", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_with_the_record_locked_the_chat_goes_on_and_catches_up(endless: bool, room: Room) -> None:
     chat = room.chat(Model(), endless=endless)
     await chat.say("One.")
@@ -227,7 +227,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("endless", [False, True])
+@pytest.mark.parametrize("endless", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_whatever_is_said_is_kept_word_for_word(name: str, endless: bool, room: Room) -> None:
     text = HOSTILE[name]
     chat = room.chat(Model(answer=lambda prompt: prompt[:2_000]), endless=endless)

@@ -29,10 +29,10 @@ async def test_an_answer_comes_in_pieces_and_is_kept_whole(room: Room) -> None:
 async def test_in_the_normal_mode_a_model_is_sent_the_history_as_it_is(room: Room) -> None:
     model = Model()
     chat = room.chat(model, template="no_such_template")
-    for number in range(30):
+    for number in range(12):
         await chat.say(f"{number}: {LONG}")
     await chat.close()
-    assert [texts(sent) for sent in model.sent] == [texts(chat.messages[: 2 * at + 1]) for at in range(30)]
+    assert [texts(sent) for sent in model.sent] == [texts(chat.messages[: 2 * at + 1]) for at in range(12)]
     assert not model.compiles and not room.notices
     assert not await SQLiteStore(room.path / "context.db").views()
 
@@ -40,24 +40,24 @@ async def test_in_the_normal_mode_a_model_is_sent_the_history_as_it_is(room: Roo
 async def test_in_endless_mode_every_request_is_within_the_budget(room: Room) -> None:
     model = Model()
     chat = room.chat(model, endless=True)
-    for number in range(30):
+    for number in range(16):
         said = await chat.say(f"{number}: {LONG}")
         assert said.view is not None and said.sent <= 1_500
     await chat.close()
-    assert said.raw > 4_000 and len(chat.messages) == 60
-    assert 1 <= len(model.compiles) < 30
+    assert said.raw > 2_000 and len(chat.messages) == 32
+    assert 1 <= len(model.compiles) < 16
     assert any(NOTES in text for text in texts(model.sent[-1]))
 
 
 async def test_the_transcripts_of_the_two_modes_are_the_same_bytes(room: Room) -> None:
     for name, endless in (("normal", False), ("endless", True)):
         chat = room.chat(Model(), "talk", endless=endless, folder=room.path / name, store=None)
-        for number in range(20):
+        for number in range(14):
             await chat.say(f"{number}: {LONG}")
         await chat.close()
     normal, other = ((room.path / name / "talk.md").read_bytes() for name in ("normal", "endless"))
     assert normal == other
-    assert normal.count(b"**User:**") == 20
+    assert normal.count(b"**User:**") == 14
 
 
 async def test_the_mode_is_switched_between_two_turns(room: Room) -> None:
@@ -89,7 +89,7 @@ async def test_the_template_is_switched_between_two_turns(room: Room) -> None:
 @pytest.mark.parametrize(("given", "alias"), [(None, "told"), ("none", "none"), ("test", "test")])
 async def test_who_writes_the_summary_is_on_the_record(given: str | None, alias: str, room: Room) -> None:
     chat = room.chat(Model(), endless=True, model=given)
-    for number in range(20):
+    for number in range(12):
         await chat.say(f"{number}: {LONG}")
     await chat.close()
     summaries = await SQLiteStore(room.path / "context.db").summaries("talk")

@@ -24,6 +24,7 @@ def test_a_pipe_gets_the_answers_as_plain_text_and_nothing_else(cc: Command, tmp
     assert said.out.strip() in transcript
 
 
+@pytest.mark.slow
 def test_the_two_modes_say_and_keep_the_same(cc: Command, tmp_path: Path) -> None:
     lines = [f"Question number {number} about the table of receipts?" for number in range(25)]
     outs = [
@@ -43,7 +44,7 @@ def test_the_two_modes_say_and_keep_the_same(cc: Command, tmp_path: Path) -> Non
 
 
 def test_view_says_what_was_sent_and_why(cc: Command) -> None:
-    lines = [f"Question number {number} about the table of receipts?" for number in range(25)]
+    lines = [f"Question number {number} about the table of receipts?" for number in range(9)]
     said = talk(cc, *lines, "/view", "/view full", args=("--endless", "--budget", "900"))
     view = said.out.rpartition("Kept: ")[2]
     assert "active turn" in view and "written for this view" in view and "Left out" in view and "summary" in view
@@ -132,6 +133,7 @@ def test_bytes_that_are_no_text_are_said_all_the_same(cc: Command, tmp_path: Pat
     assert "queue" in (tmp_path / "system" / "Chat_Sessions" / "main.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_missing_key_is_named(cc: Command) -> None:
     pytest.importorskip("anthropic")
     said = cc("chat", input="Hello.\n", ANTHROPIC_API_KEY="")
