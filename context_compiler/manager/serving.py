@@ -19,6 +19,7 @@ from context_compiler.manager.asking import Charge
 from context_compiler.manager.context import context_messages, opening
 from context_compiler.manager.desk import Desk
 from context_compiler.manager.session import Session, asks, split, turn_of, whole, with_turn
+from context_compiler.turns import pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +159,10 @@ def _left(desk: Desk, key: int | None, *, failed: bool = False) -> None:
 
 
 async def _capped(desk: Desk, messages: list[ModelMessage]) -> list[ModelMessage]:
-    """The messages, or where they are too many what the compiler makes of the turns without a model."""
+    """The messages, or where they are too many or hold half a call what the compiler makes of them without a model."""
     reader, most = desk.reader, desk.config.max_tokens
-    if sum(reader.one(message).tokens for message in messages) <= most:
+    history = reader.read(messages)
+    if history.tokens <= most and not pair(history).broken:
         return messages
     head = opening(desk.session)
     room = most - sum(reader.one(message).tokens for message in head)

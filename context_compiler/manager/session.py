@@ -114,17 +114,15 @@ def messages_of(turns: Sequence[Turn]) -> list[ModelMessage]:
 
 
 def stop_before(turns: Sequence[Turn], start: int, stop: int, reader: Reader) -> int:
-    """The last place up to `stop` where turns can be parted: no call before it is answered after it, or waits."""
-    waiting: dict[str, int] = {}
-    safe = start
-    for at in range(start, stop):
+    """The last place from `start` to `stop` where turns can be parted: no call before it is answered after it."""
+    called: dict[str, int] = {}
+    across: list[tuple[int, int]] = []
+    for at in range(start, len(turns)):
         for reading in (reader.one(message) for message in turns[at].messages):
-            waiting |= dict.fromkeys(reading.calls, at)
-            for call in reading.answers:
-                waiting.pop(call, None)
-        if not waiting:
-            safe = at + 1
-    return safe
+            called |= dict.fromkeys(reading.calls, at)
+            across += [(called[call], at) for call in reading.answers if called.get(call, at) < at]
+    places = range(stop, start, -1)
+    return next((at for at in places if not any(call < at <= answer for call, answer in across)), start)
 
 
 def with_turn(session: Session, turn: Turn) -> Session:

@@ -12,9 +12,10 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, Tool
 
 from context_compiler.history import Reader
 from context_compiler.manager import ContextManager, VolatileMemory
+from context_compiler.manager.session import stop_before, turn_of
 from context_compiler.tokens import as_counter
 from context_compiler.turns import pair
-from tests.manager.fakes import Fragile, Scribe, managed, talk
+from tests.manager.fakes import Fragile, Scribe, managed
 from tests.support.agents import WAYS, Talker, compiler, unstamped
 from tests.support.builders import assistant, user
 
@@ -251,12 +252,27 @@ async def test_a_call_that_waits_for_somebody_goes_on_where_it_stopped(way: str,
     assert "5 paid" in talker.last.text and manager.turn_count == 2
 
 
-async def test_a_call_that_waits_is_not_summed_up() -> None:
-    scribe = Scribe()
-    manager = managed(scribe, recent_turns_to_keep=1)
-    call = ToolCallPart(tool_name="pay", args={}, tool_call_id="waits")
-    await manager.process_turn("Pay. " + "please " * 40)
-    manager.add_response(assistant(call))
-    await talk(manager, 3)
-    assert (await manager.summarize()).turns_summarized == 0
-    assert not scribe.asked
+async def test_a_call_that_nobody_ever_answers_is_not_sent_by_half() -> None:
+    talker = Talker([[("pay", {})], "never mind then."])
+
+    def pay() -> str:
+        return "paid"
+
+    manager = managed()
+    tool: Any = Tool(pay, requires_approval=True)
+    agent: Any = attached("capability", manager, talker, tools=[tool], output_type=[str, DeferredToolRequests])
+    await agent.run("Pay five.")
+    await agent.run("Never mind.")
+    assert not pair(Reader(as_counter(None)).read(talker.last.messages)).broken
+    assert "Pay five." in talker.last.text
+
+
+@pytest.mark.parametrize(("answered", "stop"), [(1, 2), (2, 0), (3, 0), (None, 2)])
+def test_turns_are_not_parted_between_a_call_and_its_answer(answered: int | None, stop: int) -> None:
+    reader, answer = Reader(as_counter(None)), ToolReturnPart(tool_name="pay", content="paid", tool_call_id="c")
+    said: list[list[ModelMessage]] = [[user(f"turn {at}")] for at in range(4)]
+    said[0].append(assistant(ToolCallPart(tool_name="pay", args={}, tool_call_id="c")))
+    if answered is not None:
+        said[answered].insert(0, user(answer))
+    turns = [turn_of(one, reader, open=False) for one in said]
+    assert stop_before(turns, 0, 2, reader) == stop
