@@ -181,6 +181,7 @@ def test_the_list_has_the_vault_first_and_marks_what_is_shadowed(vault: Path, sy
         ("chat_compiler", "builtin", True),
         ("extractive", "builtin", False),
         ("goal_oriented", "builtin", False),
+        ("manager_summary", "builtin", False),
     ]
 
 
