@@ -137,7 +137,7 @@ class Account:
     async def _taken_up(self, *, writing: bool) -> None:
         outcome = await attempted(self._stored())
         self._complain("record", outcome.error, "the transcript stands in for it")
-        found = await asyncio.to_thread(self._healed, outcome.value or [], self.messages)
+        found = await asyncio.to_thread(self._healed, outcome.value or [], self.messages, writing)
         self.messages = found.messages
         if found.conflict:
             self._notice(
@@ -158,10 +158,12 @@ class Account:
         if found.rest:
             self.transcript.go_on(found.rest, begun=found.begun)
 
-    def _healed(self, stored: list[ModelMessage], held: list[ModelMessage]) -> Healed:
+    def _healed(self, stored: list[ModelMessage], held: list[ModelMessage], whole: bool) -> Healed:
+        """Both sides brought up to date; of a turn that another terminal is in, nothing is taken yet."""
         own, mine = said(stored), said(held)
         base, own = (stored, own) if len(own) >= len(mine) else (held, mine)
-        return healed(base, own, self.transcript.read(own))
+        told = self.transcript.read(own)
+        return healed(base, own, told if whole else told[:-1])
 
     async def _stored(self) -> list[ModelMessage]:
         """The history as the record has it; of several vaults' sessions of that name, this one's."""

@@ -216,6 +216,22 @@ async def test_a_session_that_is_opened_while_another_terminal_answers_says_so(r
     assert any("you speak in turn" in notice for notice in room.notices)
 
 
+async def test_of_a_turn_that_another_terminal_is_in_nothing_is_taken_before_it_is_over(room: Room) -> None:
+    one = room.chat(Model(answer=lambda _: "one two three", pause=0.05))
+    heard = asyncio.Event()
+    slow = asyncio.create_task(one.say("First.", hear=lambda _: heard.set()))
+    await heard.wait()
+    two = room.chat(Model())
+    await two.open()
+    assert two.messages == []
+    await two.say("Second.")
+    await slow
+    await one.close()
+    await two.close()
+    assert texts(two.messages)[:3] == ["First.", "one two three ", "Second."]
+    assert "another terminal added a turn: the conversation goes on from there" in room.notices
+
+
 HOSTILE = {
     "1 MB": "word " * 210_000,
     "binary": bytes(range(256)).decode("latin-1") * 20 + "\udcff\ud800",

@@ -1,4 +1,4 @@
-"""A process that is killed in the middle of an answer leaves what was shown, and the conversation goes on from there."""
+"""A process that is killed in the middle of an answer leaves what was shown; the conversation goes on from there."""
 
 from __future__ import annotations
 

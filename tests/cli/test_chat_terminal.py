@@ -130,8 +130,8 @@ def test_killed_in_the_middle_of_an_answer_it_goes_on_from_what_was_shown(
 
 def test_two_terminals_speak_in_turn(tmp_path: Path) -> None:
     with chat(tmp_path, model="scripted:0.05") as one, chat(tmp_path) as two:
-        one.wait_for(PROMPT)
-        two.wait_for(PROMPT)
+        one.wait_for("normal")
+        two.wait_for("normal")
         one.type("This is the first.\r")
         one.wait_for("On “This is the first.”")
         two.type("This is the second.\r")
