@@ -108,7 +108,7 @@ class AutoApprove(Interviewer):
 class ConsoleInterviewer(Interviewer):
     """Asks on the terminal: the question on standard error, the answer from standard input."""
 
-    def __init__(self, read: Callable[[], str] = sys.stdin.readline, show: Callable[[str], Any] | None = None) -> None:
+    def __init__(self, read: Callable[[], str] | None = None, show: Callable[[str], Any] | None = None) -> None:
         """`read` gives one line, empty at the end of the input; `show` shows one line."""
         self._read, self._show = read, show or _on_stderr
 
@@ -130,7 +130,7 @@ class ConsoleInterviewer(Interviewer):
         answer: asyncio.Future[str] = loop.create_future()
 
         def read() -> None:
-            line = self._read()
+            line = (self._read or sys.stdin.readline)()  # what stands for the terminal now
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(lambda: answer.done() or answer.set_result(line))
 
