@@ -7,7 +7,6 @@ import gc
 import logging
 import signal
 import sys
-from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -48,6 +47,7 @@ def chat(
     vault: Vault = None,
     system: System = SYSTEM,
     db: Db = DB,
+    json: Annotated[bool, typer.Option("--json", help="Print every answer as a JSON object on one line.")] = False,
 ) -> None:
     """Talk with a model. Everything said is kept in markdown and on the record; the same --session goes on."""
     options: dict[str, Any] = {
@@ -61,11 +61,12 @@ def chat(
         "store": db,
         "budget": None if budget is None else amount(budget),
         "every_turn": every_turn,
+        "json": json,
     }
     level = log.level
     log.setLevel(logging.ERROR)  # what goes wrong is said once, by the chat itself
     try:
-        typed = sys.stdin.isatty() and sys.stdout.isatty()
+        typed = sys.stdin.isatty() and sys.stdout.isatty() and not json
         failed = asyncio.run(_on_terminal(options) if typed else _through_pipe(options))
     finally:
         log.setLevel(level)
@@ -93,7 +94,7 @@ async def _on_terminal(options: dict[str, Any]) -> bool:
     opening = asyncio.create_task(_opened(options, drawn))
     keyboard = Keyboard(lambda: _status(opening, options), drawn.set)
     opening.add_done_callback(lambda done: keyboard.remember(_prompts(done)))
-    with suppress(NotImplementedError):
+    if sys.platform != "win32":
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: _interrupted(opening))
     try:
         while True:

@@ -16,8 +16,8 @@ from context_compiler.chat.models import model_named
 from context_compiler.chat.session import ChatSession
 from context_compiler.cli.screen import Screen, complain, warn
 from context_compiler.cli.slash import Commands
-from context_compiler.cli.speaking import PlainVoice, Voice
-from context_compiler.cli.text import number, one_line, share
+from context_compiler.cli.speaking import PlainVoice, Silence, Voice
+from context_compiler.cli.text import json_text, number, one_line, share
 from context_compiler.cli.typing_in import Leave
 from context_compiler.live.failing import attempted
 
@@ -31,6 +31,7 @@ class Conversation:
         compiler: The name of the one that writes summaries; None is the same.
         vault: A folder whose templates come first.
         system: A folder whose templates come second.
+        json: Every answer is one JSON object on a line of its own, and no line is a command.
         options: Further arguments of `ChatSession`.
 
     Raises:
@@ -45,9 +46,11 @@ class Conversation:
         compiler: str | None,
         vault: Path | None,
         system: Path,
+        json: bool = False,
         **options: Any,
     ) -> None:
         self.screen = Screen()
+        self.json = json
         self.model = model
         os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
         agent = Agent(model_named(model), name="chat")
@@ -72,13 +75,18 @@ class Conversation:
         Raises:
             Leave: it was `/quit`.
         """
-        if line.startswith("/") and not line.startswith("//"):
+        if line.startswith("/") and not line.startswith("//") and not self.json:
             await self.commands.run(line)
         elif line.strip():
-            await self._answered(line[1:] if line.startswith("//") else line)
+            await self._answered(line[1:] if line.startswith("//") and not self.json else line)
+
+    def _voice(self) -> Voice | PlainVoice | Silence:
+        if self.json:
+            return Silence()
+        return Voice(self.screen.console) if self.screen.rich else PlainVoice()
 
     async def _answered(self, text: str) -> None:
-        with Voice(self.screen.console) if self.screen.rich else PlainVoice() as voice:
+        with self._voice() as voice:
             self._saying = saying = asyncio.create_task(attempted(self.chat.say(text, hear=voice.hear)))
             await _done(saying)
         if saying.cancelled():
@@ -99,7 +107,10 @@ class Conversation:
     def _told(self, *, stopped: bool) -> None:
         """The line below an answer."""
         last = self.chat.last
-        if last is None or not self.screen.rich:
+        if last is not None and self.json:
+            facts = {"raw": last.raw, "sent": last.sent, "cached": last.cached, "seconds": round(last.seconds, 3)}
+            self.screen.raw(json_text({"answer": last.text, "stopped": stopped, **facts}, indent=None))
+        if last is None or self.json or not self.screen.rich:
             return
         word = "stopped · " if stopped else ""
         self.screen.line((f"{word}{tokens(last.raw, last.sent, last.cached)} · {last.seconds:.1f} s", "dim"))

@@ -153,3 +153,18 @@ class PlainVoice:
         sys.stdout.write(f"{safe(line)}\n")
         sys.stdout.flush()
         self._said = True
+
+
+class Silence:
+    """Says nothing while an answer comes."""
+
+    def __enter__(self) -> Silence:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is open."""
+
+    def hear(self, piece: str) -> None:
+        """A piece of the answer, which is told as a whole."""

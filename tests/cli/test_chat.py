@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,10 @@ def test_a_model_that_cannot_be_used_is_one_line(model: str, cc: Command) -> Non
 
 def test_a_wrong_budget_is_one_line(cc: Command) -> None:
     assert "--budget 'much'" in talk(cc, "Hello.", args=("--budget", "much")).err
+
+
+def test_with_json_every_line_is_said_and_every_answer_is_one_object(cc: Command) -> None:
+    said = talk(cc, "What about the queue?", "/view", args=("--json",))
+    first, second = map(json.loads, said.out.splitlines())
+    assert first["answer"].startswith("On “What about the queue?”") and second["answer"].startswith("On “/view”")
+    assert first["raw"] == first["sent"] > 0 and first["stopped"] is False
