@@ -75,7 +75,8 @@ def build_context(node: str, state: Mapping[str, Any]) -> Context:
         LayersError: the node is unknown, or something in the state is wrong; the message says what.
     """
     need = need_of(node)
-    given = {**record_of(state, "state"), "id_registry": registry_of(state.get("id_registry"))}
+    given = record_of(state, "state")
+    given = {**given, "id_registry": registry_of(given.get("id_registry"))}
     told: Context = {
         "entity": get_entity_context(given.get("id_registry"), turn_of(given), mode=need.entity),
         "conversation": _conversation(need, given),
@@ -138,7 +139,8 @@ def layer_texts(node: str, state: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         LayersError: the node is unknown, or something in the state is wrong.
     """
-    need, told = need_of(node), build_context(node, state)
+    need, state = need_of(node), record_of(state, "state")
+    told = build_context(node, state)
     texts = {
         "entity": format_entity_context(told["entity"], need.entity),
         "conversation": format_conversation_for_prompt(

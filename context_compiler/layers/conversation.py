@@ -6,7 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.models import ConversationHistory, ConversationTurn, PendingState, PendingType
+from context_compiler.layers.models import (
+    ConversationHistory,
+    ConversationTurn,
+    PendingState,
+    PendingType,
+    as_layer,
+)
 from context_compiler.layers.wording import one_line, paragraph
 
 Depth = Literal[2, 5, "full"]
@@ -61,7 +67,9 @@ def _turn(given: object, where: str) -> ConversationTurn:
     return ConversationTurn(
         user=text_of(one, "user"),
         assistant_summary=text_of(one, "assistant_summary") or text_of(one, "assistant")[:SHORT],
-        routing=None if routing is None else dict(record_of(routing, f"{where}.routing")),
+        routing=None
+        if routing is None
+        else {str(key): value for key, value in record_of(routing, f"{where}.routing").items()},
         timestamp=text_of(one, "timestamp"),
     )
 
@@ -115,10 +123,11 @@ def format_conversation_for_prompt(
         answered: What was pending is being answered in this turn.
 
     Raises:
-        LayersError: the depth is none of the three.
+        LayersError: the depth is none of the three, or this is no history.
     """
-    if depth not in DEPTHS or isinstance(depth, bool | float):
+    if not isinstance(depth, int | str) or isinstance(depth, bool) or depth not in DEPTHS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise LayersError(f"depth {depth!r} is unknown; use one of 2, 5, 'full'")
+    history = as_layer(ConversationHistory, history, "history")
     turns = history.recent_turns if isinstance(depth, str) else history.recent_turns[-depth:]
     engagement = depth == "full" if include_engagement is None else include_engagement
     blocks: list[str] = []

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
+from context_compiler.errors import LayersError
+from context_compiler.layers.conversation import record_of
 from context_compiler.layers.models import CurationSummary
 from context_compiler.layers.registry import SessionIdRegistry
+from context_compiler.layers.wording import text_in
 
 UNKNOWN = "no such entity"
 NO_REASON = "no reason was given"
@@ -35,10 +39,14 @@ def curate(
         retained: Refs to keep although nobody spoke of them lately; each needs a reason.
         demoted: Refs to let go of.
         reasons: Why, by ref.
+
+    Raises:
+        LayersError: these are no refs, or no reasons by ref.
     """
-    why, ignored = dict(reasons or {}), dict[str, str]()
-    gone = dict.fromkeys(demoted)
-    kept = [ref for ref in dict.fromkeys(retained) if ref not in gone]
+    why = {str(ref): text_in(reason) for ref, reason in record_of(reasons, "reasons").items()}
+    ignored: dict[str, str] = {}
+    gone = dict.fromkeys(_refs("demoted", demoted))
+    kept = [ref for ref in dict.fromkeys(_refs("retained", retained)) if ref not in gone]
     for ref in (*kept, *gone):
         if ref not in registry:
             ignored[ref] = UNKNOWN
@@ -55,3 +63,9 @@ def curate(
         reasons={ref: why[ref] for ref in done if why.get(ref, "").strip()},
     )
     return Curated(summary=summary, ignored=ignored)
+
+
+def _refs(name: str, given: object) -> list[str]:
+    if given is None or isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise LayersError(f"{name} is a {type(given).__name__}; give a list of refs")
+    return [str(ref) for ref in cast("Iterable[object]", given)]

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, cast, get_args
 
 from context_compiler.errors import LayersError
+from context_compiler.layers.conversation import record_of
 from context_compiler.layers.loading import Row
-from context_compiler.layers.models import EntityContext, EntitySnapshot
+from context_compiler.layers.models import EntityContext, EntitySnapshot, as_layer
 from context_compiler.layers.refs import NONE, shown_data
 from context_compiler.layers.registry import SessionIdRegistry, registry_of
 from context_compiler.layers.wording import CUT, label, one_line, ref_order, without_ids
@@ -40,18 +41,24 @@ def get_entity_context(
         window: How many turns back an entity stays active.
 
     Raises:
-        LayersError: the mode is unknown, or the registry cannot be read.
+        LayersError: the mode is unknown, a turn is no number, or the registry cannot be read.
     """
     wanted = None if mode is None else known_mode(mode)
     known = registry_of(registry)
-    turn = known.current_turn if current_turn is None else current_turn
-    active, generated, retained = _tiers(known, turn, window)
+    turn = known.current_turn if current_turn is None else _turns("current_turn", current_turn)
+    active, generated, retained = _tiers(known, turn, _turns("window", window))
     if wanted in ("refs_and_labels", "reply", "do_not_read"):
         active = [one for one in active if one.status != "deleted"]
     if wanted in ("full", "reply", "do_not_read"):
         retained = []
     data = _data(known, [*active, *generated]) if wanted == "full" else {}
     return EntityContext.model_construct(active=active, generated=generated, retained=retained, data=data)
+
+
+def _turns(name: str, given: object) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise LayersError(f"{name} is {given!r}; give a number of turns from 0")
+    return given
 
 
 def _tiers(registry: SessionIdRegistry, turn: int, window: int) -> tuple[list[EntitySnapshot], ...]:
@@ -83,7 +90,7 @@ def known_mode(mode: str) -> Mode:
     Raises:
         LayersError: there is no such mode; the message lists them.
     """
-    name = ALIASES.get(mode, mode)
+    name = ALIASES.get(mode, mode) if isinstance(mode, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if name not in MODES:
         raise LayersError(f"mode {mode!r} is unknown; use one of {', '.join(MODES)}")
     return cast(Mode, name)
@@ -98,13 +105,13 @@ def format_entity_context(ctx: EntityContext, mode: str, *, data: Mapping[str, A
         data: Content by ref, instead of what `ctx` holds; only `full` shows it.
 
     Raises:
-        LayersError: the mode is unknown.
+        LayersError: the mode is unknown, or these are no entities.
     """
-    wanted = known_mode(mode)
+    wanted, ctx = known_mode(mode), as_layer(EntityContext, ctx, "entities")
     if wanted == "do_not_read":
         return _do_not_read(ctx)
     if wanted == "full":
-        blocks = _full(ctx, ctx.data if data is None else data)
+        blocks = _full(ctx, ctx.data if data is None else record_of(data, "data"))
     elif wanted == "refs_and_labels":
         blocks = _refs_and_labels(ctx)
     elif wanted == "reply":

@@ -10,6 +10,7 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 
 from context_compiler.errors import LayersError
+from context_compiler.layers.conversation import listed
 from context_compiler.layers.models import EntitySnapshot, Status
 from context_compiler.layers.refs import prefix_of
 
@@ -55,14 +56,14 @@ def loaded(given: Mapping[str, Any]) -> Loaded:
     turn = given.get("current_turn") or 0
     if isinstance(turn, bool) or not isinstance(turn, int) or turn < 0:
         raise LayersError(f"id_registry: current_turn is {turn!r}; give a number from 0")
-    listed: Any = given.get("entities")
-    entities = _entities(_older(given) if listed is None else listed)
+    rows: Any = given.get("entities")
+    entities = _entities(_older(given) if rows is None else rows)
     found = Loaded(
         current_turn=turn,
         entities=entities,
         ids=_ids(given, entities),
         data={ref: data for ref, data in _mapping(given, "data", "pending_artifacts").items() if ref in entities},
-        demoted={str(ref) for ref in given.get("demoted") or () if ref in entities},
+        demoted={str(ref) for ref in listed(given, "demoted")}.intersection(entities),
         counters=_counted(given, "counters"),
         gen_counters=_counted(given, "gen_counters"),
     )
@@ -117,7 +118,7 @@ def _ids(given: Mapping[str, Any], entities: Mapping[str, Row]) -> dict[str, str
 
 
 def _counted(given: Mapping[str, Any], name: str) -> dict[str, int]:
-    found = _mapping(given, name)
+    found = {str(key): count for key, count in _mapping(given, name).items()}
     wrong = next((key for key, count in found.items() if isinstance(count, bool) or not isinstance(count, int)), None)
     if wrong is not None:
         raise LayersError(f"id_registry: {name}.{wrong} is {found[wrong]!r}; give a number from 0")
@@ -137,10 +138,11 @@ def _count_up(found: Loaded) -> None:
 def _older(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The entities of the older form; an action by the user is that action."""
     facts = {name: _mapping(given, key) for name, key in _FACTS.items()}
-    refs = dict.fromkeys([*_mapping(given, "ref_to_uuid"), *_mapping(given, "pending_artifacts"), *facts["status"]])
+    known = (*_mapping(given, "ref_to_uuid"), *_mapping(given, "pending_artifacts"), *facts["status"])
+    refs = dict.fromkeys(map(str, known))
     found: list[dict[str, Any]] = []
     for ref in refs:
-        one = {name: known[ref] for name, known in facts.items() if ref in known and known[ref] is not None}
+        one = {name: known[ref] for name, known in facts.items() if known.get(ref) is not None}
         action = str(one.get("status", "generated" if ref.startswith("gen_") else "read")).partition(":")[0]
         one["status"] = action if action in STATUSES else "read"
         one.setdefault("type", ref.removeprefix("gen_").rpartition("_")[0] or ref)

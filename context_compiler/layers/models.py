@@ -6,9 +6,11 @@ is wrong. Each survives JSON unchanged.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from context_compiler.errors import LayersError
 
 Status = Literal["read", "created", "updated", "deleted", "generated", "linked"]
 PendingType = Literal["propose", "clarify", "ask_user"]
@@ -21,6 +23,25 @@ class Layer(BaseModel):
     """A frozen value; keys of other versions are left out."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+L = TypeVar("L", bound=Layer)
+
+
+def as_layer(kind: type[L], given: object, where: str) -> L:
+    """A value as it is, or read back from what its `model_dump` gave.
+
+    Raises:
+        LayersError: it is neither; the message says where.
+    """
+    if isinstance(given, kind):
+        return given
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = "".join(f".{step}" for step in first["loc"])
+        raise LayersError(f"{where}{place}: {first['msg']}") from None
 
 
 class EntitySnapshot(Layer):

@@ -86,7 +86,7 @@ def need_of(node: str) -> Need:
     Raises:
         LayersError: there is no such node; the message lists them.
     """
-    found = {**NEEDS}.get(node)  # pyright: ignore[reportArgumentType, reportCallIssue] # outside text
+    found = next((need for name, need in NEEDS.items() if name == node), None)
     if found is None:
         raise LayersError(f"role {node!r} is unknown; use one of {', '.join(NEEDS)}")
     return found

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from pydantic import ValidationError
-
 from context_compiler.errors import LayersError
 from context_compiler.layers.conversation import listed, record_of, text_of
-from context_compiler.layers.models import CurationSummary, ReasoningTrace, StepSummary, TurnExecutionSummary
+from context_compiler.layers.models import CurationSummary, ReasoningTrace, StepSummary, TurnExecutionSummary, as_layer
 from context_compiler.layers.turn import current_curation, done_steps, execution_outcomes, execution_summary
 from context_compiler.layers.wording import label, one_line, without_ids
 
@@ -32,7 +30,7 @@ def get_reasoning_trace(
     """
     given = record_of(conversation, "conversation")
     found = [_stored(one, at) for at, one in enumerate(listed(given, "turn_summaries"))][-STORED:]
-    now = None if current_state is None else execution_summary(current_state)
+    now = None if current_state is None else execution_summary(record_of(current_state, "current_state"))
     going = now is not None and bool(now.steps or now.blocked_reason)
     return ReasoningTrace(
         recent_summaries=[*found, now] if now is not None and going else found,
@@ -43,12 +41,7 @@ def get_reasoning_trace(
 
 def _stored(given: object, at: int) -> TurnExecutionSummary:
     one = {key: value for key, value in record_of(given, f"turn_summaries[{at}]").items() if value is not None}
-    try:
-        return TurnExecutionSummary.model_validate(one)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise LayersError(f"turn_summaries[{at}].{place}: {first['msg']}") from None
+    return as_layer(TurnExecutionSummary, one, f"turn_summaries[{at}]")
 
 
 def get_own_decision_history(conversation: Mapping[str, Any] | None) -> list[dict[str, Any]]:
@@ -104,12 +97,14 @@ def format_reasoning_for_prompt(trace: ReasoningTrace | Sequence[StepSummary], n
         node: think (everything), act (steps and notes of this turn) or reply (outcomes, phase, what was wished).
 
     Raises:
-        LayersError: the node is none of the three.
+        LayersError: the node is none of the three, or this is no reasoning.
     """
     if node not in READERS:
         raise LayersError(f"node {node!r} has no view of the reasoning; use one of {', '.join(READERS)}")
-    if not isinstance(trace, ReasoningTrace):
-        trace = ReasoningTrace(recent_summaries=[TurnExecutionSummary(steps=list(trace))], in_progress=True)
+    if isinstance(trace, list | tuple):
+        steps = [as_layer(StepSummary, step, f"steps[{at}]") for at, step in enumerate(trace)]
+        trace = ReasoningTrace(recent_summaries=[TurnExecutionSummary(steps=steps)], in_progress=True)
+    trace = as_layer(ReasoningTrace, trace, "reasoning")
     now = _current(trace)
     if node == "act":
         lines = list(_steps(now.steps)) if now else []

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, cast
 from uuid import UUID as UUIDType
 
-from pydantic_core import to_json
+from pydantic_core import to_json, to_jsonable_python
 
 from context_compiler.errors import LayersError
 from context_compiler.layers.wording import ID, PENDING, UUID
@@ -23,13 +23,19 @@ DEEPEST = 32
 _UNFIT = re.compile(r"[^a-z0-9]+")
 
 
-@lru_cache(maxsize=1024)
 def prefix_of(type: str) -> str:
     """What refs of a type begin with: its singular, such as `recipe` for `recipes`.
 
     Raises:
         LayersError: nothing of the type can stand in a ref.
     """
+    if not isinstance(type, str):  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
+        raise LayersError(f"{type!r} is no type of entity; give a word such as recipes")
+    return _prefix(type)
+
+
+@lru_cache(maxsize=1024)
+def _prefix(type: str) -> str:
     word = _UNFIT.sub("_", type.strip().lower()).strip("_")
     if not word:
         raise LayersError(f"{type!r} is no type of entity; give a word such as recipes")
@@ -54,7 +60,10 @@ def id_text(id: object) -> str:
 
 def encoded(data: object) -> str:
     """Data as JSON text; ValueError where it contains itself."""
-    return to_json(data, fallback=str, inf_nan_mode="strings").decode()
+    try:
+        return to_json(data, fallback=str, inf_nan_mode="strings").decode()
+    except ValueError:  # half a character, which UTF-8 has no bytes for, can be escaped
+        return json.dumps(to_jsonable_python(data, fallback=str, inf_nan_mode="strings"))
 
 
 def plain(data: object, what: str) -> object:

@@ -13,6 +13,7 @@ from context_compiler.errors import LayersError
 from context_compiler.layers.loading import Loaded, Row, loaded
 from context_compiler.layers.models import EntitySnapshot, Status
 from context_compiler.layers.refs import Refs, id_text, plain, prefix_of, shown_data
+from context_compiler.layers.wording import text_in
 
 VERSION = 1
 
@@ -39,7 +40,7 @@ class SessionIdRegistry:
         return map(EntitySnapshot.model_validate, self._keep.values())
 
     def __contains__(self, ref: object) -> bool:
-        return ref in self._keep
+        return isinstance(ref, str) and ref in self._keep
 
     def __getitem__(self, ref: str) -> EntitySnapshot:
         return EntitySnapshot.model_validate(self._keep[ref])
@@ -105,7 +106,7 @@ class SessionIdRegistry:
         Raises:
             LayersError: there is no reason.
         """
-        if not reason.strip():
+        if not isinstance(reason, str) or not reason.strip():  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
             raise LayersError(f"{ref} cannot be retained without a reason; say why it is kept")
         return self._change(ref, retention_reason=reason.strip())
 
@@ -118,8 +119,9 @@ class SessionIdRegistry:
 
     def drop(self, ref: str) -> bool:
         """Forget an entity altogether; whether it was known. Its ref is not given to another."""
-        if self._keep.pop(ref, None) is None:
+        if ref not in self:
             return False
+        del self._keep[ref]
         self._demoted.discard(ref)
         self._data.pop(ref, None)
         self.refs.drop(ref)
@@ -133,11 +135,11 @@ class SessionIdRegistry:
 
     def is_demoted(self, ref: str) -> bool:
         """Whether an entity was let go of and not spoken of since."""
-        return ref in self._demoted
+        return ref in self and ref in self._demoted
 
     def resolve(self, ref: str) -> str | None:
         """The id of an entity in the database; None where it is unknown or not saved."""
-        return self.refs.ids.get(ref)
+        return self.refs.ids.get(ref) if ref in self else None
 
     def ref_of(self, type: str, id: object) -> str | None:
         """The ref of an entity that the database knows."""
@@ -145,7 +147,11 @@ class SessionIdRegistry:
 
     def data_of(self, ref: str) -> object:
         """The content of an entity as last seen, without ids; None where it is not at hand."""
-        return shown_data(self._data[ref], self.refs, self._keep[ref]["type"]) if ref in self._data else None
+        return (
+            shown_data(self._data[ref], self.refs, self._keep[ref]["type"])
+            if ref in self and ref in self._data
+            else None
+        )
 
     def translated(self, text: str) -> str:
         """The text with every known id that is a UUID replaced by its ref."""
@@ -199,7 +205,7 @@ class SessionIdRegistry:
         self._keep[ref] = {
             "ref": ref,
             "type": type,
-            "label": label or (old["label"] if old else ref),
+            "label": text_in(label) or (old["label"] if old else ref),
             "status": status,
             "turn_created": old["turn_created"] if old else self.current_turn,
             "turn_last_ref": self.current_turn,
@@ -207,7 +213,7 @@ class SessionIdRegistry:
         }
 
     def _change(self, ref: str, **facts: object) -> bool:
-        if ref not in self._keep:
+        if ref not in self:
             return False
         self._demoted.discard(ref)
         self._keep[ref] = {**self._keep[ref], **facts}
@@ -218,14 +224,14 @@ class SessionIdRegistry:
         return f"{prefix}_{counters[prefix]}"
 
     def _unsaved(self, type: str, label: str) -> str | None:
-        wanted = prefix_of(type), label.strip().casefold()
+        wanted = prefix_of(type), text_in(label).strip().casefold()
         for row in self._keep.values():
             if row["status"] == "generated" and (prefix_of(row["type"]), row["label"].strip().casefold()) == wanted:
                 return row["ref"]
         return None
 
     def _save(self, ref: str, type: str, id: object) -> None:
-        if ref not in self._keep or self._keep[ref]["status"] != "generated":
+        if ref not in self or self._keep[ref]["status"] != "generated":
             raise LayersError(f"{ref} is no unsaved entity; leave gen_ref out, or give the ref that was generated")
         self.refs.add(type, id_text(id), ref)
 

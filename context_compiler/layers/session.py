@@ -50,8 +50,11 @@ class Layers:
         """The next turn of a session, for `async with`: it waits for the one before, and is stored at its end.
 
         A turn that an exception ends is stored too, as blocked; one that is cancelled never was.
+
+        Raises:
+            LayersError: that is no name of a session.
         """
-        return Turn(self, session_id, user_message)
+        return Turn(self, named_session(session_id), user_message)
 
     async def conversation(self, session_id: str) -> ConversationContext:
         """What is stored of a session; empty when it is unknown.
@@ -64,7 +67,7 @@ class Layers:
 
     async def load(self, session_id: str) -> tuple[ConversationContext, int]:
         """The same, and its version in the store."""
-        found = await self.store.layers(session_id, self.vault_name)
+        found = await self.store.layers(named_session(session_id), self.vault_name)
         return (conversation_of(None), 0) if found is None else (from_json(found[0]), found[1])
 
     async def state(self, session_id: str) -> TurnState:
@@ -108,6 +111,17 @@ async def state_from(source: Source, session_id: str) -> Mapping[str, Any]:
         return cast("Mapping[str, Any]", await source.state(session_id))
     found: object = source(session_id)
     return record_of(await found if isawaitable(found) else found, "the state")
+
+
+def named_session(session_id: object) -> str:
+    """The name of a session.
+
+    Raises:
+        LayersError: it is none.
+    """
+    if not isinstance(session_id, str) or not session_id.strip():
+        raise LayersError(f"session {session_id!r} is no name; give a text that is not empty")
+    return session_id
 
 
 def opening(conversation: ConversationContext, user_message: str) -> TurnState:
@@ -195,7 +209,7 @@ class Turn:
 
     def curate(self, *, retained: Mapping[str, str] | None = None, demoted: list[str] | None = None) -> Curated:
         """What Understand decides: `retained` refs with the reason of each, and those to let go of."""
-        why = dict(retained or {})
+        why = dict(record_of(retained, "retained"))
         done = curate(self.registry, retained=why, demoted=demoted or [], reasons=why)
         self.understood(entity_curation=done.summary)
         return done

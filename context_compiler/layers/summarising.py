@@ -48,6 +48,7 @@ async def summarise_turn(state: Mapping[str, Any], *, ask: Ask | None = None) ->
     Raises:
         LayersError: something in the state is wrong; the message says what.
     """
+    state = record_of(state, "state")
     old = conversation_of(state.get("conversation"))
     registry, done = registry_of(state.get("id_registry")), execution_summary(state)
     turns = [*listed(old, "recent_turns"), *_turn(state, done, registry)]
@@ -63,7 +64,10 @@ async def summarise_turn(state: Mapping[str, Any], *, ask: Ask | None = None) ->
             "id_registry": _stored(registry, turn_of(state)),
             "turn_summaries": summaries[-STORED:],
             "reasoning_summary": _folded(text_of(old, "reasoning_summary"), summaries[:-STORED]),
-            "content_archive": {**old["content_archive"], **record_of(state.get("content_archive"), "content_archive")},
+            "content_archive": {
+                **record_of(old["content_archive"], "content_archive"),
+                **record_of(state.get("content_archive"), "content_archive"),
+            },
             "understand_decision_log": _decided(old, state),
         }
     )

@@ -111,7 +111,8 @@ def results_of(state: Mapping[str, Any]) -> dict[str, Any]:
 def _done(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every step that was done: the plain list, or else the planned ones that have a result."""
     for at, given in enumerate(listed(state, "steps"), start=1):
-        yield {"step_num": at, **record_of(given, f"steps[{at - 1}]")}
+        one = record_of(given, f"steps[{at - 1}]")
+        yield {**one, "step_num": _step_number(one.get("step_num"), at)}
     if state.get("steps"):
         return
     plan = listed(record_of(state.get("think_output"), "think_output"), "steps")
@@ -123,6 +124,14 @@ def _done(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         planned = record_of(plan[at] if 0 <= at < len(plan) else None, f"think_output.steps[{at}]")
         said = record_of(metadata.get(number), f"step_metadata[{number}]")
         yield {**planned, **said, "step_num": at + 1, "result": results.get(number)}
+
+
+def _step_number(given: object, at: int) -> int:
+    if given is None:
+        return at
+    if not isinstance(given, bool) and isinstance(given, int | str) and str(given).isdecimal():
+        return int(given)
+    raise LayersError(f"steps[{at - 1}].step_num is {given!r}; give a number, counted from 1")
 
 
 def _numbered(state: Mapping[str, Any], key: str) -> dict[int, Any]:
@@ -138,7 +147,7 @@ def _summary(one: Mapping[str, Any], ref_of: RefOf) -> StepSummary:
     subdomain, result = text_of(one, "subdomain"), one.get("result")
     refs = [str(ref) for ref in listed(one, "entities_involved")] or entities_involved(result, subdomain, ref_of)
     return StepSummary(
-        step_num=int(one["step_num"]),
+        step_num=one["step_num"],
         type=cast(StepType, kind if kind in STEP_TYPES else "read"),
         subdomain=subdomain,
         description=text_of(one, "description"),

@@ -15,6 +15,11 @@ _STEERING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _REF = re.compile(r"(.*?)(\d+)\Z", re.DOTALL)
 
 
+def text_in(given: object) -> str:
+    """What somebody gave as a text, as one: a name that is a number, too; nothing is empty."""
+    return "" if given is None else str(given)
+
+
 def one_line(text: object, most: int = 0) -> str:
     """A text on one line without control and steering characters; with `most`, cut to so many with an ellipsis."""
     line = " ".join(neutral(_STEERING.sub("", " ".join(str(text).split()))).split())

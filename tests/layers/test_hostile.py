@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,10 +11,18 @@ from context_compiler.errors import LayersError
 from context_compiler.layers import (
     EntityContext,
     EntitySnapshot,
+    Layers,
     SessionIdRegistry,
+    curate,
+    format_conversation_for_prompt,
     format_entity_context,
+    format_reasoning_for_prompt,
+    from_json,
     get_conversation_history,
+    get_entity_context,
     layer_texts,
+    summarise_turn,
+    to_json,
 )
 
 NODES = ("understand", "think", "act", "reply")
@@ -137,10 +146,88 @@ def test_a_broken_conversation_is_refused_with_the_place(stored: Any, what: str)
         get_conversation_history(stored)
 
 
-@pytest.mark.parametrize(
-    "stored",
-    [None, {}, {"recent_turns": None}, {"recent_turns": [{}]}, {"recent_turns": [None]}, {"pending_clarification": {}}],
-)
+MISSING: list[Any] = [
+    *(None, {}, {"recent_turns": None}, {"recent_turns": [{}]}, {"recent_turns": [None]}),
+    {"pending_clarification": {}},
+]
+
+
+@pytest.mark.parametrize("stored", MISSING)
 def test_missing_keys_are_empty(stored: Any) -> None:
     found = get_conversation_history(stored)
     assert found.pending is None and found.history_summary == "" and all(not turn.user for turn in found.recent_turns)
+
+
+@pytest.mark.parametrize("label", [1984, None, "", True, "\ud800", ["a", "b"], "\x00", "ok\nno"])
+async def test_a_label_of_any_kind_outlives_the_turn(label: Any) -> None:
+    known = SessionIdRegistry()
+    known.set_turn(1)
+    known.register_generated("recipes", label, {"minutes": 5})
+    assert known.register_created("recipes", 1, label, gen_ref="gen_recipe_1") == "gen_recipe_1"
+    stored = await summarise_turn({"id_registry": known, "current_turn": 1, "user_message": "hello"})
+    again = SessionIdRegistry.from_dict(from_json(to_json(stored))["id_registry"])
+    assert again["gen_recipe_1"].status == "created" and again["gen_recipe_1"].label
+    for node in NODES:
+        layer_texts(node, {"id_registry": again, "current_turn": 1})
+
+
+def test_a_label_that_is_a_number_is_shown() -> None:
+    known = SessionIdRegistry()
+    known.register_read("books", 7, 1984)  # pyright: ignore[reportArgumentType] # as a database gives it
+    assert "- `book_1`: 1984" in format_entity_context(get_entity_context(known, 0), "refs_and_labels")
+
+
+@pytest.mark.parametrize("ref", [None, ["recipe_1"], {"ref": "recipe_1"}, 1])
+def test_what_is_no_ref_is_unknown(ref: Any) -> None:
+    known = SessionIdRegistry()
+    known.register_read("recipes", 1, "Soup")
+    assert not any((known.touch(ref), known.demote(ref), known.drop(ref), known.retain(ref, "why"), ref in known))
+    assert known.resolve(ref) is None and known.data_of(ref) is None and not known.is_demoted(ref)
+
+
+REGISTRY = SessionIdRegistry()
+REGISTRY.register_read("recipes", 1, "Soup")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (lambda: REGISTRY.register_read(5, 1, "x"), "5 is no type"),  # pyright: ignore[reportArgumentType]
+        (lambda: REGISTRY.register_read(["a"], 1, "x"), "is no type"),  # pyright: ignore[reportArgumentType]
+        (lambda: REGISTRY.retain("recipe_1", None), "without a reason"),  # pyright: ignore[reportArgumentType]
+        (lambda: get_entity_context(REGISTRY, "3"), "current_turn is '3'"),  # pyright: ignore[reportArgumentType]
+        (lambda: get_entity_context(REGISTRY, -1), "current_turn is -1"),
+        (lambda: get_entity_context(REGISTRY, 1, window=-1), "window is -1"),
+        (lambda: get_entity_context(REGISTRY, 1, ["full"]), "mode .* is unknown"),  # pyright: ignore[reportArgumentType]
+        (lambda: format_entity_context(None, "full"), "entities: "),  # pyright: ignore[reportArgumentType]
+        (lambda: format_conversation_for_prompt("x", 2), "history: "),  # pyright: ignore[reportArgumentType]
+        (lambda: format_reasoning_for_prompt("x", "act"), "reasoning: "),  # pyright: ignore[reportArgumentType]
+        (lambda: layer_texts("act", ["x"]), "state is a list"),  # pyright: ignore[reportArgumentType]
+        (lambda: layer_texts(["act"], {}), "role .* is unknown"),  # pyright: ignore[reportArgumentType]
+        (lambda: layer_texts("act", {"steps": [{"step_num": "x"}]}), r"steps\[0\].step_num is 'x'"),
+        (lambda: curate(REGISTRY, retained="recipe_1"), "retained is a str"),
+        (lambda: curate(REGISTRY, demoted=5), "demoted is a int"),  # pyright: ignore[reportArgumentType]
+        (lambda: SessionIdRegistry.from_dict({"demoted": 5}), "demoted is a int"),
+        (lambda: from_json(None), "is no JSON"),  # pyright: ignore[reportArgumentType]
+        (lambda: Layers(None).turn(" "), "' ' is no name"),
+        (lambda: Layers(None).turn(["s"]), "is no name"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_a_wrong_argument_is_refused_by_what_it_is(wrong: Callable[[], object], what: str) -> None:
+    with pytest.raises(LayersError, match=what):
+        wrong()
+
+
+def test_a_value_may_be_given_as_it_was_dumped() -> None:
+    ctx = get_entity_context(REGISTRY, 0)
+    assert format_entity_context(ctx.model_dump(), "reply") == format_entity_context(ctx, "reply")  # pyright: ignore[reportArgumentType]
+
+
+async def test_half_a_character_in_what_was_said_loses_no_turn() -> None:
+    stored = await summarise_turn({"user_message": "a \ud83d b", "content_archive": {"x": float("nan")}})
+    assert from_json(to_json(stored))["recent_turns"][0]["user"] == "a \ud83d b"
+
+
+async def test_a_turn_with_a_reason_that_is_none_ignores_the_ref() -> None:
+    done = curate(REGISTRY, retained=["recipe_1"], reasons={"recipe_1": None})  # pyright: ignore[reportArgumentType]
+    assert done.ignored == {"recipe_1": "no reason was given"}
