@@ -30,18 +30,21 @@ EMPTY = History(messages=(), readings=(), ids=(), sums=(0,))
 async def fallback(live: Live, run: Run, request: Request, error: Exception) -> Result:
     """What goes out instead of a view that failed with `error`, and why. Never raises."""
     budget, allowed = _limit(live, run, request)
-    why = f"{type(error).__name__}: {error}; sent: "
+
+    def why(name: str) -> str:
+        return f"{type(error).__name__}: {error}; {request.instead or f'sent: {name}'}"
+
     for name, way in _ways(live, run, request):
         result = (await attempted(way())).value
         if result is None or (allowed is not None and result.cost > allowed):
             continue
         if result.began:
             result = begun(live, run, result)
-        view = replace(result.view, status="fallback", error=f"{why}{name}")
+        view = replace(result.view, status="fallback", error=why(name))
         return replace(result, view=view, row=run.failed or result.row)
     cut = attempt(lambda: floor(request.messages, None if allowed is None else max(0, allowed - request.overhead)))
     messages, name = (list(request.messages), "raw history") if allowed is None else (cut.value, "the last exchange")
-    return _bare(live.reader, run, request, messages or list(request.messages), budget, f"{why}{name}")
+    return _bare(live.reader, run, request, messages or list(request.messages), budget, why(name))
 
 
 def _limit(live: Live, run: Run, request: Request) -> tuple[int, int | None]:

@@ -67,6 +67,8 @@ class Request:
     ask: AskFor
     told: Told = NOTHING
     """What the run is told of the layers, directly before its prompt."""
+    instead: str = ""
+    """What happens where there is no view, if not that something else is sent."""
 
     @property
     def fixed(self) -> int:

@@ -32,6 +32,8 @@ log = logging.getLogger("context_compiler.pipeline")
 
 CONVERSATION = "context-helper"
 """What follows the name of the stage in that of the conversation under which its compiles are recorded."""
+INSTEAD = "the step ran as written"
+"""What the record says where a compile failed."""
 USED = ("compiled", "cycle")
 """Statuses of a view that a stage is told of."""
 
@@ -95,6 +97,7 @@ class Compiling:
             affords=lambda given, answered: True,
             begin=ware.begin,
             ask=ask,
+            instead=INSTEAD,
         )
         limit = stage.node.timeout
         ware.runs += 1
@@ -118,7 +121,7 @@ def _facts(view: View | None, error: Exception | None) -> dict[str, Any]:
     """What an event says of a compile: how it went, what it cost, and where it is on the record."""
     if view is None:
         return {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-    facts: dict[str, Any] = {"status": view.status, "error": (view.error or "").partition("; sent: ")[0]}
+    facts: dict[str, Any] = {"status": view.status, "error": (view.error or "").removesuffix(f"; {INSTEAD}")}
     record = view.record
     if record is not None:
         facts |= {"view": record.id, "tokens_raw": record.tokens_raw, "tokens_sent": record.tokens_sent}

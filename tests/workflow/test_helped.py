@@ -157,9 +157,10 @@ async def test_a_template_that_is_not_there_or_broken_leaves_the_step_as_written
         return
     assert playing.prompt == plain.prompt
     (told,) = playing.told
-    assert told["status"] == "fallback" and "TemplateError" in told["error"]
+    assert told["status"] == "fallback" and "TemplateError" in told["error"] and "as written" not in told["error"]
     (record,) = await playing.store.views("r/report/context-helper")
     assert record.status.startswith("fallback") and "TemplateError" in (record.error or "")
+    assert (record.error or "").endswith("; the step ran as written"), "nothing was sent instead of the step"
 
 
 async def test_a_model_that_fails_leaves_the_step_as_written_and_the_record_says_so() -> None:
