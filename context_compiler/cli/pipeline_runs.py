@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from context_compiler import pipeline
-from context_compiler.cli.options import SYSTEM, Json, System, Vault, example
+from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, example
 from context_compiler.cli.pipelines import app, read_graph
 from context_compiler.cli.running import (
     RUNS,
@@ -60,7 +60,7 @@ def run(
     values: Values = None,
     runs: Runs = RUNS,
     logs: Logs = None,
-    db: Db = None,
+    db: Db = DB,
     vault: Vault = None,
     system: System = SYSTEM,
     json: EventLines = False,
@@ -91,7 +91,7 @@ def resume(
         Path | None, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Where it is kept.")
     ] = None,
     logs: Logs = None,
-    db: Db = None,
+    db: Db = DB,
     vault: Vault = None,
     system: System = SYSTEM,
     json: EventLines = False,

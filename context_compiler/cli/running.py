@@ -23,7 +23,10 @@ Runs = Annotated[
     Path, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Where runs are kept: a .db file or a folder.")
 ]
 Logs = Annotated[Path | None, typer.Option("--logs", help="A folder for the files of this run.")]
-Db = Annotated[Path | None, typer.Option("--db", help="Record what each stage is sent in this file.")]
+Db = Annotated[
+    Path,
+    typer.Option("--db", envvar="CONTEXT_COMPILER_DB", help="The file in which what each stage is sent is recorded."),
+]
 ModelName = Annotated[str | None, typer.Option("--model", help="Runs the stages that name no model.")]
 Simulate = Annotated[bool, typer.Option("--simulate", help="Ask no model: each stage answers that it was simulated.")]
 AutoApprove = Annotated[bool, typer.Option("--auto-approve", help="Take the first choice where a person would choose.")]
@@ -45,7 +48,7 @@ class Wish:
     auto_approve: bool = False
     runs: Path | None
     logs: Path | None
-    db: Path | None
+    db: Path
     vault: Path | None
     system: Path
     json: bool

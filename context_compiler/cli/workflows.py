@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from context_compiler import pipeline
-from context_compiler.cli.options import SYSTEM, Json, System, Vault, example, group
+from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, example, group
 from context_compiler.cli.pipelines import checked, report
 from context_compiler.cli.running import (
     RUNS,
@@ -70,7 +70,7 @@ def run(
     values: Values = None,
     runs: Runs = RUNS,
     logs: Logs = None,
-    db: Db = None,
+    db: Db = DB,
     vault: Vault = None,
     system: System = SYSTEM,
     json: EventLines = False,
@@ -89,7 +89,7 @@ def resume(
     restore: Restore = False,
     runs: Runs = RUNS,
     logs: Logs = None,
-    db: Db = None,
+    db: Db = DB,
     vault: Vault = None,
     system: System = SYSTEM,
     json: EventLines = False,

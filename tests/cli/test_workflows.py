@@ -30,10 +30,10 @@ def steps(tmp_path: Path) -> Path:
 
 def test_the_example_is_sound_and_runs_without_a_model(cc: Command) -> None:
     assert cc("workflow", "check", EXAMPLE).out == "1 file, 0 errors, 0 warnings, 0 notes\n"
-    done = cc("workflow", "run", EXAMPLE, "--simulate", "--id", "first", "--db", "context.db", "--logs", "out")
+    done = cc("workflow", "run", EXAMPLE, "--simulate", "--id", "first", "--logs", "out")
     assert (done.code, done.out.splitlines()[-1]) == (0, "first success")
     assert "Context summary (compiled):" in Path("out/final_version/prompt.md").read_text()
-    views = cc("views", "list", "--db", "context.db", "--json").json["views"]
+    views = cc("views", "list", "--json").json["views"]
     assert {one["session_id"] for one in views} == {
         f"first/{step}/context-helper" for step in ("draft_the_note", "final_version")
     }
