@@ -54,16 +54,22 @@ class Spent:
 
     answers: int = 0
     compiles: int = 0
+    """With a model and without."""
+    asked: int = 0
+    """Compiles that a model was asked for."""
     raw: int = 0
     sent: int = 0
     cached: int = 0
 
+    def saw(self, view: View) -> None:
+        """Count the compile of a request in, where it had one."""
+        made = view.record.compile if view.record is not None else None
+        self.compiles += made is not None
+        self.asked += made is not None and made.compiled_prompt is not None
+
     def add(self, said: Said) -> None:
         """Count one answer in."""
-        record = said.view.record if said.view is not None else None
-        made = record.compile if record is not None else None
         self.answers += 1
-        self.compiles += made is not None and made.compiled_prompt is not None
         self.raw += said.raw
         self.sent += said.sent
         self.cached += said.cached

@@ -205,6 +205,7 @@ class ChatSession:
     def _seen(self, view: View) -> None:
         if self._turn is not None:
             self._turn.view = view
+            self.spent.saw(view)
 
     def _failed(self, error: Exception) -> None:
         """What failed in Endless mode is said once, and again only after a turn without it."""

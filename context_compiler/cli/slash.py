@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from context_compiler.chat.healing import said
@@ -11,7 +12,7 @@ from context_compiler.chat.session import ChatSession
 from context_compiler.cli.explaining import explain
 from context_compiler.cli.messages import reading, show
 from context_compiler.cli.screen import Column, Screen
-from context_compiler.cli.text import first_word, near, number, one_line, plural, share
+from context_compiler.cli.text import first_word, number, one_line, plural, share
 from context_compiler.cli.typing_in import HELP, Leave
 from context_compiler.errors import TemplateError
 from context_compiler.history import History
@@ -57,7 +58,8 @@ class Commands:
         name, _, rest = line[1:].strip().partition(" ")
         command = self._known.get(name.lower())
         if command is None:
-            hint = near(name, self._known)
+            close = get_close_matches(name.lower(), self._known, n=1, cutoff=0.5)
+            hint = f", but there is /{close[0]}" if close else ""
             self._screen.line(
                 f"there is no /{one_line(name, 40)}{hint}; /help lists all, and // begins a message with /"
             )
@@ -124,6 +126,9 @@ class Commands:
             f": {number(last.raw)} tokens became {number(last.sent)}, {number(view.budget)} at most; ",
             f"{plural(len(raw), 'message')} became {len(sent)}",
         )
+        made = view.record.compile if view.record is not None else None
+        if made is not None and made.compiled_prompt is None and made.error:
+            self._screen.line(("no model was asked: ", "yellow"), one_line(made.error))
         if rest == "full":
             show(self._screen, sent, lines=LINES)
         explain(self._screen, _complete(view, raw), raw, sent)
@@ -146,7 +151,7 @@ class Commands:
                 ("turns", number(len(said(chat.messages)))),
                 ("messages", number(len(chat.messages))),
                 ("answers here", number(spent.answers)),
-                ("compiles here", number(spent.compiles)),
+                ("compiles here", f"{number(spent.compiles)}, {number(spent.asked)} of them by a model"),
                 ("tokens raw", number(spent.raw)),
                 ("tokens sent", f"{number(spent.sent)} {share(spent.sent, spent.raw)}".strip()),
                 ("tokens cached", number(spent.cached)),

@@ -131,7 +131,8 @@ def facts(screen: Screen, record: Record) -> None:
     screen.line((f"view {record.id}", "bold"), f" of session {record.session_id}, turn {record.turn_index + 1}")
     told = [
         ("when", f"{moment(record.created_at)} UTC"),
-        ("status", record.status),
+        ("status", first_word(record.status)),
+        ("left empty", _empty(record.status)),
         ("error", record.error),
         ("tokens", f"{number(record.tokens_raw)} raw → {number(record.tokens_sent)} sent"),
         ("budget", None if record.budget is None else number(record.budget)),
@@ -145,12 +146,18 @@ def facts(screen: Screen, record: Record) -> None:
             ("template hash", made.template_hash),
             ("fidelity", made.fidelity),
             ("model", made.model_alias),
-            ("compile", made.status),
+            ("compile", first_word(made.status)),
+            ("left empty", _empty(made.status)),
             ("compile note", made.error),
             ("compile cost", f"{cost}, {number(made.latency_ms)} ms" if cost else None),
             ("survival", None if made.survival is None else f"{made.survival:.0%}"),
         ]
     screen.facts(told)
+
+
+def _empty(status: str) -> str:
+    """What a status says of columns that are NULL."""
+    return status.partition(";")[2].strip()
 
 
 def _ledger(screen: Screen, record: Record) -> None:

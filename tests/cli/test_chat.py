@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,20 @@ def test_stats_and_help_tell_all(cc: Command) -> None:
     assert "there is no /nonsense" in said.out
     assert "On “/help me”" in said.out
     assert "never said" not in said.out
+
+
+def test_stats_count_compiles_and_those_that_a_model_was_asked_for(cc: Command) -> None:
+    lines = [f"Question number {number} about the table of receipts?" for number in range(9)]
+    looked = [command for line in lines for command in (line, "/view")]
+    quoted = talk(cc, *looked, "/stats", args=("--endless", "--budget", "900"))
+    assert re.search(r"compiles here +[1-9], 0 of them by a model", quoted.out)
+    assert "no model was asked: a cap of" in quoted.out, "why there are quotes and no notes"
+    noted = talk(cc, *lines, "/stats", args=("--endless", "--every-turn", "--session", "notes"))
+    assert re.search(r"compiles here +([1-9]), \1 of them by a model", noted.out)
+
+
+def test_a_command_that_is_mistyped_is_named(cc: Command) -> None:
+    assert "there is no /recal, but there is /recall; /help lists all" in talk(cc, "/recal the queue").out
 
 
 def test_a_session_goes_on_where_it_ended(cc: Command) -> None:
