@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from math import isfinite
 
 from context_compiler.errors import SettingsError
+from context_compiler.limits import MOST
 
 FLAGS = ("auto_summarize", "auto_checkpoint", "auto_rollback", "coherence")
 
@@ -59,18 +59,18 @@ class ContextConfig:
 
     def _whole(self, name: str, least: int) -> None:
         value: object = getattr(self, name)
-        fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
         self._number(name, f"a whole number from {least}", fits)
 
     def _real(self, name: str) -> float:
         value: object = getattr(self, name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST:
             return float(value)
         return float("nan")
 
     def _number(self, name: str, allowed: str, fits: bool) -> None:
         if not fits:
-            raise SettingsError(f"ContextConfig {name}={getattr(self, name)!r}: give {allowed}")
+            raise SettingsError(f"ContextConfig {name}={getattr(self, name)!r:.80}: give {allowed}")
 
 
 def as_config(config: ContextConfig | None) -> ContextConfig:

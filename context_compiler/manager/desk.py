@@ -12,6 +12,7 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.history import History, Reader
 from context_compiler.live.failing import attempt
 from context_compiler.manager.asking import Questions
+from context_compiler.manager.capping import Cap
 from context_compiler.manager.coherence import coherence_of
 from context_compiler.manager.config import ContextConfig
 from context_compiler.manager.context import tokens_of
@@ -45,6 +46,7 @@ class Desk:
     template: Callable[[], Template]
     reader: Reader
     reports: Reports
+    cap: Cap
     session: Session
     live: set[int] = field(default_factory=set[int])
     """Keys of turns that an agent is at work on."""
@@ -57,6 +59,11 @@ class Desk:
     @property
     def tokens(self) -> int:
         """What is sent now, in tokens."""
+        return self.cap.tokens(self.session)
+
+    @property
+    def held(self) -> int:
+        """What would be sent if nothing were cut, in tokens."""
         return tokens_of(self.session, self.reader)
 
     def begin(self, messages: Sequence[ModelMessage], *, live: bool) -> Turn:
@@ -87,7 +94,7 @@ class Desk:
         score = replace(
             score,
             turn=len(self.session.turns) - 1,
-            tokens=self.tokens,
+            tokens=self.held,
             checkpoint=commit,
             rolled_back=rolled_back,
             trouble="; ".join(trouble) or None,
@@ -99,7 +106,7 @@ class Desk:
             summarization_triggered=shrunk,
             checkpoint_created=commit,
             quality_score=score.quality,
-            token_count=score.tokens,
+            token_count=self.tokens,
             rollback_triggered=rolled_back,
             trouble=tuple(trouble),
         )
@@ -115,7 +122,7 @@ class Desk:
 
     async def summarize(self) -> SummarizationResult:
         """Let a summary stand for all but the newest turns; CompileError when the model has none to give."""
-        session, before = self.session, self.tokens
+        session, before = self.session, self.held
         stop = len(session.turns) - self.config.recent_turns_to_keep
         stop = min([stop, *(at for at, turn in enumerate(session.turns) if turn.key in self.live)])
         stop = stop_before(session.turns, session.covered, stop, self.reader)
@@ -139,7 +146,7 @@ class Desk:
             await self.reports.spared("remembering the summary", self.memory.remember(REMEMBERED_AS + told), [])
         return SummarizationResult(
             tokens_before=before,
-            tokens_after=self.tokens,
+            tokens_after=self.held,
             turns_summarized=stop - session.covered,
             summary=told,
             survival=made.survival,
@@ -177,7 +184,7 @@ class Desk:
             last_coherence_score=session.coherence,
             turn_count=len(session.turns),
             summarization_count=session.summarizations,
-            token_count=self.tokens,
+            token_count=self.held,
             max_tokens=self.config.max_tokens,
         )
         asked = attempt(lambda: clamped(self.scorer.calculate(state)))
@@ -189,7 +196,7 @@ class Desk:
     def _scored(self, shrunk: bool) -> Score:
         """Score the session as it is."""
         quality, health = self.scores()
-        turn, tokens = len(self.session.turns) - 1, self.tokens
+        turn, tokens = len(self.session.turns) - 1, self.held
         now = datetime.now(UTC)
         score = Score(turn=turn, quality=quality, health=health, tokens=tokens, summarized=shrunk, created_at=now)
         self._note(score)
@@ -206,7 +213,7 @@ class Desk:
 
     async def _shrunk(self, trouble: list[str]) -> bool:
         """Summarise where that is due: once a turn, with or without success, and not for next to nothing."""
-        if not self.config.auto_summarize or self.tokens < self.config.summarization_threshold:
+        if not self.config.auto_summarize or self.held < self.config.summarization_threshold:
             return False
         older = self.session.verbatim[: -self.config.recent_turns_to_keep]
         if self.session.summarizations and sum(turn.tokens for turn in older) < self.config.max_tokens // WORTH:

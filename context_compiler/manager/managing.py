@@ -11,8 +11,9 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from context_compiler.errors import SettingsError
 from context_compiler.history import Reader
 from context_compiler.manager.asking import Questions
+from context_compiler.manager.capping import Cap
 from context_compiler.manager.config import ContextConfig, as_config, spoken
-from context_compiler.manager.context import context_messages, grounded
+from context_compiler.manager.context import grounded
 from context_compiler.manager.desk import Desk
 from context_compiler.manager.live import ManagedContext, ManagedHistory
 from context_compiler.manager.memory import MemoryRepository, MemorySystem
@@ -28,6 +29,7 @@ from context_compiler.manager.results import (
 from context_compiler.manager.session import Session, session_from, session_text, turn_of, with_turn
 from context_compiler.manager.summary import TEMPLATE
 from context_compiler.manager.versions import Versions
+from context_compiler.manager.wanted import refuse, text
 from context_compiler.template import Template
 from context_compiler.template.lookup import TemplateLibrary
 from context_compiler.tokens import Count, TokenCounter, as_counter
@@ -67,14 +69,9 @@ class ContextManager:
         counter: TokenCounter | Count | None = None,
         on_error: Callable[[Exception], object] | None = None,
     ) -> None:
-        if not isinstance(memory, MemorySystem):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise SettingsError(f"memory={memory!r}: give a MemorySystem: search and remember")
-        if scorer is not None and not isinstance(scorer, Scorer):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise SettingsError(f"scorer={scorer!r}: give something that calculates a score")
         self.config = as_config(config)
-        if self.config.auto_rollback and repo is None:
-            raise SettingsError("auto_rollback=True needs checkpoints: use ContextManager.with_versioning")
-        self.session_id = session_id or uuid4().hex
+        refuse(memory=memory, repo=repo, scorer=scorer, template=template, on_error=on_error, config=self.config)
+        self.session_id = uuid4().hex if session_id is None else text("session_id", session_id)
         reader = Reader(as_counter(counter))
         library = TemplateLibrary()
         self._desk = Desk(
@@ -86,7 +83,8 @@ class ContextManager:
             template=lambda: library.find(template),
             reader=reader,
             reports=Reports(on_error),
-            session=Session(system_prompt=system_prompt or ""),
+            cap=Cap(reader, self.config.max_tokens),
+            session=Session(system_prompt=text("system_prompt", system_prompt or "", empty=True)),
         )
 
     @classmethod
@@ -116,9 +114,9 @@ class ContextManager:
         Raises:
             SettingsError: there is nothing in the input.
         """
-        text = spoken("process_turn", input)
+        said = spoken("process_turn", input)
         async with self._desk.lock:
-            return await self._desk.turn([ModelRequest(parts=[UserPromptPart(content=text)])])
+            return await self._desk.turn([ModelRequest(parts=[UserPromptPart(content=said)])])
 
     def add_response(self, response: str | ModelResponse) -> bool:
         """Answer the open turn; False where there is none, and then nothing has changed.
@@ -147,8 +145,11 @@ class ContextManager:
         return grounded(await self._desk.found(spoken("ground_query", query)))
 
     def get_context_messages(self) -> list[ModelMessage]:
-        """System prompt, what memory said to the last turn, the summary, and the turns that it does not stand for."""
-        return context_messages(self._desk.session)
+        """System prompt, what memory said to the last turn, the summary, and the turns that it does not stand for.
+
+        Where these are over `max_tokens`, the turns are cut as in a view without a model, the newest last.
+        """
+        return self._desk.cap.messages(self._desk.session)
 
     def estimated_tokens(self) -> int:
         """Exact tokens of everything that `get_context_messages` gives."""
@@ -194,8 +195,10 @@ class ContextManager:
         """Keep memory and session as they stand; the commit, or None without versioning.
 
         Raises:
+            SettingsError: the message is no text.
             Exception: whatever the repository raises; nothing has changed then.
         """
+        text("message", message, empty=True)
         async with self._desk.lock:
             commit = await self._desk.checkpoint(message)
             await self._desk.keep()

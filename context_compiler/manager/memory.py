@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from context_compiler.errors import SettingsError
 from context_compiler.manager.results import Commit, Diff, Match, Score
 from context_compiler.record import Chain, Compile
 
@@ -33,6 +34,17 @@ class Saved:
     facts: str
     bodies: tuple[bytes, ...]
     """The canonical JSON of each message."""
+
+
+def remembered(given: object, what: str) -> str:
+    """A text that a memory is given, for every memory to refuse the same.
+
+    Raises:
+        SettingsError: it is none.
+    """
+    if not isinstance(given, str):
+        raise SettingsError(f"{what} is a {type(given).__name__}; give a memory texts")
+    return given
 
 
 @runtime_checkable

@@ -112,5 +112,9 @@ def _weighed(scorer: QualityScorer | HealthScorer) -> None:
     weights = {field.name: cast(object, getattr(scorer, field.name)) for field in fields(scorer)}
     said = ", ".join(f"{name}={value!r}" for name, value in weights.items())
     numbers = [value for value in weights.values() if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(numbers) != len(weights) or not all(value >= 0 for value in numbers) or abs(sum(numbers) - 1) > ROUNDING:
+    if (
+        len(numbers) != len(weights)
+        or not all(0 <= value <= 1 for value in numbers)
+        or abs(sum(numbers) - 1) > ROUNDING
+    ):
         raise SettingsError(f"{type(scorer).__name__}({said}): give weights from 0 up that are 1 together")

@@ -51,7 +51,7 @@ class ContextTurnResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummarizationResult:
-    """What a summary saved."""
+    """What a summary saved, of what would be sent if nothing were cut."""
 
     tokens_before: int
     tokens_after: int
@@ -105,6 +105,7 @@ class Score:
     health: float
     """By `HealthScorer`, whatever the manager's is."""
     tokens: int
+    """Of what would be sent if nothing were cut; above `max_tokens` where single turns are."""
     summarized: bool = False
     checkpoint: str | None = None
     rolled_back: bool = False

@@ -9,17 +9,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
 
-from context_compiler.compiler import compile_view
 from context_compiler.history import History
 from context_compiler.manager.asking import Charge
-from context_compiler.manager.context import context_messages, opening
+from context_compiler.manager.context import context_messages
 from context_compiler.manager.desk import Desk
-from context_compiler.manager.session import Session, asks, split, turn_of, whole, with_turn
-from context_compiler.turns import pair
+from context_compiler.manager.session import asks, split, turn_of, whole, with_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +84,7 @@ async def serve(
             _extend(desk, key, said)
         desk.session = replace(desk.session, taken=_read(desk, seen).tip)
         others = frozenset(desk.live - {key})
-        messages = await _capped(desk, context_messages(desk.session, others))
+        messages = desk.cap.within(desk.session, context_messages(desk.session, others))
         same = len(messages) == len(seen) and all(map(operator.is_, messages, seen))
         return Served(key=key, messages=messages, same=same)
 
@@ -156,23 +153,3 @@ def _left(desk: Desk, key: int | None, *, failed: bool = False) -> None:
         answered = any(not isinstance(message, ModelRequest) for message in kept)
         ended = turn_of(kept, desk.reader, open=not answered, key=turn.key)
         desk.session = with_turn(desk.session, ended)
-
-
-async def _capped(desk: Desk, messages: list[ModelMessage]) -> list[ModelMessage]:
-    """The messages, or where they are too many or hold half a call what the compiler makes of them without a model."""
-    reader, most = desk.reader, desk.config.max_tokens
-    history = reader.read(messages)
-    if history.tokens <= most and not pair(history).broken:
-        return messages
-    head = opening(desk.session)
-    room = most - sum(reader.one(message).tokens for message in head)
-    if room < most // 2:
-        head, room = _system(desk.session), most
-        room -= sum(reader.one(message).tokens for message in head)
-    rest: Any = messages[len(opening(desk.session)) :]
-    view = await compile_view(rest, budget=max(1, room), system=None, counter=reader.counter)
-    return [*head, *view.messages]
-
-
-def _system(session: Session) -> list[ModelMessage]:
-    return opening(replace(session, grounding=(), summary="", index=""))

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from context_compiler.errors import SettingsError
 from context_compiler.history import Reader
-from context_compiler.manager.memory import AUTHOR, Saved, Snapshot
+from context_compiler.manager.memory import AUTHOR, Saved, Snapshot, remembered
 from context_compiler.manager.ranking import MemoryRanking
 from context_compiler.manager.results import Commit, Diff, Match, Memory, Score
 from context_compiler.manager.session import SCORED
@@ -49,7 +49,7 @@ class SQLiteMemory:
 
     async def search(self, query: str, limit: int) -> list[Match]:
         """At most `limit` memories that bear on a query, the best first."""
-        asked = sorted(set(terms(query)))[:ASKED]
+        asked = sorted(set(terms(remembered(query, "query"))))[:ASKED]
         if limit < 1 or not asked:
             return []
         match = " OR ".join('"' + term.replace('"', '""') + '"' for term in asked)
@@ -58,7 +58,8 @@ class SQLiteMemory:
 
     async def remember(self, text: str) -> str:
         """Keep a text and give its id; one that is remembered already keeps the id it has."""
-        return await self._run(partial(memories.remember, name=self.session, text=text, indexed=_indexed))
+        given = remembered(text, "text")
+        return await self._run(partial(memories.remember, name=self.session, text=given, indexed=_indexed))
 
     async def commit(self, message: str, author: str = AUTHOR, session: Snapshot | None = None) -> str:
         """Keep the memory as it stands, and a session with it; what is there already is not written again."""
@@ -67,8 +68,8 @@ class SQLiteMemory:
         work = partial(
             memories.commit,
             name=self.session,
-            message=_plain(message),
-            author=_plain(author),
+            message=_plain(remembered(message, "message")),
+            author=_plain(remembered(author, "author")),
             turns=turns,
             count=count,
             facts=facts,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from context_compiler.errors import ContextMemoryError
 from context_compiler.history import Reader
 from context_compiler.ids import blob_id, chained
-from context_compiler.manager.memory import AUTHOR, Saved, Snapshot
+from context_compiler.manager.memory import AUTHOR, Saved, Snapshot, remembered
 from context_compiler.manager.ranking import MemoryRanking
 from context_compiler.manager.results import Commit, Diff, Match, Memory, Score
 from context_compiler.record import Compile
@@ -40,10 +40,11 @@ class VolatileMemory:
 
     async def search(self, query: str, limit: int) -> list[Match]:
         """At most `limit` memories that bear on a query, the best first."""
-        return self._ranking.best(query, self._memories, limit)
+        return self._ranking.best(remembered(query, "query"), self._memories, limit)
 
     async def remember(self, text: str) -> str:
         """Keep a text and give its id."""
+        text = remembered(text, "text")
         known = next((one for one in self._memories if one.text == text), None)
         if known is not None:
             return known.id
@@ -57,8 +58,8 @@ class VolatileMemory:
         made = Commit(
             id="",
             parent=self._head,
-            message=message,
-            author=author,
+            message=remembered(message, "message"),
+            author=remembered(author, "author"),
             created_at=datetime.now(UTC),
             memories=len(self._memories),
             turns=session.count if session else 0,

@@ -96,6 +96,25 @@ def test_arguments_of_the_wrong_kind_are_refused() -> None:
         ContextManager(memory, "none", scorer=wrong)
 
 
+@pytest.mark.parametrize("name", ["system_prompt", "session_id", "template", "on_error"])
+@pytest.mark.parametrize("value", [5, b"x", ["x"], {"a": 1}])
+def test_an_argument_of_another_kind_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(SettingsError, match=name):
+        ContextManager(VolatileMemory(), "none", **{name: value})
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_session_without_a_name_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match="session_id"):
+        ContextManager(VolatileMemory(), "none", session_id=name)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "summarize_at_ratio", "quality_threshold", "timeout"])
+def test_a_number_beyond_all_numbers_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=name):
+        ContextConfig(**{name: 10**400})
+
+
 def test_a_manager_has_a_session_of_its_own_unless_one_is_named() -> None:
     assert managed().session_id != managed().session_id
     assert managed(session_id="a").session_id == "a"

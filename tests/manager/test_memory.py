@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from context_compiler.errors import ContextMemoryError
+from context_compiler.errors import ContextMemoryError, SettingsError
 from context_compiler.history import Reader
 from context_compiler.manager import MemoryRepository, MemorySystem, Score, SessionShelf, Snapshot
 from context_compiler.tokens import as_counter
 from tests.manager.conftest import AnyMemory
+from tests.manager.fakes import managed
 from tests.support.builders import assistant, user
 
 FACTS = [
@@ -169,3 +171,18 @@ async def test_scores_are_kept_in_their_order(memory: AnyMemory) -> None:
         await memory.keep(snapshot("Hi."), score)
     await memory.keep(snapshot("Hi."))
     assert list(await memory.scores()) == scores
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"x", ["x"]])
+async def test_what_is_no_text_is_refused_and_changes_nothing(memory: AnyMemory, wrong: Any) -> None:
+    for step in (memory.remember(wrong), memory.search(wrong, 3), memory.commit(wrong), memory.commit("m", wrong)):
+        with pytest.raises(SettingsError, match="give a memory texts"):
+            await step
+    assert await memory.log() == []
+
+
+async def test_a_checkpoint_takes_a_text_alone(memory: AnyMemory) -> None:
+    manager = managed(memory=memory)
+    with pytest.raises(SettingsError, match="message"):
+        await manager.checkpoint(None)  # pyright: ignore[reportArgumentType] # wrong on purpose
+    assert manager.next_checkpoint is None
