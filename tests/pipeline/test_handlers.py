@@ -52,7 +52,7 @@ async def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> N
     mark = tmp_path / "late"
     started = time.monotonic()
     result = await run_pipeline(shell(f"echo before; (sleep 1; touch {mark}) & sleep 60", 'timeout="200ms"'))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert result.outcomes["t"].failure_reason == "timed out after 0.2 s"
     assert result.context["tool.output"] == "before\n"
     await asyncio.sleep(1.2)
