@@ -51,7 +51,7 @@ class Desk:
     live: set[int] = field(default_factory=set[int])
     """Keys of turns that an agent is at work on."""
     made: Made | None = None
-    """How the newest summary was made, until that is kept."""
+    """How the newest summary was made, or came to nothing, until that is kept."""
     host: History | None = None
     """A host's history as it was read last, so that only what is new in the next is read."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -138,9 +138,11 @@ class Desk:
             most=self.config.max_tokens // SUMMARY_SHARE,
             reader=self.reader,
         )
+        self.made = made_of("", made, stop, template=template, model=self.llm.name, reader=self.reader)
+        if made.failure is not None:
+            raise made.failure
         often = session.summarizations + 1
         self.session = replace(self.session, covered=stop, summary=made.text, index=made.index, summarizations=often)
-        self.made = made_of("", made, stop, template=template, model=self.llm.name, reader=self.reader)
         told = made.text or made.index
         if told:
             await self.reports.spared("remembering the summary", self.memory.remember(REMEMBERED_AS + told), [])

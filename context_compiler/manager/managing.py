@@ -73,14 +73,13 @@ class ContextManager:
         refuse(memory=memory, repo=repo, scorer=scorer, template=template, on_error=on_error, config=self.config)
         self.session_id = uuid4().hex if session_id is None else text("session_id", session_id)
         reader = Reader(as_counter(counter))
-        library = TemplateLibrary()
         self._desk = Desk(
             memory=memory,
             versions=Versions(memory, repo, reader),
             llm=Questions(llm, self.config.timeout),
             config=self.config,
             scorer=scorer or QualityScorer(),
-            template=lambda: library.find(template),
+            template=lambda: TemplateLibrary().find(template),
             reader=reader,
             reports=Reports(on_error),
             cap=Cap(reader, self.config.max_tokens),
@@ -187,9 +186,10 @@ class ContextManager:
             TemplateError: the template is missing or wrong.
         """
         async with self._desk.lock:
-            done = await self._desk.summarize()
-            await self._desk.keep()
-            return done
+            try:
+                return await self._desk.summarize()
+            finally:
+                await self._desk.keep()
 
     async def checkpoint(self, message: str = "Checkpoint") -> str | None:
         """Keep memory and session as they stand; the commit, or None without versioning.

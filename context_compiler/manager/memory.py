@@ -47,6 +47,17 @@ def remembered(given: object, what: str) -> str:
     return given
 
 
+def at_most(limit: object) -> int:
+    """How many are asked for, for every memory to refuse the same.
+
+    Raises:
+        SettingsError: it is no number.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int):
+        raise SettingsError(f"limit={limit!r:.80}: give a whole number")
+    return limit
+
+
 @runtime_checkable
 class MemorySystem(Protocol):
     """Remembers texts, and finds them again by what is asked."""

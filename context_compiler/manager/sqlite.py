@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from context_compiler.errors import SettingsError
 from context_compiler.history import Reader
-from context_compiler.manager.memory import AUTHOR, Saved, Snapshot, remembered
+from context_compiler.manager.memory import AUTHOR, Saved, Snapshot, at_most, remembered
 from context_compiler.manager.ranking import MemoryRanking
 from context_compiler.manager.results import Commit, Diff, Match, Memory, Score
 from context_compiler.manager.session import SCORED
@@ -50,7 +50,7 @@ class SQLiteMemory:
     async def search(self, query: str, limit: int) -> list[Match]:
         """At most `limit` memories that bear on a query, the best first."""
         asked = sorted(set(terms(remembered(query, "query"))))[:ASKED]
-        if limit < 1 or not asked:
+        if at_most(limit) < 1 or not asked:
             return []
         match = " OR ".join('"' + term.replace('"', '""') + '"' for term in asked)
         found = await self._run(partial(memories.search, name=self.session, match=match, limit=CANDIDATES))
@@ -82,7 +82,8 @@ class SQLiteMemory:
 
     async def log(self, limit: int | None = None) -> list[Commit]:
         """The commit that the memory is at and those before it, newest first."""
-        return [_commit(row) for row in await self._run(partial(memories.log, name=self.session, limit=limit))]
+        most = None if limit is None else at_most(limit)
+        return [_commit(row) for row in await self._run(partial(memories.log, name=self.session, limit=most))]
 
     async def diff(self, old: str, new: str) -> Diff:
         """What `new` remembers and `old` does not, and the other way round."""

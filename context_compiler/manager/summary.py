@@ -48,6 +48,8 @@ class Summary:
     prompts: tuple[str, ...] = ()
     answer: Answer | None = None
     """What the model was asked, and what came back, where it was."""
+    failure: CompileError | None = None
+    """Why there is no summary after all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ class Made:
 def made_of(session: str, made: Summary, covered: int, *, template: Template, model: str, reader: Reader) -> Made:
     """How a summary was made."""
     answer = made.answer
+    asked = "ok" if made.prompts else "deterministic"
+    status = asked if made.failure is None else "refused" if answer else "failed"
     row = Compile(
         session_id=session,
         vault_name="",
@@ -75,22 +79,24 @@ def made_of(session: str, made: Summary, covered: int, *, template: Template, mo
         template_hash=template.sha256,
         fidelity=template.fidelity or Fidelity.SUMMARY_LOW,
         model_alias=model,
-        compiled_prompt="\n\n".join(made.prompts).replace("\x00", "") if answer else None,
+        compiled_prompt="\n\n".join(made.prompts).replace("\x00", "") or None,
         raw_output=answer.text if answer else None,
         summary=made.text or made.index or None,
         summary_json=None,
         input_payload={"manager": True, "index": made.index},
-        sections_included=("recent_turns", "previous_summary") if answer else ("quotes",),
+        sections_included=("recent_turns", "previous_summary") if made.prompts else ("quotes",),
         sections_dropped=(),
         budget_used=reader.counter.text(made.text) + reader.counter.text(made.index),
-        survival=made.survival if answer else None,
+        survival=made.survival if status == "ok" else None,
         latency_ms=answer.latency_ms if answer else 0.0,
         usage=answer.usage if answer else {},
-        status="ok" if answer else "deterministic",
-        error=None if answer else "no model by choice",
+        status=status,
+        error=str(made.failure or "no model by choice") if status != "ok" else None,
         created_at=now(),
     )
-    why = dict.fromkeys(("compiled_prompt", "raw_output", "survival"), "no model was asked")
+    silent = "no answer came" if made.prompts else "no model was asked"
+    unused = "the answer is not used" if answer else silent
+    why = {"compiled_prompt": silent, "raw_output": silent, "survival": unused, "summary": unused}
     return Made(
         compile=explained(row, {**why, "summary_json": "sentences", "cache_key": "of a session"}), covered=covered
     )
@@ -117,8 +123,8 @@ async def summarized(
         most: Tokens that the summary may have.
         reader: Reads and counts.
 
-    Raises:
-        CompileError: there is no answer, or one that saves nothing.
+    Returns:
+        The summary; where there is no answer, or one that saves nothing, none, with the `failure`.
     """
     cap = min(CAPS[template.fidelity or Fidelity.SUMMARY_LOW], most)
     if llm is None:
@@ -126,19 +132,25 @@ async def summarized(
     told = reader.read(fresh)
     turns = chunks(lines(told, range(len(told)), None), PROMPT_ROOM, reader.counter)
     prompts = written(template, {}, turns, previous=previous.text, cap=cap)
-    answer = await llm(prompts)
+    try:
+        answer = await llm(prompts)
+    except CompileError as error:
+        return _none(prompts, None, error)
     text = reader.counter.head(answer.text, cap)
     spent = told.tokens + reader.counter.text(previous.text)
     if not text.strip():
-        raise CompileError("the answer is empty", model=llm.name, phase="answer")
+        return _none(prompts, answer, CompileError("the answer is empty", model=llm.name, phase="answer"))
     if reader.counter.text(text) >= spent:
-        raise CompileError(
-            f"the answer is not shorter than the {spent} tokens it stands for", model=llm.name, phase="answer"
-        )
+        longer = f"the answer is not shorter than the {spent} tokens it stands for"
+        return _none(prompts, answer, CompileError(longer, model=llm.name, phase="answer"))
     gone = evicted(told, outline(told, pair(told)), range(len(told)))
     index = _lost(gone, text, previous.index, cap // INDEXED, reader)
     held = survival(gone, text).share
     return Summary(text=text, index=index, survival=held, prompts=prompts, answer=answer)
+
+
+def _none(prompts: tuple[str, ...], answer: Answer | None, failure: CompileError) -> Summary:
+    return Summary(text="", index="", survival=0.0, prompts=prompts, answer=answer, failure=failure)
 
 
 def _quotes(history: History, room: int, reader: Reader) -> str:

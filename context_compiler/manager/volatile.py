@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from context_compiler.errors import ContextMemoryError
 from context_compiler.history import Reader
 from context_compiler.ids import blob_id, chained
-from context_compiler.manager.memory import AUTHOR, Saved, Snapshot, remembered
+from context_compiler.manager.memory import AUTHOR, Saved, Snapshot, at_most, remembered
 from context_compiler.manager.ranking import MemoryRanking
 from context_compiler.manager.results import Commit, Diff, Match, Memory, Score
 from context_compiler.record import Compile
@@ -40,7 +40,7 @@ class VolatileMemory:
 
     async def search(self, query: str, limit: int) -> list[Match]:
         """At most `limit` memories that bear on a query, the best first."""
-        return self._ranking.best(remembered(query, "query"), self._memories, limit)
+        return self._ranking.best(remembered(query, "query"), self._memories, at_most(limit))
 
     async def remember(self, text: str) -> str:
         """Keep a text and give its id."""
@@ -78,8 +78,8 @@ class VolatileMemory:
     async def log(self, limit: int | None = None) -> list[Commit]:
         """The commit that the memory is at and those before it, newest first."""
         found: list[Commit] = []
-        at = self._head
-        while at is not None and (limit is None or len(found) < limit):
+        at, most = self._head, None if limit is None else at_most(limit)
+        while at is not None and (most is None or len(found) < most):
             found.append(self._commits[at].commit)
             at = found[-1].parent
         return found
@@ -111,7 +111,7 @@ class VolatileMemory:
         return tuple(self._scores)
 
     def _known(self, commit: str) -> _Kept:
-        if commit not in self._commits:
+        if not isinstance(commit, str) or commit not in self._commits:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ContextMemoryError(f"there is no commit {commit!r}; `log` names those that there are")
         return self._commits[commit]
 

@@ -146,7 +146,7 @@ def known(db: sqlite3.Connection, name: str, commit: str) -> rows.Row:
     row = db.execute(
         "SELECT c.* FROM commits c JOIN sessions s ON s.id = c.session"
         " WHERE c.id = ? AND s.session_id = ? AND s.vault_name = ''",
-        (commit, name),
+        (str(commit), name),
     ).fetchone()
     if row is None:
         raise ContextMemoryError(f"session {name!r} has no commit {commit!r}; `log` names those that there are")

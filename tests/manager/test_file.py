@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from context_compiler.errors import SettingsError, StoreError
+from context_compiler.errors import CompileError, SettingsError, StoreError
 from context_compiler.manager import SQLiteMemory
 from context_compiler.store import SQLiteStore
 from tests.manager.fakes import Scribe, managed, talk
@@ -83,6 +83,35 @@ async def test_how_a_summary_was_made_is_on_the_record(path: Path) -> None:
     assert (row.summary, row.raw_output, row.compiled_prompt) == (done.summary, done.summary, scribe.prompts[0])
     assert row.status.startswith("ok;") and row.template_name == "manager_summary" and row.survival == done.survival
     assert b"answer 1 " in (await memory.store.chain(row.covered_tip))[-1]
+    await memory.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "raw", "error"),
+    [
+        (ConnectionError("the line is down"), "failed", None, "the line is down"),
+        ("", "refused", "", "the answer is empty"),
+        ("words " * 2_000, "refused", ("words " * 2_000).strip(), "is not shorter than"),
+    ],
+)
+@pytest.mark.parametrize("within_a_turn", [True, False])
+async def test_a_summary_that_came_to_nothing_is_on_the_record(
+    path: Path, answer: str | Exception, status: str, raw: str | None, error: str, within_a_turn: bool
+) -> None:
+    memory, scribe = SQLiteMemory("s", path), Scribe(answer)
+    manager = managed(scribe, memory, recent_turns_to_keep=1, max_tokens=250, auto_summarize=within_a_turn)
+    await talk(manager, 1 if within_a_turn else 2)
+    if within_a_turn:
+        result = await manager.process_turn("and what now? " * 40)
+        assert "summary: CompileError" in result.trouble[0] and not result.summarization_triggered
+    else:
+        with pytest.raises(CompileError, match=error):
+            await manager.summarize()
+    row, *_ = await memory.store.summaries("s")
+    assert row.status.startswith(f"{status};") and error in str(row.error)
+    assert (row.summary, row.raw_output, row.survival) == (None, raw, None)
+    assert row.compiled_prompt == scribe.prompts[-1]
+    assert await memory.store.verify() == ()
     await memory.close()
 
 

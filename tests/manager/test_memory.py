@@ -181,6 +181,20 @@ async def test_what_is_no_text_is_refused_and_changes_nothing(memory: AnyMemory,
     assert await memory.log() == []
 
 
+@pytest.mark.parametrize("wrong", ["3", 1.5, True, [1]])
+async def test_what_is_no_number_is_refused(memory: AnyMemory, wrong: Any) -> None:
+    for step in (memory.search("heron", wrong), memory.log(wrong)):
+        with pytest.raises(SettingsError, match="limit="):
+            await step
+
+
+@pytest.mark.parametrize("wrong", [None, 5, ["x"], "../x", "\x00"])
+async def test_what_is_no_commit_is_told(memory: AnyMemory, wrong: Any) -> None:
+    for step in (memory.checkout(wrong), memory.session_at(wrong), memory.diff(wrong, wrong)):
+        with pytest.raises(ContextMemoryError, match="no commit"):
+            await step
+
+
 async def test_a_checkpoint_takes_a_text_alone(memory: AnyMemory) -> None:
     manager = managed(memory=memory)
     with pytest.raises(SettingsError, match="message"):
