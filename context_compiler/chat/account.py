@@ -16,7 +16,7 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.chat.healing import Healed, healed, last_turn, said
 from context_compiler.chat.transcript import Transcript
-from context_compiler.history import History, Reader, load_messages
+from context_compiler.history import History, load_messages, reader_of
 from context_compiler.live.failing import Breaker, attempted
 from context_compiler.store import SQLiteStore, Store, open_store
 from context_compiler.tokens import as_counter
@@ -70,15 +70,19 @@ class Account:
         self._vault = vault_name
         self._notice, self._clock = notice, clock
         self._state: tuple[int, int] | None = None
-        self._reader = Reader(as_counter(len))
+        self._reader = reader_of(as_counter(None))
         self._read: History | None = None
         self._reading = asyncio.Lock()
         self._early: asyncio.Task[object] | None = None
         self._breaker = Breaker()
         self._silent: set[str] = set()
 
-    async def open(self) -> None:
-        """Take up the whole conversation, and close what a killed process has left open."""
+    async def open(self, prepare: Callable[[History], object] | None = None) -> None:
+        """Take up the whole conversation, and close what a killed process has left open.
+
+        Args:
+            prepare: What is to be made of the history before it is needed.
+        """
         mine = self.transcript.taken()
         try:
             await self._taken_up(writing=mine)
@@ -87,7 +91,17 @@ class Account:
                 self.transcript.let_go()
         if not mine:
             self._notice("another terminal is answering in this session: you speak in turn")
-        self._early = asyncio.create_task(attempted(self.read()))
+        self._early = asyncio.create_task(attempted(self._prepared(prepare)))
+
+    async def _prepared(self, prepare: Callable[[History], object] | None) -> None:
+        history = await self.read()
+        if prepare is not None:
+            await asyncio.to_thread(prepare, history)
+
+    async def ready(self) -> None:
+        """Wait until the history has been read and prepared."""
+        if self._early is not None:
+            await asyncio.wait({self._early})
 
     @asynccontextmanager
     async def turn(self, text: str) -> AsyncGenerator[None]:

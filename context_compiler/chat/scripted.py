@@ -23,7 +23,7 @@ from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
-from context_compiler.history import Reader
+from context_compiler.history import reader_of
 from context_compiler.sections import latest_input
 from context_compiler.shapes.lines import clip
 from context_compiler.tokens import as_counter
@@ -68,7 +68,7 @@ class ScriptedModel(Model):
     def __init__(self, delay: float = 0.01) -> None:
         super().__init__()
         self.delay = delay
-        self._reader = Reader(as_counter(None))
+        self._reader = reader_of(as_counter(None))
         self._cached: list[str] = []
 
     @property

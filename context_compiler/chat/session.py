@@ -21,12 +21,17 @@ from context_compiler.capability import ContextCompiler
 from context_compiler.chat.account import Account, Clock, Notice, now
 from context_compiler.chat.answer import Hear, Said, Spent, Turn, said_of
 from context_compiler.errors import SettingsError
+from context_compiler.history import History
 from context_compiler.limits import Amount
 from context_compiler.passages import Passage
+from context_compiler.recall.index import indexed
 from context_compiler.recall.tools import Recall
 from context_compiler.reflections import ReflectionPolicy
 from context_compiler.store import Store
 from context_compiler.view import View
+
+LONG = 2_000
+"""Messages from which on a history is made searchable before it has to be."""
 
 _HALVES = re.compile("[\ud800-\udfff]")
 
@@ -123,7 +128,7 @@ class ChatSession:
         """Take up the conversation where it ended; speaking does so too."""
         async with self._opening:
             if not self._opened:
-                await self.account.open()
+                await self.account.open(_searchable if self.endless else None)
                 self._opened = True
 
     async def say(self, text: str, *, hear: Hear | None = None) -> Said:
@@ -178,6 +183,8 @@ class ChatSession:
                     if turn.hear is not None:
                         turn.hear(piece)
 
+        if self.endless:
+            await self.account.ready()
         with capture_run_messages() as captured:
             turn.messages = captured
             result = await self.agent.run(
@@ -220,6 +227,12 @@ def transcripts(vault: str | Path | None, system: str | Path | None) -> Path:
     if vault is not None:
         return Path(vault, "AssistantMD", "Chat_Sessions")
     return Path(system or ".", "Chat_Sessions")
+
+
+def _searchable(history: History) -> None:
+    """What a long history is searched by takes seconds to make: better while somebody types."""
+    if len(history) >= LONG:
+        indexed(history)
 
 
 def _nobody(message: str) -> None:

@@ -145,13 +145,14 @@ class Commands:
 
     async def _stats(self, rest: str) -> None:
         chat, spent = self._chat, self._chat.spent
+        by_model = f", {number(spent.asked)} of them by a model" if spent.compiles else ""
         self._screen.facts(
             (
                 ("session", chat.session),
                 ("turns", number(len(said(chat.messages)))),
                 ("messages", number(len(chat.messages))),
                 ("answers here", number(spent.answers)),
-                ("compiles here", f"{number(spent.compiles)}, {number(spent.asked)} of them by a model"),
+                ("compiles here", f"{number(spent.compiles)}{by_model}"),
                 ("tokens raw", number(spent.raw)),
                 ("tokens sent", f"{number(spent.sent)} {share(spent.sent, spent.raw)}".strip()),
                 ("tokens cached", number(spent.cached)),

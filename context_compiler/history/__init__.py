@@ -21,7 +21,7 @@ from pydantic_core import PydanticSerializationError
 
 from context_compiler.history.items import Item, Kind, read_items
 from context_compiler.ids import blob_id, chained, identity, objects_of
-from context_compiler.tokens import TokenCounter
+from context_compiler.tokens import TokenCounter, as_counter
 
 REMEMBERED = 50_000
 """How many readings are remembered by content."""
@@ -168,7 +168,7 @@ class Reader:
     def _kin(self, readings: Sequence[Reading]) -> tuple[History | None, int]:
         """The history read lately that shares most with this one, and how much."""
         best: tuple[History | None, int] = (None, 0)
-        for history in reversed(self._recent):
+        for history in reversed(tuple(self._recent)):  # another thread may read meanwhile
             share = _same(history.readings, readings)
             if share > best[1]:
                 best = history, share
@@ -196,6 +196,14 @@ class Reader:
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
         return known
+
+
+_common = Reader(as_counter(None))
+
+
+def reader_of(counter: TokenCounter) -> Reader:
+    """What reads with a counter; with the counter that all share it is shared too, so that nothing is read twice."""
+    return _common if counter is _common.counter else Reader(counter)
 
 
 def _shared(last: History | None, messages: Sequence[ModelMessage]) -> int:

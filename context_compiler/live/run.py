@@ -15,7 +15,7 @@ from context_compiler.advance.through import carried, repaired
 from context_compiler.budget.cutting import Options
 from context_compiler.budget.frozen import Frozen
 from context_compiler.config import Wishes
-from context_compiler.history import History, Reader
+from context_compiler.history import History, Reader, reader_of
 from context_compiler.layers.told import Told
 from context_compiler.limits import Asked, Limits, limits
 from context_compiler.live.cycles import Cycles
@@ -94,7 +94,7 @@ class Live:
     reader: Reader = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reader = Reader(self.counter)
+        self.reader = reader_of(self.counter)
 
     def options(self, request: Request) -> Options:
         """How views of this request are written; TemplateError where the template is missing or wrong."""

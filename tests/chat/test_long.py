@@ -1,0 +1,64 @@
+"""A long conversation: what it takes to answer is made while somebody types, and not once more when it is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+
+from context_compiler import SQLiteStore
+from context_compiler.history import Reader
+from context_compiler.tokens import TokenCounter
+
+pytestmark = pytest.mark.slow
+
+MESSAGES = 6_000
+ROOT = Path(__file__).parents[2]
+ONE_ANSWER = """
+import asyncio, json, time
+from pydantic_ai import Agent
+from context_compiler.chat import ChatSession, ScriptedModel
+
+async def main():
+    chat = ChatSession(Agent(ScriptedModel(0)), endless=True, budget=4_000)
+    await chat.open()
+    began = time.perf_counter()
+    await chat.account.ready()
+    made = time.perf_counter() - began
+    said = await chat.say("What about service 3?")
+    await chat.close()
+    print(json.dumps({"status": said.view.status, "made": made, "first": said.first}))
+
+asyncio.run(main())
+"""
+
+
+def conversation() -> list[ModelMessage]:
+    made: list[ModelMessage] = []
+    for number in range(MESSAGES // 2):
+        asked = f"Question {number} about service {number % 17}: why does its deploy fail at step {number % 9}? " * 3
+        made.append(ModelRequest(parts=[UserPromptPart(asked, timestamp=datetime(2026, 1, 1, tzinfo=UTC))]))
+        made.append(ModelResponse(parts=[TextPart(f"Answer {number}: the lock of job {number * 7} is held. " * 6)]))
+    return made
+
+
+def one_answer(folder: Path) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_ANSWER], cwd=folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+async def test_the_first_answer_of_a_process_does_not_wait_for_what_was_made_before(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "system" / "context.db")
+    await store.archive("main", "", Reader(TokenCounter(len)).read(conversation()))
+    await store.close()
+    assert one_answer(tmp_path)["status"] == "compiled"
+    again = one_answer(tmp_path)
+    assert again["status"] == "cycle"
+    assert float(str(again["first"])) < float(str(again["made"])), "the history was read or made searchable again"
