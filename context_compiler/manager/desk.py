@@ -161,12 +161,13 @@ class Desk:
             self.session = replace(self.session, since_checkpoint=0, checkpoint=commit)
         return commit
 
-    async def rollback(self) -> RollbackResult:
-        """Go back to the last checkpoint that has not served yet; when that fails, nothing has changed."""
+    async def rollback(self, staying: int | None = None) -> RollbackResult:
+        """Go back to the last checkpoint that has not served yet, all but a turn; when that fails nothing changed."""
         commit = self.session.checkpoint
         former = await self.versions.back(commit)
         lost = max(0, len(self.session.turns) - len(former.turns))
-        self.session = replace(former, taken=self.session.taken)
+        stays = tuple(turn for turn in self.session.turns if turn.key == staying)
+        self.session = replace(former, turns=(*former.turns, *stays), taken=self.session.taken)
         return RollbackResult(commit_restored=str(commit), turns_lost=lost)
 
     async def kept(self, score: Score | None = None) -> None:
@@ -229,9 +230,9 @@ class Desk:
         if not wanted or quality >= self.config.quality_threshold:
             return False
         grounding = self.session.grounding
-        if await self.reports.spared("rollback", self.rollback(), trouble) is None:
+        if await self.reports.spared("rollback", self.rollback(turn.key), trouble) is None:
             return False
-        self.session = replace(with_turn(self.session, turn), grounding=grounding, since_checkpoint=1)
+        self.session = replace(self.session, grounding=grounding, since_checkpoint=1)
         return True
 
     async def _due(self, trouble: list[str]) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 
 from context_compiler.errors import ContextMemoryError, SettingsError
 from context_compiler.manager import Commit, ContextState, Diff, VolatileMemory
-from tests.manager.fakes import Fragile, Scribe, managed, talk
+from tests.manager.fakes import Fragile, Scribe, managed, said, talk
 
 
 class Bad:
@@ -170,6 +170,20 @@ async def test_a_degraded_session_goes_back_and_keeps_what_was_just_said() -> No
     assert result.rollback_triggered and result.checkpoint_created is None
     assert manager.turn_count == 2 and manager.add_response("this")
     assert not (await manager.process_turn("again?")).rollback_triggered
+
+
+async def test_an_answer_that_comes_while_a_session_goes_back_is_kept() -> None:
+    class Slow(VolatileMemory):
+        async def checkout(self, commit: str) -> None:
+            assert manager.add_response("already answered")
+            await super().checkout(commit)
+
+    manager = managed(memory=Slow(), scorer=Bad(), auto_rollback=True, auto_checkpoint=False)
+    await talk(manager, 1)
+    await manager.checkpoint("good")
+    assert (await manager.process_turn("and now?")).rollback_triggered
+    assert said(manager.transcript())[-2:] == ["and now?", "already answered"]
+    assert not manager.add_response("once more")
 
 
 async def test_going_back_comes_before_a_new_checkpoint() -> None:

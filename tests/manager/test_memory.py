@@ -42,24 +42,21 @@ def test_a_memory_is_all_three_protocols(memory: AnyMemory) -> None:
     assert isinstance(memory, SessionShelf)
 
 
-@pytest.mark.parametrize(
-    ("query", "first"),
-    [
+async def test_what_is_asked_for_comes_first(memory: AnyMemory) -> None:
+    await filled(memory)
+    for query, first in (
         ("Which port does the API listen on?", FACTS[0]),
         ("What does Ada like to drink, tea?", FACTS[1]),
         ("May we deploy on Friday?", FACTS[2]),
         ("name of the staging databases", FACTS[3]),
-    ],
-)
-async def test_what_is_asked_for_comes_first(memory: AnyMemory, query: str, first: str) -> None:
-    await filled(memory)
-    assert (await texts(memory, query))[0] == first
+    ):
+        assert (await texts(memory, query))[0] == first
 
 
-@pytest.mark.parametrize("query", ["", "   ", "the of and", "zebra crossing", '"', "\0", "NEAR(", "a OR", "*", "=:"])
-async def test_what_nobody_remembers_finds_nothing(memory: AnyMemory, query: str) -> None:
+async def test_what_nobody_remembers_finds_nothing(memory: AnyMemory) -> None:
     await filled(memory)
-    assert await texts(memory, query) == []
+    for query in ("", "   ", "the of and", "zebra crossing", '"', "\0", "NEAR(", "a OR", "*", "=:"):
+        assert await texts(memory, query) == [], query
 
 
 async def test_scores_are_shares_and_fall(memory: AnyMemory) -> None:
@@ -173,26 +170,29 @@ async def test_scores_are_kept_in_their_order(memory: AnyMemory) -> None:
     assert list(await memory.scores()) == scores
 
 
-@pytest.mark.parametrize("wrong", [None, 5, b"x", ["x"]])
-async def test_what_is_no_text_is_refused_and_changes_nothing(memory: AnyMemory, wrong: Any) -> None:
-    for step in (memory.remember(wrong), memory.search(wrong, 3), memory.commit(wrong), memory.commit("m", wrong)):
-        with pytest.raises(SettingsError, match="give a memory texts"):
-            await step
+async def test_what_is_no_text_is_refused_and_changes_nothing(memory: AnyMemory) -> None:
+    wrongs: list[Any] = [None, 5, b"x", ["x"]]
+    for wrong in wrongs:
+        for step in (memory.remember(wrong), memory.search(wrong, 3), memory.commit(wrong), memory.commit("m", wrong)):
+            with pytest.raises(SettingsError, match="give a memory texts"):
+                await step
     assert await memory.log() == []
 
 
-@pytest.mark.parametrize("wrong", ["3", 1.5, True, [1]])
-async def test_what_is_no_number_is_refused(memory: AnyMemory, wrong: Any) -> None:
-    for step in (memory.search("heron", wrong), memory.log(wrong)):
-        with pytest.raises(SettingsError, match="limit="):
-            await step
+async def test_what_is_no_number_is_refused(memory: AnyMemory) -> None:
+    wrongs: list[Any] = ["3", 1.5, True, [1]]
+    for wrong in wrongs:
+        for step in (memory.search("heron", wrong), memory.log(wrong)):
+            with pytest.raises(SettingsError, match="limit="):
+                await step
 
 
-@pytest.mark.parametrize("wrong", [None, 5, ["x"], "../x", "\x00"])
-async def test_what_is_no_commit_is_told(memory: AnyMemory, wrong: Any) -> None:
-    for step in (memory.checkout(wrong), memory.session_at(wrong), memory.diff(wrong, wrong)):
-        with pytest.raises(ContextMemoryError, match="no commit"):
-            await step
+async def test_what_is_no_commit_is_told(memory: AnyMemory) -> None:
+    wrongs: list[Any] = [None, 5, ["x"], "../x", "\x00"]
+    for wrong in wrongs:
+        for step in (memory.checkout(wrong), memory.session_at(wrong), memory.diff(wrong, wrong)):
+            with pytest.raises(ContextMemoryError, match="no commit"):
+                await step
 
 
 async def test_a_checkpoint_takes_a_text_alone(memory: AnyMemory) -> None:
