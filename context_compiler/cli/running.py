@@ -13,7 +13,7 @@ from uuid import uuid4
 import typer
 
 from context_compiler import pipeline
-from context_compiler.cli.screen import Screen
+from context_compiler.cli.screen import Screen, warn
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.cli.watching import Watch
 from context_compiler.errors import SettingsError
@@ -37,6 +37,8 @@ Values = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, or its folder.")]
 
 RUNS = Path("system/runs.db")
+DIRECTIVES = "directive_known"
+"""The rule that tells of directives that say nothing here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +57,15 @@ class Wish:
 
 
 def begun(graph: pipeline.Graph, wish: Wish, run_id: str | None, values: list[str]) -> None:
-    """Run a graph to its end, and say how it ended.
+    """Run a graph to its end, and say how it ended; a directive that will have no effect is told of before.
 
     Raises:
         SettingsError: a stage has no model, or a value is none.
         Exit: the run failed.
     """
+    for finding in pipeline.validate(graph):
+        if finding.rule == DIRECTIVES:
+            warn(f"{graph.path or graph.name}: {finding}")
     name = run_id or f"{graph.name or 'run'}-{uuid4().hex[:8]}"
     watch = Watch(Screen(), as_json=wish.json)
     config = _config(wish, watch)

@@ -107,9 +107,10 @@ class Watch:
         elif event.kind in ("agent_answered", "context_compiled"):
             row.tokens_in += facts.get("input_tokens", 0)
             row.tokens_out += facts.get("output_tokens", 0)
+            row.why = f"ran as written: {facts['error']}" if facts.get("error") else row.why
         elif event.kind in ("stage_completed", "stage_failed"):
             row.status, row.seconds = str(facts.get("status", "")), float(facts.get("duration", 0))
-            row.why = str(facts.get("reason", ""))
+            row.why = str(facts.get("reason", "")) or row.why
 
     def _line(self, row: Row) -> None:
         name, fidelity, status, *rest = row.cells()

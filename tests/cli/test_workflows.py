@@ -81,6 +81,15 @@ def test_check_finds_templates_that_are_not_there_and_says_the_line(cc: Command,
     assert f"{steps}:3:1: warning directive_known: a: @modle is not known here" in done.out
 
 
+def test_a_run_tells_of_directives_without_effect_and_of_steps_that_ran_as_written(cc: Command, steps: Path) -> None:
+    steps.write_text("## A\nDo.\n\n## B\n@modle x\n@model\n@context-helper nothere\nDo more.\n")
+    done = cc("workflow", "run", steps, "--simulate")
+    assert done.code == 0
+    (line,) = [line for line in done.out.splitlines() if line.startswith("b ")]
+    assert "ran as written: TemplateError: nothere: there is no template of that name" in line
+    assert "did you mean @model?" in done.err and "@model has no value and is passed over" in done.err
+
+
 def test_what_is_no_workflow_is_refused(cc: Command, steps: Path) -> None:
     steps.write_text("# Only a title\n")
     for command in ("check", "run", "show", "resume"):
