@@ -59,6 +59,8 @@ def show_(
         screen.raw(json_text({**facts, "sections": texts, "context": values}))
         return
     screen.line((f"session {session}", "bold"), f", turn {turn}, as {role} is told")
+    if turn == 1:
+        screen.line(("nothing was told to layers in this session yet: this is what its first turn begins with", "dim"))
     screen.heading("Sections")
     screen.table(PARTS, _priced(texts, template))
     screen.heading("Prompt")

@@ -46,6 +46,11 @@ def test_think_is_shown_unless_another_is_named(kept: Command) -> None:
     assert kept("layers", "show", "dinner").out == kept("layers", "show", "dinner", "--role", "think").out
 
 
+def test_a_session_without_layers_is_shown_as_one_that_begins(cc: Command) -> None:
+    cc("compile", DEMO, "--db", "system/context.db")
+    assert "nothing was told to layers in this session yet" in cc("layers", "show", "demo").out
+
+
 def test_json_holds_sections_and_values(kept: Command) -> None:
     found = kept("layers", "show", "dinner", "--json").json
     assert (found["role"], found["turn"]) == ("think", 2)
