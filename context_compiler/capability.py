@@ -177,8 +177,6 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
 
 def _figures(view: View) -> dict[str, str | int]:
     """What a span may say of a view: figures, no content."""
-    facts: dict[str, str | int] = {"context_compiler.status": view.status, "context_compiler.budget": view.budget}
-    if view.record is not None:
-        facts["context_compiler.tokens_raw"] = view.record.tokens_raw
-        facts["context_compiler.tokens_sent"] = view.record.tokens_sent
-    return facts
+    facts: dict[str, str | int] = {"status": view.status, "budget": view.budget}
+    facts |= {name: getattr(view.record, name) for name in ("tokens_raw", "tokens_sent") if view.record}
+    return {f"context_compiler.{name}": value for name, value in facts.items()}

@@ -221,6 +221,7 @@ def freeze(
         note=text.note,
         quotes=text.quotes,
         channel=text.channel,
+        own=text.own,
         summary=kept_summary,
         summary_id=row if summary else (old.summary_id if old else None),
         covered=covered,

@@ -66,6 +66,8 @@ class Frozen:
     """What was recalled since, by prompt."""
     config: str
     """Names template, fidelity, model family and whatever else decides how a view is written."""
+    own: bool = False
+    """The note is the body of a template that asks no model."""
 
     def to_json(self) -> str:
         """As JSON text."""

@@ -171,4 +171,5 @@ def since(
 
 def summary_of(frozen: Frozen) -> str:
     """What stands for the turns that are left out, without prefix and preface."""
-    return frozen.summary or frozen.quotes or frozen.note
+    body = frozen.note.partition("\n\n")[2] if frozen.own else ""
+    return frozen.summary or body or frozen.quotes or frozen.note

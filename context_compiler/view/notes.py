@@ -30,6 +30,8 @@ class Written:
     note: str = ""
     quotes: str = ""
     channel: str = "user"
+    own: bool = False
+    """The note is the body of a template that asks no model."""
     quoted: tuple[Quote, ...] = ()
     """What the verbatim part holds, and why."""
 
@@ -54,7 +56,7 @@ def written_for(cut: Cut, options: Options, summary: str, covered: set[int]) -> 
     own_body = options.template.compiler == "none" and not summary
     loose = [] if own_body else [index for index in cut.out if index not in covered]
     quotes, quoted = verbatim(cut, loose, left, note=note, lost=bool(summary), recall=bool(options.recall))
-    return Written(note=note, quotes=quotes, channel=options.inject if summary else "user", quoted=quoted)
+    return Written(note=note, quotes=quotes, channel=options.inject if summary else "user", own=own_body, quoted=quoted)
 
 
 def _note(summary: str, cut: Cut, options: Options, cap: int) -> str:

@@ -1,0 +1,76 @@
+"""What stands for the turns that are left out, where a template or a counter makes that hard."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+
+from context_compiler import Template, TokenCounter, View, compile_view
+from context_compiler.budget.frozen import Frozen
+from tests.support.agents import Talker, compiler, run
+from tests.support.builders import prose
+from tests.support.histories import answer
+
+TALK: list[ModelMessage] = [
+    message
+    for turn in range(60)
+    for message in (
+        ModelRequest(parts=[UserPromptPart(f"Matter {turn}: never touch table users_{turn}. {prose(turn, 20)}")]),
+        ModelResponse(parts=[TextPart(f"Noted, {prose(turn + 100, 40)}")]),
+    )
+]
+ASKED: list[ModelMessage] = [*TALK, ModelRequest(parts=[UserPromptPart("And now?")])]
+
+
+def template(body: str) -> Template:
+    return Template.parse(f"---\ncompiler: none\n---\n{body}", name="own")
+
+
+async def viewed(body: str, budget: int = 2_000) -> View:
+    return await compile_view(ASKED, template(body), budget, system=None)
+
+
+async def test_a_body_that_is_the_note_holds_what_it_asks_for() -> None:
+    view = await viewed("Left out: {{ turns_left_out }}.\n{{ constraints }}\n{{ recent_turns }}")
+    assert view.tokens <= 2_000
+    assert "Left out: " in view.summary and "never touch table users_" in view.summary
+    assert "[turn " in view.summary and view.summary.count("=== BEGIN") == view.summary.count("=== END")
+
+
+async def test_what_it_asks_for_is_cut_until_the_body_fits() -> None:
+    view = await viewed("{{ recent_turns }}" * 2)
+    assert view.tokens <= 2_000
+    assert view.summary.count("=== BEGIN") == view.summary.count("=== END") == 2
+
+
+async def test_a_body_that_never_fits_is_cut_itself() -> None:
+    view = await viewed(f"Beginning. {prose(7, 3_000)} {{{{ recent_turns }}}}")
+    assert view.tokens <= 2_000 and "Beginning." in view.summary and "=== BEGIN" not in view.summary
+
+
+class Steep(TokenCounter):
+    """Long texts cost far more than their pieces."""
+
+    def text(self, text: str) -> int:
+        count = super().text(text)
+        return count if count < 60 else count * count // 30
+
+
+async def test_quotes_that_cost_more_together_than_apart_stay_within_the_budget() -> None:
+    view = await compile_view(ASKED, "extractive", 600, system=None, counter=Steep())
+    assert view.tokens <= 600
+
+
+async def test_a_raw_history_never_begins_with_an_answer() -> None:
+    talker = Talker("ok")
+    history = [ModelRequest(parts=[answer("nobody", "lost")]), ModelResponse(parts=[TextPart("I looked.")])]
+    views: list[View] = []
+    agent = Agent(talker.model, capabilities=[compiler(budget=8_000, on_view=views.append)])
+    await run(agent, "And?", message_history=history)
+    assert views[0].status == "raw" and views[0].messages[0].kind == "request"
+
+
+@pytest.mark.parametrize("state", ["{}", "[]", "null", "nonsense", '{"v": 1, "kept": 3}'])
+def test_a_cycle_that_cannot_be_read_is_none(state: str) -> None:
+    assert Frozen.from_json(state) is None
