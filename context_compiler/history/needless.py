@@ -12,11 +12,13 @@ def needless(history: History) -> dict[int, frozenset[int]]:
     That is system text that an earlier message said already, and what the host noted for itself before the last
     compaction: it reads its notes from there on.
     """
+    staying = [index for index, reading in enumerate(history.readings) if reading.stays]
+    noted = any(item.kind is Kind.CONTROL for index in staying for item in history.readings[index].items)
+    window = _window(history) if noted else (0, 0)
     said: set[str] = set()
     found: dict[int, set[int]] = {}
-    window = _window(history)
-    for index, reading in enumerate(history.readings):
-        for at, item in enumerate(reading.items if reading.stays else ()):
+    for index in staying:
+        for at, item in enumerate(history.readings[index].items):
             if item.kind is not Kind.SYSTEM:
                 gone = item.kind is Kind.CONTROL and (index, at) < window
             else:
