@@ -73,9 +73,11 @@ class Archive:
     async def keep(self, record: Record, result: Result, frozen: Frozen | None) -> Record:
         """Keep one request; the record as it was kept, or as it was given when it could not be."""
         if self._wanted.record == "off":
-            return record
+            return explained(record, {"summary_id": "record is off"})
         kept = await self._tried(lambda: self._save(record, result, frozen))
-        return record if kept is None else replace(kept, compile=result.row)
+        if kept is None:
+            return explained(record, {"summary_id": "not stored"})
+        return replace(kept, compile=result.row)
 
     async def _save(self, record: Record, result: Result, frozen: Frozen | None) -> Record:
         if self._wanted.record == "metadata":

@@ -148,8 +148,7 @@ class Middleware:
             summary_id=result.frozen.summary_id if result.frozen and result.row is None else None,
             compile=result.row,
         )
-        compiled = {} if result.row is None else {"summary_id": "not stored yet"}
-        return explained(record, {"raw_tip": "the history is empty", "view_tip": "the view is empty", **compiled})
+        return explained(record, {"raw_tip": "the history is empty", "view_tip": "the view is empty"})
 
     async def compile(self, key: str, prompts: Sequence[str], model: Model) -> Answer:
         """One compile; its failure is an answer too."""

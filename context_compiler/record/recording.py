@@ -137,11 +137,16 @@ Row = TypeVar("Row", Compile, Record)
 
 
 def explained(row: Row, why: Mapping[str, str]) -> Row:
-    """The row with a status that also says for every empty column why it is empty."""
+    """The row with a status that also says for every empty column why it is empty.
+
+    The number of a compile that is kept with its request is not known before, and is no empty column after.
+    """
     reasons: dict[str, list[str]] = {}
+    known_later = getattr(row, "compile", None) is not None and "summary_id" not in why
+    given = ("id", "compile", "summary_id") if known_later else ("id", "compile")
     for field in fields(row):
         name = field.name
-        if getattr(row, name) is None and name not in ("id", "compile") and not re.search(rf"\b{name}\b", row.status):
+        if getattr(row, name) is None and name not in given and not re.search(rf"\b{name}\b", row.status):
             reasons.setdefault(why.get(name) or WHY_EMPTY.get(name, "unknown"), []).append(name)
     notes = [f"{', '.join(names)}: {said}" for said, names in reasons.items()]
     return replace(row, status="; ".join([row.status, *notes]))

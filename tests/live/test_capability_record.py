@@ -19,7 +19,7 @@ from pydantic_ai.capabilities import Instrumentation
 from pydantic_ai.messages import BinaryContent, ModelMessage, ModelMessagesTypeAdapter
 from pydantic_ai.models.instrumented import InstrumentationSettings
 
-from context_compiler import SQLiteStore, TokenCounter
+from context_compiler import SQLiteStore, TokenCounter, View
 from context_compiler.history import Reader, load_messages
 from context_compiler.record import Compile, Record
 from context_compiler.record.redaction import Redactor
@@ -305,3 +305,13 @@ async def test_a_learnt_ratio_is_on_the_record_and_keeps_the_budget(tmp_path: Pa
     records = await ours.views()
     assert records[0].ratio > 1.5 and records[0].tokens_sent == round(records[0].tokens_exact * records[0].ratio)
     assert records[-1].ratio == 1.0 and {record.budget for record in records[:-1]} <= set(range(3_990, 4_001))
+
+
+@pytest.mark.parametrize(("keep", "why"), [("full", ""), ("off", "record is off")])
+async def test_a_row_says_of_its_summary_only_what_is_so(tmp_path: Path, keep: str, why: str) -> None:
+    views: list[View] = []
+    ours = compiler(Notes(), budget=BUDGET, store=tmp_path / "a.db", record=keep, on_view=views.append)
+    await run(Agent(Talker("ok").model, capabilities=[ours]), "and now?", message_history=long_history(40))
+    record = views[0].record
+    assert record is not None and record.status.startswith("compiled")
+    assert (record.summary_id is None) == bool(why) and (f"summary_id: {why}" in record.status) == bool(why)
