@@ -279,6 +279,7 @@ def test_scripts_without_spaces_fall_into_pairs_of_characters() -> None:
     assert words("سلام دنیا") == ["سلام", "دنیا"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["a", "漢", "a. ", "\n[turn 1", "e\u0301"])
 def test_a_megabyte_on_one_line_is_soon_read(unit: str) -> None:
     started = time.perf_counter()

@@ -137,6 +137,7 @@ def writing(behaviour: Behaviour, history: list[ModelMessage]) -> FunctionModel:
     return FunctionModel(write)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", ["short", "empty", "long"])
 def test_a_view_is_sound_whatever_the_compiler_writes(behaviour: Behaviour) -> None:
     @settings(max_examples=25)

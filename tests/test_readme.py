@@ -173,6 +173,7 @@ def test_the_commands_of_a_page_do_what_the_page_shows(
     run_page(name, desk, sync_loop, commands=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_runs_without_a_key(script: Path, desk: Path) -> None:
     printed = run_shell(f"python3 {script}", desk)

@@ -22,6 +22,7 @@ def check(said: Said) -> None:
     assert not pair(sent).broken
 
 
+@pytest.mark.slow
 def test_a_coding_session_is_explained(cc: Command, data_folder: Path) -> None:
     session = data_folder / "pi_sessions" / "large-session.jsonl"
     said = cc("compile", session, "--budget", 16_000, "--explain")

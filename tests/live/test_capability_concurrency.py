@@ -41,6 +41,7 @@ def talking(steps: int) -> Talker:
     return Talker(answer)
 
 
+@pytest.mark.slow
 async def test_runs_at_once_of_different_conversations_keep_apart(tmp_path: Path) -> None:
     def goal(number: int) -> str:
         return f"- **Goal**: {notes.prompts[number - 1].partition('this is conversation ')[2][:1]}"

@@ -53,6 +53,7 @@ async def test_a_trigger_cuts_earlier_and_leaves_the_budget_alone(trigger: float
     assert {view.budget for view in chat.views} == {BUDGET}
 
 
+@pytest.mark.slow
 async def test_many_tool_steps_in_one_run_stay_within_the_budget() -> None:
     chat = Chat(steps=70, budget=1_200)
     await chat.turn(0)

@@ -172,6 +172,7 @@ ANYWAY = {
 """Refused with us as without us as long as nothing is cut: what was said is neither moved nor renamed."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "where", ["before", *(pytest.param(one, marks=pytest.mark.slow) for one in ("alone", "after"))]
 )

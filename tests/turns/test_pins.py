@@ -216,6 +216,7 @@ def test_every_pin_of_any_history_is_one_line_a_user_said(messages: list[ModelMe
         assert all(end in one_line(said, len(said)) or len(said) > 40_000 for end in pin.text.split("…"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit", ["a", " ", "never do ", ". ", "\n", "don't, ", "`", "'", "use a, ", "漢。", "no matter what "]
 )
