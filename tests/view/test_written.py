@@ -74,3 +74,14 @@ async def test_a_raw_history_never_begins_with_an_answer() -> None:
 @pytest.mark.parametrize("state", ["{}", "[]", "null", "nonsense", '{"v": 1, "kept": 3}'])
 def test_a_cycle_that_cannot_be_read_is_none(state: str) -> None:
     assert Frozen.from_json(state) is None
+
+
+async def test_where_only_an_answer_is_left_of_the_beginning_a_line_stands_before_it() -> None:
+    history = [
+        ModelRequest(parts=[answer("nobody", "lost")]),
+        ModelResponse(parts=[TextPart("I looked.")]),
+        ModelRequest(parts=[UserPromptPart("And?")]),
+    ]
+    view = await compile_view(history, budget=8_000, system=None)
+    assert view.messages[0].kind == "request" and len(view.messages) == 3
+    assert "lost" not in str(view.messages)
