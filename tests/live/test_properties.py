@@ -128,7 +128,7 @@ def test_any_history_without_a_prompt(
 
 
 @pytest.mark.slow
-@settings(suppress_health_check=QUICK, max_examples=600)
+@settings(suppress_health_check=QUICK, max_examples=300)
 @given(history=histories(future=False, max_turns=7), budget=BUDGETS, choices=CHOICES, data=st.data())
 def test_any_history_thoroughly(
     history: list[ModelMessage],
