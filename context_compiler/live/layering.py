@@ -42,7 +42,7 @@ async def _told(live: Live, run: Run, request: Request, layers: Source, role: st
     return told_of(
         role,
         state,
-        template_of(role, live.library),
+        template_of(role, live.templates),
         room=room_of(room, live.reader.one(request.messages[-1]).tokens),
         counter=live.counter,
     )

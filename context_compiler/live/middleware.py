@@ -55,7 +55,7 @@ class Middleware:
         self.live = Live(
             wishes=wanted.wishes(),
             asked=wanted.asked(),
-            library=TemplateLibrary(vault=wanted.vault, system=wanted.system),
+            templates=TemplateLibrary(vault=wanted.vault, system=wanted.system),
             counter=as_counter(wanted.counter),
             vault_name=wanted.vault_name,
             model=wanted.compiler_name(),
@@ -72,7 +72,7 @@ class Middleware:
         self._settled = True
         found = attempt(Settings.from_environment)
         self.live.settings = found.value or self.live.settings
-        for outcome in (found, attempt(self.live.library.seed)):
+        for outcome in (found, attempt(self.live.templates.seed)):
             if outcome.error is not None:
                 await self.report(outcome.error)
 

@@ -82,7 +82,7 @@ class Live:
 
     wishes: Wishes
     asked: Asked
-    library: TemplateLibrary
+    templates: TemplateLibrary
     counter: TokenCounter
     vault_name: str
     model: str | None
@@ -98,16 +98,16 @@ class Live:
 
     def options(self, request: Request) -> Options:
         """How views of this request are written; TemplateError where the template is missing or wrong."""
-        return self._settled(self.wishes, self.library, request)
+        return self._settled(self.wishes, self.templates, request)
 
     def plain(self, request: Request) -> Options:
         """The same with a template that comes with the package and needs no model."""
         return self._settled(replace(self.wishes, template="extractive"), TemplateLibrary(system=None), request)
 
-    def _settled(self, wishes: Wishes, library: TemplateLibrary, request: Request) -> Options:
+    def _settled(self, wishes: Wishes, templates: TemplateLibrary, request: Request) -> Options:
         model = self.model if self.model is not None else request.model
         return wishes.options(
-            library,
+            templates,
             self.settings,
             model=model,
             family=request.family,
