@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 if sys.platform == "win32":
-    pytest.skip("pseudo-terminals are of another kind there", allow_module_level=True)
+    pytest.skip("Windows has no pseudo-terminals that a test could type into", allow_module_level=True)
 
 from tests.cli.terminal import Terminal, terminal
 

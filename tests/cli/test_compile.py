@@ -227,7 +227,7 @@ def test_a_model_that_cannot_be_asked_is_one_line_with_the_remedy(cc: Command, m
 def test_a_missing_provider_is_named_with_its_extra(cc: Command) -> None:
     said = cc("compile", DEMO, "--model", "google:gemini-2.5-pro")
     if "GOOGLE_API_KEY" in said.err:
-        pytest.skip("that provider is installed here")
+        pytest.skip("the provider is installed, so that the error about a missing one cannot come")
     assert said.code == 2 and 'pip install "context-compiler[google]"' in one_line(said)
 
 

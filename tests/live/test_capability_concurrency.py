@@ -259,7 +259,7 @@ async def test_the_file_is_let_go_when_the_last_run_ends(tmp_path: Path) -> None
 
     seen: list[bool] = []
     if not Path("/proc/self/fd").is_dir():
-        pytest.skip("no list of open files here")
+        pytest.skip("this system has no /proc to count open files with")
     agents = [Agent(Talker(answer).model, capabilities=[ours]) for _ in range(3)]
     await asyncio.gather(*(run(agent, "hello") for agent in agents))
     assert seen == [True] * 3 and opened() == []
