@@ -111,7 +111,9 @@ def test_what_is_not_text_or_too_large_is_refused(library: TemplateLibrary, fold
             library.find(name)
 
 
-@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may read every file, so that no file can be unreadable")
+@pytest.mark.skipif(
+    hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may read every file, so that no file can be unreadable"
+)
 def test_what_may_not_be_read_is_an_error(library: TemplateLibrary, folder: Path):
     put(folder, "mine.md", "x").chmod(0)
     with pytest.raises(TemplateError, match="cannot be read"):
