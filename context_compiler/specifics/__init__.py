@@ -36,8 +36,10 @@ class Specific:
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> tuple[tuple[Sort, re.Pattern[str], Callable[[str], bool]], ...]:
-    return tuple((sort, re.compile(pattern, re.ASCII), check) for sort, pattern, check in TABLE)
+def _compiled() -> tuple[tuple[Sort, re.Pattern[str], frozenset[str], Callable[[str], bool]], ...]:
+    return tuple(
+        (sort, re.compile(pattern, re.ASCII), frozenset(signs), check) for sort, pattern, signs, check in TABLE
+    )
 
 
 @lru_cache(maxsize=1)
@@ -70,7 +72,10 @@ def _found(original: str, start: int, rules: bool) -> Iterator[Specific]:
     text = original if original.isascii() else original.translate(_plain())
     taken = bytearray(len(text))
     places: list[tuple[int, int, Sort]] = []
-    for sort, pattern, check in _compiled():
+    characters = set(text)
+    for sort, pattern, signs, check in _compiled():
+        if signs and signs.isdisjoint(characters):
+            continue
         for match in pattern.finditer(text):
             at, end = match.span(match.lastindex or 0)
             end = at + len(_trimmed(text[at:end], sort))

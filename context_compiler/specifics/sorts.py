@@ -155,6 +155,9 @@ def is_command(text: str) -> bool:
     return bool(telling) and not spoken
 
 
+_DIGIT = "0123456789"
+
+
 def _anything(text: str) -> bool:
     return True
 
@@ -167,74 +170,80 @@ COMMANDS: tuple[tuple[str, int], ...] = (
 )
 """What a command stands in, and whether the line must be looked at twice."""
 
-TABLE: tuple[tuple[Sort, str, Callable[[str], bool]], ...] = (
-    (Sort.URL, r"(?<![\w])[a-zA-Z][a-zA-Z0-9+]{1,15}://[^\s<>\"'`{}|\\^\[\]（）。，、」）]{2,1000}", _anything),
+TABLE: tuple[tuple[Sort, str, str, Callable[[str], bool]], ...] = (
+    (Sort.URL, r"(?<![\w])[a-zA-Z][a-zA-Z0-9+]{1,15}://[^\s<>\"'`{}|\\^\[\]（）。，、」）]{2,1000}", ":", _anything),
     (Sort.URL, r"(?<![\w.@/-])(?:www\.[\w-]{1,60}|[a-zA-Z0-9-]{1,60})(?:\.[a-z0-9-]{2,40}){0,3}\.(?:com|org|net|io"
                r"|dev|edu|gov|co|ai)"
-     r"(?:/[\w./%?=&#~+-]{0,300}|(?![\w.-]*[\w(@-]))", _anything),
+     r"(?:/[\w./%?=&#~+-]{0,300}|(?![\w.-]*[\w(@-]))", ".", _anything),
     (Sort.URL, r"(?<![\w.:-])(?:localhost"
-               r"|\d{1,3}(?:\.\d{1,3}){3})(?::\d{2,5})?(?:/[\w./%?=&#~+-]{0,200})?(?![\w.]\d)",
+               r"|\d{1,3}(?:\.\d{1,3}){3})(?::\d{2,5})?(?:/[\w./%?=&#~+-]{0,200})?(?![\w.]\d)", ":./",
      lambda text: text != "localhost"),
-    (Sort.ID, r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,60}(?:\.[\w-]{1,40}){0,3}\.[A-Za-z]{2,20}(?!\w)", _anything),
-    (Sort.PATH, rf"(?<![\w./\\~@:<=-])(?:[A-Za-z]:[\\/]|~/|\.{{1,2}}[/\\]|/|\\\\)?(?:(?:{_SEG}{{1,120}}+"
+    (Sort.ID, r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,60}(?:\.[\w-]{1,40}){0,3}\.[A-Za-z]{2,20}(?!\w)", "@", _anything),
+    (Sort.PATH, rf"(?<![\w./\\~@:<=-])(?=(?:{_SEG}{{0,120}}+|{_WIDE}|[A-Za-z]:)[/\\])"
+                rf"(?:[A-Za-z]:[\\/]|~/|\.{{1,2}}[/\\]|/|\\\\)?(?:(?:{_SEG}{{1,120}}+"
                 rf"|{_WIDE})[/\\]){{0,30}}"
      rf"(?:{_SEG}{{1,120}}"
-     rf"|{_WIDE}\.[A-Za-z]{{1,8}})?(?<=[^\s])", lambda text: ("/" in text or "\\" in text) and _is_path(text)),
+     rf"|{_WIDE}\.[A-Za-z]{{1,8}})?(?<=[^\s])", "/\\", lambda text: ("/" in text or "\\" in text) and _is_path(text)),
     (Sort.PATH,
         rf"(?<![\w/\\@.-])\.?[A-Za-z0-9_\u00c0-\u024f\u0370-\u052f][A-Za-z0-9_.+\u00c0-\u024f\u0370-\u052f-]{{0,100}}"
-        rf"\.(?:{_EXT})(?![\w(-]|\.\w)", _is_file),
+        rf"\.(?:{_EXT})(?![\w(-]|\.\w)", ".", _is_file),
     (Sort.PATH, r"(?<![\w/\\.])(?:\.(?:env|gitignore|dockerignore|bashrc|zshrc|npmrc|editorconfig|prettierrc"
-                r"|eslintrc)|Dockerfile|Makefile|Jenkinsfile)\b", _anything),
+                r"|eslintrc)|Dockerfile|Makefile|Jenkinsfile)\b", ".DMJ", _anything),
     (Sort.DATE, r"(?<![\w.-])\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2})?(?:\.\d{1,9})?(?:Z"
-                r"|[+-]\d{2}:?\d{2})?)?(?![\w-])", _anything),
-    (Sort.DATE, r"\d{4}年\d{1,2}月(?:\d{1,2}日)?|\d{1,2}月\d{1,2}日", _anything),
+                r"|[+-]\d{2}:?\d{2})?)?(?![\w-])", "-", _anything),
+    (Sort.DATE, r"\d{4}年\d{1,2}月(?:\d{1,2}日)?|\d{1,2}月\d{1,2}日", "月", _anything),
     (Sort.DATE, r"(?<![\w./-])(?:\d{1,2}/\d{1,2}/\d{2,4}|\d{1,2}\.\d{1,2}\.(?:19|20)\d\d|\d{4}/\d{2}/\d{2})(?![\w/]"
-                r"|\.\d)", _anything),
+                r"|\.\d)", "/.", _anything),
     (Sort.DATE, rf"\b\d{{1,2}}(?:st|nd|rd|th|\.)?(?: (?:of|de))? {_MONTH}\b\.?(?:,? (?:de )?(?:19"
-                rf"|20)\d\d)?", _anything),
+                rf"|20)\d\d)?", _DIGIT, _anything),
     (Sort.DATE, rf"\b{_MONTH}\.? (?:\d{{1,2}}(?:st|nd|rd|th)?\b(?!:)(?:,? (?:19|20)\d\d\b)?|(?:19"
-                rf"|20)\d\d\b)", lambda text: text[0].isupper()),
+                rf"|20)\d\d\b)", _DIGIT, lambda text: text[0].isupper()),
     (Sort.DATE, rf"(?<![\w:./-])\d{{1,2}}:\d{{2}}(?::\d{{2}})?(?![\w:])(?:\ ?(?:[ap]m\b"
-                rf"|[ap]\.m\.))?{_ZONE}", _anything),
-    (Sort.DATE, rf"(?i:(?<![\w:.$-])\d{{1,2}}(?::\d{{2}})?\ ?(?:[ap]m\b|[ap]\.m\.)){_ZONE}", _anything),
+                rf"|[ap]\.m\.))?{_ZONE}", ":", _anything),
+    (Sort.DATE, rf"(?i:(?<![\w:.$-])\d{{1,2}}(?::\d{{2}})?\ ?(?:[ap]m\b|[ap]\.m\.)){_ZONE}", _DIGIT, _anything),
     (Sort.DATE, r"\b(?:[Oo]n|[Bb]y|[Nn]ext|[Tt]his|[Uu]ntil|[Ll]ast|[Ee]very) (?:Mon|Tues|Wednes|Thurs|Fri|Satur"
-                r"|Sun)day\b", _anything),
+                r"|Sun)day\b", "y", _anything),
     (Sort.VERSION, r"(?<![\w.])v\d{1,6}(?:\.\d{1,6}){0,3}(?:[-.+]?(?:rc|alpha|beta|a|b|dev|post"
-                   r"|pre)[.-]?\d{0,4})?(?![\w])", _anything),
+                   r"|pre)[.-]?\d{0,4})?(?![\w])", "v", _anything),
     (Sort.VERSION, r"(?<![\w.,$€£-])\d{1,4}\.\d{1,4}\.\d{1,6}(?:[-+.]?(?:rc|alpha|beta|a|b|dev|post"
-                   r"|pre)[.-]?\d{0,4})?(?![\w,]|\.\d)", _anything),
+                   r"|pre)[.-]?\d{0,4})?(?![\w,]|\.\d)", ".", _anything),
     (Sort.VERSION, r"(?<===)\d[\w.]{0,20}|(?<=[>~]=)\d[\w.]{0,20}|(?<=[a-z]@)[\^~]?\d[\w.]{0,20}"
-                   r"|[\^~]\d[\w.]{0,20}", _anything),
+                   r"|[\^~]\d[\w.]{0,20}", "=@^~", _anything),
     (Sort.VERSION, r"\b(?:[Pp]ython|Node(?:\.js)?|[Vv]ersion|[Rr]elease|Postgres(?:QL)?|PostgreSQL|MySQL|Ubuntu"
                    r"|Debian|Fedora|Java|JDK|Go|Rust|Django|Flask"
      r"|Rails|PHP|Ruby|React|Vue|Angular|Redis|Kafka|TypeScript|Kubernetes|iOS|Android|Windows|macOS|TLS"
-     r"|HTTP)[ -/]v?\d{1,4}(?:\.\d{1,4}){0,3}(?!\w|\.\d|%)", _anything),
-    (Sort.ID, r"(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", _anything),
-    (Sort.ID, r"\b0x[0-9a-fA-F]{3,64}\b|\b(?:sha256|sha1|md5):[0-9a-f]{7,64}\b|\bCVE-\d{4}-\d{3,7}\b", _anything),
-    (Sort.ID, r"\b(?=[0-9]{0,63}[a-f])(?=[a-f]{0,63}\d)[0-9a-f]{7,64}\b", _anything),
-    (Sort.ID, r"(?<![\w-])[A-Z][A-Z0-9]{1,9}-\d{1,8}(?![\w.]\d|-\d{1,2}\b|\w)", _is_id),
-    (Sort.ID, r"(?<![\w&/])(?:#|GH-|PR #?|MR !)\d{2,8}\b", _anything),
+     r"|HTTP)[ -/]v?\d{1,4}(?:\.\d{1,4}){0,3}(?!\w|\.\d|%)", _DIGIT, _anything),
+    (Sort.ID, r"(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", "-", _anything),
+    (Sort.ID, r"\b0x[0-9a-fA-F]{3,64}\b|\b(?:sha256|sha1|md5):[0-9a-f]{7,64}\b|\bCVE-\d{4}-\d{3,7}\b", "x:-",
+     _anything),
+    (Sort.ID, r"\b(?=[0-9]{0,63}[a-f])(?=[a-f]{0,63}\d)[0-9a-f]{7,64}\b", _DIGIT, _anything),
+    (Sort.ID, r"(?<![\w-])[A-Z][A-Z0-9]{1,9}-\d{1,8}(?![\w.]\d|-\d{1,2}\b|\w)", "-", _is_id),
+    (Sort.ID, r"(?<![\w&/])(?:#|GH-|PR #?|MR !)\d{2,8}\b", "#-P!", _anything),
     (Sort.ID,
         r"(?<![\w-])[A-Za-z]{2,20}(?:[_-][A-Za-z]{2,20}){0,3}[_-](?=[A-Za-z]{0,39}\d)[A-Za-z0-9]{3,64}"
-        r"(?:[_-][A-Za-z0-9]{2,64}){0,2}(?![\w-])", _is_id),
-    (Sort.ID, r"(?<![\w.-])(?=[A-Z]{0,19}\d)(?=\d{0,19}[A-Z])[A-Z0-9]{5,20}(?![\w-])", _is_id),
+        r"(?:[_-][A-Za-z0-9]{2,64}){0,2}(?![\w-])", "_-", _is_id),
+    (Sort.ID, r"(?<![\w.-])(?=[A-Z]{0,19}\d)(?=\d{0,19}[A-Z])[A-Z0-9]{5,20}(?![\w-])", _DIGIT, _is_id),
     (Sort.ID, r"(?i:(?:[\"']?\b(?:\w{0,30}_)?(?:id|ids|uuid|guid|number|no|code|key|ref|sha|token"
-              r"|hash)[\"']?\s?[:=]\s{0,3}\[?[\"']?))([A-Za-z0-9][\w.:-]{1,79})", _is_value),
+              r"|hash)[\"']?\s?[:=]\s{0,3}\[?[\"']?))([A-Za-z0-9][\w.:-]{1,79})", ":=", _is_value),
     (Sort.ID, r"(?i:\b(?:id|order|invoice|ticket|account|booking|reservation|confirmation|flight|case|customer"
               r"|tracking|reference|record|commit|issue)"
-     r"(?: (?:id|no\.?|number|code|ref|key))?(?: is| was|:)? #?)([A-Za-z0-9][\w-]{2,39})(?![\w@])", _is_value),
+     r"(?: (?:id|no\.?|number|code|ref|key))?(?: is| was|:)? #?)([A-Za-z0-9][\w-]{2,39})(?![\w@])", "", _is_value),
     (Sort.ID, r"(?<![\w.])\+\d{1,3}[ -]?(?:\(\d{1,4}\)[ -]?)?\d{2,4}(?:[ -]?\d{2,4}){1,4}(?!\w)"
-              r"|(?<![\w.,$€£-])\d{6,20}(?![\w.,%]\d|\w)", _anything),
+              r"|(?<![\w.,$€£-])\d{6,20}(?![\w.,%]\d|\w)", _DIGIT, _anything),
     (Sort.NUMBER, rf"(?i:(?:USD|EUR|GBP|CHF|US\$|[€$£¥₹₩])\ ?{_DIGITS}(?:\ ?(?:k|m|bn|million"
-                  rf"|billion)\b)?)(?:/\w{{1,10}})?", _anything),
-    (Sort.NUMBER, rf"(?<![\w.,#-])[-+−±~≈]?{_DIGITS}[ -]?(?:{UNIT_WIDE}|(?:%|°)(?!\w)|(?:{UNIT})\b(?!\w))", _anything),
+                  rf"|billion)\b)?)(?:/\w{{1,10}})?", _DIGIT, _anything),
+    (Sort.NUMBER, rf"(?<![\w.,#-])[-+−±~≈]?{_DIGITS}[ -]?(?:{UNIT_WIDE}|(?:%|°)(?!\w)|(?:{UNIT})\b(?!\w))", _DIGIT,
+     _anything),
     (Sort.NUMBER, r"(?<![\w.,#/:-])[-+−±]?(?:\d{1,3}(?:[,'’\u202f]\d{3}){1,5}(?:\.\d{1,6})?"
-                  r"|\d{1,9}\.\d{1,9})(?![\w/-]|[.,:]\d)", _anything),
+                  r"|\d{1,9}\.\d{1,9})(?![\w/-]|[.,:]\d)", _DIGIT, _anything),
     (Sort.NUMBER, r"(?i)\b(?:port|line|lines|page|room|gate|terminal|pid|exit code|status|error|step|chapter|table"
-                  r"|row|column) \d{1,7}(?![\w.]\d|\w)", _anything),
+                  r"|row|column) \d{1,7}(?![\w.]\d|\w)", _DIGIT, _anything),
     (Sort.NAME, r"(?<!\w)\"[^\"\n]{2,60}\"(?!\s{0,3}:)|“[^”\n]{2,60}”|«[^»\n]{2,60}»|「[^」\n]{1,60}」"
                 r"|『[^』\n]{1,60}』"
                 r"|„[^“”\n]{2,60}[“”]"
-     r"|(?<![\w'])'[^'\n]{2,60}'(?!\w|\s{0,3}:)|`[^`\n]{2,60}`", _is_name),
+     r"|(?<![\w'])'[^'\n]{2,60}'(?!\w|\s{0,3}:)|`[^`\n]{2,60}`", "\"“«「『„'`", _is_name),
 )  # fmt: skip
-"""Of what sort, what it looks like, and what it must be besides. A group is the part that counts."""
+"""Of what sort, what it looks like, the characters of which it has one, and what it must be besides.
+
+A group is the part that counts; no characters are any.
+"""

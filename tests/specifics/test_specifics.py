@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from context_compiler.specifics import SCANNED, Told, comparable, specifics
-from context_compiler.specifics.sorts import Sort
+from context_compiler.specifics.sorts import TABLE, Sort
 from tests.specifics.labelled import LABELLED
 from tests.support.texts import texts
 
@@ -53,6 +53,14 @@ def test_what_is_there_is_found_and_little_else(sort: Sort) -> None:
     print(f"{sort}: precision {precision:.3f}, recall {recall:.3f}")
     assert precision >= FLOORS[sort][0], wrong
     assert recall >= FLOORS[sort][1], wrong
+
+
+@pytest.mark.parametrize("sort", list(Sort))
+def test_what_else_a_text_holds_changes_nothing_that_is_found(sort: Sort) -> None:
+    signs = "\n\n" + " ".join(sorted({sign for row in TABLE for sign in row[2]}))
+    for said, _ in labels(sort):
+        beside = [one for one in specifics(said + signs) if one.offset < len(said)]
+        assert beside == list(specifics(said))
 
 
 @given(text=texts())
