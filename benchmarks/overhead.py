@@ -167,7 +167,7 @@ def imports(repeat: int = 5) -> tuple[float, float]:
 
 async def half_a_million() -> tuple[int, float]:
     """Tokens of a long history, and the seconds that a view of it takes, cold and without a model."""
-    messages = ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(history(14_000)))
+    messages = ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(history(10_860)))
     started = time.perf_counter()
     view = await compile_view(messages, "extractive", 16_000, system=None, counter=TokenCounter())
     assert view.tokens <= 16_000 and view.record is not None
