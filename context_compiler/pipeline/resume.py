@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,7 @@ async def resume_pipeline(
         async with store.own(run_id):
             state = await store.load(run_id)
             if state is None:
-                known = ", ".join(info.run_id for info in (await store.runs())[:3])
-                raise PipelineError(f"there is no run {run_id!r}" + (f"; there is {known}" if known else ""))
+                raise PipelineError(_missing(run_id, [info.run_id for info in await store.runs()]))
             if config.run_id is not None and config.run_id != state.lineage.root_run_id:
                 raise PipelineError(f"resume run_id mismatch: {config.run_id!r} is not {state.lineage.root_run_id!r}")
             if state.ended:
@@ -53,6 +53,12 @@ async def resume_pipeline(
     finally:
         if store is not config.runs:
             await store.close()
+
+
+def _missing(run_id: str, known: Sequence[str]) -> str:
+    if run_id in known:
+        return f"run {run_id!r} was stopped before anything of it was kept: begin it under another id"
+    return f"there is no run {run_id!r}" + (f"; there is {', '.join(known[:3])}" if known else "")
 
 
 def _found(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfig]:

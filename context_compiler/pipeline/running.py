@@ -92,6 +92,7 @@ async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = 
         async with store.own(run_id):
             state = begun(prepared, hashes(graph), run_id, config.context)
             await store.begin(run_info(graph, state), contents(graph, state))
+            await store.save(state)
             return await go_through(prepared, config, store, state)
     finally:
         if store is not config.runs:
@@ -106,8 +107,6 @@ async def go_through(
     await running.open()
     kind = "run_resumed" if resumed else "run_initialized"
     await running.emit(kind, run_id=state.run_id, **lineage_facts(state), next_node=state.next_node)
-    if not resumed:
-        await store.save(state)
     try:
         state = await running.engine.run(state)
     except asyncio.CancelledError:
@@ -176,9 +175,10 @@ class Running:
         state = known or begun(prepared, hashes(graph), run_id, {})
         if known is None:
             await self.store.begin(run_info(graph, state), contents(graph, state))
+            await self.store.save(state)
         elif config.resume_threads == "degrade":
             state = replace(known, threads={}, resumed=True)
-        child = ChildRun(prepared, config, self.store, state, resumed=known is not None)
+        child = ChildRun(prepared, config, self.store, state)
         self._running.append(child)
         return child
 
@@ -196,9 +196,9 @@ class Running:
 class ChildRun:
     """A pipeline that a stage started."""
 
-    def __init__(self, graph: Graph, config: RunConfig, store: RunStore, state: RunState, *, resumed: bool) -> None:
+    def __init__(self, graph: Graph, config: RunConfig, store: RunStore, state: RunState) -> None:
         self._run = Running(graph, config, store, state)
-        self._task = asyncio.create_task(self._go(state, resumed))
+        self._task = asyncio.create_task(self._go(state))
 
     @property
     def state(self) -> RunState:
@@ -223,11 +223,9 @@ class ChildRun:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _go(self, state: RunState, resumed: bool) -> None:
+    async def _go(self, state: RunState) -> None:
         run = self._run
         await run.open()
-        if not resumed:
-            await run.store.save(state)
         if not state.ended:
             try:
                 state = await run.engine.run(state)

@@ -152,9 +152,9 @@ class MemoryRuns:
     async def save(self, state: RunState) -> None:
         """Keep a state."""
         root = state.lineage.root_run_id
-        events = self._events.get(root)
+        events, info = self._events.get(root), self._infos[root]
         self._states[root] = state
-        self._infos[root] = progressed(self._infos[root], state, events[-1].at if events else "")
+        self._infos[root] = progressed(info, state, events[-1].at if events else info.updated_at)
 
     async def add(self, run_id: str, event: Event) -> None:
         """Keep an event."""

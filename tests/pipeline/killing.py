@@ -104,7 +104,7 @@ def main(base: Path, what: str, where: str, step: int = 1) -> None:
     asyncio.run(one(what, where, base / "whole", 0))  # in this process, so that children begin with everything loaded
     *wanted, events = json.loads((base / "whole" / "result.json").read_text())
     wrong: list[Any] = []
-    for kill_at in range(2, events + 1, step):
+    for kill_at in range(1, events + 1, step):
         folder = base / str(kill_at)
         ends = forked(what, where, folder, kill_at), forked(what, where, folder, -1)
         end = json.loads((folder / "result.json").read_text())[:3] if ends == (-9, 0) else None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from context_compiler.errors import GraphError, PipelineError
-from context_compiler.pipeline import Event, MemoryRuns, Stage, resume_pipeline, run_pipeline
+from context_compiler.pipeline import Event, MemoryRuns, RunInfo, Stage, resume_pipeline, run_pipeline
 from tests.pipeline.conftest import Open
 from tests.pipeline.playing import Heard, Script, graph, no_wait
 from tests.pipeline.resuming import LONG, Stopping, half, scripted, told
@@ -164,3 +164,21 @@ async def test_each_branch_of_a_resumed_parallel_stage_degrades_once() -> None:
     await resume_pipeline("r", runs=store, handlers={"codergen": script})
     modes = {stage.node.name: str(stage.fidelity) for stage in script.stages}
     assert modes == {"b": "summary:high", "c": "full", "d": "summary:high", "e": "full"}
+
+
+async def test_a_run_is_kept_before_anybody_hears_of_it() -> None:
+    store, kept = MemoryRuns(), list[str | None]()
+
+    async def hear(event: Event) -> None:
+        state = await store.load("r")
+        kept.append(state.next_node if state else None)
+
+    await run_pipeline(graph("a; start->a->done"), runs=store, run_id="r", on_event=hear, handlers=scripted())
+    assert kept[0] == "start"
+
+
+async def test_a_run_that_was_stopped_before_anything_was_kept_is_not_called_unknown() -> None:
+    store = MemoryRuns()
+    await store.begin(RunInfo(run_id="r", name="", goal="", started_at="", updated_at="", status="running"), {})
+    with pytest.raises(PipelineError, match="'r' was stopped before anything of it was kept: begin it under another"):
+        await resume_pipeline("r", runs=store)

@@ -1,0 +1,32 @@
+"""The shipped workflow, killed after each of its steps and within each, and resumed, ends as if it never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+def test_killed_at_any_moment_and_resumed_from_the_command_line_it_ends_the_same(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.workflow.killing", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYDANTIC_AI_NO_BANNER": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["answers"] == [5, 2]
+    assert said["deaths"] > 30
+    assert said["wrong"] == {}
