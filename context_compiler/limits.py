@@ -7,7 +7,7 @@ would ever hit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from context_compiler.errors import SettingsError
@@ -52,6 +52,10 @@ class Limits:
     def room(self) -> int:
         """What is left for messages."""
         return max(0, self.budget - self.fixed)
+
+    def carrying(self, fixed: int) -> Limits:
+        """The same budget when less is fixed than it would fill alone."""
+        return replace(self, fixed=fixed, high=self.budget, low=_half_way(fixed, self.budget))
 
     def cap(self, fidelity: Fidelity) -> int:
         """The most tokens a summary may have."""
@@ -122,5 +126,8 @@ def limits(
     allowed = None if allowed is None else int(allowed / ratio)
     room = max(0, budget - fixed)
     high = min(max(wanted, fixed + room // 2), budget)
-    low = fixed + max(0, high - fixed) // 2
-    return Limits(budget=budget, fixed=fixed, high=high, low=low, open=allowed)
+    return Limits(budget=budget, fixed=fixed, high=high, low=_half_way(fixed, high), open=allowed)
+
+
+def _half_way(fixed: int, high: int) -> int:
+    return fixed + max(0, high - fixed) // 2

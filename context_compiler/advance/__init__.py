@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from context_compiler.budget import CUT, giants, older_turns, reduce
+from context_compiler.budget import CUT, giants, older_turns, reduce, relieved
 from context_compiler.budget.bench import Bench
 from context_compiler.budget.cutting import Cut, Options
 from context_compiler.budget.frozen import Frozen, positions, spans
@@ -56,6 +56,7 @@ def cut(
     request costs beside its messages, in exact tokens.
     """
     bench = Bench(history, outline, counter, _start(history, base, options, outline, previous), refs=options.refs)
+    limits = relieved(bench, limits, overhead)
     target = (limits.budget if one_shot else limits.low) - overhead
     recent = options.recent_turns if options.recent_turns is not None else len(outline.turns)
     if one_shot and not options.recent_named:

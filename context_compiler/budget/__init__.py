@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from context_compiler.budget.bench import Bench
 from context_compiler.history import History
 from context_compiler.history.items import Kind
-from context_compiler.shapes import largest
+from context_compiler.limits import Limits
+from context_compiler.shapes import Shape, largest, price
 from context_compiler.turns import Group, Turn
 
 SUMMARY_STEPS = (1_500, 600, 500)
@@ -147,6 +148,28 @@ def hoisted(bench: Bench, room: int, recent: int) -> Iterator[None]:
             if any(item.kind is Kind.SYSTEM for item in reading.items):
                 bench.reshape(index, "system text, over budget", system=limit)
         yield
+
+
+def relieved(bench: Bench, limits: Limits, overhead: int) -> Limits:
+    """The marks once system text of others has been cut to half of the budget that it alone would fill.
+
+    Without this the ladder would find no room at all, and cut what the user asks now to next to nothing first.
+    """
+    if limits.room:
+        return limits
+    readings, messages = bench.history.readings, bench.history.messages
+    said = [item for reading in readings for item in reading.items if item.kind is Kind.SYSTEM and item.stays]
+    if not said:
+        return limits
+    limit = max((limits.budget - overhead) // 2 // len(said), SMALLEST)
+    saved = 0
+    for index, reading in enumerate(readings):
+        if any(item.kind is Kind.SYSTEM and item.stays for item in reading.items):
+            bench.reshape(index, "system text, over budget", system=limit)
+            bare, cut = Shape(bare=True), Shape(bare=True, system=limit)
+            saved += price(messages[index], reading, bare, bench.counter)
+            saved -= price(messages[index], reading, cut, bench.counter)
+    return limits.carrying(limits.fixed - saved)
 
 
 CUT: tuple[Rung, ...] = (

@@ -1,0 +1,49 @@
+"""System text of others that alone would fill the budget is cut first: what the user asks now must stand."""
+
+from __future__ import annotations
+
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, SystemPromptPart, TextPart, UserPromptPart
+
+from context_compiler import compile_view
+from tests.support.agents import Talker, compiler
+
+RULES = "".join(f"Rule {number}: seat {number} is never given away twice. " for number in range(200))
+ASKED = "Which seat did I book for my aunt, and is it still free today?"
+
+
+def past() -> list[ModelMessage]:
+    told: list[ModelMessage] = [
+        ModelRequest(parts=[SystemPromptPart(content=RULES), UserPromptPart(content="I booked seat 14C for my aunt.")]),
+        ModelResponse(parts=[TextPart(content="Seat 14C is booked for your aunt.")]),
+    ]
+    for number in range(20):
+        told += [
+            ModelRequest(parts=[UserPromptPart(content=f"And what is the weather in town {number}? " * 8)]),
+            ModelResponse(parts=[TextPart(content=f"It rains in town {number}. " * 8)]),
+        ]
+    return told
+
+
+async def test_the_prompt_stands_whole_and_the_room_is_used() -> None:
+    history = [*past(), ModelRequest(parts=[UserPromptPart(content=ASKED)])]
+    view = await compile_view(history, budget=1_000, system=None)
+    assert view.messages[-1].parts[-1] == history[-1].parts[-1]
+    assert 700 < view.tokens <= 1_000
+    system = next(part for message in view.messages for part in message.parts if isinstance(part, SystemPromptPart))
+    assert system.content.startswith(RULES[:200]) and system.content.endswith(RULES[-100:])
+    assert any("14C" in str(part) for message in view.messages for part in message.parts)
+    assert "system text, over budget" in {drop.reason for drop in view.drops}
+
+
+async def test_a_live_agent_keeps_the_same_cut_from_turn_to_turn() -> None:
+    ours, talker = compiler(budget=1_000), Talker("It is still yours.")
+    agent = Agent(talker.model, capabilities=[ours])
+    result = await agent.run(ASKED, message_history=past())
+    await agent.run("Thank you, then please keep it.", message_history=result.all_messages())
+    first, second = (sent.messages for sent in talker.sent)
+    assert second[: len(first)] == first
+    assert all(sent.tokens <= 1_000 for sent in talker.sent)
+    last = [part for sent in talker.sent for part in sent.messages[-1].parts]
+    said = [part.content for part in last if isinstance(part, UserPromptPart)]
+    assert {ASKED, "Thank you, then please keep it."} <= set(map(str, said))
