@@ -22,7 +22,20 @@ EXPENDABLE = ("reflections", "tool_results", "plan", "topic")
 """What goes when a prompt is too long, in this order where the template does not say otherwise; never the
 latest input, the constraints or the turns themselves."""
 
-PLAN_TOKENS, TOPIC_TOKENS, INPUT_TOKENS, RESULT_TOKENS, CONSTRAINT_TOKENS = 400, 200, 2_000, 4_000, 2_000
+BUDGETS: Mapping[str, int] = {
+    "constraints": 2_000,
+    "topic": 200,
+    "plan": 400,
+    "tool_results": 4_000,
+    "latest_input": 2_000,
+}
+"""The most tokens of a section whose template does not say how many it may have."""
+
+LASTING = ("constraints", "latest_input")
+"""What a long prompt never goes without."""
+
+OVER, NO_ROOM = "over its section budget", "the prompt was over its room"
+"""Why a section was made smaller or left out."""
 
 _SPEAKING = re.compile(
     r"([\n\r\v\f\x1c-\x1e\x85\u2028\u2029])"
@@ -126,19 +139,6 @@ def tool_results(history: History, positions: Sequence[int], results: int | None
     return "\n".join(_line(item, True) for item in last)
 
 
-def constraints(pinned: Sequence[Pin], counter: TokenCounter) -> str:
-    """What users laid down for good, one line each: the newest that fit."""
-    left = CONSTRAINT_TOKENS
-    kept: list[str] = []
-    for pin in reversed(pinned):
-        line = f"turn {pin.turn + 1}: {pin.text}"
-        left -= counter.text(line) + 1
-        if left < 0:
-            break
-        kept.append(line)
-    return "\n".join(reversed(kept))
-
-
 def gathered(
     history: History,
     span: Sequence[int],
@@ -146,34 +146,78 @@ def gathered(
     *,
     results: int | None,
     reflections: ReflectionPolicy,
-    counter: TokenCounter,
 ) -> dict[str, str]:
     """Every section but the turns themselves and the previous summary, by name."""
     return {
-        "constraints": constraints(pinned, counter),
-        "topic": clamp(topic(history), TOPIC_TOKENS, counter),
-        "plan": clamp(plan(history, span), PLAN_TOKENS, counter),
-        "tool_results": clamp(tool_results(history, span, results), RESULT_TOKENS, counter),
+        "constraints": "\n".join(f"turn {pin.turn + 1}: {pin.text}" for pin in pinned),
+        "topic": topic(history),
+        "plan": plan(history, span),
+        "tool_results": tool_results(history, span, results),
         "reflections": reflected(history, span, reflections),
-        "latest_input": clamp(latest_input(history), INPUT_TOKENS, counter),
+        "latest_input": latest_input(history),
     }
 
 
+def newest(said: Sequence[str], limit: int, counter: TokenCounter) -> list[str]:
+    """The last lines that have at most `limit` tokens together; where the last alone is longer, its head and tail."""
+    kept: list[str] = []
+    left = limit
+    for line in reversed(said):
+        left -= counter.text(line) + 1
+        if left < 0:
+            break
+        kept.append(line)
+    return kept[::-1] or [clamp(line, limit, counter) for line in said[-1:]]
+
+
+def recent(
+    said: Iterable[str], *, rules: Mapping[str, SectionRule], counter: TokenCounter
+) -> tuple[list[str], tuple[Drop, ...]]:
+    """The lines of the turns, of which the older go where the template gives them a budget."""
+    given = list(said)
+    limit = _limit("recent_turns", rules)
+    if limit is None:
+        return given, ()
+    kept = newest(given, limit, counter)
+    gone = sum(map(counter.text, given)) - sum(map(counter.text, kept))
+    return kept, (Drop(what="recent_turns", reason=OVER, tokens=gone),) if gone else ()
+
+
 def fitted(
-    given: Mapping[str, str], *, rules: Mapping[str, SectionRule], room: int, counter: TokenCounter
+    given: Mapping[str, str], *, rules: Mapping[str, SectionRule], room: int | None, counter: TokenCounter
 ) -> tuple[dict[str, str], tuple[Drop, ...]]:
-    """Sections within their own budgets and, together, within `room`; of the expendable the lowest goes first."""
-    budgets = {name: rule.budget for name, rule in rules.items() if rule.budget}
-    kept = {name: clamp(text, budgets[name], counter) if name in budgets else text for name, text in given.items()}
-    dropped = [
-        Drop(what=name, reason="over its section budget", tokens=counter.text(text) - counter.text(kept[name]))
-        for name, text in given.items()
-        if kept[name] != text
-    ]
-    for name in sorted(EXPENDABLE, key=lambda name: rules[name].priority if name in rules else 0):
-        if sum(map(counter.text, kept.values())) <= room:
+    """Sections within their own budgets and, together, within `room` if there is an end to it.
+
+    Of the expendable the lowest goes first; the others are only made smaller, if that is not enough.
+    """
+    kept: dict[str, str] = {}
+    dropped: list[Drop] = []
+
+    def smaller(name: str, text: str, reason: str) -> None:
+        gone = counter.text(kept[name]) - counter.text(text)
+        if gone > 0:
+            dropped.append(Drop(what=name, reason=reason, tokens=gone))
+            kept[name] = text
+
+    for name, text in given.items():
+        kept[name] = text
+        if (limit := _limit(name, rules)) is not None:
+            smaller(name, _cut(name, text, limit, counter), OVER)
+    expendable = sorted(EXPENDABLE, key=lambda name: rules[name].priority if name in rules else 0)
+    for name in (*expendable, *LASTING):
+        if room is None or sum(map(counter.text, kept.values())) <= room:
             break
         if kept.get(name):
-            dropped.append(Drop(what=name, reason="the prompt was over its room", tokens=counter.text(kept[name])))
-            kept[name] = ""
+            smaller(name, _cut(name, kept[name], room // 2, counter) if name in LASTING else "", NO_ROOM)
     return kept, tuple(dropped)
+
+
+def _limit(name: str, rules: Mapping[str, SectionRule]) -> int | None:
+    """The most tokens a section may have; the template's own word counts more than ours."""
+    return (rules[name].budget if name in rules else None) or BUDGETS.get(name)
+
+
+def _cut(name: str, text: str, limit: int, counter: TokenCounter) -> str:
+    if name == "constraints":
+        return "\n".join(newest(text.split("\n"), limit, counter))
+    return clamp(text, limit, counter)

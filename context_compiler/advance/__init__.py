@@ -18,7 +18,7 @@ from context_compiler.budget.frozen import Frozen, positions, spans
 from context_compiler.history import History
 from context_compiler.limits import Limits
 from context_compiler.prompt import ALWAYS, TITLES, Order, written
-from context_compiler.sections import chunks, fitted, gathered, lines
+from context_compiler.sections import chunks, fitted, gathered, lines, recent
 from context_compiler.shapes import WHOLE, Shape
 from context_compiler.specifics.ledger import share
 from context_compiler.tokens import TokenCounter
@@ -147,24 +147,27 @@ def order(cut: Cut, options: Options) -> Order:
         cut.pinned,
         results=options.recent_tool_results,
         reflections=options.reflections,
-        counter=cut.counter,
     )
     given = {name: text for name, text in found.items() if name in wanted}
-    room = max(options.prompt_room, cut.limits.budget)
-    values, dropped = fitted(given, rules=options.template.sections, room=room // 4, counter=cut.counter)
-    turns = chunks(lines(cut.history, cut.span, options.recent_tool_results), room // 2, cut.counter)
-    previous = cut.previous.summary if cut.previous else ""
-    prompts = written(options.template, values, turns, previous=previous, cap=cap)
-    said = {**values, "previous_summary": previous, "recent_turns": "".join(turns)}
+    room, rules = max(options.prompt_room, cut.limits.budget), options.template.sections
+    spoken = lines(cut.history, cut.span, options.recent_tool_results)
+    newer, older = recent(spoken, rules=rules, counter=cut.counter)
+    earlier = {"previous_summary": cut.previous.summary if cut.previous else ""}
+    notes, shorter = fitted(earlier, rules=rules, room=None, counter=cut.counter)
+    values, dropped = fitted(given, rules=rules, room=room // 4, counter=cut.counter)
+    turns = chunks(newer, room // 2, cut.counter)
+    prompts = written(options.template, values, turns, previous=notes["previous_summary"], cap=cap)
+    said = {**values, **notes, "recent_turns": "".join(turns)}
+    had = {**said, **given}
     return Order(
         key=_key(cut, options, cap),
         prompts=prompts,
         cap=cap,
         included=tuple(name for name in TITLES if said.get(name, "").strip()),
         missing=tuple(
-            sorted(name for name in options.template.wants() if name in TITLES and not said.get(name, "").strip())
+            sorted(name for name in options.template.wants() if name in TITLES and not had.get(name, "").strip())
         ),
-        dropped=dropped,
+        dropped=(*older, *shorter, *dropped),
     )
 
 

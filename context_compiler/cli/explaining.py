@@ -43,6 +43,9 @@ SECTIONS = {
 }
 """What the sections of a ledger are called."""
 
+UNTOLD = "Not told to who wrote the summary"
+"""The heading of what was left out of a compile's prompt."""
+
 EXCERPT = 60
 """Columns of what a message begins with."""
 
@@ -50,7 +53,7 @@ Rows = list[Sequence[object]]
 
 
 def explain(screen: Screen, view: View, raw: History, sent: History) -> None:
-    """Three tables: what is kept, what is left out, where the tokens went."""
+    """Tables: what is kept, what is left out, of the view and of a summary's prompt, and where the tokens went."""
     for title, columns, rows in _tables(view, raw, sent):
         screen.heading(title)
         if rows:
@@ -80,6 +83,9 @@ def _tables(view: View, raw: History, sent: History) -> Iterator[tuple[str, Sequ
         quoted: Rows = [(one.what, one.why, one_line(one.text)[:EXCERPT]) for one in view.quoted]
         yield "Quoted from what is left out", QUOTED, quoted
     yield "Left out", LEFT_OUT, left_out(view.drops, raw)
+    made = view.record.compile if view.record is not None else None
+    if made is not None and made.sections_dropped:
+        yield UNTOLD, LEFT_OUT, left_out(made.sections_dropped, raw)
     yield "Tokens", SPENT, spent(view.ledger, view.tokens)
 
 

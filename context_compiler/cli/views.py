@@ -149,6 +149,8 @@ def facts(screen: Screen, record: Record) -> None:
             ("compile", first_word(made.status)),
             ("left empty", _empty(made.status)),
             ("compile note", made.error),
+            ("sections", ", ".join(made.sections_included)),
+            ("not told", ", ".join(f"{one.what} ({one.reason})" for one in made.sections_dropped)),
             ("compile cost", f"{cost}, {number(made.latency_ms)} ms" if cost else None),
             ("survival", None if made.survival is None else f"{made.survival:.0%}"),
         ]

@@ -13,7 +13,7 @@ from context_compiler.extract import choose, passages, quoted
 from context_compiler.fences import fence, neutral
 from context_compiler.prompt import TITLES, about
 from context_compiler.prose import prose
-from context_compiler.sections import gathered
+from context_compiler.sections import fitted, gathered
 from context_compiler.shapes.clamps import clamp
 from context_compiler.tokens import TokenCounter
 from context_compiler.view import Quote, note_text
@@ -86,9 +86,9 @@ def _own_note(cut: Cut, options: Options, room: int) -> str:
         cut.pinned,
         results=options.recent_tool_results,
         reflections=options.reflections,
-        counter=cut.counter,
     )
-    values = {name: text for name, text in found.items() if name in wanted}
+    given = {name: text for name, text in found.items() if name in wanted}
+    values, _ = fitted(given, rules=template.sections, room=None, counter=cut.counter)
     candidates = passages(cut.history, cut.bench.outline, cut.out, cut.counter) if "recent_turns" in wanted else ()
     gone = set(cut.out)
     left_out = sum(turn.start in gone for turn in cut.bench.outline.turns)

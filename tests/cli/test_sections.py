@@ -1,0 +1,51 @@
+"""A person is told what the writer of a summary was not told, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import DEMO, Command
+
+TEMPLATE = """---
+compiler: agent
+token_threshold: 0.5
+sections:
+  recent_turns: {budget: 200}
+  topic: {budget: 12}
+---
+Notes. {{ constraints }} {{ topic }} {{ recent_turns }} {{ latest_input }}
+"""
+HEADING = "Not told to who wrote the summary"
+GONE = ["recent_turns", "topic"]
+
+
+@pytest.fixture
+def tight(tmp_path: Path) -> str:
+    folder = tmp_path / "system" / "ContextTemplates"
+    folder.mkdir(parents=True)
+    (folder / "tight.md").write_text(TEMPLATE)
+    return "tight"
+
+
+def named(out: str) -> list[str]:
+    """The first words of the rows below the heading."""
+    return [line.split()[0] for line in out.split(HEADING)[1].strip().splitlines()[1:3]]
+
+
+def test_compile_explains_what_a_summary_was_not_written_from(cc: Command, tight: str) -> None:
+    said = cc("compile", DEMO, "--template", tight, "--model", "test", "--explain")
+    assert said.code == 0 and named(said.out) == GONE, said.out
+    assert HEADING not in cc("compile", DEMO, "--explain").out
+
+
+def test_a_chat_and_its_record_say_so_too(cc: Command, tight: str) -> None:
+    lines = ["Never deploy on Fridays. I want to move the queue to another host and keep all that is in it."]
+    lines += [f"Question {at}: what is known of the queue, the lock, the log and the disk? " * 4 for at in range(1, 6)]
+    options = ("--model", "scripted:0", "--endless", "--template", tight, "--budget", 1500)
+    said = cc("chat", *options, input="\n".join([*lines, "/view"]))
+    assert said.code == 0 and named(said.out) == GONE, said.out
+    last = cc("views", "list", "--json").json["views"][0]["id"]
+    shown = cc("views", "show", last).out
+    assert "not told" in shown and "recent_turns (over its section budget), topic (over" in shown
