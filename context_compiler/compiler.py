@@ -166,7 +166,8 @@ def _view(
     frozen = done.frozen if done else RAW
     drops = [*told.drops, *(done.cut.bench.drops if done else [])]
     if after:
-        drops = [*drops, Drop(what=f"{after} messages", reason="after the last request: a view ends with it")]
+        what = "1 message" if after == 1 else f"{after} messages"
+        drops = [*drops, Drop(what=what, reason="after the last request: a view ends with it")]
     kept = why_kept(frozen, turns, len(history))
     return View(
         messages=list(sent.messages),

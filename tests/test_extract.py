@@ -27,6 +27,7 @@ from pydantic_ai.messages import (
 from context_compiler.extract import Passage, Quotation, choose, passages, quoted
 from context_compiler.history import Reader
 from context_compiler.history.items import MARK
+from context_compiler.importers import parse_transcripts
 from context_compiler.passages.worth import words, worths
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import outline, pair
@@ -72,6 +73,12 @@ def test_an_unknown_day_is_said_to_be_unknown_where_it_matters() -> None:
     undated = ModelRequest(parts=[UserPromptPart(content="Hello?", timestamp=None)], timestamp=None)  # pyright: ignore[reportArgumentType]
     assert quoted(all_of([undated])) == "[turn 1 · user] Hello?"
     assert quoted(all_of([asked("Hello."), undated])).splitlines()[1] == "[2 undated user] Hello?"
+
+
+def test_a_transcript_that_names_no_day_is_quoted_without_one() -> None:
+    chat = b'[{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Yes?"}]'
+    (read,) = parse_transcripts(chat, file="chat.json")
+    assert quoted(all_of(read.messages)) == "[turn 1 · user] Hello?\n[assistant] Yes?"
 
 
 def test_a_call_and_its_answer_are_one_line_of_the_tool() -> None:

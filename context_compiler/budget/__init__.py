@@ -41,8 +41,9 @@ def giants(bench: Bench, room: int, recent: int) -> Iterator[None]:
 def older_turns(bench: Bench, room: int, recent: int) -> Iterator[None]:
     """Turns beyond the recent ones go, oldest first."""
     earlier = bench.outline.turns[:-1]
+    older = {0: "an earlier turn", 1: "older than the last turn"}.get(recent, f"older than the last {recent} turns")
     for turn in earlier[: max(0, len(earlier) - recent)]:
-        bench.out(range(turn.start, turn.stop), f"older than the last {recent} turns")
+        bench.out(range(turn.start, turn.stop), older)
         yield
 
 

@@ -238,5 +238,9 @@ def _read(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:
 
 def day_of(message: ModelMessage) -> str:
     """The day a message was made, as YYYY-MM-DD; empty where it does not say."""
-    times = (getattr(one, "timestamp", None) for one in (*message.parts, message))
-    return next((when.date().isoformat() for when in times if isinstance(when, datetime)), "")
+    return next(filter(None, (day(getattr(one, "timestamp", None)) for one in (*message.parts, message))), "")
+
+
+def day(when: object) -> str:
+    """A time as YYYY-MM-DD; empty where there is none, or only the zero that stands for none in a transcript."""
+    return when.date().isoformat() if isinstance(when, datetime) and when.year > 1970 else ""

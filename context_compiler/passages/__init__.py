@@ -11,11 +11,10 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
 from typing import Any
 
-from context_compiler.history import History
+from context_compiler.history import History, day
 from context_compiler.history.items import Item, Kind
 from context_compiler.shapes.lines import one_line
 from context_compiler.shapes.skeleton import call_line, outcome_line
@@ -159,8 +158,7 @@ def _exchanges(history: History, wanted: set[int]) -> dict[tuple[int, int], str]
 
 
 def _day(part: Any, message: Any) -> str:
-    when = getattr(part, "timestamp", None) or getattr(message, "timestamp", None)
-    return when.date().isoformat() if isinstance(when, datetime) else ""
+    return day(getattr(part, "timestamp", None)) or day(getattr(message, "timestamp", None))
 
 
 class _Price:

@@ -95,7 +95,7 @@ def test_a_view_is_shown_with_its_exact_messages_and_its_origin(recorded: Comman
     said = recorded("views", "show", 2).out
     for told in ("template hash", made["record"]["compile"]["template_hash"], "summary:medium", "budget", "3,000"):
         assert told in said
-    assert "older than the last" in said and "Context summary (compiled):" in said
+    assert "an earlier turn" in said and "Context summary (compiled):" in said
 
 
 def test_the_raw_history_of_a_view_is_what_was_at_hand(recorded: Command) -> None:
