@@ -161,6 +161,8 @@ class ArtifactStore:
         """Have again what `held` gave."""
         with self._lock:
             for id, entry in held.items():
+                if "data" not in entry:
+                    raise PipelineError(f"artifact {id!r}: what was kept of it is damaged")
                 self._held[_checked(id)] = entry
                 self._infos[id] = _info(id, entry, in_file=False)
 
@@ -206,7 +208,8 @@ def _entry(info: ArtifactInfo, data: Any) -> dict[str, Any]:
 
 def _info(id: str, entry: Mapping[str, Any], *, in_file: bool) -> ArtifactInfo:
     facts = {"name": str(entry.get("name", id)), "stored_at": str(entry.get("stored_at", ""))}
-    return ArtifactInfo(id=id, size_bytes=int(entry.get("size_bytes", 0)), is_file_backed=in_file, **facts)
+    size: object = entry.get("size_bytes")
+    return ArtifactInfo(id=id, size_bytes=size if type(size) is int else 0, is_file_backed=in_file, **facts)
 
 
 def _checked(id: str) -> str:

@@ -15,6 +15,22 @@ from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, Lineage, Run
 
 FILE = "checkpoint.json"
 HOWS = ("start", "edge", "jump", "join", "restart")
+_NONE = type(None)
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("next_node", "current_node", "current_node_fidelity", "current_node_thread"), (str, _NONE)),
+    **dict.fromkeys(("terminal_failure_reason", "pending_restart", "graph_dot_source_hash"), (str, _NONE)),
+    **dict.fromkeys(("context", "given", "lineage", "node_outcomes", "threads"), (dict,)),
+    **dict.fromkeys(("node_retries", "node_visits", "artifacts"), (dict,)),
+    **dict.fromkeys(("completed_nodes", "logs", "recheck"), (list,)),
+    "graph_snapshot_hash": (str,),
+    "edge": (int, _NONE),
+}
+"""What the fields of a document are."""
+_MEMBERS: Mapping[str, type] = {
+    **{"node_retries": int, "node_visits": int, "completed_nodes": str, "recheck": str},
+    **{"artifacts": dict, "node_outcomes": dict, "threads": dict},
+}
+"""What those fields consist of."""
 
 
 def head(state: RunState) -> dict[str, Any]:
@@ -90,9 +106,7 @@ def state_of(found: object, *, where: str) -> RunState:
 
 def _state(data: Mapping[str, Any]) -> RunState:
     """A state from its document; fields of the wrong kind raise one of the errors that `state_of` names."""
-    kinds = {"context": dict, "node_outcomes": dict, "threads": dict, "completed_nodes": list, "logs": list}
-    if data["how"] not in HOWS or not all(type(data[name]) is kind for name, kind in kinds.items()):
-        raise ValueError("a field is of the wrong kind")
+    _look_through(data)
     restart = data["pending_restart"]
     return RunState(
         lineage=Lineage(**data["lineage"]),
@@ -120,6 +134,25 @@ def _state(data: Mapping[str, Any]) -> RunState:
     )
 
 
+def _look_through(data: Mapping[str, Any]) -> None:
+    """Nothing, if every field is of its kind.
+
+    Raises:
+        ValueError: one is not.
+    """
+    wrong = {name for name, kinds in _KINDS.items() if type(data[name]) not in kinds}
+    wrong |= {"how"} if data["how"] not in HOWS else set()
+    wrong |= {"terminal_status"} if data["terminal_status"] not in (None, "success", "fail") else set()
+    for name in _MEMBERS.keys() - wrong:
+        found = data[name]
+        members: list[object] = list(found.values() if isinstance(found, dict) else found)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain data
+        wrong |= {name} if any(type(one) is not _MEMBERS[name] for one in members) else set()
+    if "lineage" not in wrong and [type(data["lineage"].get(one)) for one in ("root_run_id", "attempt")] != [str, int]:
+        wrong.add("lineage")
+    if wrong:
+        raise ValueError(f"of the wrong kind: {', '.join(sorted(wrong))}")
+
+
 def thread_document(thread: Thread) -> dict[str, Any]:
     """A conversation as plain data."""
     return {"messages": list(thread.messages), "marks": [list(mark) for mark in thread.marks]}
@@ -127,7 +160,10 @@ def thread_document(thread: Thread) -> dict[str, Any]:
 
 def thread_of(data: Mapping[str, Any]) -> Thread:
     """A conversation from plain data."""
-    return Thread(messages=tuple(data["messages"]), marks=tuple((str(name), int(at)) for name, at in data["marks"]))
+    messages, marks = data["messages"], tuple((str(name), int(at)) for name, at in data["marks"])
+    if type(messages) is not list or not all(0 <= at <= len(cast("list[Any]", messages)) for _, at in marks):
+        raise ValueError("a conversation is of the wrong kind")
+    return Thread(messages=tuple(cast("list[Any]", messages)), marks=marks)
 
 
 def write_checkpoint(folder: Path, state: RunState) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from context_compiler.pipeline.opening import graph_of, open_runs, prepare
 from context_compiler.pipeline.run_files import in_folder
 from context_compiler.pipeline.running import RunResult, go_through
 from context_compiler.pipeline.runs import RunStore
-from context_compiler.pipeline.state import RunState
+from context_compiler.pipeline.sessions import session_of
+from context_compiler.pipeline.state import RunState, Thread
 
 
 async def resume_pipeline(
@@ -105,4 +106,11 @@ def resumable(graph: Graph, state: RunState, config: RunConfig) -> RunState:
         raise PipelineError(f"run {state.run_id!r}: there is no stage {state.next_node!r} in the graph")
     if state.edge is not None and not 0 <= state.edge < len(graph.edges):
         raise PipelineError(f"run {state.run_id!r}: its checkpoint names an edge that is not in the graph")
-    return replace(state, resumed=True, threads=state.threads if config.resume_threads == "restore" else {})
+    threads: Mapping[str, Thread] = state.threads if config.resume_threads == "restore" else {}
+    for key, thread in threads.items():
+        try:
+            session_of(key, thread)
+        except ValueError as error:
+            what = f"run {state.run_id!r}: the conversation {key!r} is damaged"
+            raise PipelineError(f"{what}; resume without restoring conversations") from error
+    return replace(state, resumed=True, threads=threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -33,6 +34,8 @@ class FileRuns:
     def __init__(self, root: str | Path, *, place: Callable[[str], Path] | None = None) -> None:
         self.root = Path(root)
         self._place = place
+        self._added: set[str] = set()
+        """Runs whose events end in a whole line, because this store has added one."""
 
     def folder(self, run_id: str) -> Path:
         """The folder of a run."""
@@ -61,8 +64,10 @@ class FileRuns:
         """Keep an event."""
         path = self.folder(run_id) / EVENTS
         try:
+            cut = run_id not in self._added and _ends_within_a_line(path)
             with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(event.document()) + "\n")
+                file.write("\n" * cut + json.dumps(event.document()) + "\n")
+            self._added.add(run_id)
         except OSError as error:
             raise PipelineError(f"{path}: {error.strerror or error}") from error
 
@@ -71,12 +76,15 @@ class FileRuns:
         return read_checkpoint(self.folder(run_id))
 
     async def events(self, run_id: str, after: int = 0) -> list[Event]:
-        """Events in their order; a last line that was cut short by a crash is passed over."""
+        """Events in their order; a line that was cut short by a crash or a full disk is passed over."""
         path = self.folder(run_id) / EVENTS
-        if not path.exists():
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except FileNotFoundError:
             return []
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-        return [event for line in lines if (event := event_of(json.loads(line))).sequence > after]
+        except OSError as error:
+            raise PipelineError(f"{path}: {error.strerror or error}") from error
+        return [event for line in lines if (event := _event(line)) is not None and event.sequence > after]
 
     async def runs(self) -> list[RunInfo]:
         """Every run, the one begun last first."""
@@ -111,6 +119,24 @@ class FileRuns:
             write_atomically(path, text.encode("utf-8", "surrogatepass"))
         except OSError as error:
             raise PipelineError(f"{path}: {error.strerror or error}; give a folder that may be written") from error
+
+
+def _event(line: bytes) -> Event | None:
+    """The event of a line; None: the line is no whole event."""
+    try:
+        event = event_of(json.loads(line))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return event if type(event.sequence) is int else None
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    """Whether a crash, or a full disk, left the beginning of a line at the end of a file."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 def in_folder(folder: str | Path) -> FileRuns:

@@ -1,0 +1,63 @@
+"""What a crash, a full disk or a hand left of a run is read as far as it is whole, or refused in plain words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from context_compiler.errors import PipelineError
+from context_compiler.pipeline import in_folder, resume_pipeline
+from tests.pipeline.playing import Heard, Script, graph
+from tests.pipeline.resuming import half
+
+TEXT = graph("a [prompt=a fidelity=full thread_id=t]; b [prompt=b fidelity=full thread_id=t]; start->a->b->done")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("next_node",), ["b"]),
+        (("current_node",), {}),
+        (("edge",), "0"),
+        (("lineage",), None),
+        (("lineage", "attempt"), "2"),
+        (("terminal_status",), "nearly"),
+        (("completed_nodes",), [["a"]]),
+        (("node_visits",), {"a": "1"}),
+        (("node_visits", "b"), None),
+        (("artifacts",), {"one": None}),
+        (("artifacts",), {"one": {"name": "one"}}),
+        (("threads", "t", "messages"), "hello"),
+        (("threads", "t", "messages"), [{"kind": "letter"}]),
+        (("threads", "t", "marks"), [["a", 99]]),
+        (("context",), None),
+        (("logs",), "a line"),
+    ],
+)
+async def test_a_checkpoint_with_a_field_of_the_wrong_kind_is_refused(
+    tmp_path: Path, place: tuple[str, ...], value: Any
+) -> None:
+    heard = Heard()
+    await half(TEXT, None, "b", model=heard.model, logs_root=tmp_path)
+    path = tmp_path / "checkpoint.json"
+    document = json.loads(path.read_bytes())
+    inner = document
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(document))
+    with pytest.raises(PipelineError, match="damaged"):
+        await resume_pipeline(tmp_path, model=heard.model, resume_threads="restore")
+
+
+async def test_an_event_that_was_cut_short_is_passed_over_and_those_after_it_are_whole(tmp_path: Path) -> None:
+    await half(TEXT, None, "b", handlers={"codergen": Script()}, logs_root=tmp_path)
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(path.read_bytes()[:-30])
+    assert (await resume_pipeline(tmp_path, handlers={"codergen": Script()})).ok
+    events = await in_folder(tmp_path).events("r")
+    assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+    assert events[-1].kind == "run_finalized" and "run_resumed" in [event.kind for event in events]
