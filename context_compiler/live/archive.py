@@ -74,7 +74,7 @@ class Archive:
         """Keep one request; the record as it was kept, or as it was given when it could not be."""
         if self._wanted.record == "off":
             return explained(record, {"summary_id": "record is off"})
-        kept = await self._tried(lambda: self._save(record, result, frozen))
+        kept = await self._tried(lambda: self._save(record, result, frozen), writes=True)
         if kept is None:
             return explained(record, {"summary_id": "not stored"})
         return replace(kept, compile=result.row)
@@ -98,20 +98,21 @@ class Archive:
     async def raw(self, session_id: str, history: History) -> None:
         """Keep a raw history without a request: what the last answer of a run adds to it."""
         if self._wanted.record == "full":
-            await self._tried(lambda: self._archived(session_id, history))
+            await self._tried(lambda: self._archived(session_id, history), writes=True)
 
     async def _archived(self, session_id: str, history: History) -> bool:
         chain = self._redactor.chain(history) if self._redactor else history
         await self.store.archive(session_id, self._wanted.vault_name, chain)
         return True
 
-    async def _tried(self, work: Callable[[], Awaitable[Any]]) -> Any:
+    async def _tried(self, work: Callable[[], Awaitable[Any]], *, writes: bool = False) -> Any:
         """What came of working with the store; None when that failed, or when it is left alone for now."""
         if self._breaker.open:
             return None
         outcome = await attempted(_done(work))
         if outcome.error is None:
-            self._breaker.succeeded()
+            if writes:  # a full disk and a file that another process holds can still be read
+                self._breaker.succeeded()
             return outcome.value
         self._breaker.failed()
         await self._report(outcome.error)

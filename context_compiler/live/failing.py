@@ -18,6 +18,9 @@ T = TypeVar("T")
 ENGINES = ("dbos", "temporalio", "prefect")
 """Packages whose exceptions are control flow."""
 
+DOUBLINGS = 30
+"""More of them make no pause longer, and in a week of failures a number too large to reckon with."""
+
 
 def passes(error: Exception) -> bool:
     """Whether an exception is somebody's control flow rather than a failure."""
@@ -74,7 +77,7 @@ class Breaker:
         """Count a failure."""
         self.failures += 1
         if self.failures >= self.limit:
-            wait = min(self.longest, self.pause * 2 ** (self.failures - self.limit))
+            wait = min(self.longest, self.pause * 2 ** min(self.failures - self.limit, DOUBLINGS))
             self._until = time.monotonic() + wait
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from context_compiler import SQLiteStore
+from context_compiler import MemoryStore, Record, SQLiteStore
 from context_compiler.errors import StoreError
+from context_compiler.live.failing import Breaker
+from context_compiler.record import Chain, Entry
 from tests.live.faulty import BUDGET, Faulty
 from tests.support.agents import Notes
 
@@ -50,6 +52,37 @@ async def test_a_store_whose_every_method_raises_costs_no_run() -> None:
     assert faulty.statuses == ["compiled"] + ["cycle"] * 3, "what is in memory goes on"
     with pytest.raises(ZeroDivisionError):
         await faulty.ours.views()
+
+
+class Unwritable(MemoryStore):
+    """A store that can be read and not written, as on a full disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tried = 0
+
+    async def save(self, entry: Entry) -> Record:
+        self.tried += 1
+        raise StoreError("the disk is full")
+
+    async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
+        self.tried += 1
+        raise StoreError("the disk is full")
+
+
+async def test_a_store_that_can_be_read_but_not_written_is_left_alone_too() -> None:
+    store = Unwritable()
+    faulty = Faulty(store=store)
+    for _ in range(6):
+        await faulty.ask()
+    assert store.tried == 3 and len(faulty.errors) == 3
+
+
+def test_a_breaker_that_has_failed_for_days_still_only_pauses() -> None:
+    breaker = Breaker()
+    for _ in range(2_000):
+        breaker.failed()
+    assert breaker.open
 
 
 async def test_a_store_that_is_locked_costs_no_run(tmp_path: Path) -> None:
