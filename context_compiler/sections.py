@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from context_compiler.history import History
 from context_compiler.history.items import Item, Kind
@@ -36,6 +37,12 @@ LASTING = ("constraints", "latest_input")
 
 OVER, NO_ROOM = "over its section budget", "the prompt was over its room"
 """Why a section was made smaller or left out."""
+
+GIANT = 16
+"""A line of more characters a token of room is cut before it is counted: counting all that is left of it after every
+cut would take minutes for what a tool may return."""
+
+T = TypeVar("T")
 
 _SPEAKING = re.compile(
     r"([\n\r\v\f\x1c-\x1e\x85\u2028\u2029])"
@@ -84,7 +91,7 @@ def lines(history: History, positions: Sequence[int], results: int | None) -> It
         for at, item in enumerate(history.readings[index].items)
         if item.kind is Kind.RETURN
     ]
-    whole = set(answers if results is None else answers[len(answers) - results :] if results else [])
+    whole = set(_last(answers, results))
     for index in positions:
         for at, item in enumerate(history.readings[index].items):
             line = _line(item, (index, at) in whole)
@@ -124,7 +131,7 @@ def chunks(text_lines: Iterable[str], room: int, counter: TokenCounter) -> list[
 
 
 def _pieces(line: str, room: int, counter: TokenCounter) -> Iterator[str]:
-    while counter.text(line) >= room:
+    while len(line) > room * GIANT or counter.text(line) >= room:
         piece = counter.head(line, room - 1) or line[:1]
         yield piece
         line = line[len(piece) :]
@@ -135,8 +142,12 @@ def _pieces(line: str, room: int, counter: TokenCounter) -> Iterator[str]:
 def tool_results(history: History, positions: Sequence[int], results: int | None) -> str:
     """The last tool results among these messages, whole."""
     found = [item for index in positions for item in history.readings[index].items if item.kind is Kind.RETURN]
-    last = found if results is None else found[len(found) - results :] if results else []
-    return "\n".join(_line(item, True) for item in last)
+    return "\n".join(_line(item, True) for item in _last(found, results))
+
+
+def _last(found: Sequence[T], count: int | None) -> Sequence[T]:
+    """The last `count` of them, fewer where there are fewer; None: all."""
+    return found if count is None else found[max(0, len(found) - count) :]
 
 
 def gathered(

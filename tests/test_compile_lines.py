@@ -1,0 +1,45 @@
+"""What a compile is told of a conversation: the last results whole, and every line, however long."""
+
+from __future__ import annotations
+
+from random import Random
+from time import perf_counter
+
+import pytest
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
+
+from context_compiler.history import History, Reader
+from context_compiler.sections import chunks, lines, tool_results
+from context_compiler.tokens import TokenCounter
+
+
+def worked(results: int) -> History:
+    """A conversation with so many tool results of two lines each."""
+    messages: list[ModelMessage] = []
+    for number in range(results):
+        messages.append(ModelResponse(parts=[ToolCallPart("look", {"at": number}, f"c{number}")]))
+        messages.append(ModelRequest(parts=[ToolReturnPart("look", f"first {number}\nsecond {number}", f"c{number}")]))
+    return Reader(TokenCounter()).read(messages)
+
+
+@pytest.mark.parametrize("results", range(6))
+@pytest.mark.parametrize("wanted", [0, 1, 2, 3, 5, None])
+def test_the_last_results_are_told_whole_also_where_there_are_fewer(results: int, wanted: int | None) -> None:
+    history = worked(results)
+    every = range(len(history))
+    whole = list(range(results)) if wanted is None else list(range(results))[max(0, results - wanted) :]
+    said = [line for line in lines(history, every, wanted) if line.startswith("[tool]")]
+    assert [number for number, line in enumerate(said) if f"second {number}" in line] == whole
+    assert tool_results(history, every, wanted).count("second") == len(whole)
+
+
+def test_a_giant_line_is_cut_up_without_loss_and_in_one_pass() -> None:
+    random = Random(1)
+    line = " ".join(f"src/file_{random.random()}.py" for _ in range(60_000))
+    counter = TokenCounter()
+    counter.text("the ranks are read before the clock starts")
+    started = perf_counter()
+    told = chunks([line], 4_000, counter)
+    assert "".join(told) == line
+    assert max(map(counter.text, told)) <= 4_000
+    assert perf_counter() - started < 10
