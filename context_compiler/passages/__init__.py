@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,8 +25,11 @@ from context_compiler.turns.cues import sentence_ends
 
 WIDTH = 480
 """Characters of a passage, at most; a longer text is split where a sentence or line ends."""
+TAIL = 120
+"""Characters at the end of so long a piece in which its last sentence is looked for first."""
 
 UNDATED = "undated"
+Judge = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +76,9 @@ class Passage:
 
 
 def passages(
-    history: History, outline: Outline, positions: Iterable[int], counter: TokenCounter
+    history: History, outline: Outline, positions: Iterable[int], counter: TokenCounter, bears: Judge = bool
 ) -> tuple[Passage, ...]:
-    """What can be quoted from these messages, in order.
+    """What can be quoted from these messages, in order, as far as `bears` says yes to its text.
 
     User and assistant text in pieces of at most 480 characters, media as their placeholders, and a tool call
     with its answer as one line; no thinking, no system text, nothing of the host's or of this package's own.
@@ -93,7 +96,8 @@ def passages(
             speaker, texts = _said(item, exchanges.get((position, at), ""))
             date = _day(part, message)
             for number, text in enumerate(texts):
-                found.append(price.of(position, order + number, turn, date, speaker, text, number == 0))
+                if bears(text):
+                    found.append(price.of(position, order + number, turn, date, speaker, text, number == 0))
             order += len(texts) + 1
     return tuple(found)
 
@@ -124,7 +128,8 @@ def _pieces(text: str) -> Iterator[str]:
     start = 0
     while len(text) - start > WIDTH:
         window = text[start : start + WIDTH]
-        size = max(sentence_ends(window), default=0) or window.rfind(" ") + 1
+        ends = (max(sentence_ends(window, at), default=0) for at in (WIDTH - TAIL, 0))
+        size = next(filter(None, ends), window.rfind(" ") + 1)
         end = start + size if size else whole(text, start + WIDTH, -1)
         yield text[start:end]
         start = end
@@ -135,10 +140,9 @@ def _exchanges(history: History, wanted: set[int]) -> dict[tuple[int, int], str]
     """The line that stands for each call with its outcome, or for an answer alone; by message and part."""
     waiting: defaultdict[tuple[str, bool], deque[tuple[int, int]]] = defaultdict(deque)
     lines: dict[tuple[int, int], str] = {}
-    for position, reading in enumerate(history.readings):
-        if not reading.exchanges:
-            continue
-        for at, item in enumerate(reading.items):
+    calls = any(history.readings[position].exchanges for position in wanted)
+    for position, reading in enumerate(history.readings if calls else ()):
+        for at, item in enumerate(reading.items if reading.exchanges else ()):
             if item.call_id is None:
                 continue
             calls = waiting[item.call_id, item.native]
@@ -174,7 +178,6 @@ class _Price:
         """A passage with its price."""
         pieces = ("turn · ·.", f" {date or UNDATED}", f"[{turn + 1}", f"[{speaker}]")
         opening, day, number, named = (self._count(piece) + self._spare for piece in pieces)
-        label = opening + day + number + named
         return Passage(
             position=position,
             order=order,
@@ -182,8 +185,8 @@ class _Price:
             speaker=speaker,
             text=text,
             date=date,
-            tokens=label + self._text(f" {text}\n") + self._spare,
-            label=label,
+            tokens=opening + day + number + named + self._text(f" {text}\n") + self._spare,
+            label=opening + day + number + named,
             opening=opening,
             day=day,
             number=number,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from context_compiler.recall.index import ASSISTANT, TOOL, USER, Index
 from context_compiler.recall.question import Question
 
@@ -17,7 +19,7 @@ def named(index: Index, question: Question) -> dict[str, int]:
     found: dict[str, int] = {}
     for name in sorted(question.names):
         for called, times in index.called.items():
-            if not _same(name, called):
+            if called[:3] != name[:3] or not _same(name, called):
                 continue
             by_user, by_assistant = times[USER], times[ASSISTANT]
             if by_user >= max(OFTEN, MOSTLY * by_assistant):
@@ -33,9 +35,9 @@ def _same(name: str, called: str) -> bool:
     return long == short or (len(short) > 2 and long.startswith(short))
 
 
-def asked_about(index: Index, question: Question) -> int | None:
-    """Who of the two a question is about; None where it may be either."""
-    people = set(named(index, question).values())
+def asked_about(index: Index, question: Question, called: Mapping[str, int]) -> int | None:
+    """Who of the two a question is about, where it calls them so; None where it may be either."""
+    people = set(called.values())
     if people:
         return people.pop() if len(people) == 1 else None
     if question.yours:

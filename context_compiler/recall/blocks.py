@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from heapq import nlargest
 
 from context_compiler.budget.frozen import Block, Frozen
 from context_compiler.fences import fence
@@ -98,14 +97,13 @@ def _found(
     question = Question.of(_asked(history, at))
     ranking = Ranking(index, question, frozen.decided)
     here = {position for position, shape in frozen.kept if not shape.bare}
-    found = ((score, -position) for position, score in ranking.messages.items() if position not in here)
-    best = [-position for _, position in nlargest(MOST, found)]
+    best = ranking.best(MOST, here)
     relevant = Relevance(index, question)
     said = "\n".join((frozen.note, frozen.quotes, *(block.text for block in blocks)))
     candidates = [
         passage
-        for passage in passages(history, outline, best, counter)
-        if relevant.of(passage.text) and passage.text.strip() not in said
+        for passage in passages(history, outline, best, counter, relevant.of)
+        if passage.text.strip() not in said
     ]
     chosen = _fitting(candidates, ranking.passages(candidates), room - counter.text(fence(TITLE, "x")) - 8)
     while chosen:

@@ -10,13 +10,15 @@ import re
 from array import array
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
+from math import log1p
 
 from context_compiler.history import History, Reading, day_of
 from context_compiler.history.items import Item, Kind
 from context_compiler.recall.stems import terms
 from context_compiler.turns.cues import instructions
 
-NOBODY, USER, ASSISTANT, TOOL = range(4)
+SPEAKERS = 4
+NOBODY, USER, ASSISTANT, TOOL = range(SPEAKERS)
 """Who speaks in a message."""
 
 STANDING, PREFERENCE = 1, 2
@@ -24,6 +26,9 @@ STANDING, PREFERENCE = 1, 2
 
 SHORT = 30
 """Words; a longer message has other business than to lay something down."""
+
+USUAL = 3.4
+"""The logarithm of the terms of a message that is not long, about 30."""
 
 SCANNED = 20_000
 """Characters looked at from each end of a text."""
@@ -57,6 +62,8 @@ class Index:
         """Terms of each message."""
         self.costs = array("I")
         """Terms of each message as it would be quoted: of a tool's exchange only a line."""
+        self.excess = array("d")
+        """How much longer than usual each message is as it would be quoted, as a logarithm."""
         self.speakers = bytearray()
         self.cues = bytearray()
         self.sessions = array("I")
@@ -129,6 +136,7 @@ class Index:
         for at, own in found.items():
             for term, times in own.items():
                 self.posts.setdefault(term, array("I")).extend((at, times))
+        self.excess.append(max(0.0, log1p(self.costs[position]) - USUAL))
 
     def _place(self, position: int, item: Item) -> int:
         """Where a part counts as said: an answer where it was called for."""

@@ -9,14 +9,14 @@ conversations of two kinds, chats with an assistant and talks between people, an
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from heapq import nlargest
 from itertools import accumulate
 from math import exp, log1p
 
 from context_compiler.passages import Passage
 from context_compiler.recall.asking import asked_about, named
-from context_compiler.recall.index import STANDING, USER, Index
+from context_compiler.recall.index import SPEAKERS, USER, Index
 from context_compiler.recall.question import Question
 from context_compiler.recall.stems import said, terms
 
@@ -31,10 +31,11 @@ GIANT = 4.0
 """A message counts as at most so many times as long as the average."""
 NEAR = (0.6, 0.3)
 """What a hit counts for the messages next to it, and for those after them."""
-SHORT = 3.4
-"""The logarithm of the terms of a message that is not long, about 30."""
 TYPICAL = 60
 """Terms of a passage."""
+
+NONE = float("-inf")
+"""The score of what is not to be found."""
 
 BESIDE = 100.0
 """Below 0 by so much what answers nothing is still ranked: by its day, its speaker and its length."""
@@ -59,27 +60,45 @@ class Ranking:
     """How much the messages before a position answer a question. It costs what the question's terms occur."""
 
     def __init__(self, index: Index, question: Question, stop: int) -> None:
-        """Score every message before `stop` that answers, or stands next to one that does."""
-        self._index = index
-        self._wanted = _wanted(index, question)
-        self._who = asked_about(index, question)
-        self._cued = question.advice and self._who == USER
-        self._days = _days(index, self._wanted, stop)
-        self._months = [bool(question.months) and day[5:7] in question.months for day in index.days]
-        hits = _hits(index, self._wanted, stop)
-        near = _around(hits, sum(self._wanted.values()) or 1.0, stop)
-        if any(self._months):
-            near |= {at: near.get(at, 0.0) for at in range(stop) if self._months[index.sessions[at]]}
-        self._best = max(hits.values(), default=0.0) or 1.0
-        self.messages = {at: self._score(at, hits.get(at, 0.0), close) for at, close in near.items()}
-        """By position; always above 0."""
+        """Score every message before `stop`."""
+        people = named(index, question)
+        who = asked_about(index, question, people)
+        self._wanted = _wanted(index, question, people)
+        hits, days = _hits(index, self._wanted, stop)
+        near = _around(hits)
+        most, around = MESSAGE / (max(hits, default=0.0) or 1.0), AROUND / (sum(self._wanted.values()) or 1.0)
+        named_month = [bool(question.months) and day[5:7] in question.months for day in index.days]
+        days = [score + MONTH * here for score, here in zip(days, named_month, strict=True)]
+        theirs = [0.5 if who is None else float(speaker == who) for speaker in range(SPEAKERS)]
+        gain = [SUBJECT * share for share in theirs]
+        loss = [LENGTH * share + OTHERS_LENGTH * (1 - share) for share in theirs]
+        cued = [0.0, LAID_DOWN, LIKED, LAID_DOWN] if question.advice and who == USER else [0.0] * 4
+        own = [gain[speaker] - long * loss[speaker] for speaker, long in zip(index.speakers, index.excess, strict=True)]
+        columns = zip(hits, near, index.sessions, own, index.cues, strict=False)
+        self._scores = [
+            most * hit + around * close + days[day] + base + cued[cue] for hit, close, day, base, cue in columns
+        ]
+        self._answers: Sequence[float] = near
+        if any(named_month):
+            self._answers = [close or named_month[day] for close, day in zip(near, index.sessions, strict=False)]
+        """By position; what is not true answers nothing."""
+
+    def best(self, count: int, without: Set[int] = frozenset()) -> list[int]:
+        """The positions of the messages that answer best, best first, but for some."""
+        scores = [score if answers else NONE for score, answers in zip(self._scores, self._answers, strict=True)]
+        for at in without:
+            if at < len(scores):
+                scores[at] = NONE
+        last = min(nlargest(count, scores), default=NONE)
+        found = [at for at, score in enumerate(scores) if score >= last and score > NONE]
+        return sorted(found, key=lambda at: -scores[at])[:count]
 
     def passages(self, candidates: Sequence[Passage]) -> list[float]:
         """The score of each passage: its message's and its own; 0 or less for what answers nothing."""
-        if not self.messages:
+        if not any(self._answers):
             return [0.0] * len(candidates)
-        known = self.messages
-        found = [known[at] if (at := one.position) in known else self._score(at, 0, 0) - BESIDE for one in candidates]
+        messages = {at: self._message(at) for at in {one.position for one in candidates}}
+        found = [messages[one.position] for one in candidates]
         best = nlargest(CLOSE, (at for at, score in enumerate(found) if score > 0), key=lambda at: (found[at], -at))
         own = [_own(self._wanted, candidates[at].text) for at in best]
         top = max(own, default=0.0) or 1.0
@@ -87,20 +106,15 @@ class Ranking:
             found[at] += PASSAGE * score / top
         return found
 
-    def _score(self, at: int, hit: float, near: float) -> float:
-        index, session = self._index, self._index.sessions[at]
-        theirs = 0.5 if self._who is None else float(index.speakers[at] == self._who)
-        long = max(0.0, log1p(index.costs[at]) - SHORT)
-        score = MESSAGE * hit / self._best + AROUND * near + self._days[session] + MONTH * self._months[session]
-        score += SUBJECT * theirs - long * (LENGTH * theirs + OTHERS_LENGTH * (1 - theirs))
-        if self._cued and index.cues[at]:
-            score += LAID_DOWN if index.cues[at] & STANDING else LIKED
-        return log1p(exp(score))
+    def _message(self, at: int) -> float:
+        """Above 0 for what answers."""
+        score = log1p(exp(self._scores[at]))
+        return score if self._answers[at] else score - BESIDE
 
 
-def _wanted(index: Index, question: Question) -> dict[str, float]:
+def _wanted(index: Index, question: Question, people: Collection[str]) -> dict[str, float]:
     """The terms of the question that occur, rarest first, with how much each says (idf)."""
-    names = frozenset(term for name in named(index, question) for term in terms(name))
+    names = frozenset(term for name in people for term in terms(name))
     known = sorted((len(index.posts[term]) // 2, term) for term in question.terms - names if term in index.posts)
     work = accumulate(spread for spread, _ in known)
     size = len(index)
@@ -116,51 +130,41 @@ def _saturated(times: float, size: float) -> float:
     return times * (K1 + 1) / (times + K1 * (1 - B + B * min(GIANT, size)))
 
 
-def _hits(index: Index, wanted: Mapping[str, float], stop: int) -> dict[int, float]:
-    """The BM25 of each message before `stop` that holds one of the terms."""
-    found: defaultdict[int, float] = defaultdict(float)
-    average = index.average
+def _hits(index: Index, wanted: Mapping[str, float], stop: int) -> tuple[list[float], list[float]]:
+    """The BM25 of each message before `stop`, and what that of each day as one document adds, of the best of them."""
+    found, days, sessions = [0.0] * stop, [0.0] * len(index.days), index.sessions
+    base, slope, giant = K1 * (1 - B), K1 * B / index.average, GIANT * index.average
+    damped = [base + slope * (size if size < giant else giant) for size in index.sizes]
     for term, weight in wanted.items():
-        for at, times in _pairs(index, term):
-            if at >= stop:
-                break
-            found[at] += weight * _saturated(times, index.sizes[at] / average)
-    return found
-
-
-def _pairs(index: Index, term: str) -> Iterator[tuple[int, int]]:
-    flat = iter(index.posts[term])
-    return zip(flat, flat, strict=True)
-
-
-def _around(hits: Mapping[int, float], norm: float, stop: int) -> dict[int, float]:
-    """What a message and those next to it say of all that was asked: the nearer, the more."""
-    found = {at: hit / norm for at, hit in hits.items()}
-    for at, hit in hits.items():
-        for step, share in enumerate(NEAR, 1):
-            for beside in (at - step, at + step):
-                if 0 <= beside < stop:
-                    found[beside] = found.get(beside, 0.0) + share * hit / norm
-    return found
-
-
-def _days(index: Index, wanted: Mapping[str, float], stop: int) -> list[float]:
-    """What the BM25 of each day as one document adds, relative to the best; nothing where there is one day."""
-    count = len(index.days)
-    if count < 2:
-        return [0.0] * count
-    average = sum(index.totals) / count or 1.0
-    found = [0.0] * count
-    for term in wanted:
-        times: defaultdict[int, int] = defaultdict(int)
-        for at, often in _pairs(index, term):
+        flat = iter(index.posts[term])
+        told: defaultdict[int, int] = defaultdict(int)
+        most = weight * (K1 + 1)
+        for at, times in zip(flat, flat, strict=True):
             if at < stop:
-                times[index.sessions[at]] += often
-        weight = log1p((count - len(times) + 0.5) / (len(times) + 0.5))
-        for session, often in times.items():
-            found[session] += weight * _saturated(often, index.totals[session] / average)
-    best = max(found) or 1.0
-    return [DAY * score / best for score in found]
+                found[at] += most * times / (times + damped[at])
+                told[sessions[at]] += times
+        _add_day(index, days, told)
+    best = max(days, default=0.0) or 1.0
+    return found, [DAY * score / best for score in days]
+
+
+def _add_day(index: Index, days: list[float], told: Mapping[int, int]) -> None:
+    """Add the BM25 of a term to each day that holds it so often; nothing where there is one day."""
+    count = len(days)
+    if count < 2:
+        return
+    average = sum(index.totals) / count or 1.0
+    weight = log1p((count - len(told) + 0.5) / (len(told) + 0.5))
+    for session, often in told.items():
+        days[session] += weight * _saturated(often, index.totals[session] / average)
+
+
+def _around(hits: Sequence[float]) -> list[float]:
+    """What each message and those next to it say: the nearer, the more."""
+    one, two = NEAR
+    edged = [0.0, 0.0, *hits, 0.0, 0.0]
+    rows = zip(edged, edged[1:], edged[2:], edged[3:], edged[4:], strict=False)
+    return [at + one * (left + right) + two * (far + off) for far, left, at, right, off in rows]
 
 
 def _own(wanted: Mapping[str, float], text: str) -> float:

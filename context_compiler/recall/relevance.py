@@ -9,10 +9,13 @@ from math import log1p
 
 from context_compiler.recall.index import Index
 from context_compiler.recall.question import Question
-from context_compiler.recall.stems import said
+from context_compiler.recall.stems import beginning, folded, said
 
 FLOOR = 0.3
 """Below this share a text only happens to use a word of the question's."""
+
+FEW = 64
+"""Terms; of a question with more it costs more to look for their beginnings than to take a text apart."""
 
 TELLING = 6
 """Terms by which a question is known: those that the fewest messages hold."""
@@ -37,11 +40,18 @@ class Relevance:
             for spread in (len(index.posts.get(term, ())) // 2,)
         }
         self._all = sum(sorted(self._weights.values(), reverse=True)[:TELLING])
+        self._least = floor * self._all * (1 - 1e-9)
+        few = self._weights if len(self._weights) <= FEW else {}
+        self._beginnings = [(beginning(term), weight) for term, weight in few.items()]
 
     def of(self, text: str) -> float:
         """The share of the most telling terms' idf that the text holds, at most 1; 0 below the floor."""
         if not self._all:
             return 0.0
+        if self._beginnings:
+            plain = folded(text)
+            if sum(weight for start, weight in self._beginnings if start in plain) < self._least:
+                return 0.0
         held = sum(self._weights[term] for term in self._weights.keys() & set(said(text)))
         share = min(1.0, held / self._all)
         return share if share >= self._floor else 0.0

@@ -73,6 +73,18 @@ def said(passage: str) -> tuple[str, ...]:
     return tuple(terms(passage))
 
 
+def folded(text: str) -> str:
+    """A text as it can be searched for what terms begin with."""
+    return text.lower().replace("’", "'").replace("ё", "е")
+
+
+def beginning(term: str) -> str:
+    """What every folded text that says a term holds: a stem differs from its words in at most so many letters."""
+    if term.startswith("="):
+        return folded(term[1:])
+    return term if term.isdigit() or not term.isascii() else term[: -2 if term.endswith("ie") else -1]
+
+
 def identifiers(text: str) -> Iterator[str]:
     """Ids and paths as whole terms, and the parts that `words` does not see: `app2Main` is also app and main."""
     for run in _JOINED.findall(text):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from heapq import nlargest
 from typing import Any
 
 from pydantic_ai import FunctionToolset, RunContext
@@ -126,7 +125,7 @@ class Recall(AbstractCapability[Any]):
         stop = turns.active.start if turns.turns else 0
         index, question = indexed(history), Question.of(query)
         ranking = Ranking(index, question, stop)
-        best = [-at for _, at in nlargest(MOST, ((score, -at) for at, score in ranking.messages.items()))]
+        best = ranking.best(MOST)
         counter = self._reader.counter
         candidates = passages(history, turns, range(stop) if self._likeness else best, counter)
         relevant = Relevance(index, question)

@@ -31,9 +31,9 @@ _ABBREVIATED = re.compile(
 )
 
 
-def sentence_ends(text: str) -> Iterator[int]:
-    """Where the next sentence or line begins, for every sentence but the last."""
-    for match in _ENDS.finditer(text):
+def sentence_ends(text: str, start: int = 0) -> Iterator[int]:
+    """Where the next sentence or line begins, for every sentence but the last; those that end after `start`."""
+    for match in _ENDS.finditer(text, start):
         at = match.start()
         if "\n" in match.group() or text[at - 1] != "." or not _ABBREVIATED.search(text, max(0, at - 8), at):
             yield match.end()

@@ -15,6 +15,7 @@ from context_compiler import compile_view
 from context_compiler.history import Reader
 from context_compiler.passages import Passage, passages
 from context_compiler.recall import Index, Question, indexed, pending, rank
+from context_compiler.recall.stems import beginning, folded, terms
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import outline, pair
 from tests.support.histories import answer, assistant, call, histories, user
@@ -225,3 +226,23 @@ def test_one_turn_is_found_among_20_000_messages() -> None:
     question = Question.of("What was it that I said on the traffic and the music, number 777?")
     scores = rank(index, question, candidates)
     assert candidates[scores.index(max(scores))].turn == 777
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "dying lies",
+        "skies",
+        "hoping",
+        "happily",
+        "stability",
+        "rationalised",
+        "app2Main",
+        "don’t",
+        "ёлки",
+        "src/Ab_c.py",
+    ],
+)
+def test_a_text_holds_the_beginning_of_every_term_it_says(said: str) -> None:
+    assert set(terms(said))
+    assert all(beginning(term) in folded(said) for term in terms(said))
