@@ -238,7 +238,7 @@ def test_one_turn_is_found_among_20_000_messages() -> None:
         "stability",
         "rationalised",
         "app2Main",
-        "don’t",
+        "Anna’s",
         "ёлки",
         "src/Ab_c.py",
     ],
