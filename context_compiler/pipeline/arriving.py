@@ -52,8 +52,6 @@ def arrive(
     context.apply_updates({"current_node": node.name, MODE: str(fidelity)})
     for key in (THREAD, KEY):
         context.set(key, thread) if thread is not None else context.remove(key)
-    if inbox:
-        context.set(STEER, "\n".join(inbox))
     if fidelity is not asked:
         context.set(OVERRIDE, str(fidelity))
     preamble = ""
@@ -61,4 +59,6 @@ def arrive(
         values = context.values()
         preamble = build_fidelity_preamble(fidelity, graph, values, state.completed, node.name, state.logs)
         context.set(PREAMBLE, preamble)
+    if inbox:  # after the preamble, which shows little of a value, or none: whoever asks an agent hands it on whole
+        context.set(STEER, "\n".join(inbox))
     return Arrival(fidelity=fidelity, thread=thread, context=context, preamble=preamble)

@@ -209,6 +209,19 @@ async def test_a_message_reaches_the_childs_next_stage_and_the_loop_goes_on(tmp_
     assert "look at the tests" in [message for _, message in heard]
 
 
+@pytest.mark.parametrize("fidelity", ["full", "truncate", "compact", "summary:low"])
+async def test_a_message_is_heard_whole_at_every_fidelity(tmp_path: Path, fidelity: str) -> None:
+    message = "look at the tests. " * 40
+    child = graph(f'inner [prompt=inner fidelity="{fidelity}"]; last [prompt=last]; start->inner->last->done')
+    heard, said = Heard(), iter([message])
+    result = await run_pipeline(
+        supervised(tmp_path, 'manager.actions="observe,steer,wait"', child=child),
+        model=heard.model,
+        steer=lambda state: next(said, None),
+    )
+    assert result.ok and [message.strip() in prompt for prompt in heard.prompts] == [True, False]
+
+
 async def test_what_cannot_be_supervised_is_a_failure(tmp_path: Path) -> None:
     async def why(text: str) -> str:
         return (await run_pipeline(text, sleep=no_wait)).outcomes["m"].failure_reason

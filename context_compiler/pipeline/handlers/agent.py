@@ -19,6 +19,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_core import to_jsonable_python
 
 from context_compiler.capability import ContextCompiler
+from context_compiler.pipeline.arriving import STEER
 from context_compiler.pipeline.compiled import Compiling
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.graph import Graph, Node
@@ -30,6 +31,8 @@ from context_compiler.pipeline.stage import Stage
 SHORT = 200
 """Characters of an answer in `last_response`."""
 EFFORTS = ("low", "medium", "high")
+SUPERVISED = "Whoever supervises this run says:"
+"""What stands before a message for a stage."""
 
 
 class Verdict(BaseModel):
@@ -54,7 +57,7 @@ class AgentHandler:
     async def execute(self, stage: Stage) -> Outcome:
         """What the agent says, once it is asked."""
         told = await self._compiled.told(stage, self._model_of(stage)) if stage.node.context_helper else ""
-        prompt = "\n\n".join(filter(None, (stage.preamble.rstrip(), told, stage.prompt)))
+        prompt = "\n\n".join(filter(None, (stage.preamble.rstrip(), told, _steered(stage), stage.prompt)))
         stage.write("prompt.md", prompt)
         if self._config.simulated:
             return self._said(stage, f"[Simulated] Response for stage: {stage.node.name}", ())
@@ -127,6 +130,12 @@ class AgentHandler:
             tools=outcome.tools or tuple(tools),
             context_updates={**kept, **outcome.context_updates},
         )
+
+
+def _steered(stage: Stage) -> str:
+    """What a supervisor says to a stage, at any fidelity; empty: nothing."""
+    message = stage.context.get_string(STEER)
+    return f"{SUPERVISED}\n{message}" if message else ""
 
 
 def _outcome(output: object) -> Outcome:
