@@ -6,9 +6,7 @@ just deserialised is found by its content.
 
 from __future__ import annotations
 
-import json
 import operator
-import re
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
@@ -16,12 +14,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, compress, count
 
-from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest
-from pydantic_core import PydanticSerializationError
+from pydantic_ai.messages import ModelMessage, ModelRequest
 
+from context_compiler.history.bodies import load_messages, message_body
 from context_compiler.history.items import Item, Kind, read_items
 from context_compiler.ids import blob_id, chained, identity, objects_of
 from context_compiler.tokens import TokenCounter, as_counter
+
+__all__ = ["History", "Reader", "Reading", "day", "day_of", "load_messages", "message_body", "reader_of", "searchable"]
 
 REMEMBERED = 50_000
 """How many readings are remembered by content."""
@@ -31,31 +31,6 @@ RECENT = 8
 
 CLOSE = 16
 """So few new messages, and no other history can be a much nearer relative."""
-
-
-def _name_of(value: object) -> str:
-    return f"<{type(value).__qualname__}>"
-
-
-def message_body(message: ModelMessage) -> bytes:
-    """The canonical JSON of one message: what the record keeps, and what restores it without loss.
-
-    Half of a surrogate pair, which nothing can write or send, becomes a replacement character.
-    """
-    try:
-        return ModelMessagesTypeAdapter.dump_json([message], warnings=False, fallback=_name_of)[1:-1]
-    except PydanticSerializationError:
-        loose = ModelMessagesTypeAdapter.dump_python([message], mode="json", warnings=False, fallback=_name_of)
-        text = json.dumps(loose[0], ensure_ascii=False, separators=(",", ":"))
-        return _HALVES.sub("\ufffd", text).encode()
-
-
-_HALVES = re.compile("[\ud800-\udfff]")
-
-
-def load_messages(bodies: Sequence[bytes]) -> list[ModelMessage]:
-    """Messages from their canonical JSON."""
-    return ModelMessagesTypeAdapter.validate_json(b"[" + b",".join(bodies) + b"]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

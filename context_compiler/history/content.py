@@ -84,17 +84,18 @@ def plain(content: object) -> str:
     if isinstance(content, str):
         return content
     try:
-        return to_json(content, fallback=_name_of, bytes_mode="base64", inf_nan_mode="constants").decode()
+        return to_json(content, fallback=name_of, bytes_mode="base64", inf_nan_mode="constants").decode()
     except (ValueError, TypeError, RecursionError):  # half a surrogate pair, a circle, or far too deep
         return _plainer(content)
 
 
 def _plainer(content: object) -> str:
     try:
-        return json.dumps(content, default=_name_of, ensure_ascii=False, skipkeys=True, separators=(",", ":"))
+        return json.dumps(content, default=name_of, ensure_ascii=False, skipkeys=True, separators=(",", ":"))
     except (ValueError, TypeError, RecursionError):
-        return _name_of(content)
+        return name_of(content)
 
 
-def _name_of(value: object) -> str:
+def name_of(value: object) -> str:
+    """What stands for a value that has no text form: its type."""
     return f"<{type(value).__qualname__}>"

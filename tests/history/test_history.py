@@ -226,3 +226,12 @@ def test_what_a_host_noted_need_not_stay_once_it_was_compacted(compacted: ModelM
 def test_what_a_host_noted_since_the_turn_of_a_compaction_stays() -> None:
     noted, _, *rest = settings_and_a_compaction(ModelRequest(parts=[CompactionPart(content="so far")]))
     assert needless(reader()[0].read([noted, *rest])) == {}
+
+
+def test_a_number_too_long_for_json_is_kept_as_text() -> None:
+    digits = "9" * 5_000
+    said = {"product": 1 - 10**5_000, "small": 7, "said": f'he wrote "{digits}"', digits: digits}
+    message = user(answer("c", said))
+    (restored,) = load_messages([message_body(message)])
+    assert restored.parts[0] == answer("c", {**said, "product": f"-{digits}"})
+    assert len(Reader(TokenCounter()).read([message]).ids) == 1

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.models.test import TestModel
 
 from context_compiler.errors import CompileError, TemplateError
 from tests.live.faulty import BUDGET, Faulty
@@ -92,6 +93,16 @@ async def test_odd_histories_cost_no_run(case: str) -> None:
     assert not faulty.errors
     await faulty.ask(message_history=[*history, *long_history(40)])
     assert faulty.talker.last.tokens <= BUDGET
+
+
+async def test_a_number_of_thousands_of_digits_does_not_make_the_agent_forget() -> None:
+    ours = compiler(budget=8_000)
+    agent = Agent(TestModel(), capabilities=[ours])
+    asked = ModelResponse(parts=[call("multiply", "big")])
+    done = await agent.run("go on", message_history=[user("I am Ada."), asked, user(answer("big", 10**5_000))])
+    assert ours.last_view is not None and ours.last_view.status == "raw"
+    (record,) = await ours.views()
+    assert len(await ours.transcript(record.session_id)) == len(done.all_messages())
 
 
 def endless() -> list[ModelMessage]:
