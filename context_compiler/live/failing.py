@@ -11,12 +11,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
-from pydantic_ai.messages import ModelMessage, ModelRequest
+from pydantic_ai.messages import ModelMessage, ModelRequest, TextPart
 
 T = TypeVar("T")
 
 ENGINES = ("dbos", "temporalio", "prefect")
 """Packages whose exceptions are control flow."""
+
+GONE = "[left out]"
+"""Stands in the least that is sent for what is no text."""
 
 DOUBLINGS = 30
 """More of them make no pause longer, and in a week of failures a number too large to reckon with."""
@@ -89,7 +92,8 @@ def floor(messages: Sequence[ModelMessage], limit: int | None) -> list[ModelMess
         limit: Tokens; None leaves texts as they are.
     """
     start = len(messages) - 1
-    if not _prompts(messages[start]) and start and not isinstance(messages[start - 1], ModelRequest):
+    alone = _prompts(messages[start]) and not _answers(messages[start])
+    if not alone and start and not isinstance(messages[start - 1], ModelRequest):
         start -= 1
     prompt = next((index for index in range(start - 1, -1, -1) if _prompts(messages[index])), None)
     kept = [*([messages[prompt]] if prompt is not None and not _prompts(messages[start]) else []), *messages[start:]]
@@ -104,8 +108,14 @@ def _prompts(message: ModelMessage) -> bool:
     return any(part.part_kind == "user-prompt" for part in message.parts)
 
 
+def _answers(message: ModelMessage) -> bool:
+    return any(getattr(part, "tool_name", None) is not None for part in message.parts)
+
+
 def _short(part: Any, limit: int) -> Any:
     """A part whose text is at most `limit` characters; what is no text becomes a word for it."""
+    if part.part_kind == "file":
+        return TextPart(content=GONE[:limit])
     if part.part_kind in ("tool-call", "builtin-tool-call"):
         return part if len(str(part.args)) <= limit else replace(part, args={})
     content = getattr(part, "content", "")
@@ -115,4 +125,4 @@ def _short(part: Any, limit: int) -> Any:
         return part
     pieces = cast(list[object], content) if isinstance(content, list) else []
     text = " ".join(piece for piece in pieces if isinstance(piece, str))
-    return replace(part, content=text[:limit] or "[left out]"[:limit])
+    return replace(part, content=(text or GONE)[:limit])

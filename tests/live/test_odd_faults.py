@@ -9,10 +9,21 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.messages import (
+    BinaryContent,
+    FilePart,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolReturn,
+    UserPromptPart,
+)
 from pydantic_ai.models.test import TestModel
 
 from context_compiler.errors import CompileError, TemplateError
+from context_compiler.history import load_messages, message_body
+from context_compiler.live.failing import floor
 from tests.live.faulty import BUDGET, Faulty
 from tests.support.agents import Notes, Talker, compiler, run
 from tests.support.histories import answer, assert_pairs_whole, call, long_history, user
@@ -124,6 +135,25 @@ async def test_a_history_that_cannot_be_read_is_cut_to_the_last_exchange() -> No
     record = (await faulty.ours.views())[0]
     assert record.raw_tip is None and "raw_tip" in record.status
     assert record.error is not None and record.error.endswith("sent: the last exchange")
+
+
+async def test_the_least_that_is_sent_has_the_call_of_an_answer_with_a_file_beside_it() -> None:
+    def look() -> ToolReturn:
+        return ToolReturn(return_value="seen", content=["what it looks like"])
+
+    talker = Talker([[("look", {})], "done"])
+    agent = Agent(talker.model, tools=[look], capabilities=[compiler(budget=BUDGET)])
+    await run(agent, "look at it", message_history=endless())
+    assert_pairs_whole(talker.last.messages)
+    assert "seen" in talker.last.text and "look at it" in talker.last.text
+
+
+def test_in_the_least_that_is_sent_a_picture_is_a_word() -> None:
+    picture = FilePart(content=BinaryContent(b"x" * 1_000, media_type="image/png"))
+    drawn = ModelResponse(parts=[picture, call("look", "c", path="a")])
+    least = floor([user("draw it"), drawn, user(answer("c"))], 100)
+    assert [part.part_kind for part in least[1].parts] == ["text", "tool-call"]
+    assert load_messages([message_body(message) for message in least]) == least
 
 
 async def test_a_wrong_setting_in_the_environment_is_told_and_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
