@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated
 
@@ -98,8 +99,8 @@ def export(db: Db = DB, json: Json = False) -> None:
 
 async def _exported(db: Path) -> None:
     with working(f"exporting {db}", quiet=sys.stdout.isatty()) as progress:
-        async with opened(db) as store:
-            async for row in store.export():
+        async with opened(db) as store, aclosing(store.export()) as rows:
+            async for row in rows:
                 sys.stdout.write(json_text(row, indent=None) + "\n")
                 step(progress)
     sys.stdout.flush()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -128,19 +128,21 @@ class SQLiteStore:
         """Every defect found by deriving each name again from what reading returns; empty when sound."""
         return await self._run(verify)
 
-    async def export(self) -> AsyncIterator[Mapping[str, object]]:
+    async def export(self) -> AsyncGenerator[Mapping[str, object]]:
         """Every row as it stood when this began, on a connection of its own, so that saving goes on meanwhile."""
         await self._run(version_of)
         connection = Connection(locate(self.path), read_only=True, busy_timeout_ms=self.busy_timeout_ms)
         with self._explaining():
             await connection.open()
-            found = await connection.perform(reading.export)
             try:
-                while page := await connection.perform(lambda _: list(islice(found, PAGE))):
-                    for row in page:
-                        yield row
+                found = await connection.perform(reading.export)
+                try:
+                    while page := await connection.perform(lambda _: list(islice(found, PAGE))):
+                        for row in page:
+                            yield row
+                finally:
+                    await connection.perform(lambda _: found.close())
             finally:
-                await connection.perform(lambda _: found.close())
                 await connection.close()
 
     async def close(self) -> None:
