@@ -6,10 +6,9 @@ it: the next call continues from the raw history, not from our own output.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse
@@ -23,14 +22,14 @@ from context_compiler.live.middleware import Middleware
 from context_compiler.live.request import Request, charged, run_facts, session_of
 from context_compiler.live.run import Run
 from context_compiler.live.wanted import Wanted
+from context_compiler.memo import Memo
 from context_compiler.prompt import Order
 from context_compiler.record import Record
 from context_compiler.template import Template
 from context_compiler.view import LEFT_OUT, View, marked_request
 
-T = TypeVar("T")
-
 REMEMBERED = 64
+"""Runs and conversations that are remembered."""
 
 
 class CompilingHistoryProcessor:
@@ -39,9 +38,9 @@ class CompilingHistoryProcessor:
     def __init__(self, wanted: Wanted) -> None:
         """Open nothing before the first call."""
         self._ware = Middleware(wanted)
-        self._runs: OrderedDict[str, Run] = OrderedDict()
-        self._raw: OrderedDict[str, list[ModelMessage]] = OrderedDict()
-        self._stored: OrderedDict[str, list[ModelMessage]] = OrderedDict()
+        self._runs: Memo[str, Run] = Memo(REMEMBERED)
+        self._raw: Memo[str, list[ModelMessage]] = Memo(REMEMBERED)
+        self._stored: Memo[str, list[ModelMessage]] = Memo(REMEMBERED)
 
     async def __call__(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
         """The view of what really was said, with a mark that says where all of it is. Never raises."""
@@ -51,16 +50,17 @@ class CompilingHistoryProcessor:
         return outcome.value or messages
 
     async def _view(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
-        remembered(self._stored, session_of(ctx), ctx.messages)
+        self._stored.keep(session_of(ctx), ctx.messages)
         raw = await self._restored(messages)
         run_id = ctx.run_id or ""
-        run = remembered(self._runs, run_id, self._runs.get(run_id) or Run())
+        run = self._runs.get(run_id) or Run()
+        self._runs.keep(run_id, run)
         made = await self._ware.view(run, self._request(ctx, raw))
         await self._ware.rest()
         view = raw if self._ware.wanted.dry_run else made.messages
         if view == raw or run.raw is None or run.raw.tip is None:
             return view
-        remembered(self._raw, run.raw.tip, raw)
+        self._raw.keep(run.raw.tip, raw)
         return tagged(view, run.raw.tip)
 
     def _request(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> Request:
@@ -91,7 +91,7 @@ class CompilingHistoryProcessor:
         """
         outcome = await attempted(self._ware.transcript(session))
         archived = outcome.value or []
-        said = await self._restored(list(self._stored.get(session, ())))
+        said = await self._restored(list(self._stored.get(session) or ()))
         if outcome.error is not None and (not said or any(map(mark_in, said))):
             raise outcome.error
         read = self._ware.live.reader.read
@@ -125,15 +125,6 @@ def build_compiling_history_processor(
         SettingsError: A value is wrong.
     """
     return CompilingHistoryProcessor(Wanted(template, **wanted))
-
-
-def remembered(kept: OrderedDict[str, T], key: str, new: T) -> T:
-    """Keep something under a key, the newest last, and forget what is oldest."""
-    kept[key] = new
-    kept.move_to_end(key)
-    if len(kept) > REMEMBERED:
-        kept.popitem(last=False)
-    return new
 
 
 def mark_in(message: ModelMessage) -> dict[str, Any] | None:

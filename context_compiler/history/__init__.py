@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,12 +19,16 @@ from pydantic_ai.messages import ModelMessage, ModelRequest
 from context_compiler.history.bodies import load_messages, message_body
 from context_compiler.history.items import Item, Kind, read_items
 from context_compiler.ids import blob_id, chained, identity, objects_of
+from context_compiler.memo import Memo
 from context_compiler.tokens import TokenCounter, as_counter
 
 __all__ = ["History", "Reader", "Reading", "day", "day_of", "load_messages", "message_body", "reader_of", "searchable"]
 
-REMEMBERED = 50_000
-"""How many readings are remembered by content."""
+REMEMBERED = 50_000_000
+"""Characters of the readings that are remembered by content."""
+
+ENTRY = 1_000
+"""What remembering one reading costs beside its texts."""
 
 RECENT = 8
 """How many histories read lately may lend their ids to the next."""
@@ -115,7 +119,7 @@ class Reader:
         """Price messages with `counter`."""
         self.counter = counter
         self._seen: dict[int, tuple[weakref.ref[ModelMessage], list[object], Reading]] = {}
-        self._known: OrderedDict[str, Reading] = OrderedDict()
+        self._known: Memo[str, Reading] = Memo(REMEMBERED, _size)
         self._recent: deque[History] = deque(maxlen=RECENT)
 
     def read(self, messages: Sequence[ModelMessage], *, last: History | None = None) -> History:
@@ -167,10 +171,13 @@ class Reader:
         name = blob_id(body)
         known = self._known.get(name)
         if known is None:
-            known = self._known[name] = _read(message, body, self.counter)
-            if len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
+            known = _read(message, body, self.counter)
+            self._known.keep(name, known)
         return known
+
+
+def _size(reading: Reading) -> int:
+    return ENTRY + sum(len(item.text) for item in reading.items)
 
 
 _common = Reader(as_counter(None))

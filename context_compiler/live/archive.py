@@ -6,7 +6,6 @@ A store that fails is reported, left alone for a while after three failures, and
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from context_compiler.live.cycles import Cycles
 from context_compiler.live.failing import Breaker, attempted
 from context_compiler.live.run import Result
 from context_compiler.live.wanted import Wanted
+from context_compiler.memo import Memo
 from context_compiler.record import Compile, Cycle, Entry, Record
 from context_compiler.record.recording import explained
 from context_compiler.record.redaction import Redactor
@@ -56,7 +56,7 @@ class Archive:
         self._store: Store | None = None
         self._breaker = Breaker()
         self._redactor = Redactor(wanted.redact) if wanted.redact else None
-        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._answers: Memo[str, Answer] = Memo(ANSWERS)
 
     @property
     def store(self) -> Store:
@@ -128,16 +128,15 @@ class Archive:
 
     async def answered(self, key: str) -> Answer | None:
         """An earlier answer to the same order."""
-        if key in self._answers or not self.whole:
-            return self._answers.get(key)
+        made = self._answers.get(key)
+        if made is not None or not self.whole:
+            return made
         found = await self._tried(lambda: self.store.find_compile(key))
         return Answer(text=found[1].raw_output, row=found[0]) if found and found[1].raw_output else None
 
     def remember(self, key: str, answer: Answer) -> None:
         """Keep an answer in memory until it is on the record, or for good where the record may not have it."""
-        self._answers[key] = replace(answer, usage={}, cost=None)
-        if len(self._answers) > ANSWERS:
-            self._answers.popitem(last=False)
+        self._answers.keep(key, replace(answer, usage={}, cost=None))
 
     async def cycle(self, ids: Sequence[str], config: str) -> Frozen | None:
         """The newest cycle of the longest known ancestor, in memory or on the record."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from context_compiler.budget.frozen import Frozen
 from context_compiler.history import History
+from context_compiler.memo import Memo
 from context_compiler.shapes import WHOLE, Shape
 from context_compiler.turns import Pairing
 
 REMEMBERED = 1_000
+"""Cycles that are remembered."""
 
 
 class Cycles:
@@ -19,15 +20,11 @@ class Cycles:
 
     def __init__(self) -> None:
         """Start with none."""
-        self._kept: OrderedDict[tuple[str, str], Frozen] = OrderedDict()
+        self._kept: Memo[tuple[str, str], Frozen] = Memo(REMEMBERED)
 
     def keep(self, frozen: Frozen) -> None:
         """Remember a cycle under the last message it decides on."""
-        key = (frozen.tip, frozen.config)
-        self._kept[key] = frozen
-        self._kept.move_to_end(key)
-        if len(self._kept) > REMEMBERED:
-            self._kept.popitem(last=False)
+        self._kept.keep((frozen.tip, frozen.config), frozen)
 
     def find(self, ids: Sequence[str], config: str) -> Frozen | None:
         """The cycle of the longest known ancestor."""

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from context_compiler.history import History
 from context_compiler.ids import chained, identity
+from context_compiler.memo import Memo
 from context_compiler.record import Compile
 from context_compiler.record.recording import explained
 
 Redact = Callable[[str], str]
 """Given a text, what of it may be kept."""
 
-MESSAGES = 50_000
-"""Redacted messages remembered."""
+REMEMBERED = 50_000_000
+"""Bytes and characters of redacted messages that are remembered."""
 FREE = frozenset({"args", "content", "metadata", "provider_details", "vendor_metadata", "vendor_details"})
 """Fields of a message in which somebody's own data stands, with keys and values of their own."""
 TEXTS = FREE | {
@@ -72,7 +72,7 @@ class Redactor:
     def __init__(self, redact: Redact) -> None:
         """Keep what `redact` returns."""
         self.redact = redact
-        self._done: OrderedDict[str, tuple[str, bytes, str]] = OrderedDict()
+        self._done: Memo[str, tuple[str, bytes, str]] = Memo(REMEMBERED, lambda done: len(done[1]) + len(done[2]))
 
     def __call__(self, text: str) -> str:
         """What of a text may be kept."""
@@ -83,13 +83,12 @@ class Redactor:
         """The chain of a history as it may be kept."""
         kept: list[tuple[str, bytes, str]] = []
         for index, name in enumerate(history.ids):
-            if name not in self._done:
+            done = self._done.get(name)
+            if done is None:
                 body = json.dumps(self._host(json.loads(history.body(index))), ensure_ascii=False).encode()
-                parent = kept[-1][0] if kept else None
-                self._done[name] = chained(parent, identity(body)), body, self(history.text(index))
-            kept.append(self._done[name])
-        while len(self._done) > MESSAGES:
-            self._done.popitem(last=False)
+                done = chained(kept[-1][0] if kept else None, identity(body)), body, self(history.text(index))
+                self._done.keep(name, done)
+            kept.append(done)
         ids, bodies, texts = zip(*kept, strict=True) if kept else ((), (), ())
         return Redacted(ids=ids, bodies=bodies, texts=texts)
 

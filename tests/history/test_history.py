@@ -156,8 +156,8 @@ def test_what_is_gone_is_forgotten_by_identity() -> None:
     assert not known
 
 
-def test_only_so_many_contents_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 3)
+def test_contents_are_remembered_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 4 * module.ENTRY)
     read, counter = reader()
     for number in range(5):
         read.one(user(f"message {number} that is long enough to be remembered"))

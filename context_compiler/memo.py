@@ -1,0 +1,46 @@
+"""What is remembered takes no more than its room: what was used least lately is forgotten first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import RLock
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Memo(Generic[K, V]):
+    """Values by key, for any number of threads."""
+
+    def __init__(self, room: int, weigh: Callable[[V], int] = lambda _: 1) -> None:
+        """Remember what weighs at most `room` together; without `weigh`, so many values."""
+        self._room, self._weigh = room, weigh
+        self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._held = 0
+        self._lock = RLock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: K) -> V | None:
+        """What was kept under a key, which is used by that; None where nothing is remembered."""
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None:
+                return None
+            self._kept.move_to_end(key)
+            return found[0]
+
+    def keep(self, key: K, value: V) -> None:
+        """Remember a value, in place of what was under its key; one that is larger than the room is not kept."""
+        weight = self._weigh(value)
+        with self._lock:
+            self._held -= self._kept.pop(key, (None, 0))[1]
+            if weight > self._room:
+                return
+            self._kept[key] = value, weight
+            self._held += weight
+            while self._held > self._room:
+                self._held -= self._kept.popitem(last=False)[1][1]
