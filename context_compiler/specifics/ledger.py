@@ -1,7 +1,7 @@
 """What is left out leaves its identifiers behind, each with the line that it came from.
 
-A line of the ledger stands for one message: its turn, who said it, for a tool what it was called with, and then
-the pieces of text around what later calls may need. What the view says elsewhere is not said again.
+A line of the ledger stands for what one speaker, or one tool, said in one turn: for a tool what it was called with
+each time, and then the pieces of text around what later calls may need. What the view says elsewhere is not said again.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ question comes first."""
 SMALLEST = 24
 """With less room, in tokens, there is no ledger."""
 
+SPARE = 12
+"""Tokens; more that quotes have no use for are the ledger's again."""
+
 NEAR, FAR = 1, 2
 """Words on each side of an identifier, where room is short and where it is not."""
 SHORT = 400
@@ -38,6 +41,12 @@ CALL = 72
 """Characters of a call, where what matters is in its answer."""
 TRIES = 24
 """Identifiers in a row that may not fit before the ledger is closed."""
+
+AND = "; "
+"""Between what shares a label."""
+
+Key = tuple[int, int]
+"""Message and part."""
 
 WIDTH = 48
 """Characters on each side in which they are looked for."""
@@ -67,12 +76,16 @@ def with_ledger(cut: Cut, told: Sequence[str], room: int, quoting: Callable[[int
         quoting: Gives quotes of at most so many tokens.
         lost: A model has written a summary, and what it lost is listed.
     """
-    own = min(int(cut.limits.room * SHARE), room if lost else room // PART) if lost or uses_tools(cut.history) else 0
+    most = int(cut.limits.room * SHARE) if lost or uses_tools(cut.history) else 0
+    own = min(most, room if lost else room // PART)
     quotes = quoting(room - own)
     listed = ledger(cut, (*told, quotes), own)
     used = cut.counter.text(listed) + 2 if listed else 0
     if own - used > SMALLEST:
         quotes = quoting(room - used)
+    rest = min(most, room - cut.counter.text(quotes) - 2)
+    if rest - used > SPARE:
+        listed = ledger(cut, (*told, quotes), rest)
     return "\n\n".join(block for block in (listed, quotes) if block)
 
 
@@ -94,7 +107,7 @@ def ledger(cut: Cut, told: Sequence[str], room: int) -> str:
     if room < SMALLEST:
         return ""
     candidates = needs(cut, told)
-    lines: dict[tuple[int, int], _Line] = {}
+    lines: dict[Key, _Line] = {}
     left = room - 2
     written = _Writer(cut, NEAR if room < SHORT else FAR)
     missed = 0
@@ -106,21 +119,23 @@ def ledger(cut: Cut, told: Sequence[str], room: int) -> str:
             missed += 1
         elif cost:
             lines[key], left, missed = line, left - cost, 0
-    return "\n".join(written.text(lines[key]) for key in sorted(lines))
+    return written.all(lines)
 
 
-def _added(
-    home: Mention, lines: Mapping[tuple[int, int], _Line], written: _Writer, cut: Cut
-) -> tuple[int, tuple[int, int], _Line]:
+def _added(home: Mention, lines: Mapping[Key, _Line], written: _Writer, cut: Cut) -> tuple[int, Key, _Line]:
     """What quoting an identifier from there costs, in tokens, and the line that does; 0 where it is there already."""
     key = written.key(home)
     line = lines.get(key, _Line())
-    before = written.text(line)
+    label, before = written.text(line)
     if line.mentions and Told(before).holds(home.specific):
         return 0, key, line
     longer = _Line(mentions=[*line.mentions, home])
+    label, after = written.text(longer)
     price = cut.counter.text
-    return price(written.text(longer)) + 1 - (price(before) + 1 if before else 0), key, longer
+    if before:
+        return price(after) - price(before), key, longer
+    known = any(written.label(other.mentions[0]) == label for other in lines.values())
+    return price(f"{AND}{after}" if known else f"{label}{after}\n"), key, longer
 
 
 class _Writer:
@@ -142,10 +157,25 @@ class _Writer:
         own = mention.position, mention.part
         return self._calls.get(own, own)
 
-    def text(self, line: _Line) -> str:
-        """The line as it stands in the ledger."""
+    def label(self, mention: Mention) -> str:
+        """What a line begins with: the turn, who speaks, and which tool."""
+        position, part = self.key(mention)
+        item = self._history.readings[position].items[part]
+        tool = one_line(item.tool or "tool", 40) if item.kind in (Kind.CALL, Kind.RETURN) else ""
+        return f"[turn {mention.turn + 1} · {mention.speaker}] {tool}"
+
+    def all(self, lines: Mapping[Key, _Line]) -> str:
+        """Every line; what has the same label shares it."""
+        found: dict[str, list[str]] = {}
+        for key in sorted(lines):
+            label, said = self.text(lines[key])
+            found.setdefault(label, []).append(said)
+        return "\n".join(label + AND.join(said) for label, said in found.items())
+
+    def text(self, line: _Line) -> tuple[str, str]:
+        """The label of a line, and what stands behind it."""
         if not line.mentions:
-            return ""
+            return "", ""
         position, part = self.key(line.mentions[0])
         item = self._history.readings[position].items[part]
         first = line.mentions[0]
@@ -157,13 +187,13 @@ class _Writer:
             short = call_line(item.tool or "tool", item.text, width=CALL)
             named = Told(short)
             missing = [one for one in line.mentions if one not in answers and not named.holds(one.specific)]
-            said = short if not missing else f"{one_line(item.tool or 'tool', 40)}({said})"
+            said = short[short.find("(") :] if not missing else f"({said})"
         elif item.kind is Kind.RETURN:
-            said = f"{one_line(item.tool or 'tool', 40)} → {said}"
+            said = f" → {said}"
         if answers:
             at, place = answers[0].position, answers[0].part
             said += " → " + _pieces(readable(self._history.readings[at].items[place]), answers, self._words)
-        return f"[turn {first.turn + 1} · {first.speaker}] {said}"
+        return self.label(first), said
 
 
 def _pieces(text: str, told: Iterable[Mention], words: int) -> str:
