@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -19,7 +18,8 @@ from context_compiler.live.overflow import RetryModelRequest
 from context_compiler.live.request import charged
 from context_compiler.manager.desk import Desk
 from context_compiler.manager.serving import Served, finish, serve, unseen
-from context_compiler.processor import after, mark_in, remembered, tagged
+from context_compiler.memo import Memo
+from context_compiler.processor import REMEMBERED, after, mark_in, tagged
 
 
 @dataclass
@@ -94,7 +94,7 @@ class ManagedHistory:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._runs: OrderedDict[str, tuple[int | None, int]] = OrderedDict()
+        self._runs: Memo[str, tuple[int | None, int]] = Memo(REMEMBERED)
         """By run: the turn it is in, and how much of a history that was sent as it is has been seen."""
 
     async def __call__(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
@@ -106,7 +106,7 @@ class ManagedHistory:
 
     async def _sent(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
         run = ctx.run_id or ""
-        key, seen = self._runs.get(run, (None, 0))
+        key, seen = self._runs.get(run) or (None, 0)
         news: Sequence[ModelMessage]
         mark = next((found for message in messages if (found := mark_in(message)) is not None), None)
         if mark is not None and "responses" in mark:
@@ -114,7 +114,7 @@ class ManagedHistory:
         else:
             news = messages[seen:] if seen else unseen(self._desk, messages)
         served = await serve(self._desk, news, messages, key, _charging(ctx), ends=False)
-        remembered(self._runs, run, (served.key, len(messages)))
+        self._runs.keep(run, (served.key, len(messages)))
         return messages if served.same else tagged(served.messages, str(self._desk.session.taken))
 
 
