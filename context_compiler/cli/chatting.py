@@ -17,6 +17,8 @@ from context_compiler.cli.screen import Screen
 from context_compiler.cli.typing_in import Interrupted, Keyboard, Leave
 
 MODEL = "anthropic:claude-sonnet-5-5"
+DRAWN = 1.0
+"""Seconds after which a prompt counts as drawn: a terminal that can do nothing does not tell."""
 
 app = group("Talk with a model.")
 log = logging.getLogger("context_compiler")
@@ -112,7 +114,8 @@ async def _on_terminal(options: dict[str, Any]) -> bool:
 
 
 async def _opened(options: dict[str, Any], drawn: asyncio.Event) -> tuple[Any, list[str]]:
-    await drawn.wait()
+    await asyncio.wait({waiting := asyncio.create_task(drawn.wait())}, timeout=DRAWN)
+    waiting.cancel()
     gc.disable()  # a long history is a million objects, none of which is garbage
     try:
         conversation = await asyncio.to_thread(_made, options)

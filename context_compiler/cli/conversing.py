@@ -54,6 +54,8 @@ class Conversation:
         self.model = model
         os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
         agent = Agent(model_named(model), name="chat")
+        if vault is not None and not vault.exists():
+            warn(f"{vault}: there was no such folder; it is made for this chat")
         writer = compiler if compiler in (None, "none") else model_named(compiler)
         self.chat = ChatSession(agent, session, model=writer, vault=vault, system=system, notice=warn, **options)
         self.commands = Commands(self.chat, self.screen, vault=vault, system=system)

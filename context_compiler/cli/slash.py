@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from difflib import get_close_matches
+from operator import is_
 from pathlib import Path
 
 from context_compiler.chat.healing import said
@@ -110,15 +111,19 @@ class Commands:
         self._screen.line(f"views are written with {one_line(name, 60)} ({found.source}){mode}")
 
     async def _view(self, rest: str) -> None:
+        if rest not in ("", "full"):
+            self._screen.line(f"/view {one_line(rest, 40)}: say full, or nothing")
+            return
         last = self._chat.last
         if last is None:
             self._screen.line("nothing has been sent yet since this chat was opened")
             return
         raw = reading(last.history)
-        if last.view is None or first_word(last.view.status) == "raw":
+        if last.view is None or first_word(last.view.status) == "raw" or _whole(last.view, raw):
             room = f" of {number(last.view.budget)}" if last.view is not None else ""
             size = f"{plural(len(raw), 'message')}, {number(raw.tokens)}{room} tokens"
             self._screen.line(f"the whole history was sent as it is: {size}")
+            self._failure(last.view)
             return
         view, sent = last.view, reading(last.view.messages)
         self._screen.line(
@@ -126,12 +131,18 @@ class Commands:
             f": {number(last.raw)} tokens became {number(last.sent)}, {number(view.budget)} at most; ",
             f"{plural(len(raw), 'message')} became {len(sent)}",
         )
+        self._failure(view)
         made = view.record.compile if view.record is not None else None
         if made is not None and made.compiled_prompt is None and made.error:
             self._screen.line(("no model was asked: ", "yellow"), one_line(made.error))
         if rest == "full":
             show(self._screen, sent, lines=LINES)
         explain(self._screen, _complete(view, raw), raw, sent)
+
+    def _failure(self, view: View | None) -> None:
+        """Why it is not the view that was wanted, if it is not."""
+        if view is not None and view.error:
+            self._screen.line(("what failed: ", "yellow"), one_line(view.error))
 
     async def _recall(self, rest: str) -> None:
         if not rest:
@@ -162,8 +173,17 @@ class Commands:
         )
 
 
+def _whole(view: View, raw: History) -> bool:
+    """Whether a view is the history itself, message for message."""
+    return len(view.messages) == len(raw) and all(map(is_, view.messages, raw.messages))
+
+
 def _complete(view: View, raw: History) -> View:
     """A view that also says what it leaves out since an earlier request."""
+    if not view.kept:
+        positions = {id(message): at for at, message in enumerate(raw.messages)}
+        found = [positions[id(message)] for message in view.messages if id(message) in positions]
+        view = replace(view, kept=tuple((at, "all that could be sent") for at in found))
     kept = {position for position, _ in view.kept}
     gone = [at for at in range(len(raw)) if at not in kept]
     if view.drops or not gone:

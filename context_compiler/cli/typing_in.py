@@ -73,6 +73,7 @@ class Keyboard:
             key_bindings=self._keys(),
             bottom_toolbar=lambda: FormattedText([("noreverse fg:ansibrightblack", one_line(self._status()))]),
             enable_history_search=True,
+            enable_suspend=True,
             interrupt_exception=Interrupted,
         )
         self._session.app.after_render.add_handler(lambda app: shown())
@@ -124,6 +125,10 @@ class Keyboard:
         @keys.add(Keys.Escape, Keys.Enter)
         def _(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
+
+        @keys.add(Keys.Vt100MouseEvent)
+        def _(event: KeyPressEvent) -> None:
+            """Pass over what looks like a mouse: a pasted colour does too, and the editor breaks on it."""
 
         @keys.add(Keys.BracketedPaste)
         def _(event: KeyPressEvent) -> None:

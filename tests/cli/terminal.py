@@ -83,12 +83,14 @@ class Terminal:
 
 
 @contextmanager
-def terminal(folder: Path, *args: str, columns: int = 100, lines: int = 40) -> Iterator[Terminal]:
+def terminal(
+    folder: Path, *args: str, columns: int = 100, lines: int = 40, kind: str = "xterm-256color"
+) -> Iterator[Terminal]:
     """The command line on a terminal of its own."""
     master, slave = pty.openpty()
     ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     given = {name: value for name, value in os.environ.items() if not name.startswith("CONTEXT_COMPILER_")}
-    env = {**given, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
+    env = {**given, "TERM": kind, "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
     process = subprocess.Popen(
         [sys.executable, "-m", "context_compiler", *args],
         cwd=folder,

@@ -173,3 +173,31 @@ def test_with_json_every_line_is_said_and_every_answer_is_one_object(cc: Command
     first, second = map(json.loads, said.out.splitlines())
     assert first["answer"].startswith("On “What about the queue?”") and second["answer"].startswith("On “/view”")
     assert first["raw"] == first["sent"] > 0 and first["stopped"] is False
+
+
+def test_view_says_why_the_whole_history_was_sent_instead(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "system" / "ContextTemplates").mkdir(parents=True)
+    (tmp_path / "system" / "ContextTemplates" / "mine.md").write_text("{{ topic")
+    said = talk(cc, "Hello.", "And?", "/view", args=("--endless", "--template", "mine"))
+    assert "the whole history was sent as it is: 3 messages, " in said.out
+    assert "what failed: TemplateError: " in said.out and "mine.md:1" in said.out
+    assert "Left out" not in said.out
+
+
+def test_view_of_what_could_still_be_sent_tells_kept_from_left_out(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "system" / "ContextTemplates").mkdir(parents=True)
+    (tmp_path / "system" / "ContextTemplates" / "mine.md").write_text("{{ topic")
+    lines = [f"Question number {number} about the table of receipts?" for number in range(12)]
+    said = talk(cc, *lines, "/view", args=("--endless", "--template", "mine", "--budget", "400"))
+    kept, raw = map(int, re.findall(r"Kept: (\d+) of (\d+) messages", said.out)[0])
+    assert 0 < kept < raw == 23 and "what failed: TemplateError: " in said.out
+
+
+def test_a_view_is_shown_in_full_or_not(cc: Command) -> None:
+    assert "/view all: say full, or nothing" in talk(cc, "Hello.", "/view all").out
+
+
+def test_a_vault_that_is_not_there_yet_is_told_of(cc: Command, tmp_path: Path) -> None:
+    said = talk(cc, "Hello.", args=("--vault", "notse"))
+    assert said.code == 0 and said.err == "note: notse: there was no such folder; it is made for this chat\n"
+    assert talk(cc, "Hello.", args=("--vault", "notse")).err == ""

@@ -196,3 +196,21 @@ def test_what_keeps_it_from_opening_ends_it_with_one_line(tmp_path: Path) -> Non
     with terminal(tmp_path, "chat", "--model", "nobody:knows") as screen:
         assert screen.ended() == 2
         assert "error: --model 'nobody:knows'" in screen.text
+
+
+def test_a_terminal_that_can_do_nothing_is_answered_too(tmp_path: Path) -> None:
+    with terminal(tmp_path, "chat", "--model", "scripted:0", kind="dumb") as screen:
+        screen.wait_for(PROMPT)
+        say(screen, "What about the queue?")
+        screen.type("/quit\r")
+        assert screen.ended() == 0
+    assert "On “What about the queue?”" in transcript(tmp_path)
+
+
+def test_a_colour_that_is_typed_or_pasted_breaks_nothing(tmp_path: Path) -> None:
+    with chat(tmp_path) as screen:
+        screen.wait_for("normal")
+        say(screen, "a \x1b[31mred word")
+        leave(screen)
+    assert "Traceback" not in screen.text and "Unhandled" not in screen.text
+    assert "red word" in transcript(tmp_path)
