@@ -26,7 +26,7 @@ from context_compiler.memo import Memo
 from context_compiler.prompt import Order
 from context_compiler.record import Record
 from context_compiler.template import Template
-from context_compiler.view import LEFT_OUT, View, marked_request
+from context_compiler.view import LEFT_OUT, View, mark_in, marked_request
 
 REMEMBERED = 64
 """Runs and conversations that are remembered."""
@@ -68,7 +68,11 @@ class CompilingHistoryProcessor:
             return charged(ctx, await self._ware.compile(order.key, order.prompts, ctx.model))  # pyright: ignore[reportArgumentType]
 
         return Request(
-            messages=messages, **run_facts(ctx, messages, self._ware.live.counter), begin=self._ware.begin, ask=asked
+            messages=messages,
+            **run_facts(ctx, messages, self._ware.live.counter),
+            begin=self._ware.begin,
+            ask=asked,
+            marked=True,
         )
 
     @property
@@ -125,16 +129,6 @@ def build_compiling_history_processor(
         SettingsError: A value is wrong.
     """
     return CompilingHistoryProcessor(Wanted(template, **wanted))
-
-
-def mark_in(message: ModelMessage) -> dict[str, Any] | None:
-    """Our mark on any part of a message, wherever the host has merged it to."""
-    for part in message.parts:
-        for thing in (part, *user_content(getattr(part, "content", None))):
-            found = mark_of(thing)
-            if found is not None:
-                return found
-    return None
 
 
 def tagged(view: Sequence[ModelMessage], tip: str) -> list[ModelMessage]:

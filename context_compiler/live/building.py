@@ -15,7 +15,7 @@ from context_compiler.live.run import Live, Result, Run, Sight
 from context_compiler.recall.blocks import texts
 from context_compiler.record.recording import ledger
 from context_compiler.turns import pair
-from context_compiler.view import LEFT_OUT, View, marked_request, opening, since, summary_of
+from context_compiler.view import LEFT_OUT, View, mark_in, marked_request, opening, since, summary_of
 
 
 def built(
@@ -32,7 +32,7 @@ def built(
     """A view with its ledger. Raw history is sent as the same objects in the same list order."""
     told = request.told
     untouched = frozen is RAW and not sight.base and not told.text and not _unled(request.messages)
-    messages = list(request.messages) if untouched else with_told(_messages(live, run, sight, frozen), told)
+    messages = list(request.messages) if untouched else with_told(_messages(live, run, request, sight, frozen), told)
     sent = sight.history if untouched else _whole(live.reader.read(messages, last=run.view), sight.history)
     cost = request.overhead + sent.tokens if untouched else _cost(live, request, messages)
     run.view = sent
@@ -66,13 +66,14 @@ def built(
     )
 
 
-def _messages(live: Live, run: Run, sight: Sight, frozen: Frozen) -> list[ModelMessage]:
+def _messages(live: Live, run: Run, request: Request, sight: Sight, frozen: Frozen) -> list[ModelMessage]:
     """The messages of a view; what a cycle froze is built once."""
     if run.prefix is None or run.prefix[0] is not frozen or frozen.decided >= len(sight.history):
         run.prefix = (frozen, opening(sight.history, frozen, live.reader))
     later = since(sight.history, frozen.decided, sight.base, live.reader, texts(frozen, sight.history))
     messages = [*run.prefix[1], *later]
-    return [marked_request(LEFT_OUT, {"v": 1}), *messages] if _unled(messages) else messages
+    unmarked = request.marked and not any(map(mark_in, run.prefix[1]))
+    return [marked_request(LEFT_OUT, {"v": 1}), *messages] if unmarked or _unled(messages) else messages
 
 
 def _unled(messages: list[ModelMessage]) -> bool:

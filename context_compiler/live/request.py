@@ -65,6 +65,8 @@ class Request:
     affords: Affords
     begin: Begin
     ask: AskFor
+    marked: bool = False
+    """A view that is not raw history must carry a part of ours, so that it is known again."""
     told: Told = NOTHING
     """What the run is told of the layers, directly before its prompt."""
     instead: str = ""

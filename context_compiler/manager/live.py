@@ -19,7 +19,8 @@ from context_compiler.live.request import charged
 from context_compiler.manager.desk import Desk
 from context_compiler.manager.serving import Served, finish, serve, unseen
 from context_compiler.memo import Memo
-from context_compiler.processor import REMEMBERED, after, mark_in, tagged
+from context_compiler.processor import REMEMBERED, after, tagged
+from context_compiler.view import mark_in
 
 
 @dataclass

@@ -25,7 +25,8 @@ from context_compiler.budget.bench import LEFT_OUT
 from context_compiler.budget.frozen import Frozen
 from context_compiler.fences import SUMMARY_PREFIX
 from context_compiler.history import History, Reader
-from context_compiler.history.items import MARK
+from context_compiler.history.content import user_content
+from context_compiler.history.items import MARK, mark_of
 from context_compiler.record import Drop, Record
 from context_compiler.shapes import WHOLE, Shape, shaped
 
@@ -105,6 +106,16 @@ def with_recalled(message: ModelRequest, text: str) -> ModelRequest:
 def marked_request(text: str, mark: Mapping[str, Any]) -> ModelRequest:
     """A request of ours alone, with a mark."""
     return ModelRequest(parts=[_user(text, _DAY_ONE, mark)])
+
+
+def mark_in(message: ModelMessage) -> dict[str, Any] | None:
+    """Our mark on any part of a message, wherever the host has merged it to."""
+    for part in message.parts:
+        for thing in (part, *user_content(getattr(part, "content", None))):
+            found = mark_of(thing)
+            if found is not None:
+                return found
+    return None
 
 
 def stamp_of(message: ModelMessage) -> datetime:

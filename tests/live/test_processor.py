@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from context_compiler import build_compiling_history_processor
+from context_compiler import View, build_compiling_history_processor
 from context_compiler.fences import SUMMARY_PREFIX
+from context_compiler.history import Reader
 from context_compiler.processor import CompilingHistoryProcessor
 from context_compiler.tokens import TokenCounter
 from tests.support.histories import assert_pairs_whole, texts_of
 
 BUDGET, TURNS = 3_000, 14
+processor_reader = Reader(TokenCounter())
 
 
 def answering(sent: list[list[ModelMessage]]) -> FunctionModel:
@@ -36,6 +39,11 @@ def answering(sent: list[list[ModelMessage]]) -> FunctionModel:
         return ModelResponse(parts=[TextPart(f"answer {len(sent)} " * 40)])
 
     return FunctionModel(answer)
+
+
+def short(sent: list[list[ModelMessage]], messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    sent.append(list(messages))
+    return ModelResponse(parts=[TextPart("ok")])
 
 
 def agent_with(processor: CompilingHistoryProcessor, sent: list[list[ModelMessage]]) -> Agent[None, str]:
@@ -95,6 +103,20 @@ async def test_every_request_is_within_budget_with_whole_pairs_and_one_note(tmp_
         assert_pairs_whole(messages)
         assert sum(text.count(SUMMARY_PREFIX) for text in texts) <= 1
     assert any(SUMMARY_PREFIX in text for text in said(sent[-1]))
+
+
+async def test_the_line_that_marks_a_view_without_notes_is_within_the_budget_too() -> None:
+    views: list[View] = []
+    processor = build_compiling_history_processor(
+        "extractive", budget=300, trigger=300, fidelity="truncate", store=None, system=None, on_view=views.append
+    )
+    sent: list[list[ModelMessage]] = []
+    agent = Agent(FunctionModel(partial(short, sent)), capabilities=[ProcessHistory(processor)])
+    history: list[ModelMessage] = []
+    for turn in range(60):
+        history = (await agent.run(f"q {turn}", message_history=history)).all_messages()
+        assert views[-1].tokens == processor_reader.read(sent[-1]).tokens <= 300
+    assert {"compiled", "cycle"} <= {view.status for view in views}
 
 
 async def test_another_process_goes_on_from_the_same_file(tmp_path: Path) -> None:
