@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from context_compiler.cli.options import DB, Db, Json, Yes, agreed, example, group, known_session, opened
-from context_compiler.cli.screen import Column, Screen, complain
-from context_compiler.cli.text import json_text, moment, number, one_line, plural
+from context_compiler.cli.screen import Column, complain, listed, told
+from context_compiler.cli.text import moment, number, one_line, plural
 from context_compiler.errors import StoreError
 from context_compiler.manager import Commit, ContextManager, RollbackResult, SQLiteMemory
 
@@ -56,14 +56,9 @@ def log(
 ) -> None:
     """List the commits of a session, newest first; an arrow marks where a rollback goes."""
     found = asyncio.run(_log(db, session, limit))
-    screen = Screen()
-    if json:
-        said = {"db": str(db), "session": session, "turns": found.turns, "next": found.next, "commits": found.commits}
-        screen.raw(json_text(said))
-    elif not found.commits:
-        screen.line(f"session {one_line(session)} has {plural(found.turns, 'turn')} and no checkpoint yet")
-    else:
-        screen.table(COLUMNS, [_row(one, found.next) for one in found.commits])
+    said = {"db": str(db), "session": session, "turns": found.turns, "next": found.next, "commits": found.commits}
+    none = f"session {one_line(session)} has {plural(found.turns, 'turn')} and no checkpoint yet"
+    listed(said, COLUMNS, [_row(one, found.next) for one in found.commits], json=json, empty=none)
 
 
 @app.command("checkpoint", epilog=example('manager checkpoint assistant --message "before the move"'))
@@ -75,11 +70,8 @@ def checkpoint(
 ) -> None:
     """Keep a session and its memory as they stand."""
     commit, turns = asyncio.run(_checkpoint(db, session, message))
-    screen = Screen()
-    if json:
-        screen.raw(json_text({"db": str(db), "session": session, "commit": commit, "turns": turns}))
-    else:
-        screen.line(f"{db}: session {one_line(session)} kept at {plural(turns, 'turn')} as {str(commit)[:SHORT]}")
+    done = f"{db}: session {one_line(session)} kept at {plural(turns, 'turn')} as {str(commit)[:SHORT]}"
+    told({"db": str(db), "session": session, "commit": commit, "turns": turns}, done, json=json)
 
 
 @app.command("rollback", epilog=example("manager rollback assistant --yes"))
@@ -92,13 +84,9 @@ def rollback(session: SessionId, yes: Yes = False, db: Db = DB, json: Json = Fal
             complain("nothing was rolled back")
             raise typer.Exit(1)
     done, turns = asyncio.run(_rollback(db, session))
-    screen = Screen()
-    if json:
-        told = {"commit_restored": done.commit_restored, "turns_lost": done.turns_lost, "turns": turns}
-        screen.raw(json_text({"db": str(db), "session": session, **told}))
-    else:
-        gone = plural(done.turns_lost, "turn")
-        screen.line(f"{db}: session {one_line(session)} is back at {done.commit_restored[:SHORT]}, {gone} gone")
+    back = {"commit_restored": done.commit_restored, "turns_lost": done.turns_lost, "turns": turns}
+    line = f"is back at {done.commit_restored[:SHORT]}, {plural(done.turns_lost, 'turn')} gone"
+    told({"db": str(db), "session": session, **back}, f"{db}: session {one_line(session)} {line}", json=json)
 
 
 @asynccontextmanager

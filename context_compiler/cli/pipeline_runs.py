@@ -29,7 +29,7 @@ from context_compiler.cli.running import (
     opened_runs,
     taken_up,
 )
-from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.screen import Column, Screen, listed
 from context_compiler.cli.text import json_text, near, one_line
 from context_compiler.errors import PipelineError
 
@@ -116,17 +116,10 @@ def resume(
 def list_runs(runs: Runs = RUNS, json: Json = False) -> None:
     """List runs, the one begun last first."""
     found = asyncio.run(_listed(runs))
-    screen = Screen()
-    if json:
-        screen.raw(json_text({"runs": found}))
-    elif not found:
-        screen.line(f"no runs in {runs}")
-    else:
-        rows = [
-            (one.run_id, one.status, one.completed, one.current_node or "", one.started_at[:19], one.goal)
-            for one in found
-        ]
-        screen.table(COLUMNS, rows)
+    rows = [
+        (one.run_id, one.status, one.completed, one.current_node or "", one.started_at[:19], one.goal) for one in found
+    ]
+    listed({"runs": found}, COLUMNS, rows, json=json, empty=f"no runs in {runs}")
 
 
 @app.command("show", epilog=example("pipeline show login-1a2b3c4d"))

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from context_compiler.cli.text import one_line, safe
+from context_compiler.cli.text import json_text, one_line, safe
 
 Piece = str | tuple[str, str]
 """A text, or a text and its style."""
@@ -193,6 +193,25 @@ def step(progress: Progress | None) -> None:
     """One step of `working` is done."""
     if progress is not None:
         progress.advance(progress.task_ids[0])
+
+
+def listed(
+    document: object, columns: Sequence[Column], rows: Iterable[Sequence[object]], *, json: bool, empty: str = ""
+) -> None:
+    """The answer of a command that lists: one JSON document, or a table; `empty` is said instead of an empty one."""
+    cells = list(rows)
+    if json or (empty and not cells):
+        told(document, empty, json=json)
+    else:
+        Screen().table(columns, cells)
+
+
+def told(document: object, *line: Piece, json: bool) -> None:
+    """The answer of a command that does something: one JSON document, or a line."""
+    if json:
+        Screen().raw(json_text(document))
+    else:
+        Screen().line(*line)
 
 
 def complain(message: str) -> None:

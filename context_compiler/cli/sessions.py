@@ -11,7 +11,7 @@ import typer
 
 from context_compiler.cli.messages import begins, reading, role, show
 from context_compiler.cli.options import DB, Db, Json, Yes, agreed, example, group, known_session, opened
-from context_compiler.cli.screen import Column, Screen, complain
+from context_compiler.cli.screen import Column, Screen, complain, listed, told
 from context_compiler.cli.text import json_text, moment, number, plural, share
 from context_compiler.cli.views import VIEWS, view_row
 from context_compiler.history import load_messages
@@ -38,13 +38,8 @@ MESSAGES = (Column("#", right=True), Column("role"), Column("tokens", right=True
 def list_(db: Db = DB, json: Json = False) -> None:
     """List every conversation, the one used last first."""
     found = asyncio.run(_all(db))
-    screen = Screen()
-    if json:
-        screen.raw(json_text({"db": str(db), "sessions": found}))
-    elif not found:
-        screen.line(f"{db} holds no sessions yet; `context-compiler import` and `compile --db` make some")
-    else:
-        screen.table(SESSIONS, map(_row, found))
+    none = f"{db} holds no sessions yet; `context-compiler import` and `compile --db` make some"
+    listed({"db": str(db), "sessions": found}, SESSIONS, map(_row, found), json=json, empty=none)
 
 
 @app.command("show", epilog=example("sessions show demo --raw"))
@@ -85,11 +80,8 @@ def delete(session: SessionId, yes: Yes = False, db: Db = DB, json: Json = False
             complain("nothing was deleted")
             raise typer.Exit(1)
     removed = asyncio.run(_deleted(db, session))
-    screen = Screen()
-    if json:
-        screen.raw(json_text({"db": str(db), "session": session, "removed": removed}))
-    else:
-        screen.line(f"{db}: session {session} deleted, {plural(removed, 'request')} removed")
+    done = f"{db}: session {session} deleted, {plural(removed, 'request')} removed"
+    told({"db": str(db), "session": session, "removed": removed}, done, json=json)
 
 
 async def _all(db: Path) -> list[SessionInfo]:

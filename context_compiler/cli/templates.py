@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from context_compiler.cli.options import SYSTEM, Json, System, Vault, example, group
-from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.screen import Column, Screen, listed
 from context_compiler.cli.text import json_text, plural, safe
 from context_compiler.cli.writing import from_file
 from context_compiler.errors import TemplateError
@@ -47,15 +47,11 @@ class Finding:
 def list_(vault: Vault = None, system: System = SYSTEM, json: Json = False) -> None:
     """List every template, the vault's first."""
     found = TemplateLibrary(vault=vault, system=system).list()
-    screen = Screen()
-    if json:
-        screen.raw(json_text({"templates": found}))
-        return
     rows = [
         (info.name, f"{info.source}{', shadowed' if info.shadowed else ''}", info.description, info.path)
         for info in found
     ]
-    screen.table(LIST, rows)
+    listed({"templates": found}, LIST, rows, json=json)
 
 
 @app.command("show", epilog=example("templates show chat_compiler"))

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from context_compiler.cli.options import DB, Db, Json, example, group, opened
-from context_compiler.cli.screen import Screen, step, working
+from context_compiler.cli.screen import Screen, step, told, working
 from context_compiler.cli.text import json_text, plural
 from context_compiler.errors import SettingsError
 
@@ -70,11 +70,9 @@ def prune(
     days = None if older_than is None else age(older_than)
     before = _size(db)
     removed = asyncio.run(_pruned(db, days, keep_last))
-    screen = Screen()
-    if json:
-        screen.raw(json_text({"db": str(db), "removed": removed, "bytes_before": before, "bytes": _size(db)}))
-    else:
-        screen.line(f"{db}: {plural(removed, 'request')} removed, {before // 1024:,} → {_size(db) // 1024:,} kB")
+    after = _size(db)
+    done = f"{db}: {plural(removed, 'request')} removed, {before // 1024:,} → {after // 1024:,} kB"
+    told({"db": str(db), "removed": removed, "bytes_before": before, "bytes": after}, done, json=json)
 
 
 async def _pruned(db: Path, days: float | None, keep_last: int | None) -> int:

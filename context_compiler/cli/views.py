@@ -26,7 +26,7 @@ from context_compiler.cli.options import (
     opened,
 )
 from context_compiler.cli.replaying import replay
-from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.screen import Column, Screen, listed
 from context_compiler.cli.text import first_word, json_text, moment, number, share
 from context_compiler.history import History, load_messages
 from context_compiler.record import Record
@@ -81,13 +81,8 @@ def list_(
 ) -> None:
     """List recorded requests, newest first."""
     found = asyncio.run(_all(db, session, limit))
-    screen = Screen()
-    if json:
-        screen.raw(json_text({"db": str(db), "views": found}))
-    elif not found:
-        screen.line(f"{db} holds no views yet; `context-compiler compile --db` makes some")
-    else:
-        screen.table(VIEWS, map(view_row, found))
+    none = f"{db} holds no views yet; `context-compiler compile --db` makes some"
+    listed({"db": str(db), "views": found}, VIEWS, map(view_row, found), json=json, empty=none)
 
 
 async def _all(db: Path, session: str | None, limit: int) -> list[Record]:
