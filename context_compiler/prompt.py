@@ -72,7 +72,7 @@ def _one(template: Template, values: Mapping[str, str], cap: int) -> str:
 
 
 def _fenced(name: str, text: str) -> str:
-    if text == SLOT:
+    if name == "previous_summary" and text == SLOT:
         return _block(TITLES[name], SLOT)
     return fence(TITLES[name], text) if text.strip() else ""
 
