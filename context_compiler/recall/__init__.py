@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from context_compiler.recall.index import Index, indexed
-from context_compiler.recall.question import Question, pending
+from context_compiler.recall.question import Question, asked, pending
 from context_compiler.recall.ranking import Ranking, rank
 from context_compiler.recall.relevance import Relevance
 
-__all__ = ["Index", "Question", "Ranking", "Relevance", "indexed", "pending", "rank"]
+__all__ = ["Index", "Question", "Ranking", "Relevance", "asked", "indexed", "pending", "rank"]

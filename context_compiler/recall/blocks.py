@@ -15,7 +15,7 @@ from context_compiler.history import History
 from context_compiler.history.items import MESSAGE_OVERHEAD
 from context_compiler.limits import Limits
 from context_compiler.passages import Passage, Quotation, passages, quoted
-from context_compiler.recall import Question, Ranking, Relevance, indexed
+from context_compiler.recall import Question, Ranking, Relevance, asked, indexed
 from context_compiler.tokens import TokenCounter
 from context_compiler.turns import Outline
 
@@ -94,7 +94,7 @@ def _found(
 ) -> str:
     """The fenced block, within `room`; empty where nothing is relevant."""
     index = indexed(history)
-    question = Question.of(_asked(history, at))
+    question = Question.of(asked(history.readings[at]))
     ranking = Ranking(index, question, frozen.decided)
     here = {position for position, shape in frozen.kept if not shape.bare}
     best = ranking.best(MOST, here)
@@ -112,10 +112,6 @@ def _found(
             return text
         chosen = chosen[:-1]
     return ""
-
-
-def _asked(history: History, at: int) -> str:
-    return "\n".join(item.text for item in history.readings[at].items if item.mark is None)
 
 
 def _fitting(candidates: Sequence[Passage], ranked: Sequence[float], room: int) -> tuple[Passage, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from context_compiler.history import History
+from context_compiler.history import History, Reading
 from context_compiler.history.items import Kind
 from context_compiler.recall.stems import terms
 
@@ -80,7 +80,13 @@ class Question:
 
 def pending(history: History) -> str:
     """What the user asks with the last request, or asked last before it; empty where nobody asked anything."""
-    for reading in reversed(history.readings):
-        if reading.asks:
-            return "\n".join(item.text for item in reading.items if item.kind is Kind.USER and item.mark is None)
-    return ""
+    return next((asked(reading) for reading in reversed(history.readings) if reading.asks), "")
+
+
+def asked(reading: Reading) -> str:
+    """What a request asks: of several prompts the last that says anything.
+
+    A prompt that was never answered stands in one request with the next one.
+    """
+    said = [item.text for item in reading.items if item.kind is Kind.USER and item.mark is None]
+    return next((text for text in reversed(said) if any(terms(text))), "\n".join(said))

@@ -31,7 +31,7 @@ PINS = 10
 
 OUTLINED = "What was worked on when:"
 OUTLINE = 20
-"""The outline may take one part in so many of the room for messages."""
+"""The outline may take one part in so many of what the view may take."""
 
 
 def cost(text: str, counter: TokenCounter) -> int:
@@ -104,7 +104,7 @@ def _told(
     counter = cut.counter
     pinned = "\n".join([PINNED, *(f"- turn {pin.turn + 1}: {pin.text}" for pin in pins)]) if pins else ""
     left = room - cost(pinned, counter)
-    outline = _outlined(cut, min(left, cut.limits.room // OUTLINE)) if sources.broad else ""
+    outline = _outlined(cut, min(left, cut.target // OUTLINE)) if sources.broad else ""
     left -= cost(outline, counter)
     chosen: list[Passage] = []
 

@@ -246,3 +246,10 @@ def test_one_turn_is_found_among_20_000_messages() -> None:
 def test_a_text_holds_the_beginning_of_every_term_it_says(said: str) -> None:
     assert set(terms(said))
     assert all(beginning(term) in folded(said) for term in terms(said))
+
+
+def test_a_prompt_that_was_never_answered_is_not_what_is_asked() -> None:
+    both = ModelRequest(parts=[UserPromptPart(content="I like the boat."), UserPromptPart(content="Where is the cat?")])
+    assert pending(READER.read([both])) == "Where is the cat?"
+    both.parts[1] = UserPromptPart(content="?")
+    assert pending(READER.read([both])) == "I like the boat."
