@@ -14,8 +14,10 @@ from context_compiler.tokens import TokenCounter
 
 LEAST = 40
 """Characters to which a value is shortened before whole values are left out."""
-ENTRY = 3
-"""Tokens of the signs and line breaks around an entry, at most."""
+ENTRY, NESTED, JOINED = 3, 4, 1
+"""Tokens of the signs around an entry: on a line of its own, on one that is indented, on one with others."""
+LABELLED = 5
+"""Tokens of what stands before the tools of a stage, and before its duration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,7 @@ class Page:
         kept: list[Mapping[str, str]] = []
         spent = 0
         for entry in entries:
-            cost = ENTRY + sum(_cost(self._count, said) for said in entry.values())
+            cost = self._signs(name, entry) + sum(_cost(self._count, said) for said in entry.values())
             if spent + cost > room:
                 break
             spent += cost
@@ -131,6 +133,12 @@ class Page:
         self._values[name] = kept
         self._left["omitted" if name == "stages" else f"{name}_omitted"] = every - len(kept)
         return spent
+
+    def _signs(self, name: str, entry: Mapping[str, str]) -> int:
+        """Tokens of what the template sets around an entry."""
+        if not self.shape.notes:
+            return JOINED if name == "stages" else NESTED
+        return ENTRY + LABELLED * (bool(entry.get("tools")) + bool(entry.get("duration")))
 
     def _context(self, wanted: Sequence[tuple[str, object]], left: int, room: int) -> int:
         """The values of the context, as long as they may be for all of them to fit, else as many as fit."""

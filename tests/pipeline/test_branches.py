@@ -87,6 +87,48 @@ async def test_branches_that_had_ended_do_not_run_again_and_the_end_is_the_same(
     await store.close()
 
 
+async def test_a_branch_is_kept_with_the_outcomes_of_its_own_stages_and_no_others() -> None:
+    store = MemoryRuns()
+    await stopped(store, "f")
+    state = await store.load("r")
+    assert state is not None
+    kept = {place: (sorted(one["outcomes"]), one["completed"]) for place, one in state.branches.items()}
+    assert kept == {
+        "p.1:a": (["a", "b"], ["a", "b"]),
+        "p.1:q": (["c", "d", "e", "k", "q"], ["c", "d", "q", "k", "e"]),
+        "q.1:q.c": (["c"], ["c"]),
+        "q.1:q.d": (["d"], ["d"]),
+    }
+    assert state.branches["p.1:q"]["outcomes"]["d"]["failure_reason"] == "broken"
+
+
+async def test_a_gate_that_must_run_again_is_not_satisfied_by_a_branch_that_was_kept() -> None:
+    seen: list[str] = []
+    dies = True
+
+    async def work(stage: Stage) -> Outcome:
+        seen.append(name := stage.node.name)
+        if name == "b" and dies:
+            await asyncio.Event().wait()
+        return Outcome()
+
+    text = graph(
+        "g [goal_gate=true]; p [shape=component]; a; b; j [shape=tripleoctagon];start->g->p; p->a->j; p->b->j; j->done",
+    )
+    store = MemoryRuns()
+    task = asyncio.create_task(run_pipeline(text, handlers={"codergen": work}, runs=store, run_id="r"))
+    while not {"a", "b"} <= set(seen):
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    state, dies = await store.load("r"), False
+    assert state is not None and list(state.branches) == ["p.1:a"]
+    await store.save(replace(state, recheck=("g",)))
+    result = await resume_pipeline("r", handlers={"codergen": work}, runs=store)
+    assert result.state.recheck == ("g",) and not result.ok
+
+
 async def test_a_parallel_stage_that_is_visited_again_runs_all_its_branches() -> None:
     seen: list[str] = []
 
