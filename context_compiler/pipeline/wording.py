@@ -27,6 +27,8 @@ from context_compiler.pipeline.stylesheet import EFFORTS, PROPERTIES, Stylesheet
 POLICIES = frozenset({"wait_all", "first_success", "k_of_n", "quorum", "all_success", "any_success", "ignore"})
 """How the branches of a parallel stage are joined."""
 
+LOOKED_UP = 1_000
+"""Unknown attributes for which a known one of a similar name is looked for."""
 ERROR_POLICIES = frozenset({"continue", "fail_fast", "ignore"})
 RETRY_POLICIES = frozenset({"none", "standard", "aggressive", "linear", "patient"})
 
@@ -64,15 +66,17 @@ def _speaking(thing: Node | Edge) -> _Say:
 
 def attributes_known(graph: Graph) -> Iterator[Diagnostic]:
     """An attribute is one that somebody reads; a new name for an old one is said so."""
+    looked = 0
     for thing, known, spellings, say in _things(graph):
         for name in thing.attrs:
             if name in known or name in DRAWING:
                 continue
+            looked += 1
             meant = next((one for one, others in spellings.items() if name in others), "")
             if meant:
                 yield say("old_spelling", INFO, f"{name!r} is read as {meant!r}", f"write {meant}")
             else:
-                near = _near(name, tuple(known))
+                near = _near(name, tuple(known)) if looked <= LOOKED_UP else ""
                 severity = WARNING if near else INFO
                 fix = f"did you mean {near}?" if near else "nothing here reads it; handlers of your own can"
                 yield say("unknown_attribute", severity, f"unknown attribute {name!r}", fix)

@@ -134,6 +134,18 @@ def ended(source: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_hundred_thousand_unknown_attributes_are_checked_in_bounded_time() -> None:
+    unknown = ",".join(f"shap{n}=1" for n in range(100_000))
+    graph = parse_dot(
+        f"digraph g {{ start [shape=Mdiamond]; done [shape=Msquare]; start -> a -> done; a [{unknown}] }}"
+    )
+    started = time.process_time()
+    found = [one for one in validate(graph) if one.rule == "unknown_attribute"]
+    assert time.process_time() - started < 5
+    assert len(found) == 100_000 and found[0].fix == "did you mean shape?"
+
+
+@pytest.mark.slow
 def test_ten_thousand_stages_are_read_and_checked() -> None:
     stages = "".join(f'n{n} [label="Stage {n}", prompt="Do {n}", fidelity="summary:low"];\n' for n in range(10_000))
     edges = "".join(f'n{n} -> n{n + 1} [label="on"];\n' for n in range(9_999))
