@@ -45,8 +45,6 @@ class Limits:
     """Instructions, schemas, and what a view always carries for others."""
     high: int
     low: int
-    open: int | None
-    """What may go out when we fail: the user's budget, else the window; None where neither is known."""
 
     @property
     def room(self) -> int:
@@ -78,7 +76,7 @@ class Asked:
 
 
 def whole_budget(asked: Asked, *, window: int | None, max_tokens: int | None) -> tuple[int, int | None]:
-    """The budget, and what may go out when we fail.
+    """The budget, and what may go out when we fail: the user's budget, else the window; None where neither is known.
 
     A known window caps the budget: what the model needs for its answer, at most a quarter, stays free.
     """
@@ -117,16 +115,15 @@ def limits(
         ratio: How much more the model counts than we do; what the user asked for is in the model's tokens.
         tight: What is left of the budget after a provider refused it, as a share.
     """
-    budget, allowed = whole_budget(asked, window=window, max_tokens=max_tokens)
+    budget, _ = whole_budget(asked, window=window, max_tokens=max_tokens)
     trigger = asked.trigger if asked.trigger is not None else (threshold or None)
     wanted = tokens(trigger, of=budget)
     if wanted is None or fidelity is Fidelity.FULL:
         wanted = budget
     budget, wanted = max(1, int(budget * tight / ratio)), int(wanted / ratio)
-    allowed = None if allowed is None else int(allowed / ratio)
     room = max(0, budget - fixed)
     high = min(max(wanted, fixed + room // 2), budget)
-    return Limits(budget=budget, fixed=fixed, high=high, low=_half_way(fixed, high), open=allowed)
+    return Limits(budget=budget, fixed=fixed, high=high, low=_half_way(fixed, high))
 
 
 def _half_way(fixed: int, high: int) -> int:

@@ -98,17 +98,12 @@ def test_what_is_fixed_may_be_more_than_the_budget() -> None:
 
 def test_a_ratio_shrinks_what_the_user_gave_to_exact_tokens() -> None:
     found = limits(Asked(budget=12_500, trigger=10_000), fixed=2_000, ratio=1.25)
-    assert (found.budget, found.high, found.low, found.open) == (10_000, 8_000, 5_000, 10_000)
+    assert (found.budget, found.high, found.low) == (10_000, 8_000, 5_000)
 
 
-def test_a_refused_budget_is_tight_but_what_may_go_out_is_not() -> None:
+def test_a_refused_budget_is_tight() -> None:
     found = limits(Asked(budget=10_000, trigger=9_000), fixed=0, tight=0.7)
-    assert (found.budget, found.high, found.low, found.open) == (7_000, 7_000, 3_500, 10_000)
-
-
-def test_where_no_budget_was_given_only_the_window_limits_what_may_go_out() -> None:
-    assert limits(Asked(), fixed=0).open is None
-    assert limits(Asked(), fixed=0, window=8_000).open == 6_000
+    assert (found.budget, found.high, found.low) == (7_000, 7_000, 3_500)
 
 
 def test_the_cap_of_a_summary_follows_the_room() -> None:

@@ -25,12 +25,7 @@ class MemoryStore:
         """Keep an entry and give back its record with `id` and `summary_id`."""
         owner = (entry.record.session_id, entry.record.vault_name)
         session = self._session(owner, entry.record.created_at, entry.raw, entry.view)
-        record = replace(
-            entry.record,
-            raw_tip=_tip(entry.record.raw_tip, entry.raw),
-            view_tip=_tip(entry.record.view_tip, entry.view),
-            compile=entry.compile or entry.record.compile,
-        )
+        record = rows.whole(entry)
         if entry.compile is not None and rows.reusable(entry.compile):
             self._compile(entry.compile, session)  # worth keeping even where the request is known already
         unsaved = dict(zip(rows.VIEW, rows.view_row(record, session), strict=True))
@@ -237,7 +232,3 @@ class MemoryStore:
     def _place(self, session: int) -> Mapping[str, str]:
         row = self._tables.rows["sessions"][session]
         return {"session_id": row["session_id"], "vault_name": row["vault_name"]}
-
-
-def _tip(given: str | None, chain: Chain | None) -> str | None:
-    return chain.ids[-1] if given is None and chain is not None and chain.ids else given

@@ -6,12 +6,13 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
 from context_compiler import ids
 from context_compiler.errors import StoreError
-from context_compiler.record import Compile, Drop, Record
+from context_compiler.record import Chain, Compile, Drop, Entry, Record
 
 Column = str | int | float | None
 Row = Mapping[str, Any]
@@ -54,6 +55,8 @@ TIPS = (
 TURN_TIPS = (("commits", "turns_tip"), ("spaces", "turns_tip"), ("scores", "turns_tip"))
 """The same of the sessions that a manager keeps, in a file alone."""
 
+LAST = 8
+"""Messages in which a history that was taken over is recognised: a prompt may be asked again after it."""
 
 Stored = tuple[str, int]
 """The state of a session's layers as JSON text, and its version, counted from 1."""
@@ -112,6 +115,20 @@ def named(row: sqlite3.Row) -> Row:
 def reusable(compile: Compile) -> str | None:
     """The cache key of a compile whose status is ok; None for any other."""
     return compile.cache_key if compile.status.split(";")[0].strip() == "ok" else None
+
+
+def whole(entry: Entry) -> Record:
+    """The record of an entry with what the entry says beside it: where its chains end, and its compile."""
+    return replace(
+        entry.record,
+        raw_tip=_tip(entry.record.raw_tip, entry.raw),
+        view_tip=_tip(entry.record.view_tip, entry.view),
+        compile=entry.compile or entry.record.compile,
+    )
+
+
+def _tip(given: str | None, chain: Chain | None) -> str | None:
+    return chain.ids[-1] if given is None and chain is not None and chain.ids else given
 
 
 def stamp(moment: datetime) -> str:

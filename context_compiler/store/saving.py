@@ -13,9 +13,6 @@ from context_compiler.record import Chain, Compile, Cycle, Entry, Record
 from context_compiler.store import rows
 from context_compiler.store.schema import transaction
 
-LAST = 8
-"""Messages in which a history that was taken over is recognised: a prompt may be asked again after it."""
-
 Owner = tuple[str, str]
 """The session id and the vault name of a conversation."""
 
@@ -54,12 +51,7 @@ def save(db: sqlite3.Connection, entry: Entry) -> Record:
     with transaction(db):
         session = session_row(db, owner, entry.record.created_at)
         _keep(db, news, owner, session, entry.raw, entry.view)
-        record = replace(
-            entry.record,
-            raw_tip=_tip(entry.record.raw_tip, entry.raw),
-            view_tip=_tip(entry.record.view_tip, entry.view),
-            compile=entry.compile or entry.record.compile,
-        )
+        record = rows.whole(entry)
         if entry.compile is not None and rows.reusable(entry.compile):
             compile_row(db, entry.compile, session)  # worth keeping even where the request is known already
         return _stored(db, record, session) or _insert(db, record, session, entry)
@@ -116,7 +108,7 @@ def _own(db: sqlite3.Connection, owner: Owner, raw: Chain, known: int) -> int:
         "SELECT 1 FROM copies c JOIN sessions s ON s.id = c.session WHERE s.session_id = ? AND s.vault_name = ?", owner
     ).fetchone():
         return held
-    for index in range(known - 1, max(held, known - LAST) - 1, -1):
+    for index in range(known - 1, max(held, known - rows.LAST) - 1, -1):
         stored = db.execute("SELECT content FROM nodes WHERE id = ?", (raw.ids[index],)).fetchone()
         if stored is not None and stored["content"] == ids.blob_id(raw.body(index)):
             return index + 1
@@ -171,10 +163,6 @@ def _add(db: sqlite3.Connection, message: Message, session: int) -> None:
     if message.text.strip():
         text = message.text.encode("utf-8", "replace").decode()
         db.execute("INSERT INTO messages_fts (text, node) VALUES (?, ?)", (text, message.id))
-
-
-def _tip(given: str | None, chain: Chain | None) -> str | None:
-    return chain.ids[-1] if given is None and chain is not None and chain.ids else given
 
 
 def session_row(db: sqlite3.Connection, owner: Owner, created_at: datetime) -> int:

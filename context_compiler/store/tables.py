@@ -11,9 +11,6 @@ from context_compiler.record import Chain
 from context_compiler.store import rows
 from context_compiler.store.rows import Column, Row
 
-LAST = 8
-"""Messages in which a history that was taken over is recognised: a prompt may be asked again after it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
@@ -82,7 +79,7 @@ class Tables:
         held = min(known, self._held(session, raw.ids))
         if held == known or any(who == session for who, _ in self.copies):
             return held
-        for at in range(known - 1, max(held, known - LAST) - 1, -1):
+        for at in range(known - 1, max(held, known - rows.LAST) - 1, -1):
             node = self.nodes.get(raw.ids[at])
             if node is not None and node.content == ids.blob_id(raw.body(at)):
                 return at + 1
