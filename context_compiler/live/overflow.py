@@ -31,7 +31,14 @@ _WORDS = (
     "input token count",
     "number of tokens allowed",
     "input is too long",
+    "maximum prompt length",
+    "exceeded model token limit",
+    "context window exceeds limit",
+    "exceeds the context window",
+    "exceeds the available context size",
+    "greater than the context length",
 )
+"""What providers and local servers say of it, in lower case."""
 
 
 def is_overflow(error: BaseException) -> bool:
