@@ -92,7 +92,8 @@ def resolve_thread_id(edge: object, node: object, pipeline: object, prev_node_na
     first class of the stage, the stage before it. The very first stage has a thread of its own.
     """
     classes = getattr(node, "classes", None)
-    first = next(iter(cast("Sequence[object]", classes)), "") if isinstance(classes, list | tuple) else ""
+    several = isinstance(classes, Sequence) and not isinstance(classes, str | bytes)
+    first = next(iter(cast("Sequence[object]", classes)), "") if several else ""
     said = (
         *(_said(node, "thread_id"), _said(edge, "thread_id")),
         *(_said(pipeline, name) for name in ("default_thread_id", "thread_id", "default_thread")),

@@ -51,9 +51,10 @@ def mapping(context: object) -> Mapping[str, object]:
     """The values of a context: a mapping, or something with a snapshot, a mapping of values, or items."""
     if isinstance(context, Mapping):
         return cast("Mapping[str, object]", context)
-    for name in ("values", "snapshot", "to_dict", "data"):
+    for name in ("values", "snapshot", "to_dict", "data", "items"):
         there: Any = getattr(context, name, None)
         there = there() if callable(there) else there
+        there = _paired(there) if name == "items" else there
         values: Any = getattr(there, "values", None)
         for one in (there, values):
             if isinstance(one, Mapping):
@@ -62,6 +63,14 @@ def mapping(context: object) -> Mapping[str, object]:
                 both = isinstance(inner, Mapping) and set(found) <= {"values", "logs"}
                 return cast("Mapping[str, object]", inner) if both else found
     return {}
+
+
+def _paired(items: object) -> Mapping[str, object] | None:
+    """What pairs of keys and values say; None: these are none."""
+    try:
+        return dict(cast("Iterable[tuple[str, object]]", items))
+    except (TypeError, ValueError):
+        return None
 
 
 def completed(

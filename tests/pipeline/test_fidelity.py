@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import UserList
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,14 @@ def test_thread_resolution_precedence(
     stage = thing(name="own", thread_id=node, classes=classes)
     resolved = resolve_thread_id(thing(thread_id=edge), stage, thing(default_thread_id=pipeline), previous)  # type: ignore[arg-type]
     assert resolved == thread
+
+
+def test_the_classes_of_a_stage_are_any_sequence() -> None:
+    for classes in (["review"], ("review",), UserList(["review"]), [" review "]):
+        assert resolve_thread_id(None, thing(name="own", classes=classes), NOTHING, "before") == "review"
+    none: list[object] = [[], None, "review"]
+    for no_classes in none:
+        assert resolve_thread_id(None, thing(name="own", classes=no_classes), NOTHING, "before") == "before"
 
 
 def test_a_graph_can_call_its_thread_by_another_name() -> None:

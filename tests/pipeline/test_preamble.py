@@ -236,9 +236,23 @@ class Kept:
         return {"values": dict(self._values), "logs": []}
 
 
-def test_a_context_can_be_anything_with_a_snapshot() -> None:
+class Like:
+    """A context that is like a mapping and is none."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def values(self) -> list[Any]:
+        return list(self._values.values())
+
+    def items(self) -> list[tuple[str, Any]]:
+        return list(self._values.items())
+
+
+def test_a_context_can_be_anything_with_a_snapshot_or_items() -> None:
     assert made("summary:high", context=Kept(CONTEXT)) == made("summary:high")
     assert made("summary:high", context=SimpleNamespace(values=CONTEXT)) == made("summary:high")
+    assert made("summary:high", context=Like(CONTEXT)) == made("summary:high")
     assert "none" in made("compact", context=None)
 
 
