@@ -28,6 +28,8 @@ PINNED_WHY = "pinned: a standing instruction"
 PINNED = "Standing instructions the user gave earlier:"
 PINS = 10
 """Pins may take one part in so many of the room for messages."""
+PINNED_MOST = 3
+"""And of what there is for everything verbatim: a small view also has to answer."""
 
 OUTLINED = "What was worked on when:"
 OUTLINE = 20
@@ -88,7 +90,7 @@ def verbatim(
 
 def _body(cut: Cut, sources: _Sources, room: int, note: str, lost: bool) -> tuple[str, tuple[Quote, ...]]:
     """Everything within the fence, and what it is; an instruction that is quoted with its text is not said twice."""
-    pins = _pins(cut, min(room, cut.limits.room // PINS))
+    pins = _pins(cut, min(room // PINNED_MOST, cut.limits.room // PINS))
     told, held = _told(cut, sources, room, note, lost, pins)
     quoted_too = [pin for pin in pins if any(pin.text in quote.text for quote in held if quote.why != PINNED_WHY)]
     if not quoted_too:
