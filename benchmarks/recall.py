@@ -175,8 +175,9 @@ def compiled(messages: Sequence[ModelMessage], budget: int) -> Sequence[ModelMes
 
 
 def shown(messages: Iterable[ModelMessage]) -> str:
-    """The text that a view shows, its last prompt left out."""
-    return "\n".join(_text(part) for message in list(messages)[:-1] for part in message.parts)
+    """The text that a view shows, its last prompt left out: a host may send it in one request with what stands before."""
+    parts = [part for message in messages for part in message.parts]
+    return "\n".join(map(_text, parts[:-1]))
 
 
 def _text(part: Any) -> str:
