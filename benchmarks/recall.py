@@ -175,7 +175,7 @@ def compiled(messages: Sequence[ModelMessage], budget: int) -> Sequence[ModelMes
 
 
 def shown(messages: Iterable[ModelMessage]) -> str:
-    """The text that a view shows, its last prompt left out: a host may send it in one request with what stands before."""
+    """The text that a view shows but for its last prompt, which may share a request with what stands before."""
     parts = [part for message in messages for part in message.parts]
     return "\n".join(map(_text, parts[:-1]))
 
