@@ -124,7 +124,7 @@ def _needed(graph: pipeline.Graph, wish: Wish) -> dict[str, Any]:
     """
     if wish.simulate or wish.model is not None:
         return {}
-    said = pipeline.apply_stylesheet(apply_directives(graph))
+    said = pipeline.apply_stylesheet(apply_directives(graph.with_ends()))
     bare = [node.name for node in said.nodes.values() if node.handler == "codergen" and not node.llm_model]
     if bare:
         raise SettingsError(f"stage {bare[0]!r} names no model: give --model NAME, or --simulate to ask none")

@@ -23,7 +23,7 @@ def goal_gate_has_retry(graph: Graph) -> Iterator[Diagnostic]:
 
 def prompt_on_llm_nodes(graph: Graph) -> Iterator[Diagnostic]:
     """A stage that a model runs says what to do."""
-    for node in graph.nodes.values():
+    for node in graph.with_ends().nodes.values():
         if node.handler == DEFAULT_HANDLER and not node.prompt and node.raw("label") is None:
             message = "an agent's stage with neither prompt nor label"
             yield of_node(node, "prompt_on_llm_nodes", WARNING, message, "give it a prompt")

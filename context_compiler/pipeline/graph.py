@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from context_compiler.pipeline.attributes import GRAPH_SPELLINGS, Attributed
 from context_compiler.pipeline.diagnostics import Diagnostic
-from context_compiler.pipeline.nodes import HANDLERS, Node
+from context_compiler.pipeline.nodes import DEFAULT_HANDLER, HANDLERS, Node
 
 _GOAL = re.compile(r"\$goal\b")
 
@@ -166,6 +166,16 @@ class Graph(Attributed):
     def exits(self) -> tuple[Node, ...]:
         """Every stage that ends a run: by shape or type, else by its id."""
         return self._ends("exit", ("exit", "end"))
+
+    def with_ends(self) -> Graph:
+        """The graph in which a start or exit that is one by its id alone, and asks nothing, is one by its shape."""
+        ends = [*((node, "Mdiamond") for node in self.starts), *((node, "Msquare") for node in self.exits)]
+        nodes = {
+            node.name: replace(node, attrs={**node.attrs, "shape": shape})
+            for node, shape in ends
+            if node.handler == DEFAULT_HANDLER and not node.type and not node.prompt
+        }
+        return replace(self, nodes={**self.nodes, **nodes}) if nodes else self
 
     def _ends(self, handler: str, ids: tuple[str, ...]) -> tuple[Node, ...]:
         nodes = self.nodes.values()

@@ -50,7 +50,7 @@ def prepare(graph: Graph, config: RunConfig) -> Graph:
         GraphError: it has errors; they are about the graph after the transforms.
     """
     known = tuple(handlers_of(config))
-    lowered = apply_directives(graph)
+    lowered = apply_directives(graph.with_ends())
     try:
         styled = apply_stylesheet(lowered)
     except StylesheetError:

@@ -206,3 +206,12 @@ def test_every_kind_of_event_is_known_and_on_the_page() -> None:
     assert emitted == set(KINDS) | {"run_initialized"}
     page = (root / "docs" / "pipelines.md").read_text(encoding="utf-8")
     assert not [kind for kind in KINDS if f"`{kind}`" not in page]
+
+
+async def test_a_start_or_exit_by_id_alone_asks_nobody() -> None:
+    text = "digraph g { node [shape=box]; Start; a [prompt=a]; end; Start -> a -> end }"
+    result, script = await play(text)
+    assert result.completed == ("Start", "a", "end") and script.seen == ["a"]
+    assert validate(parse_dot(text)) == ()
+    result, script = await play(text.replace("Start;", "Start [prompt=hello];"))
+    assert script.seen == ["Start", "a"]
