@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 
+from context_compiler.ids import text_hash
+from context_compiler.memo import Memo
 from context_compiler.shapes.lines import one_line
 
 LONGEST = 2_000
@@ -160,12 +161,24 @@ _CODE = re.compile(r"[{}<>=;|\\\[\]$^~]")
 _PASTED = (">", "+ ", "@", "//", "/*", "$ ", "\u279c")
 
 
-@lru_cache(maxsize=REMEMBERED)
+_known: Memo[str, tuple[str, ...]] = Memo(REMEMBERED)
+"""By the hash of the text: a prompt may be megabytes."""
+
+
 def instructions(text: str) -> tuple[str, ...]:
     """The sentences of a user's text that set something for good, verbatim but each on one line.
 
     Fenced code, quoted lines and what looks like code are passed over.
     """
+    name = text_hash(text)
+    found = _known.get(name)
+    if found is None:
+        found = _found(text)
+        _known.keep(name, found)
+    return found
+
+
+def _found(text: str) -> tuple[str, ...]:
     found: list[str] = []
     start = 0
     fenced = False

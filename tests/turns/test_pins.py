@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
@@ -214,6 +215,13 @@ def test_every_pin_of_any_history_is_one_line_a_user_said(messages: list[ModelMe
         said = " ".join(item.text for item in history.readings[pin.position].items if item.mark is None)
         assert "\n" not in pin.text and len(pin.text) <= 400
         assert all(end in one_line(said, len(said)) or len(said) > 40_000 for end in pin.text.split("…"))
+
+
+def test_a_prompt_is_not_held_for_what_was_found_in_it() -> None:
+    text = "".join(["Never push to main. ", "What is this? " * 1_000])
+    held = sys.getrefcount(text)
+    assert instructions(text) == instructions(text) == ("Never push to main.",)
+    assert sys.getrefcount(text) == held
 
 
 @pytest.mark.slow
