@@ -55,7 +55,7 @@ class View:
     """Exact tokens of the messages alone."""
     budget: int
     status: str
-    """raw, compiled, cycle, fallback, floor_over_budget or dry_run."""
+    """raw, compiled, cycle, fallback or floor_over_budget."""
     summary: str = ""
     """What stands for the turns that are left out: the summary, or the passages quoted from them."""
     ledger: Mapping[str, Any] = field(default_factory=dict[str, Any])

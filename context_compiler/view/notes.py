@@ -22,6 +22,9 @@ from context_compiler.view.quotes import SMALLEST, cost, verbatim
 SPARE = 4
 """Tokens that disarming a cut text may cost."""
 
+LASTING, PART = 1_000, 16
+"""What is quoted in a live view is paid for with every request: so many tokens and one part of the room are enough."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
@@ -53,6 +56,8 @@ def written_for(cut: Cut, options: Options, summary: str, covered: set[int]) -> 
     left = cut.target - cut.kept - cost(note, counter)
     if options.named:
         left = min(left, cap - cost(note, counter))
+    if cut.lasting:
+        left = min(left, LASTING + cut.limits.room // PART)
     own_body = options.template.compiler == "none" and not summary
     loose = [] if own_body else [index for index in cut.out if index not in covered]
     quotes, quoted = verbatim(cut, loose, left, note=note, lost=bool(summary), recall=bool(options.recall))

@@ -85,3 +85,15 @@ async def test_where_only_an_answer_is_left_of_the_beginning_a_line_stands_befor
     view = await compile_view(history, budget=8_000, system=None)
     assert view.messages[0].kind == "request" and len(view.messages) == 3
     assert "lost" not in str(view.messages)
+
+
+async def test_a_live_view_quotes_less_than_one_view_would_because_every_request_pays_for_it() -> None:
+    giant = ModelRequest(parts=[UserPromptPart(prose(1, 40))]), ModelResponse(parts=[TextPart(prose(2, 12_000))])
+    long = [*TALK, *giant, *TALK]
+    ours, budget = compiler(budget=24_000), 24_000
+    await Agent(Talker().model, capabilities=[ours]).run("And now?", message_history=long)
+    assert ours.last_view is not None
+    asked = [*long, ModelRequest(parts=[UserPromptPart("And now?")])]
+    once = await compile_view(asked, "extractive", budget, system=None, recent_turns=0)
+    most = 1_000 + budget // 16
+    assert ours.last_view.ledger["tokens"]["quotes"] <= most < once.ledger["tokens"]["quotes"]
