@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal, cast
+from typing import TypeAlias, cast
 
 from context_compiler.advance import PROMPT_ROOM
 from context_compiler.budget.cutting import Options
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.reflections import ReflectionPolicy
-from context_compiler.settings import Settings
+from context_compiler.settings import Count, Settings
 from context_compiler.template import Template
 from context_compiler.template.lookup import TemplateLibrary
 
-Many = int | Literal["all"]
-"""How many: a number from 0 up, or all."""
+Many: TypeAlias = Count
 
 RECALL = 0.3
 """What recalled text may take, unless somebody says otherwise."""

@@ -19,7 +19,7 @@ from context_compiler.budget.frozen import Frozen
 from context_compiler.errors import StoreError
 from context_compiler.history import History, load_messages
 from context_compiler.live.cycles import Cycles
-from context_compiler.live.failing import Breaker, attempted
+from context_compiler.live.failing import Breaker, Report, attempted
 from context_compiler.live.run import Result
 from context_compiler.live.wanted import Wanted
 from context_compiler.memo import Memo
@@ -28,7 +28,6 @@ from context_compiler.record.recording import explained
 from context_compiler.record.redaction import Redactor
 from context_compiler.store import Store, open_store
 
-Report = Callable[[Exception], Awaitable[None]]
 ANSWERS = 200
 """Answers remembered in memory, for records that may not keep them."""
 

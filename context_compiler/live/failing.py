@@ -15,6 +15,9 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, TextPart
 
 T = TypeVar("T")
 
+Report = Callable[[Exception], Awaitable[None]]
+"""Says what failed, to whoever wants to hear of it."""
+
 ENGINES = ("dbos", "temporalio", "prefect")
 """Packages whose exceptions are control flow."""
 

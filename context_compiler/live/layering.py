@@ -5,18 +5,15 @@ It takes its share of the room before anything else is cut, and goes where the l
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from context_compiler.layers.session import Source, state_from
 from context_compiler.layers.told import NOTHING, Told, room_of, template_of, told_of, untold
 from context_compiler.limits import whole_budget
-from context_compiler.live.failing import attempted
+from context_compiler.live.failing import Report, attempted
 from context_compiler.live.request import Request
 from context_compiler.live.run import Live, Run
 from context_compiler.view import View
-
-Report = Callable[[Exception], Awaitable[None]]
 
 
 async def layered(

@@ -63,7 +63,7 @@ class Compile:
     sections_included: tuple[str, ...]
     sections_dropped: tuple[Drop, ...]
     budget_used: int
-    """Tokens of the summary as it stands in the view."""
+    """Tokens of what stands in the view for what is left out: the summary, and with it what is quoted."""
     survival: float | None
     """Share of the specifics of what was compiled that the summary holds, 0 to 1; None where no answer was used."""
     latency_ms: float
