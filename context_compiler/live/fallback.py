@@ -72,7 +72,10 @@ async def _last(live: Live, run: Run, request: Request) -> Result | None:
     if frozen is None:
         return None
     marks = marks_of(live, run, request, sight, frozen.ratio)
-    return built(live, run, request, sight, frozen, marks, "fallback", frozen.ratio)
+    carried = attempt(lambda: built(live, run, request, sight, frozen, marks, "fallback", frozen.ratio))
+    if carried.error is not None:
+        run.frozen = None  # it would fail at every request from now on
+    return carried.value
 
 
 async def _raw(live: Live, run: Run, request: Request) -> Result | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from context_compiler import MemoryStore, Record, SQLiteStore
 from context_compiler.errors import StoreError
 from context_compiler.live.failing import Breaker
-from context_compiler.record import Chain, Entry
+from context_compiler.record import Chain, Cycle, Entry
 from tests.live.faulty import BUDGET, Faulty
 from tests.support.agents import Notes
 
@@ -76,6 +78,23 @@ async def test_a_store_that_can_be_read_but_not_written_is_left_alone_too() -> N
     for _ in range(6):
         await faulty.ask()
     assert store.tried == 3 and len(faulty.errors) == 3
+
+
+class Damaged(MemoryStore):
+    """A store that gives back cycles nobody can carry on."""
+
+    async def find_cycle(self, tips: Sequence[str], config: str) -> Cycle | None:
+        found = await super().find_cycle(tips, config)
+        return found and replace(found, state=json.dumps({**json.loads(found.state), "kept": [[900, 901, {}]]}))
+
+
+async def test_a_cycle_that_cannot_be_carried_on_fails_once_in_a_run_and_is_begun_anew() -> None:
+    store = Damaged()
+    await Faulty(store=store).ask()
+    later = Faulty(store=store, script=[[("look", {"path": "a"})], [("look", {"path": "b"})], "done"])
+    await later.ask()
+    assert later.statuses == ["fallback", "cycle", "cycle"] and len(later.errors) == 1
+    assert later.talker.last.tokens <= BUDGET
 
 
 def test_a_breaker_that_has_failed_for_days_still_only_pauses() -> None:
