@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from context_compiler.errors import StoreError
 from context_compiler.record import Chain, Compile, Cycle, Entry, Record, SessionInfo
@@ -120,7 +120,7 @@ class MemoryStore:
         """Remove the requests that are both old and beyond the newest; the number of requests removed."""
         tables, removed = self._tables, 0
         if older_than_days is not None or keep_last is not None:
-            end = "~" if older_than_days is None else rows.stamp(datetime.now(UTC) - timedelta(days=older_than_days))
+            end = "~" if older_than_days is None else rows.days_ago(older_than_days)
             spared, before = self._last("views", keep_last or 0), tables.column("views", "session")
             old = tables.where("views", lambda row: row["created_at"] < end)
             removed = tables.remove("views", [number for number in old if number not in spared])

@@ -7,7 +7,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from context_compiler import ids
@@ -135,6 +135,11 @@ def stamp(moment: datetime) -> str:
     """UTC in ISO form and of one width, so that texts sort as times; a naive time is taken as UTC."""
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return aware.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def days_ago(days: float) -> str:
+    """The time so many days ago, at most 700,000: a date knows no more."""
+    return stamp(datetime.now(UTC) - timedelta(days=min(days, 700_000)))
 
 
 def moment(stamped: object) -> datetime:

@@ -10,7 +10,6 @@ import json
 import sqlite3
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
 
 from context_compiler.errors import StoreError
 from context_compiler.store import rows
@@ -67,7 +66,7 @@ def delete(db: sqlite3.Connection, session_id: str) -> int:
 def prune(db: sqlite3.Connection, older_than_days: float | None, keep_last: int | None) -> int:
     """Remove the requests that are both old and beyond the newest; the number of requests removed."""
     asked = older_than_days is not None or keep_last is not None
-    age = None if older_than_days is None else rows.stamp(datetime.now(UTC) - timedelta(days=older_than_days))
+    age = None if older_than_days is None else rows.days_ago(older_than_days)
     with _upkeep(db):
         old = _found(db, OLD_VIEWS, (age, keep_last)) if asked else []
         before = _sessions(db)

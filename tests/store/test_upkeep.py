@@ -29,6 +29,12 @@ async def test_deleting_the_only_conversation_leaves_nothing(store: Store):
         await store.chain(raw.tip)
 
 
+async def test_nothing_is_older_than_time_itself(store: Store):
+    await store.save(request(talk(3), Talk("a summary")))
+    assert await store.prune(older_than_days=1e12) == 0
+    assert await rows(store)
+
+
 async def test_deleting_a_fork_leaves_the_trunk_as_it_was(store: Store):
     trunk = talk(3)
     await store.save(request(trunk, Talk("a summary", "of the trunk")))
