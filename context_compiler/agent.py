@@ -59,7 +59,8 @@ async def ask(
         instructions: Names the prose that the model is told first.
 
     Raises:
-        CompileError: it could not be reached, or took too long. An empty answer is for the caller to judge.
+        CompileError: it could not be reached, its provider's package is not installed, or it took too long. An empty
+            answer is for the caller to judge.
     """
     started = time.perf_counter()
     spent = RunUsage()
@@ -73,7 +74,7 @@ async def ask(
                 spent.incr(result.usage)
     except TimeoutError:
         raise CompileError(f"no answer within {timeout:g} s", model=named(model), phase="timeout") from None
-    except (AgentRunError, UserError) as error:
+    except (AgentRunError, UserError, ImportError) as error:
         raise CompileError(str(error), model=named(model), phase="call") from error
     return Answer(
         text=text,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 
 from context_compiler import Template, TokenCounter, View, compile_view
 from context_compiler.budget.frozen import Frozen
+from context_compiler.errors import CompileError
 from tests.support.agents import Talker, compiler, run
 from tests.support.builders import prose
 from tests.support.histories import answer
@@ -97,3 +100,12 @@ async def test_a_live_view_quotes_less_than_one_view_would_because_every_request
     once = await compile_view(asked, "extractive", budget, system=None, recent_turns=0)
     most = 1_000 + budget // 16
     assert ours.last_view.ledger["tokens"]["quotes"] <= most < once.ledger["tokens"]["quotes"]
+
+
+@pytest.mark.parametrize("model", ["nobody:knows", "groq:llama"])
+async def test_a_model_that_cannot_be_had_is_said_in_one_kind_of_error(model: str) -> None:
+    if model.startswith("groq") and find_spec("groq"):
+        pytest.skip("the package of this provider is installed")
+    long: list[ModelMessage] = [*TALK, *TALK, *ASKED]
+    with pytest.raises(CompileError, match=model):
+        await compile_view(long, "chat_compiler", 4_000, model=model, system=None)
