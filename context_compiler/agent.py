@@ -73,12 +73,14 @@ async def ask(
                 text = (result.output or "").strip()
                 spent.incr(result.usage)
     except TimeoutError:
-        raise CompileError(f"no answer within {timeout:g} s", model=named(model), phase="timeout") from None
+        said = f"no answer within {timeout:g} s"
+        raise CompileError(said, model=named(model), phase="timeout", **_bill(spent)) from None
     except (AgentRunError, UserError, ImportError) as error:
-        raise CompileError(str(error), model=named(model), phase="call") from error
-    return Answer(
-        text=text,
-        usage={name: getattr(spent, name) for name in ("input_tokens", "output_tokens", "requests")},
-        cost=None if spent.cost is None else str(spent.cost),
-        latency_ms=(time.perf_counter() - started) * 1000,
-    )
+        raise CompileError(str(error), model=named(model), phase="call", **_bill(spent)) from error
+    return Answer(text=text, latency_ms=(time.perf_counter() - started) * 1000, **_bill(spent))
+
+
+def _bill(spent: RunUsage) -> dict[str, Any]:
+    """What the answers so far have cost, as plain data."""
+    usage = {name: getattr(spent, name) for name in ("input_tokens", "output_tokens", "requests")}
+    return {"usage": usage, "cost": None if spent.cost is None else str(spent.cost)}

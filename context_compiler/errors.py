@@ -39,10 +39,15 @@ class TemplateError(ContextCompilerError):
 class CompileError(ContextCompilerError):
     """A summary could not be made."""
 
-    def __init__(self, message: str, *, model: str, phase: str) -> None:
-        """Say which `model` failed in which `phase`: prompt, call, timeout, usage, or answer."""
+    def __init__(
+        self, message: str, *, model: str, phase: str, usage: dict[str, int] | None = None, cost: str | None = None
+    ) -> None:
+        """Say which `model` failed in which `phase`: prompt, call, timeout, usage, or answer.
+
+        `usage` (tokens and requests) and `cost` (US dollars) are what was spent until then.
+        """
         super().__init__(f"{phase} ({model}): {message}")
-        self.model, self.phase = model, phase
+        self.model, self.phase, self.usage, self.cost = model, phase, usage or {}, cost
 
 
 class TranscriptError(ContextCompilerError):

@@ -32,26 +32,29 @@ class Compiling:
         place = self._archive.shared(key)
         outcome = await attempted(UNDER_WAY.join(place, lambda: self._made(key, prompts, compiler)))
         if outcome.value is None:
-            return Answer(text="", failure=_failure(outcome.error, named(compiler)))
+            return _failed(outcome.error, named(compiler))
         answer, pays = outcome.value
         return answer if pays else replace(answer, usage={}, cost=None)
 
     async def _made(self, key: str, prompts: Sequence[str], compiler: Model | str) -> Answer:
         if self._breaker.open:
-            raise CompileError("it failed too often and is left alone for a while", model=named(compiler), phase="call")
+            why = "it failed too often and is left alone for a while"
+            return _failed(CompileError(why, model=named(compiler), phase="call"), named(compiler))
         outcome = await attempted(ask(prompts, compiler, timeout=self._wanted.timeout))
         if outcome.value is None:
             self._breaker.failed()
-            raise outcome.error or CompileError("no answer", model=named(compiler), phase="answer")
+            return _failed(outcome.error, named(compiler))
         self._breaker.succeeded()
         if outcome.value.text:
             self._archive.remember(key, outcome.value)
         return outcome.value
 
 
-def _failure(error: Exception | None, model: str) -> dict[str, str]:
-    """What a `CompileError` for this would say."""
-    if isinstance(error, CompileError):
-        said = str(error).removeprefix(f"{error.phase} ({error.model}): ")
-        return {"message": said, "model": error.model, "phase": error.phase}
-    return {"message": f"{type(error).__name__}: {error}", "model": model, "phase": "call"}
+def _failed(error: Exception | None, model: str) -> Answer:
+    """A failure as an answer: what a `CompileError` for it would say, and what was spent until then."""
+    if not isinstance(error, CompileError):
+        said = f"{type(error).__name__}: {error}"
+        return Answer(text="", failure={"message": said, "model": model, "phase": "call"})
+    said = str(error).removeprefix(f"{error.phase} ({error.model}): ")
+    failure = {"message": said, "model": error.model, "phase": error.phase}
+    return Answer(text="", failure=failure, usage=error.usage, cost=error.cost)

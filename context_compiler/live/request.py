@@ -186,14 +186,14 @@ def charged(ctx: RunContext[Any], answer: Answer) -> Answer:
     """The answer, its tokens added to the run's; its requests are not, because limits count those.
 
     Raises:
-        CompileError: there is none.
+        CompileError: there is none; what was spent until then is the run's all the same.
     """
-    if answer.failure is not None:
-        raise CompileError(**answer.failure)
     spent = RequestUsage(
         input_tokens=answer.usage.get("input_tokens", 0),
         output_tokens=answer.usage.get("output_tokens", 0),
         cost=None if answer.cost is None else Decimal(answer.cost),
     )
     ctx.usage.incr(spent)
+    if answer.failure is not None:
+        raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
     return answer

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from context_compiler.agent import Answer
 from context_compiler.budget.cutting import Cut, Options
 from context_compiler.budget.frozen import spans
+from context_compiler.errors import CompileError
 from context_compiler.history import History
 from context_compiler.prompt import Order
 from context_compiler.record import Compile, Drop, Record
@@ -77,7 +78,7 @@ def compile_row(
     return explained(row, why)
 
 
-def failed_row(where: Where, history: History, options: Options, order: Order, error: Exception) -> Compile:
+def failed_row(where: Where, history: History, options: Options, order: Order, error: CompileError) -> Compile:
     """A compile that came to nothing: what was asked is kept, and why nothing came."""
     row = _row(
         where,
@@ -89,6 +90,7 @@ def failed_row(where: Where, history: History, options: Options, order: Order, e
         sections_dropped=order.dropped,
         status="failed",
         error=str(error),
+        usage=error.usage,
     )
     return explained(
         row, dict.fromkeys(("raw_output", "summary", "summary_json", "cache_key", "survival"), "no answer came")
