@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from context_compiler.budget.cutting import Cut
 from context_compiler.history import History
@@ -19,6 +19,7 @@ from context_compiler.shapes.skeleton import call_line
 from context_compiler.specifics import Told
 from context_compiler.specifics.mentions import FIELD, LISTED, Mention, acts, readable
 from context_compiler.specifics.needs import needs
+from context_compiler.tokens import TokenCounter
 
 SHARE = 0.15
 """Of the room for messages: what the ledger may have where tools are used."""
@@ -89,11 +90,13 @@ def with_ledger(cut: Cut, told: Sequence[str], room: int, quoting: Callable[[int
     return "\n\n".join(block for block in (listed, quotes) if block)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
     """One line of the ledger, as far as it has got."""
 
-    mentions: list[Mention] = field(default_factory=list[Mention])
+    mentions: tuple[Mention, ...] = ()
+    label: str = ""
+    said: str = ""
 
 
 def ledger(cut: Cut, told: Sequence[str], room: int) -> str:
@@ -108,34 +111,45 @@ def ledger(cut: Cut, told: Sequence[str], room: int) -> str:
         return ""
     candidates = needs(cut, told)
     lines: dict[Key, _Line] = {}
+    labels: set[str] = set()
     left = room - 2
     written = _Writer(cut, NEAR if room < SHORT else FAR)
     missed = 0
     for one in candidates:
         if missed > TRIES or left < 4:
             break
-        cost, key, line = min((_added(home, lines, written, cut) for home in one.homes), key=lambda found: found[0])
+        cost, key, line = min(
+            (_added(home, lines, labels, written, cut.counter) for home in one.homes), key=lambda found: found[0]
+        )
         if cost > left:
             missed += 1
         elif cost:
             lines[key], left, missed = line, left - cost, 0
-    return written.all(lines)
+            labels.add(line.label)
+    return _together(lines)
 
 
-def _added(home: Mention, lines: Mapping[Key, _Line], written: _Writer, cut: Cut) -> tuple[int, Key, _Line]:
+def _added(
+    home: Mention, lines: Mapping[Key, _Line], labels: set[str], written: _Writer, counter: TokenCounter
+) -> tuple[int, Key, _Line]:
     """What quoting an identifier from there costs, in tokens, and the line that does; 0 where it is there already."""
     key = written.key(home)
     line = lines.get(key, _Line())
-    label, before = written.text(line)
-    if line.mentions and Told(before).holds(home.specific):
+    if line.mentions and Told(line.said).holds(home.specific):
         return 0, key, line
-    longer = _Line(mentions=[*line.mentions, home])
-    label, after = written.text(longer)
-    price = cut.counter.text
-    if before:
-        return price(after) - price(before), key, longer
-    known = any(written.label(other.mentions[0]) == label for other in lines.values())
-    return price(f"{AND}{after}" if known else f"{label}{after}\n"), key, longer
+    longer = written.line((*line.mentions, home))
+    if line.said:
+        return counter.text(longer.said) - counter.text(line.said), key, longer
+    shares = longer.label in labels
+    return counter.text(f"{AND}{longer.said}" if shares else f"{longer.label}{longer.said}\n"), key, longer
+
+
+def _together(lines: Mapping[Key, _Line]) -> str:
+    """Every line; what has the same label shares it."""
+    found: dict[str, list[str]] = {}
+    for key in sorted(lines):
+        found.setdefault(lines[key].label, []).append(lines[key].said)
+    return "\n".join(label + AND.join(said) for label, said in found.items())
 
 
 class _Writer:
@@ -157,43 +171,25 @@ class _Writer:
         own = mention.position, mention.part
         return self._calls.get(own, own)
 
-    def label(self, mention: Mention) -> str:
-        """What a line begins with: the turn, who speaks, and which tool."""
-        position, part = self.key(mention)
+    def line(self, mentions: tuple[Mention, ...]) -> _Line:
+        """The line that quotes these, which share a key."""
+        first = mentions[0]
+        position, part = self.key(first)
         item = self._history.readings[position].items[part]
-        tool = one_line(item.tool or "tool", 40) if item.kind in (Kind.CALL, Kind.RETURN) else ""
-        return f"[turn {mention.turn + 1} · {mention.speaker}] {tool}"
-
-    def all(self, lines: Mapping[Key, _Line]) -> str:
-        """Every line; what has the same label shares it."""
-        found: dict[str, list[str]] = {}
-        for key in sorted(lines):
-            label, said = self.text(lines[key])
-            found.setdefault(label, []).append(said)
-        return "\n".join(label + AND.join(said) for label, said in found.items())
-
-    def text(self, line: _Line) -> tuple[str, str]:
-        """The label of a line, and what stands behind it."""
-        if not line.mentions:
-            return "", ""
-        position, part = self.key(line.mentions[0])
-        item = self._history.readings[position].items[part]
-        first = line.mentions[0]
-        said = _pieces(
-            readable(item), [one for one in line.mentions if (one.position, one.part) == (position, part)], self._words
-        )
-        answers = [one for one in line.mentions if (one.position, one.part) != (position, part)]
+        asked = [one for one in mentions if (one.position, one.part) == (position, part)]
+        answers = [one for one in mentions if (one.position, one.part) != (position, part)]
+        said = _pieces(readable(item), asked, self._words)
         if item.kind is Kind.CALL:
             short = call_line(item.tool or "tool", item.text, width=CALL)
             named = Told(short)
-            missing = [one for one in line.mentions if one not in answers and not named.holds(one.specific)]
-            said = short[short.find("(") :] if not missing else f"({said})"
+            said = short[short.find("(") :] if all(named.holds(one.specific) for one in asked) else f"({said})"
         elif item.kind is Kind.RETURN:
             said = f" → {said}"
         if answers:
             at, place = answers[0].position, answers[0].part
             said += " → " + _pieces(readable(self._history.readings[at].items[place]), answers, self._words)
-        return self.label(first), said
+        tool = one_line(item.tool or "tool", 40) if item.kind in (Kind.CALL, Kind.RETURN) else ""
+        return _Line(mentions=mentions, label=f"[turn {first.turn + 1} · {first.speaker}] {tool}", said=said)
 
 
 def _pieces(text: str, told: Iterable[Mention], words: int) -> str:
