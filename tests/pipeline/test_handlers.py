@@ -68,6 +68,26 @@ async def test_a_command_takes_only_keys_on_the_list_and_quotes_them() -> None:
     assert "${last_response} is not allowed" in refused.outcomes["t"].failure_reason
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo $goal",
+        'echo "$goal"',
+        "echo '$goal'",
+        'echo "$(echo "$goal")"',
+        "echo \"$(echo '$goal')\"",
+        "(echo ${graph.goal})",
+        "# don't\necho $goal",
+        "printf '%s\\n' '\\'\"$goal\" | cut -c2-",
+        'echo "#$goal" | cut -c2-',
+    ],
+)
+async def test_what_is_filled_in_is_never_run_whatever_quotes_stand_around_it(command: str, tmp_path: Path) -> None:
+    goal = "a'; touch one; `touch two` $(touch three) ${graph.goal} ; touch four"
+    result = await run_pipeline(shell(command).replace("Ship it", goal), workdir=tmp_path)
+    assert result.context["tool.output"] == f"{goal}\n" and not list(tmp_path.iterdir())
+
+
 async def test_a_long_output_is_an_artifact(tmp_path: Path) -> None:
     result = await run_pipeline(shell(f"{sys.executable} -c 'print(\"x\" * 200000)'"), logs_root=tmp_path)
     assert len(result.context["tool.output"]) == 8 * 1024

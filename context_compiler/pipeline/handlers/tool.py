@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,10 @@ ALLOWED_PREFIXES = ("graph.", "params.", "human.gate.")
 EXCERPT = 8 * 1024
 """Characters of an output in the context; all of it is an artifact."""
 
-_NAME = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
+_SIGN = re.compile(r"\$goal\b|\$\{(?P<key>[A-Za-z_][A-Za-z0-9_.-]*)\}|\\[\s\S]|\$\(|[()'\"]|(?<!\S)#[^\n]*")
+"""What is filled in, and what says how a shell reads what comes after it."""
+_FILLED = {"'": "'\"${%s}\"'", '"': "${%s}"}
+"""A variable as it is written inside quotes."""
 
 
 class ToolHandler:
@@ -32,11 +34,11 @@ class ToolHandler:
         if not command:
             return failed("no tool_command")
         try:
-            command = filled(command, stage)
+            command, values = filled(command, stage)
         except KeyError as error:
             return failed(f"tool_command: ${{{error.args[0]}}} is not allowed in a command, or not set")
         where = stage.node.text("workdir") or stage.config.workdir
-        ran = await run_shell(command, where=Path(where) if where else None, limit=stage.node.timeout)
+        ran = await run_shell(command, where=Path(where) if where else None, limit=stage.node.timeout, env=values)
         code, out, err = ran.code, ran.out, ran.err
         shown = {"output": out, "stderr": err}
         kept = {f"tool.{name}_ref": stage.keep(name, text) for name, text in shown.items() if text}
@@ -54,20 +56,47 @@ class ToolHandler:
         )
 
 
-def filled(command: str, stage: Stage) -> str:
-    """A command with `$goal` and allowed `${key}`s filled in, each quoted for the shell.
+def filled(command: str, stage: Stage) -> tuple[str, dict[str, str]]:
+    """A command in which a variable stands for `$goal` and each allowed `${key}`, and the values of the variables.
+
+    The shell puts the values in, so it never reads them as part of the command, whatever is in them and whatever
+    quotes stand around them.
 
     Raises:
         KeyError: a key is not allowed, or not set.
     """
+    written, values = "", dict[str, str]()
+    around, at = [""], 0
+    while found := _SIGN.search(command, at):
+        sign, inside = found[0], around[-1]
+        if (inside == "'" and sign[0] == "\\") or (inside in _FILLED and sign[0] == "#"):
+            sign = sign[0]  # a plain character here, and the next one may close the quotes
+        written += command[at : found.start()]
+        at = found.start() + len(sign)
+        if sign == "$goal" or found["key"]:
+            name = f"FILLED_{len(values) + 1}"
+            values[name] = _value(found["key"], stage).replace("\0", "")
+            sign = _FILLED.get(inside, '"${%s}"') % name
+        elif sign == inside or (sign == ")" and inside == "("):
+            around.pop()
+        elif _opens(sign, inside):
+            around.append(sign[-1])
+        written += sign
+    return written + command[at:], values
 
-    def value(found: re.Match[str]) -> str:
-        key = found[1]
-        if key not in ALLOWED and not key.startswith(ALLOWED_PREFIXES):
-            raise KeyError(key)
-        there = stage.run_id if key == "run_id" else stage.context.get_string(key)
-        if not there and key not in stage.context.keys():
-            raise KeyError(key)
-        return shlex.quote(there)
 
-    return _NAME.sub(value, re.sub(r"\$goal\b", lambda _: shlex.quote(stage.graph.goal), command))
+def _opens(sign: str, inside: str) -> bool:
+    """Whether a sign begins something that another one ends: quotes, or a command of its own."""
+    return sign == "$(" and inside != "'" or inside in ("", "(") and sign in ("'", '"', "(")
+
+
+def _value(key: str | None, stage: Stage) -> str:
+    """What stands for a key, and for the goal where there is none."""
+    if key is None:
+        return stage.graph.goal
+    if key not in ALLOWED and not key.startswith(ALLOWED_PREFIXES):
+        raise KeyError(key)
+    there = stage.run_id if key == "run_id" else stage.context.get_string(key)
+    if not there and key not in stage.context.keys():
+        raise KeyError(key)
+    return there
