@@ -28,7 +28,7 @@ KEYS = ("name", "description", "goal", "model", "fidelity")
 """What the front matter may say."""
 START, DONE = "start", "done"
 
-_HEADING = re.compile(r" {0,3}##(?:[ \t]+(?P<title>.*?))?(?:[ \t]+#+)?[ \t]*")
+_HEADING = re.compile(r" {0,3}##(?P<rest>[ \t].*)?")
 _FENCE = re.compile(r" {0,3}(?P<mark>`{3,}|~{3,})(?P<info>.*)")
 _UNFIT = re.compile(r"[^a-z0-9]+")
 
@@ -157,7 +157,7 @@ def _parts(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> Ite
         elif mark is not None and not (mark["mark"][0] == "`" and "`" in mark["info"]):
             fence, opened = mark["mark"], at
         elif (heading := _HEADING.fullmatch(line)) is not None:
-            starts.append((at, (heading["title"] or "").strip()))
+            starts.append((at, _title(heading["rest"] or "")))
     if fence:
         message = "a fenced block begins here and never ends: headings below it are no steps"
         findings.append(
@@ -170,6 +170,13 @@ def _parts(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> Ite
         text = "\n".join(lines[at + 1 : end]).rstrip()
         above = len(text) - len(text.lstrip("\n"))
         yield _Part(title=title, line=at + offset + 1, text=text[above:], begins=at + offset + 2 + above)
+
+
+def _title(rest: str) -> str:
+    """What a heading says, without the blanks around it and the signs that may close it."""
+    said = rest.rstrip(" \t")
+    bare = said.rstrip("#")
+    return (bare if bare.endswith((" ", "\t")) else said).strip()
 
 
 def _steps(parts: Sequence[_Part], findings: list[Diagnostic]) -> list[Node]:

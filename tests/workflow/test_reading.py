@@ -201,3 +201,10 @@ def test_a_large_file_is_read_in_no_time(line: str) -> None:
     except GraphError:
         pass
     assert time.perf_counter() - started < 60
+
+
+@pytest.mark.parametrize("blank", [" ", "\t", " #"])
+def test_a_heading_of_blanks_is_read_in_no_time(blank: str) -> None:
+    started = time.perf_counter()
+    graph = parse_workflow(f"## a{blank * 100_000}b {blank * 100_000}c\nGo.\n")
+    assert len(graph.nodes) == 3 and time.perf_counter() - started < 20
