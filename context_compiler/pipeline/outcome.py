@@ -34,7 +34,10 @@ class StageStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of one stage. A status may be given as text; one that is unknown raises a `ValueError`."""
+    """The end of one stage. A status may be given as text, and None is nothing said.
+
+    A `ValueError` says that a status is unknown, that updates are no mapping, or that names are no texts.
+    """
 
     status: StageStatus = StageStatus.SUCCESS
     preferred_label: str = ""
@@ -53,9 +56,15 @@ class Outcome:
     """Where the run goes on whatever the edges say; a parallel stage names its join so."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "status", StageStatus(self.status))
-        object.__setattr__(self, "suggested_next_ids", tuple(map(str, self.suggested_next_ids)))
-        object.__setattr__(self, "tools", tuple(map(str, self.tools)))
+        said: dict[str, Any] = {name: getattr(self, name) for name in _TEXTS}
+        fit: dict[str, Any] = {name: "" if text is None else str(text) for name, text in said.items()}
+        updates: object = self.context_updates
+        if updates is not None and not isinstance(updates, Mapping):
+            raise ValueError("context_updates is no mapping")
+        fit |= {"status": StageStatus(self.status), "context_updates": updates or {}}
+        fit |= {name: _ids(getattr(self, name)) for name in ("suggested_next_ids", "tools")}
+        for name, value in fit.items():
+            object.__setattr__(self, name, value)
 
     def document(self) -> dict[str, Any]:
         """As plain data, under the names of a status file; what is empty is left out."""
@@ -72,6 +81,9 @@ class Outcome:
             "go_to": self.go_to,
         }
         return {key: value for key, value in said.items() if value not in ("", [], {})}
+
+
+_TEXTS = ("preferred_label", "notes", "failure_reason", "raw", "go_to")
 
 
 def failed(reason: str, *, updates: Mapping[str, Any] | None = None) -> Outcome:

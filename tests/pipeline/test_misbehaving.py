@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from context_compiler.pipeline import (
     MemoryRuns,
     Outcome,
     Stage,
+    StageStatus,
     run_pipeline,
 )
 from tests.pipeline.playing import Script, graph, play
@@ -27,6 +29,25 @@ OK, FAIL, RETRY = (
 async def test_nonsense_is_a_failure_that_says_so(nonsense: object) -> None:
     result, _ = await play(graph("a; start->a->done"), {"a": [lambda stage: nonsense]}, strict_failure_edges=True)
     assert result.status == "fail" and result.failure_reason.startswith("a: ")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"notes": None}, {"notes": 5}, {"preferred_label": None}, {"preferred_label": 3}, {"context_updates": None}],
+)
+async def test_nothing_said_in_an_outcome_is_nothing_and_a_number_is_text(said: dict[str, Any]) -> None:
+    result, _ = await play(graph("a; start->a->done"), {"a": [lambda stage: Outcome(**said)]})
+    assert result.ok and result.outcomes["a"].status == "success"
+
+
+async def test_an_outcome_may_hold_an_exception_as_its_reason_and_one_name_as_what_it_suggests() -> None:
+    reason: Any = ValueError("red")
+    result, _ = await play(graph("a; start->a->done"), {"a": [Outcome(status=StageStatus.FAIL, failure_reason=reason)]})
+    assert result.outcomes["a"].failure_reason == "red"
+    one: Any = "c"
+    text = graph("a; b; c; start->a; a->b; a->c; b->done; c->done")
+    _, script = await play(text, {"a": [Outcome(suggested_next_ids=one)]})
+    assert script.seen == ["a", "c"]
 
 
 async def test_updates_that_are_no_values_are_a_failure() -> None:
