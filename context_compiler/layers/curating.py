@@ -65,6 +65,16 @@ def curate(
     return Curated(summary=summary, ignored=ignored)
 
 
+def joined(before: CurationSummary, after: CurationSummary) -> CurationSummary:
+    """Two decisions of one turn as one; of a ref that is in both, the later one."""
+    again = {*after.retained, *after.demoted}
+    return CurationSummary(
+        retained=[*(ref for ref in before.retained if ref not in again), *after.retained],
+        demoted=[*(ref for ref in before.demoted if ref not in again), *after.demoted],
+        reasons={ref: why for ref, why in before.reasons.items() if ref not in again} | after.reasons,
+    )
+
+
 def _refs(name: str, given: object) -> list[str]:
     if given is None or isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise LayersError(f"{name} is a {type(given).__name__}; give a list of refs")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from context_compiler.layers.conversation import record_of, text_of
+from context_compiler.layers.refs import Above, endless
 from context_compiler.layers.wording import one_line
 
 ITEMS = 10
@@ -90,21 +91,24 @@ def entities_involved(result: object, subdomain: str, ref_of: RefOf) -> list[str
     return list(dict.fromkeys(_refs(result, subdomain, ref_of)))
 
 
-def _refs(result: object, type: str, ref_of: RefOf) -> Iterator[str]:
+def _refs(result: object, type: str, ref_of: RefOf, above: Above = ()) -> Iterator[str]:
+    if endless(result, above):
+        return
+    inside = (*above, id(result))
     operations = list(_operations(result))
     if operations:
         for _, table, rows in operations:
-            yield from _refs(list(rows), table or type, ref_of)
+            yield from _refs(list(rows), table or type, ref_of, inside)
     elif isinstance(result, Mapping):
-        yield from _row_refs(cast("Mapping[str, Any]", result), type, ref_of)
+        yield from _row_refs(cast("Mapping[str, Any]", result), type, ref_of, inside)
     elif isinstance(result, list | tuple):
         for one in cast("Sequence[object]", result):
-            yield from _refs(one, type, ref_of)
+            yield from _refs(one, type, ref_of, inside)
     elif isinstance(result, str) and (found := ref_of("", result)):
         yield found
 
 
-def _row_refs(row: Mapping[str, Any], type: str, ref_of: RefOf) -> Iterator[str]:
+def _row_refs(row: Mapping[str, Any], type: str, ref_of: RefOf, above: Above) -> Iterator[str]:
     found = ref_of("", row["ref"]) if row.get("ref") else None
     if found is None and row.get("id") is not None:
         found = ref_of(type, row["id"]) or ref_of("", row["id"])
@@ -112,7 +116,7 @@ def _row_refs(row: Mapping[str, Any], type: str, ref_of: RefOf) -> Iterator[str]
         yield found
     for inner in row.values():
         if isinstance(inner, list | tuple):
-            yield from _refs(list(cast("Sequence[object]", inner)), "", ref_of)
+            yield from _refs(list(cast("Sequence[object]", inner)), "", ref_of, above)
 
 
 def blocked_reason(given: object) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 from uuid import UUID as UUIDType
@@ -12,7 +12,7 @@ from uuid import UUID as UUIDType
 from pydantic_core import to_json, to_jsonable_python
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.wording import ID, PENDING, UUID
+from context_compiler.layers.wording import CUT, ID, PENDING, UUID
 
 OWN = ("id", "_id", "uuid")
 """Fields that hold the id of the row itself."""
@@ -20,6 +20,8 @@ SHORTEST = 32
 """Characters of a UUID without its hyphens."""
 DEEPEST = 32
 """Lists and mappings within each other that are looked into."""
+Above = tuple[int, ...]
+"""The lists and mappings that something stands in, by identity."""
 _UNFIT = re.compile(r"[^a-z0-9]+")
 
 
@@ -29,16 +31,20 @@ def prefix_of(type: str) -> str:
     Raises:
         LayersError: nothing of the type can stand in a ref.
     """
-    if not isinstance(type, str):  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
+    prefix = _prefix(type)
+    if not prefix:
         raise LayersError(f"{type!r} is no type of entity; give a word such as recipes")
-    return _prefix(type)
+    return prefix
+
+
+def _prefix(type: object) -> str:
+    """The same; empty where nothing of the type can stand in a ref."""
+    return _singular(type) if isinstance(type, str) else ""
 
 
 @lru_cache(maxsize=1024)
-def _prefix(type: str) -> str:
+def _singular(type: str) -> str:
     word = _UNFIT.sub("_", type.strip().lower()).strip("_")
-    if not word:
-        raise LayersError(f"{type!r} is no type of entity; give a word such as recipes")
     if word.endswith("ies") and len(word) > 4:
         return f"{word[:-3]}y"
     if word.endswith(("sses", "xes", "ches", "shes")):
@@ -62,8 +68,8 @@ def encoded(data: object) -> str:
     """Data as JSON text; ValueError where it contains itself."""
     try:
         return to_json(data, fallback=str, inf_nan_mode="strings").decode()
-    except ValueError:  # half a character, which UTF-8 has no bytes for, can be escaped
-        return json.dumps(to_jsonable_python(data, fallback=str, inf_nan_mode="strings"))
+    except ValueError:  # half a character can be escaped, and bytes that are no UTF-8 have a text in base64
+        return json.dumps(to_jsonable_python(data, fallback=str, inf_nan_mode="strings", bytes_mode="base64"))
 
 
 def plain(data: object, what: str) -> object:
@@ -86,15 +92,15 @@ class Refs:
         self.ids = dict(ids or {})
         given = types or {}
         prefixes = {type: prefix_of(type) for type in set(given.values())}
-        self._refs = {(prefixes[given[ref]], id): ref for ref, id in self.ids.items()}
-        self._uuids = {_bare(id): ref for ref, id in self.ids.items() if len(id) >= SHORTEST and UUID.fullmatch(id)}
+        self._refs = {(prefixes[given[ref]], _same(id)): ref for ref, id in self.ids.items()}
+        self._uuids = {_bare(id): ref for ref, id in self.ids.items() if _named(id)}
 
     def __contains__(self, ref: object) -> bool:
         return ref in self.ids
 
     def of(self, type: str, id: object) -> str | None:
-        """The ref of an entity that the database knows."""
-        return self._refs.get((prefix_of(type), str(id)))
+        """The ref of an entity that the database knows; a type that no ref can have has none."""
+        return self._refs.get((_prefix(type), _same(str(id))))
 
     def named(self, text: str) -> str | None:
         """The ref that a UUID stands for, however it is written."""
@@ -103,8 +109,8 @@ class Refs:
     def add(self, type: str, id: str, ref: str) -> None:
         """Let a ref stand for an id."""
         self.ids[ref] = id
-        self._refs[prefix_of(type), id] = ref
-        if len(id) >= SHORTEST and UUID.fullmatch(id):
+        self._refs[prefix_of(type), _same(id)] = ref
+        if _named(id):
             self._uuids[_bare(id)] = ref
 
     def drop(self, ref: str) -> None:
@@ -122,6 +128,16 @@ def _bare(uuid: str) -> str:
     return uuid.lower().replace("-", "")
 
 
+def _same(id: str) -> str:
+    """An id as it is looked up: a UUID is the same one however it is written."""
+    return _bare(id) if _named(id) else id
+
+
+def _named(id: str) -> bool:
+    """Whether an id alone says which entity it is: a UUID does, a number names something in every table."""
+    return len(id) >= SHORTEST and UUID.fullmatch(id) is not None
+
+
 NONE = Refs()
 """No ref stands for anything."""
 
@@ -134,18 +150,25 @@ def shown_data(data: object, refs: Refs, type: str = "") -> object:
         refs: Which ref stands for which id.
         type: What the rows in it are, as far as they do not say so; only a UUID tells without.
     """
-    return _shown(data, refs, type, 0)
+    return _shown(data, refs, type, ())
 
 
-def _shown(data: object, refs: Refs, type: str, depth: int) -> object:
+def endless(data: object, above: Above) -> bool:
+    """Whether data stands in itself, or too deep to be looked into."""
+    return len(above) >= DEEPEST or id(data) in above
+
+
+def _shown(data: object, refs: Refs, type: str, above: Above) -> object:
     if isinstance(data, str):
         return _clean(refs.translated(data))
-    if isinstance(data, Mapping) and depth < DEEPEST:
-        return _row(cast("Mapping[object, Any]", data), refs, type, depth)
-    if isinstance(data, list | tuple) and depth < DEEPEST:
+    if isinstance(data, Mapping | list | tuple) and endless(cast(object, data), above):
+        return CUT
+    if isinstance(data, Mapping):
+        return _row(cast("Mapping[object, Any]", data), refs, type, above)
+    if isinstance(data, list | tuple):
         given = cast("list[Any]", data)
         kind = str(given[1]) if isinstance(data, tuple) and len(given) == 3 and isinstance(given[1], str) else type
-        return [_shown(one, refs, kind, depth + 1) for one in given]
+        return [_shown(one, refs, kind, (*above, id(given))) for one in given]
     if data is None or isinstance(data, bool | int | float):
         return data
     return _clean(refs.translated(str(cast(object, data))))
@@ -155,13 +178,14 @@ def _clean(text: str) -> str:
     return PENDING.sub(ID, UUID.sub(ID, text))
 
 
-def _row(row: Mapping[object, Any], refs: Refs, type: str, depth: int) -> dict[str, object]:
+def _row(row: Mapping[object, Any], refs: Refs, type: str, above: Above) -> dict[str, object]:
     """A row with its ref in place of its own id."""
     found: dict[str, object] = {}
+    inside = (*above, id(row))
     for key, value in row.items():
         name = str(key).lower()
         if name not in OWN:
-            found[_clean(str(key))] = _field(name, value, refs, depth)
+            found[_clean(str(key))] = _field(name, value, refs, inside)
         elif ref := _ref(value, refs, type):
             found["ref"] = ref
     return found
@@ -171,10 +195,15 @@ def _ref(id: object, refs: Refs, type: str) -> str | None:
     return refs.of(type, id) if type.strip("_ ") else refs.named(str(id))
 
 
-def _field(name: str, value: object, refs: Refs, depth: int) -> object:
+def _field(name: str, value: object, refs: Refs, above: Above) -> object:
     """One field: what names another entity by its id names it by its ref."""
     if name.endswith("_id") and isinstance(value, str | int) and not isinstance(value, bool):
         return refs.of(name[:-3], value) or (value if value in refs else ID)
     if name.endswith("_ids") and isinstance(value, list | tuple):
-        return [_field(name[:-1], one, refs, depth + 1) for one in cast("list[Any]", value)]
-    return _shown(value, refs, "", depth + 1)
+        return CUT if endless(value, above) else _listed(name[:-1], cast("list[Any]", value), refs, above)
+    return _shown(value, refs, "", above)
+
+
+def _listed(name: str, given: Sequence[object], refs: Refs, above: Above) -> list[object]:
+    """Several that a field names by their ids."""
+    return [_field(name, one, refs, (*above, id(given))) for one in given]

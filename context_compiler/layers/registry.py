@@ -61,7 +61,7 @@ class SessionIdRegistry:
         One that was generated before keeps the ref it has: `gen_ref`, or else the unsaved one of that type and label.
         """
         saved = gen_ref if gen_ref is not None else self._unsaved(type, label)
-        if saved is not None and self.ref_of(type, id) in (None, saved):
+        if saved is not None and self.ref_of(type, id) is None:
             self._save(saved, type, id)
         return self._register(type, id, label, "created", data)
 
@@ -81,7 +81,7 @@ class SessionIdRegistry:
 
     def register_generated(self, type: str, label: str, data: object) -> str:
         """An entity was made up and is not saved; its ref."""
-        ref = self._new_ref(f"gen_{prefix_of(type)}", self._gen_counters)
+        ref = self._new_ref(f"gen_{prefix_of(type)}")
         self._put(ref, type, label, "generated")
         self._data[ref] = plain(data, f"the content of {ref}")
         return ref
@@ -192,7 +192,7 @@ class SessionIdRegistry:
         name = id_text(id)
         ref = self.refs.of(type, name)
         if ref is None:
-            ref = self._new_ref(prefix_of(type), self._counters)
+            ref = self._new_ref(prefix_of(type))
             self.refs.add(type, name, ref)
         self._put(ref, type, label, status)
         if data is not None:
@@ -219,7 +219,8 @@ class SessionIdRegistry:
         self._keep[ref] = {**self._keep[ref], **facts}
         return True
 
-    def _new_ref(self, prefix: str, counters: dict[str, int]) -> str:
+    def _new_ref(self, prefix: str) -> str:
+        counters = self._gen_counters if prefix.startswith("gen_") else self._counters
         counters[prefix] = counters.get(prefix, 0) + 1
         return f"{prefix}_{counters[prefix]}"
 

@@ -14,12 +14,12 @@ from weakref import WeakValueDictionary
 from context_compiler.errors import LayersError
 from context_compiler.layers.builders import build_context
 from context_compiler.layers.conversation import record_of
-from context_compiler.layers.curating import Curated, curate
+from context_compiler.layers.curating import Curated, curate, joined
 from context_compiler.layers.registry import SessionIdRegistry
 from context_compiler.layers.state import ConversationContext, conversation_of, from_json, to_json
 from context_compiler.layers.summarising import Ask, summarise_turn
 from context_compiler.layers.told import layer_prompt
-from context_compiler.layers.turn import TurnState
+from context_compiler.layers.turn import TurnState, current_curation
 from context_compiler.store import Store, open_store
 
 _LOCKS: WeakValueDictionary[tuple[int, object, str, str], asyncio.Lock] = WeakValueDictionary()
@@ -208,10 +208,14 @@ class Turn:
         return found
 
     def curate(self, *, retained: Mapping[str, str] | None = None, demoted: list[str] | None = None) -> Curated:
-        """What Understand decides: `retained` refs with the reason of each, and those to let go of."""
+        """What Understand decides: `retained` refs with the reason of each, and those to let go of.
+
+        Said more than once in a turn, what was said last of a ref counts.
+        """
         why = dict(record_of(retained, "retained"))
         done = curate(self.registry, retained=why, demoted=demoted or [], reasons=why)
-        self.understood(entity_curation=done.summary)
+        before = current_curation(cast("Mapping[str, Any]", self.state))
+        self.understood(entity_curation=joined(before, done.summary))
         return done
 
     def understood(self, **facts: Any) -> None:

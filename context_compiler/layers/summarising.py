@@ -75,7 +75,7 @@ async def summarise_turn(state: Mapping[str, Any], *, ask: Ask | None = None) ->
 
 def _turn(state: Mapping[str, Any], done: TurnExecutionSummary, registry: SessionIdRegistry) -> list[dict[str, Any]]:
     """This turn as it is kept; none where nobody said anything."""
-    user, answer = text_of(state, "user_message"), text_of(state, "final_response")
+    user, answer = (registry.translated(text_of(state, key)) for key in ("user_message", "final_response"))
     if not user.strip() and not answer.strip():
         return []
     decision = done.think_decision
@@ -83,8 +83,8 @@ def _turn(state: Mapping[str, Any], done: TurnExecutionSummary, registry: Sessio
     said = answer.strip() if len(answer.strip()) <= most else f"{answer.strip()[:most].rstrip()}{CUT}"
     return [
         {
-            "user": registry.translated(user),
-            "assistant_summary": registry.translated(said) if said else "(no answer)",
+            "user": user,
+            "assistant_summary": said or "(no answer)",
             "routing": {"decision": decision} if decision else None,
             "timestamp": text_of(state, "timestamp") or datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -103,10 +103,15 @@ async def _history(summary: str, older: Sequence[Any], ask: Ask | None) -> str:
                 "turns": fence("TURNS", "\n".join(lines)),
             }
         )
-        answer = (await attempted(ask(prompt))).value
+        answer = (await attempted(_asked(ask, prompt))).value
         if isinstance(answer, str) and answer.strip():
             return _newest([answer.strip()], HISTORY)
     return _newest([*([summary] if summary else []), *lines], HISTORY)
+
+
+async def _asked(ask: Ask, prompt: str) -> str:
+    """What a model says; a function that fails before there is anything to wait for fails here."""
+    return await ask(prompt)
 
 
 def _briefly(turn: Mapping[str, Any]) -> str:

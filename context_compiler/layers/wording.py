@@ -32,8 +32,8 @@ def without_ids(text: str) -> str:
 
 
 def label(text: object, most: int = 200) -> str:
-    """A label that can stand beside a ref: one line, no id, no backticks to pass for a ref."""
-    return without_ids(one_line(text, most)).replace("`", "'")
+    """A label that can stand beside a ref: one line, no id, also no half of one, no backticks to pass for a ref."""
+    return one_line(without_ids(one_line(text)), most).replace("`", "'")
 
 
 def paragraph(text: str) -> str:

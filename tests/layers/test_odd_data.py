@@ -1,0 +1,152 @@
+"""Data of any kind ends no turn: odd names, cycles, bytes and second calls are taken as they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from context_compiler.layers import (
+    ConversationContext,
+    Layers,
+    SessionIdRegistry,
+    Turn,
+    build_act_context,
+    format_entity_context,
+    from_json,
+    get_entity_context,
+    get_own_decision_history,
+    to_json,
+)
+
+UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+@pytest.fixture
+def layers() -> Layers:
+    return Layers(None)
+
+
+async def stored(layers: Layers) -> ConversationContext:
+    return await layers.conversation("s")
+
+
+@pytest.mark.parametrize("subdomain", ["рецепты", "—", "", "食谱"])
+async def test_a_subdomain_that_no_ref_can_have_does_not_end_the_turn(layers: Layers, subdomain: str) -> None:
+    async with layers.turn("s", "hello") as turn:
+        turn.did("read", "look", result=[{"id": 1, "рецепт_id": 2, "__id": 3}], subdomain=subdomain)
+        shown = turn.context("act")["step_results"]["1"]
+    assert shown == [{"рецепт_id": "[id]", "__id": "[id]"}]
+    assert len((await stored(layers))["turn_summaries"]) == 1
+
+
+async def test_a_table_that_no_ref_can_have_does_not_end_the_turn(layers: Layers) -> None:
+    async with layers.turn("s", "hello") as turn:
+        turn.did("read", "look", result=("db_read", "-", [{"id": 1}]))
+        assert turn.context("act")["step_results"]["1"] == ["db_read", "-", [{}]]
+    assert (await stored(layers))["turn_summaries"][0]["steps"][0]["outcome"] == "Found 1 record"
+
+
+def rows_that_know_their_parent() -> dict[str, Any]:
+    recipe: dict[str, Any] = {"name": "Soup"}
+    recipe["steps"] = [{"name": str(number), "recipe": recipe} for number in range(8)]
+    return recipe
+
+
+def lists_in_lists() -> list[Any]:
+    deep: list[Any] = []
+    for _ in range(5_000):
+        deep = [deep]
+    return deep
+
+
+def list_of_itself() -> list[Any]:
+    found: list[Any] = []
+    found += [found, found]
+    return found
+
+
+@pytest.mark.parametrize("make", [rows_that_know_their_parent, lists_in_lists, list_of_itself])
+async def test_a_result_that_stands_in_itself_is_shown_once(layers: Layers, make: Any) -> None:
+    async with layers.turn("s", "hello") as turn:
+        turn.did("read", "look", result=make(), subdomain="recipes")
+        assert len(turn.prompt("act", "go on")) < 20_000
+    assert len((await stored(layers))["turn_summaries"]) == 1
+
+
+def test_bytes_that_are_no_text_survive_json() -> None:
+    kept = from_json(to_json({"content_archive": {"image": b"\xff\xfe", "text": "half \ud800"}}))
+    assert kept["content_archive"] == {"image": "__4=", "text": "half \ud800"}
+
+
+def test_what_is_curated_in_two_calls_is_recorded_wholly() -> None:
+    turn = Layers(None).turn("s", "hello")
+    known = SessionIdRegistry()
+    turn.state["id_registry"] = known
+    kept, gone, both = (known.register_read("recipes", number, f"number {number}") for number in range(3))
+    turn.curate(retained={kept: "favourite", both: "perhaps"})
+    turn.curate(demoted=[gone, both])
+    said = turn.state["understand_output"]["entity_curation"]  # pyright: ignore[reportTypedDictNotRequiredAccess]
+    assert (said.retained, said.demoted, said.reasons) == ([kept], [gone, both], {kept: "favourite"})
+
+
+async def test_two_calls_leave_two_decisions_in_the_log(layers: Layers) -> None:
+    async with layers.turn("s", "hello") as turn:
+        kept, gone = (turn.registry.register_read("recipes", number, str(number)) for number in range(2))
+        turn.curate(retained={kept: "favourite"})
+        turn.curate(demoted=[gone])
+    log = get_own_decision_history({**await stored(layers)})
+    assert [(one["action"], one["ref"]) for one in log] == [("retain", kept), ("demote", gone)]
+
+
+def test_an_entity_that_is_saved_twice_keeps_its_ref() -> None:
+    known = SessionIdRegistry()
+    made = known.register_generated("recipes", "Soup", {})
+    assert [known.register_created("recipes", 7, "Soup", gen_ref=made) for _ in range(2)] == [made, made]
+
+
+def test_no_ref_means_two_things_whatever_types_are_called() -> None:
+    known = SessionIdRegistry()
+    made, read = known.register_generated("recipes", "Soup", {}), known.register_read("gen_recipes", 1, "Stew")
+    again = SessionIdRegistry.from_dict(known.to_dict())
+    assert (
+        len({made, read, again.register_generated("recipes", "Pie", {}), again.register_read("gen_recipe", 2, "")}) == 4
+    )
+
+
+@pytest.mark.parametrize("written", [UUID.upper(), UUID.replace("-", "")])
+def test_a_uuid_is_one_entity_however_it_is_written(written: str) -> None:
+    known = SessionIdRegistry()
+    assert known.register_read("recipes", UUID, "Soup") == known.register_read("recipes", written, "Soup")
+    assert SessionIdRegistry.from_dict(known.to_dict()).ref_of("recipe", written) == "recipe_1"
+
+
+@pytest.mark.parametrize("before", range(160, 205, 4))
+def test_no_half_of_an_id_is_left_where_a_label_is_cut(before: int) -> None:
+    known = SessionIdRegistry()
+    known.register_read("recipes", 1, f"{'x' * before} {UUID}")
+    assert UUID[:5] not in format_entity_context(get_entity_context(known), "refs_and_labels")
+
+
+async def test_no_half_of_an_id_is_left_where_an_answer_is_cut(layers: Layers) -> None:
+    async with layers.turn("s", "hello") as turn:
+        turn.registry.register_read("recipes", UUID, "Soup")
+        turn.answered(f"{'x' * 290} {UUID} {'y' * 400}")
+    assert UUID[:5] not in (await stored(layers))["recent_turns"][0]["assistant_summary"]
+
+
+async def test_a_model_that_fails_before_it_is_waited_for_ends_no_turn() -> None:
+    def broken(prompt: str) -> Any:
+        raise RuntimeError("no key")
+
+    layers = Layers(None, ask=broken)
+    for number in range(7):
+        async with layers.turn("s", f"message {number}") as turn:
+            turn.answered("yes")
+    assert "message 1" in (await stored(layers))["history_summary"]
+
+
+def test_act_is_told_what_a_turn_holds_without_a_registry() -> None:
+    turn: Turn = Layers(None).turn("s", "hello")
+    turn.did("read", "look", result={"id": UUID})
+    assert build_act_context({**turn.state})["step_results"] == {"1": {}}
