@@ -6,11 +6,14 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Thread
 from typing import Any, Protocol, TypeAlias
+
+from context_compiler.live.failing import attempt
 
 
 class QuestionType(StrEnum):
@@ -111,13 +114,16 @@ class ConsoleInterviewer(Interviewer):
     def __init__(self, read: Callable[[], str] | None = None, show: Callable[[str], Any] | None = None) -> None:
         """`read` gives one line, empty at the end of the input; `show` shows one line."""
         self._read, self._show = read, show or _on_stderr
+        self._turn = asyncio.Lock()
+        self._coming: Future[str] | None = None
 
     async def ask(self, question: Question) -> Reply:
-        """What is typed; the end of the input skips the question."""
-        self._show(question.text)
-        for option in question.options:
-            self._show(f"  [{option.key}] {option.label}")
-        line = await self._line()
+        """What is typed; the end of the input skips the question. Of two that ask at once, one waits for the other."""
+        async with self._turn:
+            self._show(question.text)
+            for option in question.options:
+                self._show(f"  [{option.key}] {option.label}")
+            line = await self._line()
         return reply_to(question, line) if line else Reply(value=AnswerValue.SKIPPED)
 
     async def inform(self, message: str, stage: str = "") -> None:
@@ -125,17 +131,33 @@ class ConsoleInterviewer(Interviewer):
         self._show(f"{stage}: {message}" if stage else message)
 
     async def _line(self) -> str:
-        """A line, read on a thread that keeps nobody from leaving: not a run that is cancelled, and not the process."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[str] = loop.create_future()
+        """The next line. One that nobody waited for long enough is still being read, and answers what is asked next."""
+        loop, there = asyncio.get_running_loop(), asyncio.Event()
+        self._coming = coming = self._coming or _reading(self._read or sys.stdin.readline)
 
-        def read() -> None:
-            line = (self._read or sys.stdin.readline)()  # what stands for the terminal now
+        def wake(_: Future[str]) -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(lambda: answer.done() or answer.set_result(line))
+                loop.call_soon_threadsafe(there.set)
 
-        Thread(target=read, daemon=True).start()
-        return await answer
+        coming.add_done_callback(wake)
+        await there.wait()
+        self._coming = None
+        return coming.result()
+
+
+def _reading(read: Callable[[], str]) -> Future[str]:
+    """A line that is read on a thread that keeps nobody from leaving: not a run that is cancelled, nor the process."""
+    coming: Future[str] = Future()
+
+    def work() -> None:
+        done = attempt(read)
+        if done.error is not None:
+            coming.set_exception(done.error)
+        else:
+            coming.set_result(done.value or "")
+
+    Thread(target=work, daemon=True).start()
+    return coming
 
 
 def _on_stderr(line: str) -> None:

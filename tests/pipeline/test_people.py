@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -80,3 +81,39 @@ async def test_whoever_can_only_be_asked_or_fails_to_listen_is_no_hindrance() ->
 
     assert (await run_pipeline(GATE, interviewer=Plain())).ok
     assert (await run_pipeline(GATE, interviewer=CallbackInterviewer(lambda question: "what?", broken))).ok
+
+
+async def test_a_line_that_came_too_late_for_one_question_answers_the_next() -> None:
+    typed: SimpleQueue[str] = SimpleQueue()
+
+    def show(line: str) -> None:
+        if line == "Now?":
+            typed.put("N\n")
+
+    console = ConsoleInterviewer(typed.get, show)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(console.ask(QUESTIONS[0]), 0.02)
+    reply = await asyncio.wait_for(console.ask(Question(text="Now?")), 10)
+    assert reply.text == "N"
+
+
+async def test_two_that_ask_at_once_are_answered_one_after_the_other() -> None:
+    typed: SimpleQueue[str] = SimpleQueue()
+    shown: list[str] = []
+
+    def show(line: str) -> None:
+        shown.append(line)
+        typed.put(f"to {line}\n")
+
+    console = ConsoleInterviewer(typed.get, show)
+    replies = await asyncio.gather(*(console.ask(Question(text=text)) for text in ("One?", "Two?")))
+    assert shown == ["One?", "Two?"] and [reply.text for reply in replies] == ["to One?", "to Two?"]
+
+
+async def test_a_terminal_that_cannot_be_read_fails_the_stage_instead_of_keeping_it_waiting() -> None:
+    def broken() -> str:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    gate = GATE.replace('human.timeout="20ms"', "")
+    result = await asyncio.wait_for(run_pipeline(gate, interviewer=ConsoleInterviewer(broken, lambda line: None)), 10)
+    assert "invalid start byte" in result.outcomes["h"].failure_reason
