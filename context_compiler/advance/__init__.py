@@ -26,6 +26,7 @@ from context_compiler.turns import Outline
 from context_compiler.turns.pins import Pin, pins
 from context_compiler.view import Quote
 from context_compiler.view.notes import written_for
+from context_compiler.view.quotes import cost
 
 TOO_SMALL = 200
 """Below this cap, in tokens, no model is asked: it could not say anything."""
@@ -49,18 +50,20 @@ def cut(
     previous: Frozen | None,
     overhead: int,
     one_shot: bool = False,
+    spare: int = 0,
 ) -> Cut:
     """Cut back to the low mark, or fill a one-shot view to the budget: whole groups, in the ladder's order.
 
     `base` are the shapes of broken messages, `previous` the cycle that this one follows, and `overhead` what the
-    request costs beside its messages, in exact tokens.
+    request costs beside its messages, in exact tokens. `spare` is what a one-shot view has left when all is quoted
+    that can be: it goes to more of the newest turns.
     """
     bench = Bench(history, outline, counter, _start(history, base, options, outline, previous), refs=options.refs)
     limits = relieved(bench, limits, overhead)
     target = (limits.budget if one_shot else limits.low) - overhead
     recent = options.recent_turns if options.recent_turns is not None else len(outline.turns)
     if one_shot and not options.recent_named:
-        recent = min(recent, _affordable(bench, limits.room // RECENT))
+        recent = min(len(outline.turns) if spare else recent, _affordable(bench, limits.room // RECENT + spare))
     over = bench.total > limits.budget - overhead
     user_pins = pins(history, outline, bench.before_active())
     bench.reserve(_reserve(options, limits, user_pins, history, counter))
@@ -80,6 +83,14 @@ def cut(
         previous=previous,
         lasting=not one_shot,
     )
+
+
+def unused(done: Cut, frozen: Frozen, options: Options) -> int:
+    """What a one-shot view has left, in tokens, when all is quoted that can be; 0 where that is little or wanted."""
+    if options.named or options.recent_named or not done.reserve:
+        return 0
+    left = done.target - done.kept - cost(frozen.note, done.counter) - cost(frozen.quotes, done.counter)
+    return left if left > done.limits.room // RECENT else 0
 
 
 def _affordable(bench: Bench, room: int) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from context_compiler.advance import cut, freeze, order, refusal, why_no_model
+from context_compiler.advance import cut, freeze, order, refusal, unused, why_no_model
 from context_compiler.agent import Answer
 from context_compiler.budget.cutting import Cut, Options
 from context_compiler.budget.frozen import Frozen
@@ -88,14 +89,24 @@ async def advanced(
     Raises:
         CompileError: the model was asked and failed; an answer that is empty or saves nothing is refused instead.
     """
-    done = cut(
-        history, turns, base, options, marks, counter=counter, previous=previous, overhead=overhead, one_shot=one_shot
+    tried = partial(
+        cut,
+        history,
+        turns,
+        base,
+        options,
+        marks,
+        counter=counter,
+        previous=previous,
+        overhead=overhead,
+        one_shot=one_shot,
     )
+    done = tried()
     reply = await _asked(done, options, where.turn_index, ask)
     summary = reply.answer.text if reply.answer and reply.status == "ok" else ""
-    frozen, quoted = freeze(
-        done,
-        options,
+    fixed = partial(
+        freeze,
+        options=options,
         summary=summary,
         row=reply.answer.row if reply.answer else None,
         turn=where.turn_index,
@@ -103,6 +114,11 @@ async def advanced(
         ratio=ratio,
         tight=tight,
     )
+    frozen, quoted = fixed(done)
+    spare = unused(done, frozen, options) if one_shot and reply.order is None else 0
+    if spare:
+        done = tried(spare=spare)
+        frozen, quoted = fixed(done)
     return Advanced(
         frozen=frozen, cut=done, row=_row(where, done, options, reply, frozen), fits=done.fits, quoted=quoted
     )

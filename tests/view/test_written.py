@@ -13,7 +13,7 @@ from context_compiler.budget.frozen import Frozen
 from context_compiler.errors import CompileError
 from tests.support.agents import Talker, compiler, run
 from tests.support.builders import prose
-from tests.support.histories import answer
+from tests.support.histories import answer, long_history
 
 TALK: list[ModelMessage] = [
     message
@@ -109,3 +109,13 @@ async def test_a_model_that_cannot_be_had_is_said_in_one_kind_of_error(model: st
     long: list[ModelMessage] = [*TALK, *TALK, *ASKED]
     with pytest.raises(CompileError, match=model):
         await compile_view(long, "chat_compiler", 4_000, model=model, system=None)
+
+
+async def test_room_that_quotes_have_no_use_for_goes_to_more_of_the_newest_turns() -> None:
+    history = [*long_history(30, 4, words=250), ModelRequest(parts=[UserPromptPart("And now?")])]
+    whole = await compile_view(history, "extractive", 1_000_000, system=None)
+    budget = int(whole.tokens * 0.85)
+    filled = await compile_view(history, "extractive", budget, system=None)
+    few = await compile_view(history, "extractive", budget, system=None, recent_turns=3)
+    assert few.tokens < 0.75 * budget < 0.85 * budget < filled.tokens <= budget
+    assert history[-40:] == list(filled.messages[-40:])
