@@ -37,12 +37,13 @@ if TYPE_CHECKING:
         RecordingInterviewer,
         Reply,
     )
+    from context_compiler.pipeline.result import RunResult
     from context_compiler.pipeline.resume import resume_pipeline
     from context_compiler.pipeline.retry import Backoff
     from context_compiler.pipeline.route import select_edge
     from context_compiler.pipeline.run_files import FileRuns, in_folder
     from context_compiler.pipeline.run_sqlite import SQLiteRuns
-    from context_compiler.pipeline.running import RunResult, run_pipeline
+    from context_compiler.pipeline.running import run_pipeline
     from context_compiler.pipeline.runs import MemoryRuns, RunInfo, RunStore
     from context_compiler.pipeline.sessions import Session
     from context_compiler.pipeline.stage import Handler, Stage
@@ -137,7 +138,7 @@ _HOMES = {
     "Reply": "pipeline.people",
     "RunConfig": "pipeline.config",
     "RunInfo": "pipeline.runs",
-    "RunResult": "pipeline.running",
+    "RunResult": "pipeline.result",
     "RunState": "pipeline.state",
     "RunStore": "pipeline.runs",
     "SQLiteRuns": "pipeline.run_sqlite",

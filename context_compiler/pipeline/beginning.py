@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from context_compiler.errors import PipelineError
@@ -16,6 +17,8 @@ from context_compiler.pipeline.writing import to_dot
 
 OWN = ("outcome", "preferred_label", "current_node")
 """What a branch does not take over: it is about the stage before the branch."""
+GRAPH_PATH = "internal.graph_path"
+"""The key of the file that the graph of a run is from: what it names is looked for beside it, also after a resume."""
 
 
 def hashes(graph: Graph) -> Hashes:
@@ -95,5 +98,6 @@ def _context(graph: Graph, lineage: Lineage, given: Mapping[str, Any]) -> dict[s
     facts: dict[str, Any] = {"internal.run_id": lineage.run_id, "internal.lineage.root_run_id": lineage.root_run_id}
     facts["internal.lineage.attempt"] = lineage.attempt
     facts |= {"internal.lineage.parent_run_id": lineage.parent_run_id} if lineage.parent_run_id else {}
+    facts |= {GRAPH_PATH: str(Path(graph.path).absolute())} if graph.path else {}
     context.apply_updates({**given, **facts})
     return context.values()

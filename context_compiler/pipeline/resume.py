@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from context_compiler.errors import GraphError, PipelineError
-from context_compiler.pipeline.beginning import hashes
+from context_compiler.live.failing import attempt
+from context_compiler.pipeline.beginning import GRAPH_PATH, hashes
 from context_compiler.pipeline.checkpoint import FILE, read_checkpoint
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.dot import parse_dot
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.opening import graph_of, open_runs, prepare
+from context_compiler.pipeline.result import RunResult
 from context_compiler.pipeline.run_files import in_folder
-from context_compiler.pipeline.running import RunResult, go_through
+from context_compiler.pipeline.running import go_through
 from context_compiler.pipeline.runs import RunStore
 from context_compiler.pipeline.sessions import session_of
 from context_compiler.pipeline.state import RunState, Thread
@@ -65,7 +67,7 @@ def _missing(run_id: str, known: Sequence[str]) -> str:
 def _found(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfig]:
     """The store that holds a run, its id there, and the config with its folder."""
     folder = Path(run)
-    if (folder / FILE).is_file():
+    if attempt((folder / FILE).is_file).value:  # an id may be longer than a path can be
         state = read_checkpoint(folder)
         if state is not None and config.runs is None:
             root = state.lineage.root_run_id
@@ -87,7 +89,8 @@ async def _graph(store: RunStore, state: RunState, pipeline: Graph | str | Path 
             text = text or (await store.content(hash) if hash else None)
         if text is None:
             raise PipelineError(f"run {state.run_id!r} was kept without its graph; give it")
-        graph = parse_dot(text)
+        path = state.context.get(GRAPH_PATH)
+        graph = parse_dot(text, path=path if isinstance(path, str) else None)
     if hashes(graph).snapshot != state.graph.snapshot:
         what = f"run {state.run_id!r} is of another graph"
         raise GraphError(f"{what}; resume it with the one it began with, or begin a new run", path=graph.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from context_compiler.pipeline.runs import RunInfo, info_document, info_of, newe
 from context_compiler.pipeline.stage import folder_name
 from context_compiler.pipeline.state import RunState
 
-MANIFEST, EVENTS, GRAPH, LOCK = "manifest.json", "events.jsonl", "graph.dot", ".lock"
+MANIFEST, EVENTS, GRAPH, NORMAL, LOCK = "manifest.json", "events.jsonl", "graph.dot", "graph.normal.dot", ".lock"
 
 
 class FileRuns:
@@ -28,18 +28,22 @@ class FileRuns:
 
     Args:
         root: The folder of the runs' folders.
-        place: Where the folder of a run is; None is a folder of its name in `root`.
+        alone: Whether it is itself the folder of the one run that is kept.
     """
 
-    def __init__(self, root: str | Path, *, place: Callable[[str], Path] | None = None) -> None:
+    def __init__(self, root: str | Path, *, alone: bool = False) -> None:
         self.root = Path(root)
-        self._place = place
+        self._alone = alone
         self._added: set[str] = set()
         """Runs whose events end in a whole line, because this store has added one."""
 
     def folder(self, run_id: str) -> Path:
         """The folder of a run."""
-        return self._place(run_id) if self._place else self.root / folder_name(run_id)
+        return self.root if self._alone else self.root / folder_name(run_id)
+
+    def below(self, run_id: str) -> FileRuns:
+        """Where a run is kept that one of these has started."""
+        return FileRuns(self.root / "children" / folder_name(run_id), alone=True) if self._alone else self
 
     @asynccontextmanager
     async def own(self, run_id: str) -> AsyncGenerator[None]:
@@ -53,7 +57,7 @@ class FileRuns:
         if (folder / MANIFEST).exists():
             raise PipelineError(f"{folder}: there is a run already: resume it, or give another id or folder")
         for hash, text in contents.items():
-            self._write(folder / (GRAPH if hash == (info.source or info.snapshot) else "graph.normal.dot"), text)
+            self._write(folder / (GRAPH if hash == (info.source or info.snapshot) else NORMAL), text)
         self._write(folder / MANIFEST, json.dumps(info_document(info), indent=1))
 
     async def save(self, state: RunState) -> None:
@@ -93,10 +97,11 @@ class FileRuns:
 
     async def content(self, hash: str) -> str | None:
         """The text of that hash, from whichever run."""
-        for path in (*self.root.glob("*/*.dot"), *self.root.glob("*.dot")):
-            text = path.read_text(encoding="utf-8")
-            if text_hash(text) == hash:
-                return text
+        for name in (GRAPH, NORMAL):
+            for path in (*self.root.glob(f"*/{name}"), self.root / name):
+                text = _text(path)
+                if text is not None and text_hash(text) == hash:
+                    return text
         return None
 
     async def close(self) -> None:
@@ -121,6 +126,14 @@ class FileRuns:
             raise PipelineError(f"{path}: {error.strerror or error}; give a folder that may be written") from error
 
 
+def _text(path: Path) -> str | None:
+    """What a file says, to the letter; None: it is no text, or not there."""
+    try:
+        return path.read_bytes().decode("utf-8", "surrogatepass")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def _event(line: bytes) -> Event | None:
     """The event of a line; None: the line is no whole event."""
     try:
@@ -141,5 +154,4 @@ def _ends_within_a_line(path: Path) -> bool:
 
 def in_folder(folder: str | Path) -> FileRuns:
     """A store of the one run that is in a folder."""
-    there = Path(folder)
-    return FileRuns(there, place=lambda _: there)
+    return FileRuns(folder, alone=True)

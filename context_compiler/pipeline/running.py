@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from context_compiler.errors import PipelineError
 from context_compiler.live.failing import attempted
 from context_compiler.pipeline.beginning import begun, hashes, lineage_facts
 from context_compiler.pipeline.checkpoint import write_checkpoint
@@ -20,55 +21,14 @@ from context_compiler.pipeline.engine import Engine, Surroundings
 from context_compiler.pipeline.events import Event
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers import handlers_of
+from context_compiler.pipeline.leaving import ended
 from context_compiler.pipeline.opening import contents, graph_of, open_runs, prepare, root_of, run_info
-from context_compiler.pipeline.outcome import Outcome
+from context_compiler.pipeline.result import RunResult
 from context_compiler.pipeline.run_files import FileRuns
 from context_compiler.pipeline.runs import RunStore
 from context_compiler.pipeline.state import RunState
 
 log = logging.getLogger("context_compiler.pipeline")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """How a run has ended."""
-
-    state: RunState
-
-    @property
-    def run_id(self) -> str:
-        """The id of the run, which is that of its first attempt."""
-        return self.state.lineage.root_run_id
-
-    @property
-    def status(self) -> str:
-        """Success or fail."""
-        return self.state.status
-
-    @property
-    def ok(self) -> bool:
-        """Whether it ended well."""
-        return self.state.status == "success"
-
-    @property
-    def failure_reason(self) -> str:
-        """Why it failed; empty: it did not."""
-        return self.state.failure_reason
-
-    @property
-    def completed(self) -> tuple[str, ...]:
-        """The stages of the last attempt in the order in which they were completed."""
-        return self.state.completed
-
-    @property
-    def outcomes(self) -> Mapping[str, Outcome]:
-        """The last outcome of each stage."""
-        return self.state.outcomes
-
-    @property
-    def context(self) -> Mapping[str, Any]:
-        """The values that the run ended with."""
-        return self.state.context
 
 
 async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = None, **options: Any) -> RunResult:
@@ -136,7 +96,7 @@ class Running:
         )
         self.engine = Engine(graph, around)
         self._sequence, self._began = 0, config.clock()
-        self._running: list[ChildRun] = []
+        self._running: set[ChildRun] = set()
 
     async def open(self) -> None:
         """Number events on from those that are there."""
@@ -168,23 +128,33 @@ class Running:
         await self.emit("run_finalized", run_id=state.run_id, **facts)
 
     async def start(self, graph: Graph, run_id: str) -> ChildRun:
-        """Start a graph as a child of this run, or go on with it where it was begun before."""
-        config = replace(self.config, run_id=run_id, runs=self.store, context={}, logs_root=self._below(run_id))
-        prepared = prepare(graph, config)
-        known = await self.store.load(run_id)
-        state = known or begun(prepared, hashes(graph), run_id, {})
-        if known is None:
-            await self.store.begin(run_info(graph, state), contents(graph, state))
-            await self.store.save(state)
-        elif config.resume_threads == "degrade":
-            state = replace(known, threads={}, resumed=True)
-        child = ChildRun(prepared, config, self.store, state)
-        self._running.append(child)
+        """Start a graph as a child of this run, or go on with it where it was begun before.
+
+        Raises:
+            PipelineError: it was begun with another graph, somebody else is running it, or it could not be kept.
+        """
+        store = self.store.below(run_id) if isinstance(self.store, FileRuns) else self.store
+        config = replace(self.config, run_id=run_id, runs=store, context={}, logs_root=self._below(run_id))
+        prepared, names = prepare(graph, config), hashes(graph)
+        async with AsyncExitStack() as owned:
+            await owned.enter_async_context(store.own(run_id))
+            known = await store.load(run_id)
+            state = known or begun(prepared, names, run_id, {})
+            if known is None:
+                await store.begin(run_info(graph, state), contents(graph, state))
+                await store.save(state)
+            elif known.graph.snapshot != names.snapshot:
+                raise PipelineError(f"run {run_id!r} is of another graph; give it the one it began with")
+            elif config.resume_threads == "degrade":
+                state = replace(known, threads={}, resumed=True)
+            child = ChildRun(Running(prepared, config, store, state), owned.pop_all())
+        self._running.add(child)
+        child.task.add_done_callback(lambda _: self._running.discard(child))
         return child
 
     async def children(self) -> None:
         """No child outlives its parent."""
-        for child in self._running:
+        for child in list(self._running):
             await child.stop()
 
     def _below(self, run_id: str) -> Path | None:
@@ -196,9 +166,10 @@ class Running:
 class ChildRun:
     """A pipeline that a stage started."""
 
-    def __init__(self, graph: Graph, config: RunConfig, store: RunStore, state: RunState) -> None:
-        self._run = Running(graph, config, store, state)
-        self._task = asyncio.create_task(self._go(state))
+    def __init__(self, run: Running, owned: AsyncExitStack) -> None:
+        """`owned` lets go of the run when it is closed."""
+        self._run, self._owned = run, owned
+        self.task = asyncio.create_task(self._go())
 
     @property
     def state(self) -> RunState:
@@ -208,7 +179,7 @@ class ChildRun:
     @property
     def running(self) -> bool:
         """Whether it still runs."""
-        return not self._task.done()
+        return not self.task.done()
 
     def steer(self, message: str) -> None:
         """Leave a message for its next stage."""
@@ -216,22 +187,31 @@ class ChildRun:
 
     async def wait(self, sleeping: asyncio.Future[None]) -> None:
         """Until it has ended, or `sleeping` has."""
-        await asyncio.wait({self._task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({self.task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> None:
         """End it; its last checkpoint stays."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self._owned.aclose()  # a task that was never begun has not
 
-    async def _go(self, state: RunState) -> None:
+    async def _go(self) -> None:
+        run = self._run
+        async with self._owned:
+            gone = await attempted(self._gone())
+            if gone.error is not None:
+                log.warning("%s failed: %r", run.state.run_id, gone.error)
+                run.state = ended(run.state, f"{gone.error}")
+
+    async def _gone(self) -> None:
         run = self._run
         await run.open()
-        if not state.ended:
+        if not run.state.ended:
             try:
-                state = await run.engine.run(state)
+                await run.engine.run(run.state)
             finally:
                 await run.children()
-        await run.ended(state)
+        await run.ended(run.state)
 
 
 async def _told(listener: Any, event: Event) -> None:

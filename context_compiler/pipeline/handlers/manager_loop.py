@@ -40,9 +40,11 @@ class ManagerLoopHandler:
             graph = _graph(stage)
             if isinstance(graph, Outcome):
                 return graph
-            child = await stage.start(graph, f"{stage.run_id}.{stage.node.name}.{stage.visit}")
-            await stage.emit("child_started", child=child.state.run_id)
+            place = (stage.run_id, stage.branch_id, stage.node.name, str(stage.visit))
+            child = await stage.start(graph, ".".join(filter(None, place)))
         try:
+            if child is not None:
+                await stage.emit("child_started", child=child.state.run_id)
             return await self._supervised(stage, child, condition)
         finally:
             if child is not None and child.running:

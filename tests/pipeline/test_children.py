@@ -1,0 +1,123 @@
+"""A child pipeline is a run like any other: kept apart, owned, taken up with its own graph, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from context_compiler.errors import PipelineError
+from context_compiler.pipeline import MemoryRuns, Stage, resume_pipeline, run_pipeline
+from tests.pipeline.playing import graph
+
+PARENT = graph(
+    'a [type=work]; m [shape=house stack.child_dotfile="child.dot" manager.poll_interval="10ms"]; start->a->m->done'
+)
+CHILD = graph("inner [type=work]; start->inner->done")
+
+
+class Work:
+    """Says ok, but waits at one stage for as long as it is told to."""
+
+    def __init__(self, at: str = "inner") -> None:
+        self.at, self.there, self.go_on = at, asyncio.Event(), asyncio.Event()
+        self.runs: list[tuple[str, str]] = []
+
+    async def __call__(self, stage: Stage) -> str:
+        self.runs.append((stage.run_id, stage.node.name))
+        if stage.node.name == self.at:
+            self.there.set()
+            await self.go_on.wait()
+        return "ok"
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Path:
+    (tmp_path / "child.dot").write_text(CHILD)
+    (tmp_path / "parent.dot").write_text(PARENT)
+    return tmp_path / "parent.dot"
+
+
+PLACES: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "logs": lambda folder: {"logs_root": folder / "logs"},
+    "folder": lambda folder: {"runs": folder / "runs"},
+    "database": lambda folder: {"runs": folder / "runs.db"},
+}
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    return PLACES[request.param](tmp_path)
+
+
+async def stopped(parent: Path, work: Work, **options: Any) -> None:
+    """A run that was cancelled while the child waited."""
+    task = asyncio.create_task(run_pipeline(parent, handlers={"work": work}, run_id="r", **options))
+    await asyncio.wait_for(work.there.wait(), 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    work.go_on.set()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def taken_up(place: dict[str, Any], work: Work) -> Any:
+    where = place.get("logs_root", "r")
+    return await resume_pipeline(where, handlers={"work": work}, **{key: place[key] for key in place if key == "runs"})
+
+
+async def test_a_child_has_a_place_of_its_own_and_goes_on_after_a_stop_from_any_folder(
+    parent: Path, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    work = Work()
+    monkeypatch.chdir(tmp_path)
+    await stopped(Path(parent.name), work, **place)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    result = await taken_up(place, work)
+    assert result.ok and result.outcomes["m"].status == "success"
+    assert work.runs == [("r", "a"), ("r.m.1", "inner"), ("r.m.1", "inner")]
+
+
+async def test_a_child_whose_graph_was_changed_is_not_gone_on_with(parent: Path, place: dict[str, Any]) -> None:
+    work = Work()
+    await stopped(parent, work, **place)
+    parent.with_name("child.dot").write_text(CHILD.replace("inner", "other"))
+    result = await taken_up(place, work)
+    assert "of another graph" in result.outcomes["m"].failure_reason
+
+
+async def test_a_child_is_owned_while_it_runs(parent: Path, tmp_path: Path) -> None:
+    work, runs = Work(), tmp_path / "runs.db"
+    task = asyncio.create_task(run_pipeline(parent, handlers={"work": work}, run_id="r", runs=runs))
+    await asyncio.wait_for(work.there.wait(), 20)
+    with pytest.raises(PipelineError, match="under way elsewhere"):
+        await resume_pipeline("r.m.1", handlers={"work": work}, runs=runs)
+    work.go_on.set()
+    assert (await task).ok
+    assert (await resume_pipeline("r.m.1", runs=runs)).ok
+
+
+async def test_one_supervisor_in_two_branches_has_two_children(parent: Path) -> None:
+    work, runs = Work(at=""), MemoryRuns()
+    text = graph(
+        'p [shape=component]; m [shape=house stack.child_dotfile="child.dot" manager.poll_interval="10ms"];'
+        "x [type=work]; y [type=work]; j [shape=tripleoctagon]; start->p; p->x; p->y; x->m; y->m; m->j; j->done"
+    )
+    parent.write_text(text)
+    assert (await run_pipeline(parent, handlers={"work": work}, run_id="r", runs=runs)).ok
+    assert sorted(run for run, name in work.runs if name == "inner") == ["r.x.m.1", "r.y.m.1"]
+
+
+async def test_why_a_child_could_not_go_on_is_said(parent: Path) -> None:
+    class Full(MemoryRuns):
+        async def save(self, state: Any) -> None:
+            if state.run_id == "r.m.1" and state.current_node == "inner":
+                raise PipelineError("the disk is full")
+            await super().save(state)
+
+    result = await run_pipeline(parent, handlers={"work": Work(at="")}, run_id="r", runs=Full())
+    assert result.outcomes["m"].failure_reason == "Child failed: the disk is full"
