@@ -55,7 +55,10 @@ class SQLiteRuns:
         mark = blake2b(run_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         with owned(self.path.with_name(f"{self.path.name}-{mark}.lock"), run_id):
             self._saved.pop(run_id, None)
-            yield
+            try:
+                yield
+            finally:
+                self._saved.pop(run_id, None)
 
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
         """A new run."""
@@ -64,7 +67,8 @@ class SQLiteRuns:
     async def save(self, state: RunState) -> None:
         """Keep a state: what is other than in the one before."""
         root = state.lineage.root_run_id
-        await self._run(partial(_save, state=state, former=self._saved.get(root)))
+        former = self._saved.pop(root, None)  # where this fails or is cancelled, nobody knows what is there
+        await self._run(partial(_save, state=state, former=former))
         self._saved[root] = state
 
     async def add(self, run_id: str, event: Event) -> None:
@@ -110,8 +114,14 @@ class SQLiteRuns:
                 db.close()
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        # On a thread, because another process may be writing; shielded, because a transaction is not left half done.
-        return await asyncio.shield(asyncio.to_thread(self._performed, work))
+        # On a thread, because another process may be writing; whoever is cancelled waits for it, because nothing may
+        # be written once the run is somebody else's, or the file closed.
+        working = asyncio.create_task(asyncio.to_thread(self._performed, work))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            await asyncio.gather(working, return_exceptions=True)
+            raise
 
     def _performed(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock:

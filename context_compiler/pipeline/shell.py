@@ -74,6 +74,7 @@ async def run_shell(
         with suppress(asyncio.CancelledError):
             await reading
         await process.wait()
+        _let_go(process)
     return Ran(code=code, out=out.decode("utf-8", "replace"), err=err.decode("utf-8", "replace"))
 
 
@@ -101,6 +102,13 @@ def _end(process: asyncio.subprocess.Process) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         elif process.returncode is None:
             process.kill()
+
+
+def _let_go(process: asyncio.subprocess.Process) -> None:
+    """Close the pipes of a process that has ended: what left its group may hold the other ends for long."""
+    transport: asyncio.BaseTransport | None = getattr(process, "_transport", None)  # there is no public way
+    if transport is not None:
+        transport.close()
 
 
 def last_line(text: str) -> str:

@@ -1,0 +1,83 @@
+"""What has ended, in whatever way, leaves nothing behind: no write, no open file, no state in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from context_compiler.pipeline import RunState, SQLiteRuns, run_pipeline
+from tests.pipeline.playing import graph
+from tests.pipeline.test_handlers import shell
+from tests.pipeline.test_kept import INFO, STATE
+
+TEXT = graph("start->done")
+OPEN = Path("/proc/self/fd")
+
+
+@asynccontextmanager
+async def busy_thread() -> AsyncGenerator[None]:
+    """For as long as this lasts and a little longer, whatever goes to a thread has to wait."""
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(1) as threads:
+        loop.set_default_executor(threads)
+        sleeping = loop.run_in_executor(None, time.sleep, 0.1)
+        yield
+        await sleeping
+
+
+async def test_a_run_that_is_cancelled_writes_nothing_once_it_is_let_go_of(tmp_path: Path) -> None:
+    async with busy_thread():
+        task = asyncio.create_task(run_pipeline(TEXT, runs=tmp_path / "r.db"))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        there = {path.name for path in tmp_path.iterdir()}
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await asyncio.sleep(0.2)
+        assert {path.name for path in tmp_path.iterdir()} == there == {"r.db"}
+
+
+async def test_a_state_whose_saving_was_cancelled_leaves_nothing_in_the_next_one(tmp_path: Path) -> None:
+    store = SQLiteRuns(tmp_path / "r.db")
+    async with store.own("r"):
+        await store.begin(INFO, {})
+        await store.save(STATE)
+        async with busy_thread():
+            task = asyncio.create_task(store.save(replace(STATE, branches={"p.1:x": {}})))
+            await asyncio.sleep(0.02)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await store.save(STATE)
+            assert await store.load("r") == STATE
+    await store.close()
+
+
+async def test_a_store_that_lives_on_holds_no_state_of_runs_that_have_ended(tmp_path: Path) -> None:
+    store = SQLiteRuns(tmp_path / "r.db")
+    for number in range(3):
+        await run_pipeline(TEXT, runs=store, run_id=f"let-go-{number}")
+    gc.collect()
+    held = [one for one in gc.get_objects() if isinstance(one, RunState) and one.run_id.startswith("let-go-")]
+    assert not held
+    await store.close()
+
+
+@pytest.mark.skipif(not OPEN.is_dir() or not hasattr(os, "setsid"), reason="open files cannot be counted here")
+async def test_a_command_that_leaves_somebody_behind_leaves_no_open_pipe() -> None:
+    text = shell("setsid sleep 3 & echo hi", 'timeout="200ms"')
+    before = len(list(OPEN.iterdir()))
+    result = await run_pipeline(text)
+    await asyncio.sleep(0)
+    assert result.outcomes["t"].failure_reason == "timed out after 0.2 s"
+    assert len(list(OPEN.iterdir())) <= before
