@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeAlias, cast
 
-from context_compiler.advance import PROMPT_ROOM
+from context_compiler.advance.asked import PROMPT_ROOM
 from context_compiler.budget.cutting import Options
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity

@@ -1,7 +1,7 @@
-"""One advance: cut back, say what a compile is asked, and freeze what came of it. Pure: nothing here waits.
+"""One advance: cut back, and freeze what came of it. Pure: nothing here waits.
 
-`cut` decides what stays, `order` what a model is asked, if anything, and `freeze` writes the note and the
-verbatim part and fixes everything until the next advance.
+`cut` decides what stays, and `freeze` writes the note and the verbatim part and fixes everything until the next
+advance. What a model is asked in between, if anything, is in `advance.asked`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 
 from context_compiler.budget import CUT, giants, older_turns, reduce, relieved
 from context_compiler.budget.bench import Bench
 from context_compiler.budget.cutting import Cut, Options
 from context_compiler.budget.frozen import Frozen, positions, spans
+from context_compiler.fidelity import Fidelity
 from context_compiler.history import History
 from context_compiler.limits import Limits
-from context_compiler.prompt import ALWAYS, TITLES, Order, written
-from context_compiler.sections import chunks, fitted, gathered, lines, recent
 from context_compiler.shapes import WHOLE, Shape
 from context_compiler.specifics.ledger import share
 from context_compiler.tokens import TokenCounter
@@ -28,15 +26,9 @@ from context_compiler.view import Quote
 from context_compiler.view.notes import written_for
 from context_compiler.view.quotes import cost
 
-TOO_SMALL = 200
-"""Below this cap, in tokens, no model is asked: it could not say anything."""
-
 RECENT = 8
 """In a one-shot view the turns before the active one have one part in so many of the room, unless the caller says how
 many are kept: past text that answers what is asked tells more than what merely stands near it."""
-
-PROMPT_ROOM = 32_000
-"""The least that one prompt may carry of a span, in tokens, where the compiler's window is not known."""
 
 
 def cut(
@@ -54,16 +46,17 @@ def cut(
 ) -> Cut:
     """Cut back to the low mark, or fill a one-shot view to the budget: whole groups, in the ladder's order.
 
-    `base` are the shapes of broken messages, `previous` the cycle that this one follows, and `overhead` what the
-    request costs beside its messages, in exact tokens. `spare` is what a one-shot view has left when all is quoted
-    that can be: it goes to more of the newest turns.
+    `base` are the shapes of broken messages, `previous` the cycle before, `overhead` what the request costs beside its
+    messages, in exact tokens, and `spare` what a one-shot view has left when all is quoted that can be: the newest
+    turns get it, past the template's number of them too unless the caller named a fidelity.
     """
     bench = Bench(history, outline, counter, _start(history, base, options, outline, previous), refs=options.refs)
     limits = relieved(bench, limits, overhead)
     target = (limits.budget if one_shot else limits.low) - overhead
     recent = options.recent_turns if options.recent_turns is not None else len(outline.turns)
     if one_shot and not options.recent_named:
-        recent = min(len(outline.turns) if spare else recent, _affordable(bench, limits.room // RECENT + spare))
+        older = spare and not (options.named and options.fidelity is not Fidelity.FULL)
+        recent = min(len(outline.turns) if older else recent, _affordable(bench, limits.room // RECENT + spare))
     over = bench.total > limits.budget - overhead
     user_pins = pins(history, outline, bench.before_active())
     bench.reserve(_reserve(options, limits, user_pins, history, counter))
@@ -87,7 +80,7 @@ def cut(
 
 def unused(done: Cut, frozen: Frozen, options: Options) -> int:
     """What a one-shot view has left, in tokens, when all is quoted that can be; 0 where that is little or wanted."""
-    if options.named or options.recent_named or not done.reserve:
+    if options.recent_named:
         return 0
     left = done.target - done.kept - cost(frozen.note, done.counter) - cost(frozen.quotes, done.counter)
     return left if left > done.limits.room // RECENT else 0
@@ -127,84 +120,6 @@ def _start(
             if shape is not None and not shape.bare and not tied and history.readings[index].exchanges:
                 shapes[index] = replace(shape, tools=options.tool_history)
     return shapes
-
-
-def why_no_model(cut: Cut, options: Options, turn: int) -> str | None:
-    """Why no model is asked this time; None when one is."""
-    cap = cut.limits.cap(options.fidelity)
-    if options.model == "none" or options.template.compiler != "agent":
-        return "no model by choice"
-    if not cut.span or not cut.reserve:
-        return "nothing to compile"
-    if cut.previous is not None and cut.previous.compiled_turn == turn:
-        return "one model compile a turn"
-    if options.every_turn:
-        return None
-    if cap < TOO_SMALL:
-        return f"a cap of {cap} tokens is too small"
-    cost = sum(cut.history.readings[index].tokens for index in cut.span)
-    if cost < max(cut.limits.room // 10, cap):
-        return f"only {cost} tokens are new"
-    return None
-
-
-def order(cut: Cut, options: Options) -> Order:
-    """What a model is asked about everything that went since it was last asked."""
-    cap = min(cut.limits.cap(options.fidelity), cut.reserve)
-    wanted = options.template.wants() | set(ALWAYS)
-    found = gathered(
-        cut.history,
-        cut.span,
-        cut.pinned,
-        results=options.recent_tool_results,
-        reflections=options.reflections,
-    )
-    given = {name: text for name, text in found.items() if name in wanted}
-    room, rules = max(options.prompt_room, cut.limits.budget), options.template.sections
-    spoken = lines(cut.history, cut.span, options.recent_tool_results)
-    newer, older = recent(spoken, rules=rules, counter=cut.counter)
-    earlier = {"previous_summary": cut.previous.summary if cut.previous else ""}
-    notes, shorter = fitted(earlier, rules=rules, room=None, counter=cut.counter)
-    values, dropped = fitted(given, rules=rules, room=room // 4, counter=cut.counter)
-    turns = chunks(newer, room // 2, cut.counter)
-    prompts = written(options.template, values, turns, previous=notes["previous_summary"], cap=cap)
-    said = {**values, **notes, "recent_turns": "".join(turns)}
-    had = {**said, **given}
-    return Order(
-        key=_key(cut, options, cap),
-        prompts=prompts,
-        cap=cap,
-        included=tuple(name for name in TITLES if said.get(name, "").strip()),
-        missing=tuple(
-            sorted(name for name in options.template.wants() if name in TITLES and not had.get(name, "").strip())
-        ),
-        dropped=(*older, *shorter, *dropped),
-    )
-
-
-def _key(cut: Cut, options: Options, cap: int) -> str:
-    """The name of a compile: the same span is never compiled twice with the same template, fidelity and model."""
-    facts = (
-        cut.history.ids[cut.out[-1]],
-        spans(cut.out),
-        options.template.sha256,
-        str(options.fidelity),
-        options.model,
-        cap,
-        options.recent_tool_results,
-        options.scope,
-    )
-    return blake2b(repr(facts).encode(), digest_size=16).hexdigest()
-
-
-def refusal(cut: Cut, text: str, counter: TokenCounter) -> str | None:
-    """Why an answer is not used: it is empty, or it does not save anything."""
-    if not text.strip():
-        return "the answer is empty"
-    size = counter.text(text)
-    cost = sum(cut.history.readings[index].tokens for index in cut.span)
-    cost += counter.text(cut.previous.summary) if cut.previous else 0
-    return f"{size} tokens are not fewer than the {cost} they stand for" if size >= cost else None
 
 
 def freeze(

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from context_compiler.advance import cut, freeze, order, refusal, unused, why_no_model
+from context_compiler.advance import cut, freeze, unused
+from context_compiler.advance.asked import order, refusal, why_no_model
 from context_compiler.agent import Answer
 from context_compiler.budget.cutting import Cut, Options
 from context_compiler.budget.frozen import Frozen

@@ -119,3 +119,12 @@ async def test_room_that_quotes_have_no_use_for_goes_to_more_of_the_newest_turns
     few = await compile_view(history, "extractive", budget, system=None, recent_turns=3)
     assert few.tokens < 0.75 * budget < 0.85 * budget < filled.tokens <= budget
     assert history[-40:] == list(filled.messages[-40:])
+
+
+async def test_a_named_fidelity_caps_what_stands_for_the_past_and_leaves_the_newest_turns() -> None:
+    history = [*long_history(30, 2, words=60), ModelRequest(parts=[UserPromptPart("And now?")])]
+    full = await compile_view(history, "extractive", 5_000, fidelity="full", system=None)
+    none = await compile_view(history, "extractive", 5_000, fidelity="truncate", system=None)
+    asked = await compile_view(history, "extractive", 5_000, fidelity="truncate", recent_turns=3, system=None)
+    assert full.tokens > 0.8 * 5_000 and full.messages[-12:] == history[-12:]
+    assert none.messages == asked.messages, "as many newest turns as the template says, where they fit"
