@@ -66,24 +66,22 @@ class Desk:
         """What would be sent if nothing were cut, in tokens."""
         return tokens_of(self.session, self.reader)
 
-    def begin(self, messages: Sequence[ModelMessage], *, live: bool) -> Turn:
+    def begin(self, messages: Sequence[ModelMessage]) -> Turn:
         """Add a turn; the ones before stay without an answer if they have none yet."""
         for last in self.session.turns[-1:]:
             if last.open and last.key not in self.live:
                 self.session = with_turn(self.session, replace(last, open=False))
         turn = turn_of(messages, self.reader, open=True)
-        if live:
-            self.live.add(turn.key)
         self.session = replace(
             self.session, turns=(*self.session.turns, turn), since_checkpoint=self.session.since_checkpoint + 1
         )
         return turn
 
-    async def turn(self, messages: Sequence[ModelMessage], *, live: bool = False) -> ContextTurnResult:
+    async def turn(self, messages: Sequence[ModelMessage]) -> ContextTurnResult:
         """Process a turn that begins with these messages. Only cancellation stops it."""
         trouble: list[str] = []
         await self._rate(trouble)
-        turn = self.begin(messages, live=live)
+        turn = self.begin(messages)
         query = pending(self.reader.read(messages))
         found = await self.reports.spared("grounding", self.found(query), trouble)
         self.session = replace(self.session, grounding=tuple(found or ()))

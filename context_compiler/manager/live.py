@@ -17,7 +17,7 @@ from context_compiler.live.failing import attempted
 from context_compiler.live.overflow import RetryModelRequest
 from context_compiler.live.request import charged
 from context_compiler.manager.desk import Desk
-from context_compiler.manager.serving import Served, finish, serve, unseen
+from context_compiler.manager.serving import Served, finish, let_go, serve, unseen
 from context_compiler.memo import Memo
 from context_compiler.processor import REMEMBERED, after, tagged
 from context_compiler.view import mark_in
@@ -36,24 +36,35 @@ class ManagedContext(AbstractCapability[Any]):
     """Stable, because durable engines name their steps by it."""
     _seen: int = field(init=False, repr=False, compare=False, default=0)
     _key: int | None = field(init=False, repr=False, compare=False, default=None)
+    _over: bool = field(init=False, repr=False, compare=False, default=False)
 
     async def for_run(self, ctx: RunContext[Any]) -> ManagedContext:
         """A copy with its own place in the history; the session is shared."""
         mine = copy(self)
-        mine._seen, mine._key = 0, None
+        mine._seen, mine._key, mine._over = 0, None, False
         return mine
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[Any]]) -> Any:
-        """Keep the last answer too, and let go of the turn however the run ends."""
+        """Keep the last answer too, and let go of the turn however the run ends.
+
+        The host cancels a request only after this: so a run without a result does not wait for the session.
+        """
         said: list[ModelMessage] = []
         try:
             result = await handler()
             said = result.all_messages()
             return result
         finally:
-            outcome = await attempted(finish(self.desk, self._key, said[self._seen :], said))
-            if outcome.error is not None:
-                self.desk.reports.tell("the end of a run", outcome.error)
+            self._over = True
+            if not said:
+                let_go(self.desk, self._key)
+            if said or not self.desk.lock.locked():
+                await self._finished(said)
+
+    async def _finished(self, said: list[ModelMessage]) -> None:
+        outcome = await attempted(finish(self.desk, self._key, said[self._seen :], said))
+        if outcome.error is not None:
+            self.desk.reports.tell("the end of a run", outcome.error)
 
     async def _sent(self, ctx: RunContext[Any], given: ModelRequestContext) -> ModelRequestContext:
         messages = given.messages
@@ -68,6 +79,8 @@ class ManagedContext(AbstractCapability[Any]):
         self._seen = len(messages)
         served = await serve(self.desk, news, messages, self._key, _charging(ctx), ends=True)
         self._key = served.key
+        if self._over:
+            let_go(self.desk, self._key)
         return served
 
     if RetryModelRequest is not None:

@@ -74,11 +74,12 @@ async def serve(
             _missed(desk, said[: prompts[-1]], key)
             desk.llm.charge = charge
             try:
-                await desk.turn(said[prompts[-1] :], live=ends)
+                await desk.turn(said[prompts[-1] :])
             finally:
                 desk.llm.charge = None
             _left(desk, key)
             key = desk.session.turns[-1].key
+            desk.live |= {key} if ends else set()  # not before: a run that is cancelled there has no turn to end
         else:
             key = _resumed(desk, key, ends)
             _extend(desk, key, said)
@@ -101,6 +102,11 @@ async def finish(desk: Desk, key: int | None, news: Sequence[ModelMessage], seen
         if seen:
             desk.session = replace(desk.session, taken=_read(desk, seen).tip)
         await desk.kept()
+
+
+def let_go(desk: Desk, key: int | None) -> None:
+    """A run has no result: nobody is at work on its turn any more, and what nobody answered is not kept."""
+    _left(desk, key, failed=True)
 
 
 def _own(desk: Desk, message: ModelMessage) -> ModelMessage | None:

@@ -1,0 +1,85 @@
+"""A run that is cancelled ends at once, and its turn is in nobody's way."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+
+from context_compiler.manager import ContextManager, Match, VolatileMemory
+from tests.manager.fakes import Scribe, managed
+from tests.support.agents import Talker
+
+SOON = 0.1
+"""Seconds after which a run is cancelled."""
+
+
+class Slow(VolatileMemory):
+    """A memory that takes `pause` seconds to find something."""
+
+    pause = 5.0
+
+    async def search(self, query: str, limit: int) -> list[Match]:
+        await asyncio.sleep(self.pause)
+        return await super().search(query, limit)
+
+
+async def cancelled(manager: ContextManager, prompt: str) -> float:
+    """Begin a run and cancel it; the seconds that took."""
+    agent = Agent(Talker("never").model, capabilities=[manager.as_capability()])
+    begun = asyncio.get_running_loop().time()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(SOON):
+            await agent.run(prompt)
+    return asyncio.get_running_loop().time() - begun
+
+
+def agent_of(manager: ContextManager, **more: Any) -> tuple[Agent[None, str], Talker]:
+    talker = Talker("Noted. " + "word " * 60)
+    return Agent(talker.model, capabilities=[manager.as_capability()], **more), talker
+
+
+async def test_a_cancelled_run_does_not_wait_for_a_slow_memory() -> None:
+    assert await cancelled(managed(memory=Slow(), versioned=False), "first") < Slow.pause / 2
+
+
+async def test_turns_after_a_cancelled_one_are_summed_up() -> None:
+    memory, scribe = Slow(), Scribe("The plan was made.")
+    manager = managed(scribe, memory, versioned=False, max_tokens=600, recent_turns_to_keep=2)
+    await cancelled(manager, "the cancelled one")
+    memory.pause = 0.0
+    agent, talker = agent_of(manager)
+    for number in range(10):
+        await agent.run(f"step {number}: go on")
+    assert "The plan was made." in talker.last.text
+    assert manager.turn_count == 11
+
+
+async def test_what_was_asked_in_a_cancelled_run_is_still_sent() -> None:
+    memory = Slow()
+    manager = managed(memory=memory, versioned=False)
+    await cancelled(manager, "the cancelled one")
+    memory.pause = 0.0
+    agent, talker = agent_of(manager)
+    await agent.run("the next one")
+    assert "the cancelled one" in talker.last.text
+
+
+async def test_a_cancelled_run_does_not_wait_for_the_summary_of_another() -> None:
+    waiting = asyncio.Event()
+
+    async def scribe(prompt: str) -> str:
+        waiting.set()
+        await asyncio.sleep(5)
+        return "late"
+
+    manager = managed(scribe, versioned=False, recent_turns_to_keep=1)
+    for number in range(3):
+        await manager.process_turn(f"question {number} " + "why " * 50)
+    summing = asyncio.create_task(manager.summarize())
+    await waiting.wait()
+    assert await cancelled(manager, "beside it") < 2
+    summing.cancel()
+    await asyncio.wait([summing])
