@@ -171,7 +171,7 @@ def _shown(data: object, refs: Refs, type: str, above: Above) -> object:
         return [_shown(one, refs, kind, (*above, id(given))) for one in given]
     if data is None or isinstance(data, bool | int | float):
         return data
-    return _clean(refs.translated(str(cast(object, data))))
+    return _clean(refs.translated(str(data)))
 
 
 def _clean(text: str) -> str:
@@ -200,7 +200,7 @@ def _field(name: str, value: object, refs: Refs, above: Above) -> object:
     if name.endswith("_id") and isinstance(value, str | int) and not isinstance(value, bool):
         return refs.of(name[:-3], value) or (value if value in refs else ID)
     if name.endswith("_ids") and isinstance(value, list | tuple):
-        return CUT if endless(value, above) else _listed(name[:-1], cast("list[Any]", value), refs, above)
+        return CUT if endless(cast(object, value), above) else _listed(name[:-1], cast("list[Any]", value), refs, above)
     return _shown(value, refs, "", above)
 
 

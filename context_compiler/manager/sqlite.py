@@ -31,6 +31,8 @@ ASKED = 48
 class SQLiteMemory:
     """The memory of one session, with its commits, its state and its scores; opened at first use.
 
+    Of two that keep one session, whoever comes second is refused until it has read what the other kept.
+
     Args:
         session: The name of the session, as on the record.
         store: The file of the record, or a store that has it open.
@@ -46,6 +48,8 @@ class SQLiteMemory:
         self.session = session
         self.store = SQLiteStore(store) if isinstance(store, str | Path) else store
         self._ranking = MemoryRanking(Reader(as_counter(None)))
+        self._stood: shelf.Standing | None = None
+        """Where the session stood when it was kept or read last."""
 
     async def search(self, query: str, limit: int) -> list[Match]:
         """At most `limit` memories that bear on a query, the best first."""
@@ -90,20 +94,26 @@ class SQLiteMemory:
         return await self._run(partial(_diff, name=self.session, old=old, new=new))
 
     async def keep(self, session: Snapshot, score: Score | None = None, compile: Compile | None = None) -> None:
-        """Keep a session as it stands, the score of its turn, and how its summary was made."""
-        work = partial(
-            shelf.keep,
-            name=self.session,
-            turns=session.turns,
-            facts=session.facts,
-            score=score and _row(score),
-            compile=compile,
-        )
+        """Keep a session as it stands, the score of its turn, and how its summary was made.
+
+        Raises:
+            StoreError: it cannot be kept, or another memory of the session has kept it since this one did.
+        """
+        row = score and _row(score)
+
+        def work(db: sqlite3.Connection) -> None:
+            self._stood = shelf.keep(db, self.session, session.turns, session.facts, row, compile, self._stood)
+
         await self._run(work)
 
     async def latest(self) -> Saved | None:
         """The session as it was kept last."""
-        return _saved(await self._run(partial(shelf.latest, name=self.session)))
+
+        def work(db: sqlite3.Connection) -> tuple[str, list[bytes]] | None:
+            self._stood = shelf.standing(db, self.session)
+            return shelf.latest(db, self.session)
+
+        return _saved(await self._run(work))
 
     async def session_at(self, commit: str) -> Saved | None:
         """The session that was committed."""

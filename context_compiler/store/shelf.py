@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+from context_compiler.errors import StoreError
 from context_compiler.record import Chain, Compile
 from context_compiler.store import memories, rows
 from context_compiler.store.reading import chain
@@ -15,6 +16,9 @@ SCORE = (
     *("session", "turn_index", "turns_tip", "quality", "health", "tokens", "summarized", "checkpoint"),
     *("rolled_back", "trouble", "created_at"),
 )
+
+Standing = tuple[str | None, str]
+"""Where a session stands: the name of its last message, and all else as JSON."""
 
 
 def session_at(db: sqlite3.Connection, name: str, commit: str) -> tuple[str, list[bytes]] | None:
@@ -30,12 +34,14 @@ def session_at(db: sqlite3.Connection, name: str, commit: str) -> tuple[str, lis
 def latest(db: sqlite3.Connection, name: str) -> tuple[str, list[bytes]] | None:
     """The facts and messages of the session as it was kept last."""
     with snapshot(db):
-        row = db.execute(
-            "SELECT p.* FROM spaces p JOIN sessions s ON s.id = p.session"
-            " WHERE s.session_id = ? AND s.vault_name = '' AND p.state NOT NULL",
-            (name,),
-        ).fetchone()
+        row = _space(db, name)
         return None if row is None else (row["state"], _bodies(db, rows.named(row)))
+
+
+def standing(db: sqlite3.Connection, name: str) -> Standing | None:
+    """Where the session stands as it was kept last; None where it never was."""
+    row = _space(db, name)
+    return None if row is None else (row["turns_tip"], row["state"])
 
 
 def keep(
@@ -45,11 +51,23 @@ def keep(
     facts: str,
     score: Sequence[rows.Column] | None,
     compile: Compile | None,
-) -> None:
-    """Keep a session as it stands, the score of its turn, and how its summary was made."""
+    after: Standing | None,
+) -> Standing:
+    """Keep a session as it stands, the score of its turn, and how its summary was made.
+
+    Returns:
+        Where it stands now.
+
+    Raises:
+        StoreError: it does not stand where it stood `after` it was kept or read last; None follows anything.
+    """
     session = memories.session_of(db, name, turns)
     tip = memories.tip_of(turns)
     with transaction(db):
+        if after is not None and standing(db, name) not in (None, after):
+            raise StoreError(
+                f"session {name!r}: another manager has kept it meanwhile; `resume` goes on with what that one kept"
+            )
         memories.space_of(db, session)
         db.execute("UPDATE spaces SET turns_tip = ?, state = ? WHERE session = ?", (tip, facts, session))
         if compile is not None:
@@ -62,6 +80,7 @@ def keep(
                 f"INSERT INTO scores (id, {', '.join(SCORE)}, seal) VALUES (?{marks}, ?)",
                 (number, *values, rows.seal(number, values)),
             )
+    return tip, facts
 
 
 def scores(db: sqlite3.Connection, name: str | None) -> list[rows.Row]:
@@ -72,6 +91,14 @@ def scores(db: sqlite3.Connection, name: str | None) -> list[rows.Row]:
         (name,),
     )
     return [rows.named(row) for row in found]
+
+
+def _space(db: sqlite3.Connection, name: str) -> sqlite3.Row | None:
+    return db.execute(
+        "SELECT p.* FROM spaces p JOIN sessions s ON s.id = p.session"
+        " WHERE s.session_id = ? AND s.vault_name = '' AND p.state NOT NULL",
+        (name,),
+    ).fetchone()
 
 
 def _bodies(db: sqlite3.Connection, row: rows.Row) -> list[bytes]:

@@ -14,7 +14,7 @@ import pytest
 from context_compiler.errors import CompileError, SettingsError, StoreError
 from context_compiler.manager import SQLiteMemory
 from context_compiler.store import SQLiteStore
-from tests.manager.fakes import Scribe, managed, talk
+from tests.manager.fakes import Scribe, managed, said, talk
 
 ROOT = Path(__file__).parents[2]
 
@@ -232,3 +232,35 @@ def test_a_checkout_is_whole_although_the_process_is_killed(path: Path) -> None:
             child.kill()
             child.communicate(timeout=10)
         asyncio.run(look(early, late))
+
+
+async def test_a_session_that_another_manager_kept_meanwhile_is_not_overwritten(path: Path) -> None:
+    told: list[Exception] = []
+    first = managed("none", SQLiteMemory("s", path), on_error=told.append)
+    second, third = managed("none", SQLiteMemory("s", path)), managed("none", SQLiteMemory("s", path))
+    await first.process_turn("from the first")
+    assert await second.resume() and (await second.process_turn("from the second")).trouble == ()
+    late = await first.process_turn("too late")
+    assert "another manager has kept it meanwhile" in late.trouble[0] and isinstance(told[0], StoreError)
+    assert await third.resume() and said(third.transcript()) == ["from the first", "from the second"]
+    assert await first.resume() and (await first.process_turn("now it may")).trouble == ()
+
+
+async def test_a_session_that_was_deleted_meanwhile_is_kept_anew(path: Path) -> None:
+    store = SQLiteStore(path)
+    manager = managed("none", SQLiteMemory("s", path))
+    await manager.process_turn("one")
+    await store.delete("s")
+    assert (await manager.process_turn("two")).trouble == ()
+    assert len(await store.sessions()) == 1
+    await store.close()
+
+
+async def test_a_manager_is_not_in_its_own_way_after_a_cancelled_turn(path: Path) -> None:
+    manager = managed("none", SQLiteMemory("s", path))
+    for pause in (0.0, 0.001, 0.002, 0.004, 0.008):
+        turn = asyncio.create_task(manager.process_turn("cancelled"))
+        await asyncio.sleep(pause)
+        turn.cancel()
+        await asyncio.wait([turn])
+    assert (await manager.process_turn("whole")).trouble == ()
