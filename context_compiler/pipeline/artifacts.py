@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import blake2b
 from pathlib import Path
 from threading import RLock
 from typing import Any, cast
@@ -47,8 +48,13 @@ class ArtifactInfo:
 
 
 def artifact_id(*parts: object) -> str:
-    """An id from any texts."""
-    return _UNFIT.sub("_", ".".join(map(str, parts)))[:200]
+    """An id from any texts: they themselves where they can be one, else with a mark that keeps it apart from others."""
+    said = [str(part) for part in parts]
+    plain_id = ".".join(said)
+    if _ID.fullmatch(plain_id) and not any("." in part for part in said[:-1]):
+        return plain_id
+    mark = blake2b("\0".join(said).encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return f"{_UNFIT.sub('_', plain_id)[:150]}-{mark}"
 
 
 def write_atomically(path: Path, body: bytes, *, durable: bool = False) -> None:

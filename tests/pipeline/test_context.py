@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from context_compiler.errors import PipelineError
-from context_compiler.pipeline import ArtifactStore, ContextStore
+from context_compiler.pipeline import ArtifactStore, ContextStore, Outcome, Stage
+from tests.pipeline.playing import graph, play
 
 
 def test_context_takes_dotted_names_and_json() -> None:
@@ -80,3 +81,17 @@ def test_artifacts_are_listed_and_removed_and_refuse_bad_names(tmp_path: Path) -
     for reference in ("gone", "artifact://gone", "file://gone"):
         with pytest.raises(PipelineError):
             store.retrieve(reference)
+
+
+async def test_stages_whose_names_look_alike_keep_what_is_theirs() -> None:
+    def keep(stage: Stage) -> Outcome:
+        return Outcome(context_updates={f"k{len(stage.context.logs())}": stage.keep("said", stage.node.name)})
+
+    names = ["计划", "实现", "a b", "a_b", "a.1", "a"]
+    ways = "->".join(f'"{name}"' for name in names)
+    text = graph("; ".join(f'"{name}"' for name in names) + f"; start->{ways}->done")
+    result, _ = await play(text, {name: [keep] for name in names})
+    references = [value for key, value in result.context.items() if key.startswith("k")]
+    kept = {f"artifact://{id}": one["data"] for id, one in result.state.artifacts.items()}
+    assert [kept[reference] for reference in references] == names
+    assert "artifact://a_b.1.said" in references and "artifact://a.1.said" in references

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from context_compiler.live.failing import attempted
+from context_compiler.pipeline.artifacts import artifact_id
 from context_compiler.pipeline.beginning import OWN
 from context_compiler.pipeline.meeting import meeting
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
@@ -72,14 +73,16 @@ class ParallelHandler:
 
 def ways_of(stage: Stage) -> list[Way]:
     """The branches of a stage, one an edge, each with a name of its own."""
-    found: list[Way] = []
+    found: dict[str, Way] = {}
+    counts: dict[str, int] = {}
     for place, edge in enumerate(stage.graph.edges):
         if edge.source == stage.node.name:
-            name, count = edge.label or edge.target, 2
-            while name in {way.id for way in found}:
-                name, count = f"{edge.label or edge.target}-{count}", count + 1
-            found.append(Way(id=name, target=edge.target, place=place))
-    return found
+            name = said = edge.label or edge.target
+            while name in found:
+                counts[said] = counts.get(said, 1) + 1
+                name = f"{said}-{counts[said]}"
+            found[name] = Way(id=name, target=edge.target, place=place)
+    return list(found.values())
 
 
 async def _all(stage: Stage, ways: Sequence[Way], join: str, policy: str) -> list[dict[str, Any]]:
@@ -144,7 +147,7 @@ def _told(stage: Stage, way: Way, before: Mapping[str, Any], state: RunState) ->
 def _bounded(stage: Stage, way: Way, key: str, value: Any) -> Any:
     if len(json.dumps(value)) <= LARGEST:
         return value
-    return stage.keep(f"{way.id}.{key}", value)
+    return stage.keep(artifact_id(way.id, key), value)
 
 
 def _good(row: Mapping[str, Any]) -> bool:
