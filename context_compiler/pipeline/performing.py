@@ -56,8 +56,7 @@ def _exhausted(stage: Stage, outcome: Outcome) -> Outcome:
 
 async def _once(handler: Handles, stage: Stage, *, limit: float | None) -> tuple[Outcome, bool]:
     """One attempt, and whether what it raised may not come again."""
-    if stage.folder is not None:
-        (stage.folder / STATUS_FILE).unlink(missing_ok=True)
+    stage.forget_status()
     patience = asyncio.timeout(limit)
     try:
         async with patience:

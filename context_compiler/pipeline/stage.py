@@ -112,6 +112,22 @@ class Stage:
         """Leave its outcome where other programs look for it."""
         self.write(STATUS_FILE, json.dumps(outcome.document(), indent=1))
 
+    def forget_status(self) -> None:
+        """Take away what an attempt before this one left as its outcome.
+
+        Raises:
+            PipelineError: there is something in its place that cannot be taken away.
+        """
+        if self.folder is None:
+            return
+        path = self.folder / STATUS_FILE
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise PipelineError(
+                f"{path}: {error.strerror or error}; it is in the place of the stage's status"
+            ) from error
+
     def keep(self, name: str, data: Any) -> str:
         """Keep data as an artifact; the reference says stage, visit and `name`, the same after a resume."""
         place = (self.branch_id, self.node.name) if self.branch_id else (self.node.name,)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from context_compiler.errors import PipelineError
 from context_compiler.pipeline import (
     Event,
     MemoryRuns,
@@ -114,3 +115,9 @@ async def test_a_listener_that_fails_does_not_stop_a_run(caplog: pytest.LogCaptu
 
     assert (await run_pipeline(graph("a; start->a->done"), on_event=listen)).ok
     assert "deaf" in caplog.text
+
+
+async def test_what_stands_in_the_place_of_a_status_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a" / "status.json").mkdir(parents=True)
+    with pytest.raises(PipelineError, match="status.json"):
+        await play(graph("a; start->a->done"), logs_root=tmp_path)

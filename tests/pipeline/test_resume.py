@@ -182,3 +182,11 @@ async def test_a_run_that_was_stopped_before_anything_was_kept_is_not_called_unk
     await store.begin(RunInfo(run_id="r", name="", goal="", started_at="", updated_at="", status="running"), {})
     with pytest.raises(PipelineError, match="'r' was stopped before anything of it was kept: begin it under another"):
         await resume_pipeline("r", runs=store)
+
+
+@pytest.mark.parametrize("where", ["runs.db", "runs"])
+async def test_an_id_that_is_longer_than_a_path_can_be_is_an_id(tmp_path: Path, where: str) -> None:
+    with pytest.raises(PipelineError, match="there is no run"):
+        await resume_pipeline("x" * 5_000, runs=tmp_path / where)
+    assert (await run_pipeline(graph("start->done"), runs=tmp_path / where, run_id="y" * 5_000)).ok
+    assert (await resume_pipeline("y" * 5_000, runs=tmp_path / where)).ok
