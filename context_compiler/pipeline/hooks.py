@@ -63,7 +63,7 @@ class ToolHooks(AbstractCapability[Any]):
                 command,
                 where=Path(where) if where else None,
                 limit=SECONDS,
-                given=json.dumps(to_jsonable_python(facts, fallback=str)),
+                given=json.dumps(to_jsonable_python(facts, bytes_mode="base64", fallback=str)),
                 env={f"HOOK_{key.upper()}": str(facts[key]).replace("\0", "") for key in said},
             )
         except OSError as error:

@@ -113,3 +113,21 @@ async def test_the_tool_with_which_a_stage_says_its_outcome_is_no_tool_of_theirs
     text = graph(f"a [goal_gate=true {hook('pre', 'false')}]; start->a->done")
     result = await run_pipeline(text, model=FunctionModel(answer))
     assert result.ok, result.failure_reason
+
+
+async def test_a_tool_may_give_bytes_that_are_no_text(tmp_path: Path) -> None:
+    calling = Calling()
+
+    @calling.agent.tool_plain
+    def load() -> bytes:
+        return b"\xff\xfe"
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if len(messages) > 1:
+            return ModelResponse(parts=[TextPart("loaded")])
+        return ModelResponse(parts=[ToolCallPart("load", {}, tool_call_id="c1")])
+
+    with calling.agent.override(model=FunctionModel(answer)):
+        result = await calling.run(hook("post", "cat > seen.json"), workdir=tmp_path)
+    assert result.context["last_response"] == "loaded", result.failure_reason
+    assert json.loads((tmp_path / "seen.json").read_text())["result"] == "__4="

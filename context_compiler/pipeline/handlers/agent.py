@@ -118,7 +118,7 @@ class AgentHandler:
 
     def _said(self, stage: Stage, output: object, tools: Sequence[str]) -> Outcome:
         """The outcome of an answer, which is kept as a file and as an artifact."""
-        text = output if isinstance(output, str) else json.dumps(to_jsonable_python(_plain(output)), indent=1)
+        text = output if isinstance(output, str) else _written(output)
         stage.write("response.md", text)
         reference = stage.keep("response", text)
         outcome = status_written(stage) or _outcome(output)
@@ -151,8 +151,10 @@ def _outcome(output: object) -> Outcome:
     return Outcome()
 
 
-def _plain(output: object) -> object:
-    return output.document() if isinstance(output, Outcome) else output
+def _written(output: object) -> str:
+    """What is no text as JSON; bytes in base64, and what JSON does not know as its `str`."""
+    told = output.document() if isinstance(output, Outcome) else output
+    return json.dumps(to_jsonable_python(told, bytes_mode="base64", fallback=str), indent=1)
 
 
 def _made(model: Model | str | None, node: Node, graph: Graph) -> Agent[Any, Any]:
