@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 CANDIDATES = 32
 """Memories that full text finds, of which the best are taken."""
-ASKED = 48
-"""Terms of a query that are looked up."""
+ASKED = 512
+"""Terms of a query that are looked up, the last ones."""
 
 
 class SQLiteMemory:
@@ -53,7 +53,7 @@ class SQLiteMemory:
 
     async def search(self, query: str, limit: int) -> list[Match]:
         """At most `limit` memories that bear on a query, the best first."""
-        asked = sorted(set(terms(remembered(query, "query"))))[:ASKED]
+        asked = list(dict.fromkeys(terms(remembered(query, "query"))))[-ASKED:]
         if at_most(limit) < 1 or not asked:
             return []
         match = " OR ".join('"' + term.replace('"', '""') + '"' for term in asked)
