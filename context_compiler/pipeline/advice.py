@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from context_compiler.pipeline.conditions import STATUSES, Clause, ConditionError, parse_condition
 from context_compiler.pipeline.diagnostics import Diagnostic
 from context_compiler.pipeline.graph import Edge, Graph, Node
+from context_compiler.pipeline.meeting import meeting
 from context_compiler.pipeline.nodes import DEFAULT_HANDLER
 from context_compiler.pipeline.structure import INFO, WARNING, of_edge, of_node
 
@@ -125,25 +126,28 @@ def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
 
 def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
     """Branches that run at the same time do not talk in one thread."""
+    if not any(thing.thread_id for things in (graph.nodes.values(), graph.edges) for thing in things):
+        return
     for node in graph.nodes.values():
-        if node.handler != "parallel":
+        if node.handler != "parallel" or not graph.outgoing(node.name):
             continue
         seen: dict[str, str] = {}
+        join = meeting(graph, [edge.target for edge in graph.outgoing(node.name)])
         for edge in graph.outgoing(node.name):
-            for thread in dict.fromkeys(_threads(graph, edge)):
+            for thread in dict.fromkeys(_threads(graph, edge, join)):
                 if seen.setdefault(thread, edge.target) != edge.target:
                     message = f"the branches {seen[thread]!r} and {edge.target!r} both use the thread {thread!r}"
                     fix = "give each branch a thread_id of its own: what one adds, the other does not see"
                     yield of_node(node, "thread_across_branches", WARNING, message, fix)
 
 
-def _threads(graph: Graph, first: Edge) -> Iterator[str]:
-    """The threads that stages of a branch name, up to where branches are joined."""
+def _threads(graph: Graph, first: Edge, join: str | None) -> Iterator[str]:
+    """The threads that stages of a branch name, up to where the branches are joined."""
     waiting, reached = [first], {first.target}
     while waiting:
         edge = waiting.pop()
         node = graph.nodes.get(edge.target)
-        if node is None or node.handler in ("parallel.fan_in", "exit"):
+        if node is None or node.name == join or node.handler == "exit":
             continue
         if _mode(edge, node, graph) == "full" and (node.thread_id or edge.thread_id):
             yield node.thread_id or edge.thread_id

@@ -224,3 +224,15 @@ def test_the_smoke_graph_has_only_its_gate_to_warn_of() -> None:
     assert (graph.goal, len(graph.nodes), len(graph.edges)) == ("Create a hello world Python script", 5, 6)
     worse = [one.rule for one in validate(graph) if one.severity is not Severity.INFO]
     assert worse == ["goal_gate_has_retry"]
+
+
+def test_a_branch_ends_where_the_branches_meet() -> None:
+    after = (
+        "p [shape=component]; plan -> p -> one -> join; p -> two -> join; join -> run; one [prompt=x]; two [prompt=x]"
+    )
+    join = "join [prompt=x, fidelity=full, thread_id=t]"
+    assert not [one for one in found(with_(f"{after}; {join}")) if one.rule == "thread_across_branches"]
+    inner = """p [shape=component]; plan -> p -> q -> one -> near -> far -> join; q -> two -> near; p -> three -> join
+        join -> run; q [shape=component]; near [shape=tripleoctagon]; join [shape=tripleoctagon]
+        one [prompt=x]; two [prompt=x]; node [fidelity=full, thread_id=t]; far [prompt=x]; three [prompt=x]"""
+    assert [one.node_id for one in found(with_(inner)) if one.rule == "thread_across_branches"] == ["p"]
