@@ -23,6 +23,18 @@ from context_compiler.manager.results import Match, Memory, Score
 VERSION = 1
 REMEMBERED = 50
 """Scores that a session carries; the shelf has them all."""
+PLAIN: dict[str, tuple[type, ...]] = {
+    "system_prompt": (str,),
+    "covered": (int,),
+    "summary": (str,),
+    "index": (str,),
+    "summarizations": (int,),
+    "coherence": (int, float, type(None)),
+    "since_checkpoint": (int,),
+    "checkpoint": (str, type(None)),
+    "taken": (str, type(None)),
+}
+"""Facts of a session that JSON holds as they are, and of which kind each is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +157,7 @@ def facts_of(session: Session) -> str:
         ],
         "scores": [_listed(score) for score in session.scores],
     }
-    plain = ("system_prompt", "covered", "summary", "index", "summarizations", "coherence")
-    given |= {name: getattr(session, name) for name in (*plain, "since_checkpoint", "checkpoint", "taken")}
+    given |= {name: getattr(session, name) for name in PLAIN}
     return json.dumps(given, default=_said, separators=(",", ":"))
 
 
@@ -164,15 +175,18 @@ def restored(saved: Saved, reader: Reader) -> Session:
         turns = [turn_of(group, reader, open=False) for group in groups]
         if turns and facts["open"]:
             turns[-1] = replace(turns[-1], open=True)
-        plain = ("system_prompt", "covered", "summary", "index", "summarizations", "coherence")
+        wrong = next((name for name, kinds in PLAIN.items() if not isinstance(facts[name], kinds)), None)
+        if wrong is not None or facts["covered"] < 0:
+            wrong = wrong or "covered"
+            raise ValueError(f"{wrong} is {facts[wrong]!r:.80}")
         return Session(
             turns=tuple(turns),
             system=tuple(SystemPromptPart(**part) for part in facts["system"]),
             grounding=tuple(map(_match, facts["grounding"])),
             scores=tuple(map(_score, facts["scores"])),
-            **{name: facts[name] for name in (*plain, "since_checkpoint", "checkpoint", "taken")},
+            **{**{name: facts[name] for name in PLAIN}, "covered": min(facts["covered"], len(turns))},
         )
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ContextMemoryError(f"the session that was kept is damaged ({error}); go back to a checkpoint") from error
 
 
@@ -193,7 +207,7 @@ def session_from(text: str, reader: Reader) -> tuple[str, Session]:
         bodies = tuple(json.dumps(message).encode() for message in given["messages"])
         saved = Saved(facts=json.dumps(given["facts"]), bodies=bodies)
         return str(given["session_id"]), restored(saved, reader)
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ContextMemoryError(f"this is no session ({error}); give what to_json wrote") from error
 
 

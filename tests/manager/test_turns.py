@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_ai.messages import SystemPromptPart
 
-from context_compiler.errors import SettingsError
+from context_compiler.errors import ContextMemoryError, SettingsError
 from context_compiler.history import Reader
 from context_compiler.manager import ContextManager, VolatileMemory
 from context_compiler.tokens import as_counter
@@ -216,3 +217,23 @@ def test_the_manager_is_a_public_name() -> None:
     import context_compiler
 
     assert context_compiler.ContextManager is ContextManager
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [("covered", "x"), ("covered", -1), ("summary", 5), ("since_checkpoint", None), ("coherence", "a")],
+)
+async def test_a_session_with_a_wrong_fact_is_refused_before_it_is_gone_on_with(fact: str, value: object) -> None:
+    manager = managed()
+    await manager.process_turn("one")
+    kept = manager.to_json()
+    given = json.loads(kept)
+    given["facts"][fact] = value
+    with pytest.raises(ContextMemoryError, match=fact):
+        manager.load_json(json.dumps(given))
+    assert manager.to_json() == kept
+
+
+def test_text_that_is_endlessly_nested_is_no_session() -> None:
+    with pytest.raises(ContextMemoryError, match="this is no session"):
+        managed().load_json("[" * 100_000)
