@@ -9,7 +9,7 @@ from inspect import isawaitable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from context_compiler.errors import LayersError
 from context_compiler.layers.builders import build_context
@@ -24,6 +24,8 @@ from context_compiler.store import Store, open_store
 
 _LOCKS: WeakValueDictionary[tuple[int, object, str, str], asyncio.Lock] = WeakValueDictionary()
 """One lock a session of a store and event loop, whichever `Layers` asks for it."""
+_TASKS: WeakKeyDictionary[asyncio.Lock, asyncio.Task[Any] | None] = WeakKeyDictionary()
+"""The task whose turn holds a lock."""
 
 
 class Layers:
@@ -78,12 +80,6 @@ class Layers:
     def begun(self, turn: Turn) -> None:
         """A turn is in progress."""
         self._open[turn.session_id] = turn
-
-    def refuse_waiting_for_oneself(self, session_id: str) -> None:
-        """LayersError where the turn in progress belongs to the task that asks for the next."""
-        turn = self._open.get(session_id)
-        if turn is not None and turn.task is asyncio.current_task():
-            raise LayersError(f"session {session_id!r} is in turn {turn.number} already; end it before the next begins")
 
     def ended(self, turn: Turn) -> None:
         """It is not any more."""
@@ -146,8 +142,6 @@ class Turn:
         self._layers = layers
         self._lock: asyncio.Lock | None = None
         self._version = 0
-        self.task: asyncio.Task[Any] | None = None
-        """The task that is in the turn."""
 
     async def __aenter__(self) -> Turn:
         """Wait for the turn before, and begin from what it left.
@@ -156,14 +150,14 @@ class Turn:
             LayersError: this task is in a turn of that session already and would wait for itself.
             StoreError: what is stored cannot be read.
         """
-        self._layers.refuse_waiting_for_oneself(self.session_id)
         lock = self._layers.lock(self.session_id)
+        if _TASKS.get(lock) is asyncio.current_task():
+            raise LayersError(f"session {self.session_id!r} is in a turn already; end it before the next begins")
         await lock.acquire()
-        self._lock = lock
+        self._lock, _TASKS[lock] = lock, asyncio.current_task()
         try:
             stored, self._version = await self._layers.load(self.session_id)
             self.state = opening(stored, self.state.get("user_message", ""))
-            self.task = asyncio.current_task()
             self._layers.begun(self)
         finally:
             if "id_registry" not in self.state:  # it could not be read: whoever waits may try
@@ -187,6 +181,7 @@ class Turn:
 
     def _release(self) -> None:
         if self._lock is not None:
+            del _TASKS[self._lock]
             self._lock.release()
             self._lock = None
 

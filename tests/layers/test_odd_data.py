@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from context_compiler.errors import LayersError
 from context_compiler.layers import (
     ConversationContext,
     Layers,
@@ -150,3 +153,14 @@ def test_act_is_told_what_a_turn_holds_without_a_registry() -> None:
     turn: Turn = Layers(None).turn("s", "hello")
     turn.did("read", "look", result={"id": UUID})
     assert build_act_context({**turn.state})["step_results"] == {"1": {}}
+
+
+async def test_a_task_that_would_wait_for_itself_is_told_so_whichever_layers_it_asks(tmp_path: Path) -> None:
+    first, second = Layers(tmp_path / "context.db"), Layers(tmp_path / "context.db")
+    async with asyncio.timeout(20), first.turn("s", "hello"):
+        with pytest.raises(LayersError, match="in a turn already"):
+            await second.turn("s", "again").__aenter__()
+    async with asyncio.timeout(20), second.turn("s", "now") as turn:
+        assert turn.number == 2
+    for layers in (first, second):
+        await layers.close()

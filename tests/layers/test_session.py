@@ -67,7 +67,7 @@ async def test_concurrent_turns_of_a_session_wait_for_each_other(store: Store) -
 async def test_a_turn_within_a_turn_of_the_same_session_is_refused_at_once(store: Store) -> None:
     layers = Layers(store)
     async with layers.turn("s") as turn:
-        with pytest.raises(LayersError, match="in turn 1 already"):
+        with pytest.raises(LayersError, match="in a turn already"):
             async with layers.turn("s"):
                 pass
         assert turn.number == 1
