@@ -200,3 +200,10 @@ async def test_a_checkpoint_takes_a_text_alone(memory: AnyMemory) -> None:
     with pytest.raises(SettingsError, match="message"):
         await manager.checkpoint(None)  # pyright: ignore[reportArgumentType] # wrong on purpose
     assert manager.next_checkpoint is None
+
+
+@pytest.mark.parametrize("words", [60, 300])
+async def test_a_long_question_is_looked_up_to_its_end(memory: AnyMemory, words: int) -> None:
+    await memory.remember("The zebra zone is closed.")
+    pasted = " ".join(f"alpha{chr(97 + number // 26)}{chr(97 + number % 26)}x" for number in range(words))
+    assert await texts(memory, f"{pasted} zebra zone") == ["The zebra zone is closed."]
