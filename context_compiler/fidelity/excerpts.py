@@ -18,6 +18,8 @@ from context_compiler.fences import neutral
 
 LARGEST = 8 * 1024
 """Bytes of a value that is shown itself; of a larger one, a reference and a preview."""
+KEPT = "internal.kept"
+"""The key of the context that says where values are kept that are not under their usual references, by their keys."""
 OFTEN = 400
 """Characters of a text that is remembered as shown: every stage of a run is told much of what the one before was."""
 DEEPEST = 8
@@ -68,25 +70,27 @@ def artifact_reference(key: str) -> str:
     return f"artifact://context.{_UNFIT.sub('_', key[:100])}"
 
 
-def shown(value: object, key: str, most: int) -> str:
+def shown(value: object, reference: str, most: int) -> str:
     """A value as JSON of at most about `most` characters; one that is cut is a string that ends in an ellipsis.
 
-    A value above 8 kB becomes a reference and a preview.
+    A value above 8 kB becomes `reference`, which says where it is kept, and a preview.
     """
     if type(value) is str and len(value) <= OFTEN:
-        return _remembered(value, key, most)
-    return _shown(value, key, most)
+        return _remembered(value, most)
+    return _shown(value, reference, most)
 
 
-def _shown(value: object, key: str, most: int) -> str:
+def _shown(value: object, reference: str, most: int) -> str:
     text, whole = encoded(value, LARGEST)
     if whole and len(text.encode("utf-8", "replace")) <= LARGEST:
         return text if len(text) <= most else quoted(_preview(value, text, most))
     size = f"{len(value):,} characters" if isinstance(value, str) else f"more than {LARGEST // 1024} kB"
-    return quoted(f"{artifact_reference(key)} ({size}): {_preview(value, text, most)}")
+    return quoted(f"{reference} ({size}): {_preview(value, text, most)}")
 
 
-_remembered = lru_cache(maxsize=8_192)(_shown)
+@lru_cache(maxsize=8_192)
+def _remembered(value: str, most: int) -> str:
+    return _shown(value, "", most)
 
 
 def _preview(value: object, text: str, most: int) -> str:

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-from context_compiler.fidelity.excerpts import CUT, OFTEN, as_text, one_line, plain_lead, quoted, shown
+from context_compiler.fidelity.excerpts import (
+    CUT,
+    KEPT,
+    OFTEN,
+    artifact_reference,
+    as_text,
+    one_line,
+    plain_lead,
+    quoted,
+    shown,
+)
 from context_compiler.fidelity.progress import DURATION, NOTES, TOOLS, Done, done, visible
 from context_compiler.template import Template
 from context_compiler.tokens import TokenCounter
@@ -41,6 +51,7 @@ class Page:
         self.shape, self._template, self._count = shape, template, count
         self._values: dict[str, Any] = {"stages": [], "context": [], "retries": [], "goal": ""}
         self._left: dict[str, int] = {"omitted": 0, "context_omitted": 0, "retries_omitted": 0}
+        self._kept: Mapping[str, object] = {}
         self._free = 0
         """Tokens that are free beside head and goal."""
 
@@ -74,6 +85,8 @@ class Page:
 
         Only the last of the stages need be there.
         """
+        kept = values.get(KEPT)
+        self._kept = cast("Mapping[str, object]", kept) if isinstance(kept, Mapping) else {}
         room = max(0, self._free) - 8 * sum(bool(one) for one in (stages, values, again))
         room -= self._put(
             "retries", [self._entry(name, said) for name, said in again[: room // 8]], room // 8, len(again)
@@ -156,7 +169,11 @@ class Page:
     def _value(self, key: str, value: object, most: int) -> Mapping[str, str]:
         name = one_line(key, 120)
         in_json = self.shape.details
-        return {"name": quoted(name) if in_json else plain_lead(name), "said": shown(value, key, most)}
+        return {"name": quoted(name) if in_json else plain_lead(name), "said": shown(value, self._reference(key), most)}
+
+    def _reference(self, key: str) -> str:
+        said = self._kept.get(key)
+        return said if isinstance(said, str) else artifact_reference(key)
 
     def _entry(self, name: str, said: str) -> Mapping[str, str]:
         return {"name": plain_lead(one_line(name, 120)), "said": one_line(said, 40)}

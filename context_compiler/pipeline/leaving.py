@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
-from context_compiler.fidelity.excerpts import LARGEST, artifact_reference
+from context_compiler.fidelity.excerpts import KEPT, LARGEST, artifact_reference
 from context_compiler.pipeline.arriving import PASSING
-from context_compiler.pipeline.artifacts import PREFIX
+from context_compiler.pipeline.artifacts import PREFIX, artifact_id
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.context import ContextStore, segment
 from context_compiler.pipeline.graph import Edge, Graph, Node
@@ -47,8 +48,7 @@ def completed(
     ref = next((outcome.context_updates[key] for key in OUTPUTS if outcome.context_updates.get(key)), None)
     entry |= {"ref": ref} if ref is not None else {}
     context.append_log({**entry, "tools": list(outcome.tools), "duration": round(duration, 3)})
-    if not stage.branch_id:
-        _kept_aside(state, stage)
+    _kept_aside(state, stage)
     done = replace(
         state,
         current_node=name,
@@ -64,13 +64,22 @@ def completed(
 
 
 def _kept_aside(state: RunState, stage: Stage) -> None:
-    """What is too large for a preamble is an artifact too, under the reference that a preamble shows of it."""
+    """What is too large for a preamble is an artifact too, under the reference that a preamble shows of it.
+
+    A branch has references of its own, because the usual ones are those of the run around it.
+    """
     values = stage.context.values()
+    own: dict[str, str] = {}
     for key in sorted(stage.context.touched() & values.keys()):
         value = values[key]
         if isinstance(value, str | list | dict) and state.context.get(key) is not value:
             if len(json.dumps(value)) > LARGEST:
-                stage.artifacts.store(artifact_reference(key).removeprefix(PREFIX), key, value)
+                usual = artifact_reference(key).removeprefix(PREFIX)
+                id = artifact_id(stage.branch_id, "context", key) if stage.branch_id else usual
+                own[key] = stage.artifacts.store(id, key, value).reference
+    if own and stage.branch_id:
+        known: object = values.get(KEPT)
+        stage.context.set(KEPT, {**cast("dict[str, Any]", known if isinstance(known, dict) else {}), **own})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
