@@ -20,7 +20,7 @@ async def test_a_large_value_of_a_branch_is_found_by_its_reference_and_leaves_th
         return Outcome(context_updates={"report": f"{stage.node.name} " * 5_000, "internal.kept.note": 1})
 
     def look(stage: Stage) -> str:
-        reference = re.findall(r"artifact://[\w.]+", stage.preamble)[0]
+        reference = re.findall(r'- report: "(artifact://[\w.]+)', stage.preamble)[0]
         led_to[stage.node.name] = (reference, stage.artifacts.retrieve(reference).split()[0])
         return "seen"
 
