@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -21,63 +21,27 @@ class Need:
     entity: Mode
     """curation: all tiers, everything · refs_and_labels: and of retained ones refs only · full: active and generated
     with content · reply: labels of active and generated."""
-    do_not_read: bool
-    """A line with what is known already and need not be read again."""
     depth: Depth
     """How many turns, and from 5 on older ones in short."""
-    engagement: bool
-    pending: bool
     reasoning: Reasoning
-    curation: bool
+    engagement: bool = False
+    """What the whole is about."""
+    pending: bool = False
+    """What the user has yet to answer."""
+    do_not_read: bool = False
+    """A line with what is known already and need not be read again."""
+    curation: bool = False
     """What Understand kept and let go of in this turn."""
-    results: bool
+    results: bool = False
     """What the steps of this turn gave back, whole, with the last note and the archive."""
 
 
-NEEDS = MappingProxyType[Node, Need](
-    {
-        "understand": Need(
-            entity="curation",
-            do_not_read=False,
-            depth="full",
-            engagement=True,
-            pending=True,
-            reasoning="own decisions",
-            curation=False,
-            results=False,
-        ),
-        "think": Need(
-            entity="refs_and_labels",
-            do_not_read=True,
-            depth=5,
-            engagement=True,
-            pending=True,
-            reasoning="last turn",
-            curation=True,
-            results=False,
-        ),
-        "act": Need(
-            entity="full",
-            do_not_read=False,
-            depth=2,
-            engagement=False,
-            pending=False,
-            reasoning="current steps",
-            curation=False,
-            results=True,
-        ),
-        "reply": Need(
-            entity="reply",
-            do_not_read=False,
-            depth=2,
-            engagement=True,
-            pending=True,
-            reasoning="outcomes",
-            curation=False,
-            results=False,
-        ),
-    }
-)
+_UNDERSTAND = Need(entity="curation", depth="full", reasoning="own decisions", engagement=True, pending=True)
+_THINK = replace(_UNDERSTAND, entity="refs_and_labels", depth=5, reasoning="last turn", do_not_read=True, curation=True)
+_ACT = Need(entity="full", depth=2, reasoning="current steps", results=True)
+_REPLY = Need(entity="reply", depth=2, reasoning="outcomes", engagement=True, pending=True)
+
+NEEDS = MappingProxyType[Node, Need]({"understand": _UNDERSTAND, "think": _THINK, "act": _ACT, "reply": _REPLY})
 
 
 def need_of(node: str) -> Need:
