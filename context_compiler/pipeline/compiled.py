@@ -78,7 +78,7 @@ class Compiling:
                 raise CompileError("there is no model", model="none", phase="call")
             answer = await ware.compile(order.key, order.prompts, asked)
             if answer.failure is not None:
-                raise CompileError(**answer.failure)
+                raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
             return answer
 
         request = Request(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent
+from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
@@ -179,6 +180,22 @@ async def test_a_model_that_fails_leaves_the_step_as_written_and_the_record_says
     assert told["status"] == "fallback" and "no notes today" in told["error"]
     (record,) = await playing.store.views("r/report/context-helper")
     assert record.compile is not None and record.compile.status.startswith("failed")
+
+
+async def test_what_a_compile_took_before_it_failed_is_on_the_record() -> None:
+    async def half(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        made = heard.model.function(messages, info) if heard.model.function else None
+        assert isinstance(made, ModelResponse)
+        if "COMPILER TASK" in heard.prompts[-1] and playing.asked > 1:
+            raise ModelHTTPError(529, "busy")
+        return made
+
+    heard = Heard({"Find the facts.": FACTS * 400, "": NOTES})
+    playing = Playing(model=FunctionModel(half, model_name="half"))
+    playing.heard = heard
+    assert (await playing.run(steps("@context-helper chat_compiler"))).ok
+    made = (await playing.store.views("r/report/context-helper"))[0].compile
+    assert made is not None and made.status.startswith("failed") and made.usage["requests"] == 1
 
 
 async def test_a_model_nobody_knows_leaves_nothing_but_the_failure_of_the_step_itself() -> None:
