@@ -56,13 +56,13 @@ class Outcome:
     """Where the run goes on whatever the edges say; a parallel stage names its join so."""
 
     def __post_init__(self) -> None:
-        said: dict[str, Any] = {name: getattr(self, name) for name in _TEXTS}
-        fit: dict[str, Any] = {name: "" if text is None else str(text) for name, text in said.items()}
-        updates: object = self.context_updates
-        if updates is not None and not isinstance(updates, Mapping):
+        given: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        updates = given["context_updates"]
+        if not isinstance(updates, Mapping | None):
             raise ValueError("context_updates is no mapping")
-        fit |= {"status": StageStatus(self.status), "context_updates": updates or {}}
-        fit |= {name: _ids(getattr(self, name)) for name in ("suggested_next_ids", "tools")}
+        fit: dict[str, Any] = {name: "" if given[name] is None else str(given[name]) for name in _TEXTS}
+        fit |= {"status": StageStatus(given["status"]), "context_updates": updates or {}}
+        fit |= {name: _ids(given[name]) for name in ("suggested_next_ids", "tools")}
         for name, value in fit.items():
             object.__setattr__(self, name, value)
 

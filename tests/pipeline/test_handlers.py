@@ -20,7 +20,9 @@ from context_compiler.pipeline import (
     QueueInterviewer,
     RecordingInterviewer,
     RunResult,
+    RunState,
     Stage,
+    StageStatus,
     parse_dot,
     run_pipeline,
 )
@@ -178,7 +180,7 @@ async def test_a_child_is_run_to_its_end(tmp_path: Path) -> None:
 
 
 async def test_a_child_that_fails_is_a_failure(tmp_path: Path) -> None:
-    broken = Outcome(status="fail", failure_reason="broken")
+    broken = Outcome(status=StageStatus.FAIL, failure_reason="broken")
     script = Script({"two": [broken]})
     result = await run_pipeline(supervised(tmp_path), handlers={"codergen": script}, strict_failure_edges=True)
     assert result.failure_reason == "m: Child failed: two: broken"
@@ -218,11 +220,15 @@ async def test_a_message_reaches_the_childs_next_stage_and_the_loop_goes_on(tmp_
         await asyncio.sleep(0.005)
 
     said = iter(["look at the tests"])
+
+    def steer(state: RunState) -> str | None:
+        return next(said, None)
+
     result = await run_pipeline(
         supervised(tmp_path, 'manager.actions="observe,steer,wait"'),
         handlers={"codergen": work},
         sleep=tick,
-        steer=lambda state: next(said, None),
+        steer=steer,
     )
     assert result.outcomes["m"].failure_reason == ""
     assert result.ok and result.context["stack.manager.last_steer"] == "look at the tests"
@@ -234,10 +240,14 @@ async def test_a_message_is_heard_whole_at_every_fidelity(tmp_path: Path, fideli
     message = "look at the tests. " * 40
     child = graph(f'inner [prompt=inner fidelity="{fidelity}"]; last [prompt=last]; start->inner->last->done')
     heard, said = Heard(), iter([message])
+
+    def steer(state: RunState) -> str | None:
+        return next(said, None)
+
     result = await run_pipeline(
         supervised(tmp_path, 'manager.actions="observe,steer,wait"', child=child),
         model=heard.model,
-        steer=lambda state: next(said, None),
+        steer=steer,
     )
     assert result.ok and [message.strip() in prompt for prompt in heard.prompts] == [True, False]
 

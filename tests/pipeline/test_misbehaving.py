@@ -21,14 +21,17 @@ from tests.pipeline.playing import Script, graph, play
 
 OK, FAIL, RETRY = (
     Outcome(),
-    Outcome(status="fail", failure_reason="broken"),
-    Outcome(status="retry", failure_reason="busy"),
+    Outcome(status=StageStatus.FAIL, failure_reason="broken"),
+    Outcome(status=StageStatus.RETRY, failure_reason="busy"),
 )
 
 
 @pytest.mark.parametrize("nonsense", [42, ["success"], {"notes": "no status"}, {"outcome": 3}, object()])
 async def test_nonsense_is_a_failure_that_says_so(nonsense: object) -> None:
-    result, _ = await play(graph("a; start->a->done"), {"a": [lambda stage: nonsense]}, strict_failure_edges=True)
+    def answer(stage: Stage) -> object:
+        return nonsense
+
+    result, _ = await play(graph("a; start->a->done"), {"a": [answer]}, strict_failure_edges=True)
     assert result.status == "fail" and result.failure_reason.startswith("a: ")
 
 
@@ -37,7 +40,10 @@ async def test_nonsense_is_a_failure_that_says_so(nonsense: object) -> None:
     [{"notes": None}, {"notes": 5}, {"preferred_label": None}, {"preferred_label": 3}, {"context_updates": None}],
 )
 async def test_nothing_said_in_an_outcome_is_nothing_and_a_number_is_text(said: dict[str, Any]) -> None:
-    result, _ = await play(graph("a; start->a->done"), {"a": [lambda stage: Outcome(**said)]})
+    def answer(stage: Stage) -> Outcome:
+        return Outcome(**said)
+
+    result, _ = await play(graph("a; start->a->done"), {"a": [answer]})
     assert result.ok and result.outcomes["a"].status == "success"
 
 
@@ -94,7 +100,10 @@ async def test_cancelling_the_run_leaves_the_last_checkpoint_and_the_run_can_be_
 
 
 async def test_a_handler_that_says_nothing_succeeds_only_with_auto_status() -> None:
-    silent = {"codergen": lambda stage: None}
+    def say_nothing(stage: Stage) -> None:
+        pass
+
+    silent = {"codergen": say_nothing}
     assert not (await run_pipeline(graph("a; start->a->done"), handlers=silent, strict_failure_edges=True)).ok
     result = await run_pipeline(graph("a [auto_status=true]; start->a->done"), handlers=silent)
     assert result.outcomes["a"].notes == "auto-status: handler completed without writing status"
