@@ -41,7 +41,6 @@ BROAD = {
 DYNAMIC = {
     "lazy": "public names load when they are first used",
     "tokens": "the encoder is built when something is counted",
-    "fidelity": "a preamble needs templates, and a mode does not",
     "pipeline.layout": "grandalf comes with an extra, and is needed when a graph is drawn without Graphviz",
     "pipeline.owning": "locks are not there on every system",
     "chat.transcript": "locks are not there on every system",

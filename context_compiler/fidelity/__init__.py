@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from enum import StrEnum
-from importlib import import_module
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from context_compiler.errors import FidelityError
+from context_compiler.lazy import public
 
 _logger = logging.getLogger(__name__)
 
@@ -118,8 +118,5 @@ def _said(thing: object, name: str) -> str:
     return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
-def __getattr__(name: str) -> Any:
-    """`build_fidelity_preamble` belongs here by name; it needs templates, so it loads when it is asked for."""
-    if name != "build_fidelity_preamble":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module("context_compiler.fidelity.preamble").build_fidelity_preamble
+# It belongs here by name, but needs templates, which a mode does not.
+__getattr__, _ = public(__name__, {"build_fidelity_preamble": "fidelity.preamble"})

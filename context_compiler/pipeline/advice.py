@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from context_compiler.pipeline.conditions import STATUSES, Clause, ConditionError, parse_condition
+from context_compiler.pipeline.conditions import Clause, ConditionError, parse_condition, status_word
 from context_compiler.pipeline.diagnostics import Diagnostic
 from context_compiler.pipeline.graph import Edge, Graph, Node
 from context_compiler.pipeline.meeting import meeting
@@ -88,8 +88,8 @@ def all_conditional_edges(graph: Graph) -> Iterator[Diagnostic]:
 def _covered(edges: tuple[Edge, ...]) -> str:
     """What the conditions on some edges leave open: nothing (`all`), rare outcomes, or more."""
     single = [clause for edge in edges if (clause := _only_clause(edge)) is not None]
-    equal = {(clause.key, _status(clause.value)) for clause in single if clause.operator == "="}
-    if any((clause.key, _status(clause.value)) in equal for clause in single if clause.operator == "!="):
+    equal = {(clause.key, status_word(clause.value)) for clause in single if clause.operator == "="}
+    if any((clause.key, status_word(clause.value)) in equal for clause in single if clause.operator == "!="):
         return "all"
     return "success and fail" if {("outcome", "success"), ("outcome", "fail")} <= equal else ""
 
@@ -100,10 +100,6 @@ def _only_clause(edge: Edge) -> Clause | None:
     except ConditionError:
         return None
     return clauses[0] if len(clauses) == 1 else None
-
-
-def _status(word: str) -> str:
-    return STATUSES.get(word.lower(), word)
 
 
 def condition_on_human_gate(graph: Graph) -> Iterator[Diagnostic]:

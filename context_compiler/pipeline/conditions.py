@@ -113,7 +113,7 @@ def resolved(key: str, values: Mapping[str, object]) -> str:
 
 def _holds(clause: Clause, values: Mapping[str, object], outcome: str, preferred_label: str, raw: str) -> bool:
     if clause.key == "outcome":
-        same = _status(clause.value) == _status(outcome) or bool(raw and clause.value == raw)
+        same = status_word(clause.value) == status_word(outcome) or bool(raw and clause.value == raw)
         there = outcome
     else:
         there = preferred_label if clause.key == "preferred_label" else resolved(clause.key, values)
@@ -123,7 +123,8 @@ def _holds(clause: Clause, values: Mapping[str, object], outcome: str, preferred
     return same == (clause.operator == "=")
 
 
-def _status(word: str) -> str:
+def status_word(word: str) -> str:
+    """The word for a status that is used here; any other word is itself."""
     return STATUSES.get(word.lower(), word)
 
 

@@ -27,10 +27,10 @@ from context_compiler.pipeline.hooks import hooks_of
 from context_compiler.pipeline.outcome import Outcome, outcome_in, outcome_of
 from context_compiler.pipeline.performing import EXCERPT, status_written
 from context_compiler.pipeline.stage import Stage
+from context_compiler.pipeline.stylesheet import EFFORTS
 
 SHORT = 200
 """Characters of an answer in `last_response`."""
-EFFORTS = ("low", "medium", "high")
 SUPERVISED = "Whoever supervises this run says:"
 """What stands before a message for a stage."""
 

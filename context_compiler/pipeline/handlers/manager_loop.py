@@ -115,8 +115,7 @@ async def _observe(stage: Stage, child: Child | None) -> None:
     """What can be seen of the child becomes part of the context."""
     if child is None:
         return
-    state = child.state
-    status = {"success": "completed", "fail": "failed"}.get(state.status, "running" if child.running else "stopped")
+    state, status = child.state, _status(child)
     facts: dict[str, Any] = {
         "status": status,
         "outcome": state.status or (str(state.last.status) if state.last else ""),
@@ -130,14 +129,17 @@ async def _observe(stage: Stage, child: Child | None) -> None:
     await stage.emit("child_observed", status=status, current_node=state.current_node)
 
 
+def _status(child: Child) -> str:
+    """How it stands, in the words that a parent reads: completed, failed, running, stopped."""
+    return {"success": "completed", "fail": "failed"}.get(child.state.status, "running" if child.running else "stopped")
+
+
 def _ending(stage: Stage, child: Child | None) -> Outcome | None:
     """What the end of the child means; None: it goes on."""
     status = stage.context.get_string("stack.child.status")
     outcome = stage.context.get_string("stack.child.outcome")
     if child is not None:  # also when nobody observes
-        status = {"success": "completed", "fail": "failed"}.get(
-            child.state.status, "running" if child.running else "stopped"
-        )
+        status = _status(child)
         outcome = child.state.status or outcome
     if status == "completed":
         good = outcome in ("", "success", "partial_success")

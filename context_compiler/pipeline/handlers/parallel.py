@@ -19,11 +19,11 @@ from context_compiler.pipeline.meeting import meeting
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
 from context_compiler.pipeline.stage import Stage
 from context_compiler.pipeline.state import RunState
+from context_compiler.pipeline.wording import POLICIES
 
 AT_ONCE = 4
 LARGEST = 8 * 1024
 """Bytes of a value in the results; a larger one is an artifact."""
-POLICIES = ("wait_all", "all_success", "any_success", "first_success", "k_of_n", "quorum", "ignore")
 UNTOLD = ("internal.", "graph.", "work.", "parallel.", "thread_key", "last_", *OWN)
 """Beginnings of keys that say nothing of what a branch did."""
 
@@ -50,7 +50,7 @@ class ParallelHandler:
         if not ways:
             return failed("a parallel stage without edges: there are no branches")
         if policy not in POLICIES:
-            return failed(f"unknown join_policy {policy!r}; use one of {', '.join(POLICIES)}")
+            return failed(f"unknown join_policy {policy!r}; use one of {', '.join(sorted(POLICIES))}")
         join = meeting(stage.graph, [way.target for way in ways])
         if join is None:
             return failed("the branches never meet: lead them to one parallel.fan_in stage")
