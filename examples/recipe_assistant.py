@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
-from pydantic_ai import Agent, RunContext
+from pydantic_ai import Agent, ModelRetry, RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models import Model
 from pydantic_ai.models.function import AgentInfo, FunctionModel
@@ -115,8 +115,9 @@ async def make_up_recipe(ctx: RunContext[Kitchen], name: str, minutes: int, meth
 
 async def save_recipe(ctx: RunContext[Kitchen], ref: str) -> str:
     """Save a recipe that was made up; it keeps its ref."""
-    kitchen, found = ctx.deps, ctx.deps.turn.registry.data_of(ref)
-    given: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    kitchen, given = ctx.deps, ctx.deps.turn.registry.data_of(ref)
+    if not isinstance(given, Mapping) or kitchen.turn.registry[ref].status != "generated":
+        raise ModelRetry(f"{ref} is no recipe that was made up and not saved yet")
     with kitchen.table:
         values = (given["name"], given["minutes"], given["method"])
         row = kitchen.table.execute("INSERT INTO recipes (name, minutes, method) VALUES (?, ?, ?)", values)

@@ -167,3 +167,15 @@ def test_it_runs_as_a_script_and_prints_the_walk() -> None:
         check=True,
     )
     assert run.stdout.count("━━ turn") == 10 and "think is told" in run.stdout
+
+
+async def test_a_model_that_saves_what_nobody_made_up_is_told_so(tmp_path: Path) -> None:
+    script = Script()
+    assistant = RecipeAssistant(tmp_path, script.models)
+    script.turn(5)
+    try:
+        assert await assistant.say("kitchen", "Yes, please.") == "Noodle Soup is saved."
+        sent = "".join(str(view.messages) for _, node, view in assistant.sent if node == "act")
+        assert "gen_recipe_1 is no recipe that was made up" in sent
+    finally:
+        await assistant.close()
