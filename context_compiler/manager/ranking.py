@@ -20,7 +20,7 @@ class MemoryRanking:
     """Ranks the memories of one system; what it has read of a text it remembers."""
 
     def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+        self._reader, self._index = reader, Index()
 
     def best(self, query: str, memories: Sequence[Memory], limit: int) -> list[Match]:
         """At most `limit` of the memories that bear on a query, the best first; of equals the later one."""
@@ -28,7 +28,11 @@ class MemoryRanking:
         if limit < 1 or not question.terms or not memories:
             return []
         said = [ModelRequest(parts=[UserPromptPart(content=one.text, timestamp=one.created_at)]) for one in memories]
-        relevant = Relevance(Index.of(self._reader.read(said)), question, least=LEAST, floor=FLOOR)
+        history = self._reader.read(said)
+        if not self._index.extends_to(history):
+            self._index = Index()
+        self._index.extend(history)
+        relevant = Relevance(self._index, question, least=LEAST, floor=FLOOR)
         scored = [(relevant.of(one.text), at) for at, one in enumerate(memories)]
         found = sorted((pair for pair in scored if pair[0] > 0), key=lambda pair: (-pair[0], -pair[1]))
         return [Match(memory=memories[at], score=min(1.0, score)) for score, at in found[:limit]]
