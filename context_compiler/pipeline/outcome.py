@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, cast
 
@@ -53,7 +53,7 @@ class Outcome:
     tools: tuple[str, ...] = ()
     """Tools that were used, in order."""
     go_to: str = ""
-    """Where the run goes on whatever the edges say; a parallel stage names its join so."""
+    """Where the run goes on whatever the edges say; a parallel stage names its join so. No answer of an agent can."""
 
     def __post_init__(self) -> None:
         given: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -92,7 +92,7 @@ def failed(reason: str, *, updates: Mapping[str, Any] | None = None) -> Outcome:
 
 
 def outcome_of(document: Mapping[str, Any]) -> Outcome:
-    """An outcome from plain data, such as a status file.
+    """An outcome from plain data of somebody else's, such as a status file or an agent's answer.
 
     Raises:
         ValueError: it says nothing of how it went, or a field is of the wrong kind.
@@ -114,8 +114,16 @@ def outcome_of(document: Mapping[str, Any]) -> Outcome:
         failure_reason=_text(document, "failure_reason"),
         raw=_text(document, "raw") or raw,
         tools=_ids(document.get("tools")),
-        go_to=_text(document, "go_to"),
     )
+
+
+def outcome_kept(document: Mapping[str, Any]) -> Outcome:
+    """An outcome from what `Outcome.document` gave.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return replace(outcome_of(document), go_to=_text(document, "go_to"))
 
 
 def status_of(word: str) -> tuple[StageStatus, str]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+from typing import Any
 
-from context_compiler.pipeline import Outcome, parse_dot, select_edge
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from context_compiler.pipeline import Outcome, parse_dot, run_pipeline, select_edge
 from context_compiler.pipeline.route import accelerator, normalized
 from tests.pipeline.playing import graph, play
 
@@ -116,3 +122,20 @@ async def test_a_label_is_not_left_for_the_stages_after() -> None:
     text = graph("a; b; c; d; start->a->b; b->c [label=yes]; b->d [weight=1]; c->done; d->done")
     result, script = await play(text, {"a": [Outcome(preferred_label="yes")]})
     assert script.seen == ["a", "b", "d"] and "preferred_label" not in result.context
+
+
+@pytest.mark.parametrize("how", ["text", "status file", "object"])
+async def test_no_answer_of_an_agent_leaves_the_edges(how: str, tmp_path: Path) -> None:
+    said = '{"outcome": "success", "go_to": "done"}'
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if how == "status file":
+            (tmp_path / "a" / "status.json").write_text(said)
+        if how == "object":
+            return ModelResponse(parts=[ToolCallPart(info.output_tools[0].name, {"go_to": "done"})])
+        return ModelResponse(parts=[TextPart(said)])
+
+    agent: Agent[None, Any] = Agent(FunctionModel(answer), output_type=Outcome if how == "object" else str)
+    text = graph("a [prompt=a]; gate [shape=hexagon]; start->a->gate->done")
+    result = await run_pipeline(text, agents=agent, logs_root=tmp_path)
+    assert result.completed == ("start", "a", "gate", "done")

@@ -127,6 +127,7 @@ class AgentHandler:
         return replace(
             outcome,
             notes=notes,
+            go_to="",
             tools=outcome.tools or tuple(tools),
             context_updates={**kept, **outcome.context_updates},
         )
