@@ -33,7 +33,10 @@ class Backoff:
     def delay(self, attempt: int, draw: Random = random.random) -> float:
         """Seconds to wait after the attempt of that number, from 1; with jitter from half as long to one and a half."""
         exponent = min(attempt - 1, 64)
-        wait = min(self.initial * self.factor**exponent, self.longest)
+        try:
+            wait = min(self.initial * self.factor**exponent, self.longest)
+        except OverflowError:
+            wait = self.longest
         return wait * (0.5 + draw()) if self.jitter else wait
 
 

@@ -136,3 +136,7 @@ async def test_a_graph_may_say_that_failures_take_no_plain_edge() -> None:
     assert followed.ok
     stopped, script = await play(graph(text, attrs="strict_failure_edges=true"), {"a": [FAIL]})
     assert stopped.failure_reason == "a: broken" and script.seen == ["a"]
+
+
+def test_a_pause_that_is_too_long_to_reckon_with_is_the_longest() -> None:
+    assert Backoff(factor=1e9, longest=5.0, jitter=False).delay(60) == 5.0
