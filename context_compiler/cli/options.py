@@ -126,6 +126,17 @@ async def kept_chain(store: SQLiteStore, record: Record, *, raw: bool) -> list[b
     return await store.chain(tip)
 
 
+def named(text: str | None) -> str | None:
+    """The name of a run as typed; for use as the callback of an option.
+
+    Raises:
+        SettingsError: it holds bytes that are no UTF-8, and no record can keep those.
+    """
+    if text is not None and any("\ud800" <= char <= "\udfff" for char in text):
+        raise SettingsError(f"{one_line(text, 60)!r}: this name is not UTF-8 text; give another")
+    return text
+
+
 def amount(text: str) -> Amount:
     """A budget: whole tokens such as 4000, or a share such as 0.5."""
     said = text.strip().lower()

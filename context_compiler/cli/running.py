@@ -13,6 +13,7 @@ from uuid import uuid4
 import typer
 
 from context_compiler import pipeline
+from context_compiler.cli.options import named
 from context_compiler.cli.screen import Screen, warn
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.cli.watching import Watch
@@ -32,9 +33,9 @@ Simulate = Annotated[bool, typer.Option("--simulate", help="Ask no model: each s
 AutoApprove = Annotated[bool, typer.Option("--auto-approve", help="Take the first choice where a person would choose.")]
 EventLines = Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")]
 Restore = Annotated[bool, typer.Option("--restore-threads", help="Go on with the conversations of `full`.")]
-NewId = Annotated[str | None, typer.Option("--id", help="What to call the run.")]
+NewId = Annotated[str | None, typer.Option("--id", callback=named, help="What to call the run.")]
 Values = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A value to begin with.")]
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, or its folder.")]
+RunId = Annotated[str, typer.Argument(metavar="RUN", callback=named, help="The id of a run, or its folder.")]
 
 RUNS = Path("system/runs.db")
 DIRECTIVES = "directive_known"

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from context_compiler import pipeline
-from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, example, group
+from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, example, group, named
 from context_compiler.cli.pipelines import checked, report
 from context_compiler.cli.running import (
     RUNS,
@@ -85,7 +85,9 @@ def resume(
     file: File,
     model: ModelName = None,
     simulate: Simulate = False,
-    run_id: Annotated[str | None, typer.Option("--id", help="Which run; else the last one of this file.")] = None,
+    run_id: Annotated[
+        str | None, typer.Option("--id", callback=named, help="Which run; else the last one of this file.")
+    ] = None,
     restore: Restore = False,
     runs: Runs = RUNS,
     logs: Logs = None,

@@ -83,3 +83,14 @@ def test_what_is_not_there_is_said(cc: Command) -> None:
     assert cc("pipeline", "runs").out == "no runs in system/runs.db\n"
     cc("pipeline", "run", EXAMPLE, "--simulate", "--auto-approve", "--id", "first")
     assert "no run 'frist'; there is 'first'" in cc("pipeline", "show", "frist").err
+
+
+def test_a_name_of_a_run_that_is_no_text_is_one_line(cc: Command) -> None:
+    cc("pipeline", "run", EXAMPLE, "--simulate", "--auto-approve", "--id", "first")
+    for command in (
+        ("run", EXAMPLE, "--simulate", "--id", "\udcff"),
+        ("show", "\udcff"),
+        ("resume", "\udcff", "--simulate"),
+    ):
+        said = cc("pipeline", *command)
+        assert (said.code, said.out) == (2, "") and "is not UTF-8 text" in said.err
