@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from context_compiler.pipeline import Event, MemoryRuns, Outcome, RunState, Stage, run_pipeline
+from context_compiler.pipeline import Event, MemoryRuns, Outcome, RunState, Stage, StageStatus, run_pipeline
 from context_compiler.pipeline.checkpoint import checkpoint_document, state_of
 from tests.pipeline.playing import graph
 
-FAIL = Outcome(status="fail", failure_reason="broken")
+FAIL = Outcome(status=StageStatus.FAIL, failure_reason="broken")
 
 LONG = graph(
     "a [max_retries=2]; b [fidelity=full thread_id=t]; c; g [goal_gate=true retry_target=c]; p [shape=component];"

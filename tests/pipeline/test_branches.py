@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from context_compiler.errors import PipelineError
-from context_compiler.pipeline import MemoryRuns, Outcome, RunState, RunStore, Stage, resume_pipeline, run_pipeline
+from context_compiler.pipeline import (
+    MemoryRuns,
+    Outcome,
+    RunState,
+    RunStore,
+    Stage,
+    StageStatus,
+    resume_pipeline,
+    run_pipeline,
+)
 from tests.pipeline.conftest import Open
 from tests.pipeline.playing import graph
 from tests.pipeline.resuming import told
@@ -34,7 +43,7 @@ def working(seen: list[str], *, dies: str = "") -> Mapping[str, Any]:
         await asyncio.sleep(0)
         updates = {f"seen.{name}": stage.visit, "shared": "x" * 10, "given": None, "big": name * 9_000}
         if name == "d":
-            return Outcome(status="fail", failure_reason="broken", context_updates=updates)
+            return Outcome(status=StageStatus.FAIL, failure_reason="broken", context_updates=updates)
         return Outcome(context_updates={**updates, "score": 3 if name == "f" else 1}, notes=f"did {name}")
 
     return {"codergen": work}
@@ -134,7 +143,7 @@ async def test_a_parallel_stage_that_is_visited_again_runs_all_its_branches() ->
 
     async def work(stage: Stage) -> Outcome:
         seen.append(stage.node.name)
-        return Outcome(status="fail" if len(seen) == 1 else "success", failure_reason="broken")
+        return Outcome(status=StageStatus.FAIL if len(seen) == 1 else "success", failure_reason="broken")
 
     text = graph(
         "p [shape=component join_policy=all_success retry_target=p]; a; b; j [shape=tripleoctagon];"

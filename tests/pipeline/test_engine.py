@@ -19,6 +19,7 @@ from context_compiler.pipeline import (
     Outcome,
     QueueInterviewer,
     Stage,
+    StageStatus,
     Verdict,
     parse_dot,
     run_pipeline,
@@ -29,8 +30,8 @@ from tests.pipeline.playing import Heard, graph, play
 
 OK, FAIL, RETRY = (
     Outcome(),
-    Outcome(status="fail", failure_reason="broken"),
-    Outcome(status="retry", failure_reason="busy"),
+    Outcome(status=StageStatus.FAIL, failure_reason="broken"),
+    Outcome(status=StageStatus.RETRY, failure_reason="busy"),
 )
 
 SMOKE = """digraph test_pipeline {
@@ -97,7 +98,7 @@ async def test_matrix_a_gate_blocks_the_exit_and_lets_a_success_through() -> Non
     blocked, _ = await play(text, {"a": [FAIL]})
     assert blocked.failure_reason == "goal gate a unsatisfied and no retry target"
     assert (await play(text, {"a": [OK]}))[0].ok
-    partial = Outcome(status="partial_success")
+    partial = Outcome(status=StageStatus.PARTIAL_SUCCESS)
     assert (await play(text, {"a": [partial]}))[0].ok
 
 

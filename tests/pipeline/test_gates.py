@@ -8,6 +8,7 @@ from context_compiler.pipeline import (
     Backoff,
     Event,
     Outcome,
+    StageStatus,
 )
 from context_compiler.pipeline.retry import PRESETS
 from context_compiler.pipeline.wording import RETRY_POLICIES
@@ -15,8 +16,8 @@ from tests.pipeline.playing import graph, play
 
 OK, FAIL, RETRY = (
     Outcome(),
-    Outcome(status="fail", failure_reason="broken"),
-    Outcome(status="retry", failure_reason="busy"),
+    Outcome(status=StageStatus.FAIL, failure_reason="broken"),
+    Outcome(status=StageStatus.RETRY, failure_reason="busy"),
 )
 
 
@@ -34,7 +35,7 @@ async def test_a_gate_that_sent_the_run_back_runs_again_before_it_ends() -> None
     text = graph(
         'g [goal_gate=true, retry_target=x]; x; start->g->x; x->done [condition="outcome=success"]; x->g [label=again]'
     )
-    x = [OK, Outcome(status="partial_success"), OK]
+    x = [OK, Outcome(status=StageStatus.PARTIAL_SUCCESS), OK]
     result, script = await play(text, {"g": [FAIL, OK], "x": x})
     assert result.ok and script.seen.count("g") == 2
 

@@ -19,6 +19,7 @@ from context_compiler.pipeline import (
     RunInfo,
     RunState,
     SQLiteRuns,
+    StageStatus,
     read_checkpoint,
     run_pipeline,
 )
@@ -35,7 +36,9 @@ STATE = RunState(
     edge=3,
     current_node="a",
     completed=("start", "a", "a"),
-    outcomes={"a": Outcome(status="partial_success", preferred_label="x", suggested_next_ids=("b",), notes="ok")},
+    outcomes={
+        "a": Outcome(status=StageStatus.PARTIAL_SUCCESS, preferred_label="x", suggested_next_ids=("b",), notes="ok")
+    },
     retries={"a": 2},
     visits={"start": 1, "a": 2},
     recheck=("g",),

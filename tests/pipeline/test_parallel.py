@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from context_compiler.errors import GraphError
-from context_compiler.pipeline import Event, Outcome, Stage, parse_dot, run_pipeline
+from context_compiler.pipeline import Event, Outcome, Stage, StageStatus, parse_dot, run_pipeline
 from context_compiler.pipeline.meeting import meeting
 from tests.pipeline.playing import Heard, Script, graph, play
 
-OK, FAIL = Outcome(), Outcome(status="fail", failure_reason="broken")
-PARTIAL = Outcome(status="partial_success")
+OK, FAIL = Outcome(), Outcome(status=StageStatus.FAIL, failure_reason="broken")
+PARTIAL = Outcome(status=StageStatus.PARTIAL_SUCCESS)
 
 
 def fan(attrs: str = "", *, join: str = "", names: str = "abc") -> str:

@@ -10,7 +10,7 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from context_compiler.pipeline import Outcome, parse_dot, run_pipeline, select_edge
+from context_compiler.pipeline import Outcome, StageStatus, parse_dot, run_pipeline, select_edge
 from context_compiler.pipeline.route import accelerator, normalized
 from tests.pipeline.playing import graph, play
 
@@ -84,7 +84,7 @@ async def test_a_failure_follows_its_edge_then_its_retry_target_then_ends_the_ru
 
 
 def fail() -> Outcome:
-    return Outcome(status="fail", failure_reason="broken")
+    return Outcome(status=StageStatus.FAIL, failure_reason="broken")
 
 
 async def test_a_failure_takes_a_plain_edge_unless_that_is_forbidden() -> None:
