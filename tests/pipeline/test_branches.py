@@ -143,7 +143,7 @@ async def test_a_parallel_stage_that_is_visited_again_runs_all_its_branches() ->
 
     async def work(stage: Stage) -> Outcome:
         seen.append(stage.node.name)
-        return Outcome(status=StageStatus.FAIL if len(seen) == 1 else "success", failure_reason="broken")
+        return Outcome(status=StageStatus.FAIL if len(seen) == 1 else StageStatus.SUCCESS, failure_reason="broken")
 
     text = graph(
         "p [shape=component join_policy=all_success retry_target=p]; a; b; j [shape=tripleoctagon];"
