@@ -139,3 +139,12 @@ async def test_no_answer_of_an_agent_leaves_the_edges(how: str, tmp_path: Path) 
     text = graph("a [prompt=a]; gate [shape=hexagon]; start->a->gate->done")
     result = await run_pipeline(text, agents=agent, logs_root=tmp_path)
     assert result.completed == ("start", "a", "gate", "done")
+
+
+async def test_an_agent_sets_what_is_its_own_and_nothing_that_people_and_the_graph_decide() -> None:
+    said = '{"outcome": "success", "context_updates": {"graph.goal": "x", "human.gate.selected": "Yes", "found": 3}}'
+    agent: Agent[None, Any] = Agent(FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart(said)])))
+    result = await run_pipeline(graph("a [prompt=a]; start->a->done"), agents=agent)
+    assert result.context["found"] == 3 and result.context.get("graph.goal") != "x"
+    assert "human.gate.selected" not in result.context
+    assert result.outcomes["a"].notes.endswith("(not an agent's to set: graph.goal, human.gate.selected)")

@@ -31,6 +31,8 @@ from context_compiler.pipeline.stylesheet import EFFORTS
 
 SHORT = 200
 """Characters of an answer in `last_response`."""
+NOT_ITS = ("graph.", "params.", "human.gate.", "internal.")
+"""What an agent may not set: people and the graph decide it, and some of it becomes part of commands."""
 SUPERVISED = "Whoever supervises this run says:"
 """What stands before a message for a stage."""
 
@@ -123,13 +125,15 @@ class AgentHandler:
         reference = stage.keep("response", text)
         outcome = status_written(stage) or _outcome(output)
         kept = {"last_stage": stage.node.name, "last_response": text[:SHORT], "last_response_ref": reference}
-        notes = outcome.notes or text[:EXCERPT]
+        updates = {key: value for key, value in outcome.context_updates.items() if not key.startswith(NOT_ITS)}
+        refused = ", ".join(sorted(outcome.context_updates.keys() - updates.keys()))[:SHORT]
+        notes = (outcome.notes or text[:EXCERPT]) + (f"\n(not an agent's to set: {refused})" if refused else "")
         return replace(
             outcome,
             notes=notes,
             go_to="",
             tools=outcome.tools or tuple(tools),
-            context_updates={**kept, **outcome.context_updates},
+            context_updates={**kept, **updates},
         )
 
 
