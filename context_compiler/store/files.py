@@ -52,6 +52,8 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> sqlite3.Connection:
     """Open a current record, making or bringing it up to date first unless `read_only`."""
+    if path.is_dir():
+        raise StoreError("is a folder; give the path of a file in it")
     with ExitStack() as undo:
         db = _reader(path) if read_only else _writer(path)
         undo.callback(db.close)
@@ -71,6 +73,8 @@ def explained(error: Exception, path: Path) -> StoreError:
         return StoreError(f"{path}: {error}")
     if isinstance(error, OSError):
         return StoreError(f"{path}: {error.strerror or error}; check that its folder exists and may be written")
+    if isinstance(error, OverflowError):
+        return StoreError(f"{path}: a number is larger than any row or count can be; give a smaller one")
     code = getattr(error, "sqlite_errorcode", None)
     remedy = "verify the record" if code is None else REMEDIES.get(code & 0xFF, "verify the record")
     return StoreError(f"{path}: {error}; {remedy}")

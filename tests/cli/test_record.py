@@ -42,6 +42,23 @@ def test_a_file_that_is_no_record_is_one_line(cc: Command, tmp_path: Path, args:
     assert said.code == 2 and "notes.db: " in one_line(said)
 
 
+@pytest.mark.parametrize("args", [READERS[0], READERS[-1]], ids=" ".join)
+def test_a_folder_that_is_named_as_a_record_is_said_to_be_one(
+    cc: Command, tmp_path: Path, args: tuple[str, ...]
+) -> None:
+    (tmp_path / "records").mkdir()
+    said = cc(*args, "--db", "records")
+    assert said.code == 2 and "records: is a folder; give the path of a file in it" in one_line(said)
+
+
+@pytest.mark.parametrize(
+    "args", [("views", "show"), ("views", "list", "--limit"), ("prune", "--keep-last")], ids=" ".join
+)
+def test_a_number_beyond_all_numbers_is_said_to_be_one(recorded: Command, args: tuple[str, ...]) -> None:
+    said = recorded(*args, "1" + 30 * "0")
+    assert said.code == 2 and "a number is larger than any row or count can be" in one_line(said)
+
+
 @pytest.mark.parametrize("args", [("show", "9"), ("diff", "1", "9"), ("replay", "9", "--template", "extractive")])
 def test_an_unknown_view_is_named_with_those_that_there_are(recorded: Command, args: tuple[str, ...]) -> None:
     said = recorded("views", *args)
@@ -95,7 +112,7 @@ def test_a_view_is_shown_with_its_exact_messages_and_its_origin(recorded: Comman
     said = recorded("views", "show", 2).out
     for told in ("template hash", made["record"]["compile"]["template_hash"], "summary:medium", "budget", "3,000"):
         assert told in said
-    assert "an earlier turn" in said and "Context summary (compiled):" in said
+    assert "older than the last" in said and "Context summary (compiled):" in said
 
 
 def test_the_raw_history_of_a_view_is_what_was_at_hand(recorded: Command) -> None:
