@@ -88,6 +88,8 @@ def _entries(text: str) -> Mapping[str, Entry]:
         raise Misread(f"this is not YAML: {error.problem}", mark.line + 2 if mark else 1) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise Misread(f"this is not YAML: {error}", 1) from None
+    except (LookupError, AttributeError):  # what the reader trips over where a tag does not fit its value
+        raise Misread("this is not YAML: a value is not of the kind that its tag (!!name) says", 1) from None
 
 
 def _refuse_bombs(text: str) -> None:

@@ -157,6 +157,11 @@ def test_front_matter_that_is_not_plain_yaml_is_an_error(matter: str):
     assert "not YAML" in str(refused(f"---\n{matter}\n---\nbody"))
 
 
+@pytest.mark.parametrize("value", ["!!bool foo", "!!int ''", "!!timestamp foo", "[!!bool foo]"])
+def test_a_tag_that_does_not_fit_its_value_is_refused(value: str):
+    assert "not YAML" in str(refused(f"---\nname: {value}\n---\nbody"))
+
+
 def test_aliases_are_refused_because_they_can_explode():
     bomb = "a0: &a0 [x, x]\n" + "\n".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))
     error = refused(f"---\n{bomb}\n---\nbody")
