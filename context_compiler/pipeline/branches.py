@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from context_compiler.errors import PipelineError
+from context_compiler.live.middleware import loggable
 from context_compiler.pipeline.artifacts import ArtifactStore
 from context_compiler.pipeline.outcome import outcome_kept
 from context_compiler.pipeline.state import RunState
@@ -44,7 +45,7 @@ class Branches:
         try:
             return None if found is None else _after(before, found)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            log.warning("the branch %s runs again, because what was kept of it is damaged: %r", place, error)
+            log.warning("the branch %s runs again, because what was kept of it is damaged: %s", place, loggable(error))
             return None
 
     async def keep(self, place: str, before: RunState, after: RunState) -> None:

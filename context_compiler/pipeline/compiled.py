@@ -18,7 +18,7 @@ from context_compiler.errors import CompileError
 from context_compiler.history.content import user_content
 from context_compiler.history.items import mark_of
 from context_compiler.live.failing import attempted
-from context_compiler.live.middleware import Middleware
+from context_compiler.live.middleware import Middleware, loggable
 from context_compiler.live.request import Request
 from context_compiler.live.run import Run
 from context_compiler.live.wanted import Wanted
@@ -59,9 +59,8 @@ class Compiling:
         done = await attempted(self._view(template, stage, said, model))
         view = done.value
         if view is None:
-            log.warning(
-                "%s: @context-helper %s failed, the stage runs as written: %r", stage.node.name, template, done.error
-            )
+            why = loggable(done.error) if done.error else "no view"
+            log.warning("%s: @context-helper %s failed, the stage runs as written: %s", stage.node.name, template, why)
         text = told_in(view) if view is not None and view.status in USED else ""
         await stage.emit("context_compiled", template=template, **_facts(view, done.error))
         return text

@@ -70,7 +70,7 @@ class ToolHooks(AbstractCapability[Any]):
             return Ran(code=127, out="", err=str(error))
 
     async def _failed(self, name: str, ran: Ran, call: ToolCallPart) -> None:
-        log.warning("%s: tool_hooks.%s of %s failed: %s", self.stage.node.name, name, call.tool_name, _why(ran))
+        log.warning("%s: tool_hooks.%s of %s failed: %s", self.stage.node.name, name, call.tool_name, _how(ran))
         await self.stage.emit(
             "tool_hook_failed", hook=name, tool=call.tool_name, reason=_why(ran), skipped=name == "pre"
         )
@@ -83,5 +83,9 @@ def hooks_of(stage: Stage) -> ToolHooks | None:
 
 
 def _why(ran: Ran) -> str:
-    code = f"it took longer than {SECONDS:g} s" if ran.code is None else f"exit code {ran.code}"
-    return f"{code}: {ran.last}".rstrip(": ")
+    return f"{_how(ran)}: {ran.last}".rstrip(": ")
+
+
+def _how(ran: Ran) -> str:
+    """The same without a word of the command's, which may repeat what it was told."""
+    return f"it took longer than {SECONDS:g} s" if ran.code is None else f"exit code {ran.code}"

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from context_compiler.errors import PipelineError
 from context_compiler.live.failing import attempted
+from context_compiler.live.middleware import loggable
 from context_compiler.pipeline.beginning import begun, hashes, lineage_facts
 from context_compiler.pipeline.checkpoint import write_checkpoint
 from context_compiler.pipeline.config import RunConfig
@@ -119,7 +120,7 @@ class Running:
         if self.config.on_event is not None:
             heard = await attempted(_told(self.config.on_event, event))
             if heard.error is not None:
-                log.warning("on_event failed: %r", heard.error)
+                log.warning("on_event failed: %s", loggable(heard.error))
 
     async def ended(self, state: RunState) -> None:
         """Tell how the run ended, and how long this process was at it."""
@@ -200,7 +201,7 @@ class ChildRun:
         async with self._owned:
             gone = await attempted(self._gone())
             if gone.error is not None:
-                log.warning("%s failed: %r", run.state.run_id, gone.error)
+                log.warning("%s failed: %s", run.state.run_id, loggable(gone.error))
                 run.state = ended(run.state, f"{gone.error}")
 
     async def _gone(self) -> None:

@@ -69,13 +69,16 @@ async def test_both_are_told_of_the_call_in_variables_and_as_json(tmp_path: Path
         ("kill -9 $$", "exit code -9"),
     ],
 )
-async def test_a_first_hook_that_fails_forbids_the_call_and_the_model_is_told(command: str, why: str) -> None:
+async def test_a_first_hook_that_fails_forbids_the_call_and_the_model_is_told(
+    command: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     calling = Calling()
     result = await calling.run(hook("pre", command))
     assert calling.called == [] and result.ok
     assert result.context["last_response"].startswith(f"look_up was not called, because a hook forbade it: {why}")
     (failed,) = calling.failed
     assert (failed["hook"], failed["tool"], failed["skipped"]) == ("pre", "look_up", True) and why in failed["reason"]
+    assert "tool_hooks.pre of look_up failed: exit code" in caplog.text and "not today" not in caplog.text
 
 
 async def test_a_last_hook_that_fails_is_only_noted() -> None:
