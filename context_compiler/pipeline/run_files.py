@@ -69,7 +69,7 @@ class FileRuns:
         path = self.folder(run_id) / EVENTS
         try:
             cut = run_id not in self._added and _ends_within_a_line(path)
-            with path.open("a", encoding="utf-8") as file:
+            with open(path, "a", encoding="utf-8", opener=_for_its_owner) as file:
                 file.write("\n" * cut + json.dumps(event.document()) + "\n")
             self._added.add(run_id)
         except OSError as error:
@@ -124,6 +124,11 @@ class FileRuns:
             write_atomically(path, text.encode("utf-8", "surrogatepass"))
         except OSError as error:
             raise PipelineError(f"{path}: {error.strerror or error}; give a folder that may be written") from error
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    """Open a file that, where it is made, nobody else may read."""
+    return os.open(path, flags, 0o600)
 
 
 def _text(path: Path) -> str | None:

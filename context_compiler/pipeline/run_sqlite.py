@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import blake2b
@@ -136,6 +137,8 @@ class SQLiteRuns:
 
 def _opened(path: Path, timeout: float) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # nobody else may read it; SQLite gives its -wal and -shm the same mode
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
     with ExitStack() as undo:
         undo.callback(db.close)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -134,7 +135,7 @@ def test_a_checkpoint_that_cannot_be_read_says_why(tmp_path: Path, body: str, wh
 
 
 @contextmanager
-def full_disk(size: int) -> Iterator[None]:
+def full_disk(size: int) -> Generator[None]:
     """No file may grow beyond so many bytes."""
     resource, signal = pytest.importorskip("resource"), pytest.importorskip("signal")
     former, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -144,6 +145,16 @@ def full_disk(size: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, former)
+
+
+async def test_nobody_else_may_read_what_is_kept_of_a_run(open_store: Open, tmp_path: Path) -> None:
+    former = os.umask(0o022)
+    try:
+        await run_pipeline(graph("a; start->a->done"), runs=open_store(), run_id="r", simulate=True)
+    finally:
+        os.umask(former)
+    modes = {str(path): path.stat().st_mode & 0o077 for path in tmp_path.rglob("*") if path.is_file()}
+    assert not any(modes.values()), modes
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
