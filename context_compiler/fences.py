@@ -55,6 +55,8 @@ def _folding() -> dict[int, str]:
         (0x1D00, 0x1D2C),
         (0x2070, 0x209D),
         (0xFE50, 0xFE6C),
+        (0x2160, 0x2180),
+        (0x1F130, 0x1F14A),
     )
     table = {
         code: folded
@@ -64,6 +66,10 @@ def _folding() -> dict[int, str]:
     }
     for latin, others in _CONFUSED.items():
         table |= {ord(other): latin for other in others}
+    for code in (code for start, stop in _WITH_ACCENTS for code in range(start, stop)):
+        bare, *accents = normalize("NFD", chr(code))
+        if accents and (folded := table.get(ord(bare), bare.casefold())) in ours:
+            table.setdefault(code, folded)
     for start, stop in _SHOWING_NOTHING:
         table |= {code: INVISIBLE for code in range(start, stop)}
     return table
@@ -76,15 +82,15 @@ _CONFUSED = {
     "(": "\u2768\u207d\u208d\u2985\u3014",
     ")": "\u2769\u207e\u208e\u2986\u3015",
     "a": "\u0430\u0410\u03b1\u0391\u0251",
-    "b": "\u0412\u0432\u0392\u03b2\u0299\u042c\u044c",
+    "b": "\u0412\u0432\u0392\u03b2\u0299\u042c\u044c\u13f4\ua4d0",
     "c": "\u0441\u0421\u03f2\u03f9\u1d04",
-    "d": "\u0501\u0500\u1d05",
-    "e": "\u0435\u0415\u0395\u03b5\u0451\u0401\u1d07",
-    "g": "\u0261\u050d\u050c\u0262",
-    "i": "\u0456\u0406\u0399\u03b9\u0131\u0130\u026a\u04c0\u0457\u0407|",
+    "d": "\u0501\u0500\u1d05\u13a0\ua4d3",
+    "e": "\u0435\u0415\u0395\u03b5\u0451\u0401\u1d07\u13ac\ua4f0",
+    "g": "\u0261\u050d\u050c\u0262\u13c0\ua4d6",
+    "i": "\u0456\u0406\u0399\u03b9\u0131\u0130\u026a\u04c0\u0457\u0407\ua4f2|",
     "l": "\u029f\u04cf",
     "m": "\u043c\u041c\u039c\u1d0d",
-    "n": "\u039d\u0274\u0578\u03b7\u043f",
+    "n": "\u039d\u0274\u0578\u03b7\u043f\ua4e0",
     "o": "\u043e\u041e\u03bf\u039f\u1d0f",
     "p": "\u0440\u0420\u03c1\u03a1\u1d18",
     "r": "\u0433\u0280",
@@ -94,6 +100,9 @@ _CONFUSED = {
     "x": "\u0445\u0425\u03c7\u03a7",
     "y": "\u0443\u0423\u04af\u04ae\u03a5\u03b3\u028f",
 }
+
+_WITH_ACCENTS = ((0xC0, 0x250), (0x370, 0x530), (0x1E00, 0x2000))
+"""Letters that may be one of ours below an accent."""
 
 _SHOWING_NOTHING = (
     (0xAD, 0xAE),
@@ -105,10 +114,12 @@ _SHOWING_NOTHING = (
     (0x200B, 0x2010),
     (0x202A, 0x202F),
     (0x2060, 0x2070),
+    (0x2800, 0x2801),
     (0x3164, 0x3165),
     (0xFE00, 0xFE10),
     (0xFEFF, 0xFF00),
     (0xFFA0, 0xFFA1),
+    (0xFFF9, 0xFFFD),
     (0xE0000, 0xE0200),
 )
 
@@ -119,8 +130,9 @@ def _word(letters: str) -> str:
     return f"{INVISIBLE}*".join(map(re.escape, letters))
 
 
-_GAP = rf"[ \t\xa0\u2000-{INVISIBLE}\u3000]{{0,40}}"
-_MORE = rf"(?:[ {INVISIBLE}]{{0,3}}[={WIDE}])"
+_BLANK = rf"[ \t\xa0\u1680\u2000-{INVISIBLE}\u3000]"
+_GAP = f"{_BLANK}{{0,40}}"
+_MORE = f"(?:{_BLANK}{{0,3}}[={WIDE}])"
 _SIGNS = f"(?:={_MORE}++|{WIDE}{_MORE}*+)"
 _RUN = re.compile(_SIGNS)
 _NAMED = re.compile(rf"{_GAP}(?:{_word('begin')}|{_word('end')})(?![^\W_])", re.IGNORECASE)
