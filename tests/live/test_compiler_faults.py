@@ -99,7 +99,7 @@ async def test_what_was_spent_before_a_compile_failed_is_charged_and_on_the_reco
         return "- so far, so good"
 
     faulty = Faulty(Notes(said))
-    long = [message for _ in range(40) for message in faulty.history]
+    long = [message for _ in range(9) for message in faulty.history]
     result = await faulty.agent.run("and now?", message_history=long)
     assert faulty.kinds == ["CompileError"]
     alone = await Agent(faulty.talker.model).run("and now?", message_history=faulty.talker.last.messages[:-1])

@@ -236,31 +236,37 @@ def test_a_checkout_is_whole_although_the_process_is_killed(path: Path) -> None:
 
 async def test_a_session_that_another_manager_kept_meanwhile_is_not_overwritten(path: Path) -> None:
     told: list[Exception] = []
-    first = managed("none", SQLiteMemory("s", path), on_error=told.append)
-    second, third = managed("none", SQLiteMemory("s", path)), managed("none", SQLiteMemory("s", path))
+    memories = [SQLiteMemory("s", path) for _ in range(3)]
+    first = managed("none", memories[0], on_error=told.append)
+    second, third = (managed("none", memory) for memory in memories[1:])
     await first.process_turn("from the first")
     assert await second.resume() and (await second.process_turn("from the second")).trouble == ()
     late = await first.process_turn("too late")
     assert "another manager has kept it meanwhile" in late.trouble[0] and isinstance(told[0], StoreError)
     assert await third.resume() and said(third.transcript()) == ["from the first", "from the second"]
     assert await first.resume() and (await first.process_turn("now it may")).trouble == ()
+    for memory in memories:
+        await memory.close()
 
 
 async def test_a_session_that_was_deleted_meanwhile_is_kept_anew(path: Path) -> None:
-    store = SQLiteStore(path)
-    manager = managed("none", SQLiteMemory("s", path))
+    store, memory = SQLiteStore(path), SQLiteMemory("s", path)
+    manager = managed("none", memory)
     await manager.process_turn("one")
     await store.delete("s")
     assert (await manager.process_turn("two")).trouble == ()
     assert len(await store.sessions()) == 1
     await store.close()
+    await memory.close()
 
 
 async def test_a_manager_is_not_in_its_own_way_after_a_cancelled_turn(path: Path) -> None:
-    manager = managed("none", SQLiteMemory("s", path))
+    memory = SQLiteMemory("s", path)
+    manager = managed("none", memory)
     for pause in (0.0, 0.001, 0.002, 0.004, 0.008):
         turn = asyncio.create_task(manager.process_turn("cancelled"))
         await asyncio.sleep(pause)
         turn.cancel()
         await asyncio.wait([turn])
     assert (await manager.process_turn("whole")).trouble == ()
+    await memory.close()

@@ -112,7 +112,7 @@ async def test_a_model_that_cannot_be_had_is_said_in_one_kind_of_error(model: st
 
 
 async def test_room_that_quotes_have_no_use_for_goes_to_more_of_the_newest_turns() -> None:
-    history = [*long_history(30, 4, words=250), ModelRequest(parts=[UserPromptPart("And now?")])]
+    history = [*long_history(16, 4, words=250), ModelRequest(parts=[UserPromptPart("And now?")])]
     whole = await compile_view(history, "extractive", 1_000_000, system=None)
     budget = int(whole.tokens * 0.85)
     filled = await compile_view(history, "extractive", budget, system=None)
