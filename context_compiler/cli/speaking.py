@@ -32,6 +32,8 @@ def markdown(text: str) -> Markdown:
     """Markdown as it may be shown: links with their addresses, and HTML as the text that it is."""
     page = Markdown("", hyperlinks=False, code_theme="ansi_dark")
     page.parsed = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table").parse(safe(text))
+    for piece in (piece for token in page.parsed for piece in token.children or ()):
+        piece.content = safe(piece.content)  # which `&#8238;` and its like have become only now
     return page
 
 

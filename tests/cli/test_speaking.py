@@ -58,6 +58,12 @@ def test_what_a_terminal_would_obey_is_not_shown() -> None:
     assert not [one for one in ("\x1b]0;", "\x07", "\x1b[8m", "\x9b", "\u202e") if one in text]
 
 
+def test_what_a_terminal_would_obey_is_not_shown_under_its_name_in_html_either() -> None:
+    text = shown("Pay &#8238;&#x202e;&rlm;&#x2066; &#13;me.\n\n| a&#8238; |\n|---|\n| b |\n", 60)
+    assert "Pay" in text and "me." in text
+    assert not [one for one in "\u202e\u200f\u2066\r" if one in text]
+
+
 def test_a_link_shows_where_it_leads_and_html_is_text() -> None:
     console = Console(file=StringIO(), width=100)
     console.print(markdown("[your bank](https://evil.example) and <script>alert(1)</script>"))
