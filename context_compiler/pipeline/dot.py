@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeAlias, cast
 
 from lark import Token, Tree
@@ -17,7 +18,7 @@ from context_compiler.errors import GraphError
 from context_compiler.pipeline.attributes import Value
 from context_compiler.pipeline.blocks import Leniencies, block, hop, identifier, setting
 from context_compiler.pipeline.graph import Edge, Graph, Node, Subgraph
-from context_compiler.pipeline.syntax import Unreadable, statements
+from context_compiler.pipeline.syntax import LARGEST, Unreadable, statements
 
 WIDTH = 100
 """Characters of a source line that an error shows."""
@@ -36,6 +37,18 @@ def parse_dot(text: str, path: str | None = None) -> Graph:
         line, column, snippet = pointed(source, error.at)
         raise GraphError(error.message, path=path, line=line, column=column, snippet=snippet) from None
     return replace(graph, path=path, source=text)
+
+
+def load_dot(path: Path) -> Graph:
+    """The graph in a file, of which no more is read than a source may have.
+
+    Raises:
+        OSError: it cannot be read.
+        UnicodeDecodeError: it is no text in UTF-8.
+        GraphError: it is no graph.
+    """
+    with path.open(encoding="utf-8") as file:
+        return parse_dot(file.read(LARGEST + 1), path=str(path))
 
 
 def pointed(text: str, at: int) -> tuple[int, int, str]:

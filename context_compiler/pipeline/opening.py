@@ -8,7 +8,7 @@ from pathlib import Path
 from context_compiler.errors import GraphError
 from context_compiler.pipeline.check import validate_or_raise
 from context_compiler.pipeline.config import RunConfig
-from context_compiler.pipeline.dot import parse_dot
+from context_compiler.pipeline.dot import load_dot, parse_dot
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers import handlers_of
 from context_compiler.pipeline.run_files import FileRuns, in_folder
@@ -35,7 +35,7 @@ def graph_of(pipeline: Graph | str | Path) -> Graph:
     if path.suffix.lower() in SUFFIXES:
         return load_workflow(path)
     try:
-        return parse_dot(path.read_text(encoding="utf-8"), path=str(path))
+        return load_dot(path)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
         raise GraphError(

@@ -53,7 +53,9 @@ def load_workflow(path: str | Path) -> Graph:
         GraphError: the file cannot be read, or is no workflow.
     """
     try:
-        text = Path(path).read_bytes().decode()
+        with Path(path).open("rb") as file:
+            data = file.read(4 * LARGEST + 1)
+        text = data.decode(errors="strict" if len(data) <= 4 * LARGEST else "replace")
     except UnicodeDecodeError as error:
         raise GraphError(f"this is not UTF-8 text (byte {error.start})", path=str(path)) from None
     except OSError as error:

@@ -121,3 +121,11 @@ async def test_why_a_child_could_not_go_on_is_said(parent: Path) -> None:
 
     result = await run_pipeline(parent, handlers={"work": Work(at="")}, run_id="r", runs=Full())
     assert result.outcomes["m"].failure_reason == "Child failed: the disk is full"
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no file without an end here")
+async def test_a_child_that_is_no_file_is_not_read(parent: Path) -> None:
+    (parent.parent / "child.dot").unlink()
+    (parent.parent / "child.dot").symlink_to("/dev/zero")
+    result = await run_pipeline(parent, handlers={"work": Work(at="")}, run_id="r")
+    assert result.outcomes["m"].failure_reason.endswith("child.dot is not a file")

@@ -208,3 +208,10 @@ def test_a_heading_of_blanks_is_read_in_no_time(blank: str) -> None:
     started = time.perf_counter()
     graph = parse_workflow(f"## a{blank * 100_000}b {blank * 100_000}c\nGo.\n")
     assert len(graph.nodes) == 3 and time.perf_counter() - started < 20
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no file without an end here")
+def test_no_more_of_a_file_is_read_than_a_workflow_may_have(tmp_path: Path) -> None:
+    (tmp_path / "endless.md").symlink_to("/dev/zero")
+    with pytest.raises(GraphError, match="longer than"):
+        load_workflow(tmp_path / "endless.md")

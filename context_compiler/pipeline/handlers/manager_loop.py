@@ -10,7 +10,7 @@ from typing import Any
 from context_compiler.errors import GraphError
 from context_compiler.live.failing import attempted
 from context_compiler.pipeline.conditions import Condition, ConditionError, parse_condition
-from context_compiler.pipeline.dot import parse_dot
+from context_compiler.pipeline.dot import load_dot
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers.agent import AgentHandler
 from context_compiler.pipeline.outcome import Outcome, failed
@@ -103,10 +103,12 @@ def _graph(stage: Stage) -> Graph | Outcome:
     where = stage.node.text("stack.child_workdir") or stage.graph.text("stack.child_workdir")
     around = Path(where) if where else Path(stage.graph.path).parent if stage.graph.path else Path()
     path = around / name
+    if path.exists() and not path.is_file():
+        return failed(f"stack.child_dotfile: {path} is not a file")
     try:
         if path.suffix.lower() in SUFFIXES:
             return load_workflow(path)
-        return parse_dot(path.read_text(encoding="utf-8"), path=str(path))
+        return load_dot(path)
     except (OSError, UnicodeDecodeError, GraphError) as error:
         return failed(f"stack.child_dotfile: {error}")
 
