@@ -191,7 +191,7 @@ class ArtifactStore:
     def _read(self, id: str) -> dict[str, Any]:
         try:
             found: Any = json.loads(self._path(id).read_bytes().decode("utf-8", "surrogatepass"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise PipelineError(f"{self._path(id)}: the artifact cannot be read: {error}") from error
         if not isinstance(found, dict) or "data" not in found:
             raise PipelineError(f"{self._path(id)}: it is no artifact")

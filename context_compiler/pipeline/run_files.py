@@ -111,7 +111,7 @@ class FileRuns:
         try:
             data: Any = json.loads(manifest.read_bytes())
             info = info_of(data)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise PipelineError(f"{manifest}: it cannot be read: {error}") from error
         state = read_checkpoint(manifest.parent)
         if state is None:

@@ -94,12 +94,18 @@ class SQLiteRuns:
         """Events in their order."""
         query = "SELECT body FROM events WHERE run = ? AND sequence > ? ORDER BY sequence"
         rows: Sequence[Any] = await self._run(lambda db: db.execute(query, (run_id, after)).fetchall())
-        return [event_of(json.loads(body)) for (body,) in rows]
+        return [self._whole(event_of, body) for (body,) in rows]
 
     async def runs(self) -> list[RunInfo]:
         """Every run, the one begun last first."""
         rows: Sequence[Any] = await self._run(lambda db: db.execute("SELECT info FROM runs").fetchall())
-        return newest_first([info_of(json.loads(body)) for (body,) in rows])
+        return newest_first([self._whole(info_of, body) for (body,) in rows])
+
+    def _whole(self, made: Callable[[Any], T], body: str) -> T:
+        try:
+            return made(json.loads(body))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise PipelineError(f"{self.path}: a row in it is damaged ({error})") from error
 
     async def content(self, hash: str) -> str | None:
         """The text of that hash."""

@@ -186,5 +186,14 @@ def info_document(info: RunInfo) -> dict[str, Any]:
 
 
 def info_of(data: Mapping[str, Any]) -> RunInfo:
-    """What is known of a run, from plain data; fields of a newer version are passed over."""
-    return RunInfo(**{name: data[name] for name in RunInfo.__dataclass_fields__ if name in data})
+    """What is known of a run, from plain data; fields of a newer version are passed over.
+
+    Raises:
+        TypeError: a field is missing, or of the wrong kind.
+    """
+    info = RunInfo(**{name: data[name] for name in RunInfo.__dataclass_fields__ if name in data})
+    for name, value in info_document(info).items():
+        kind = int if name in ("completed", "attempt") else str
+        if type(value) is not kind and not (value is None and name in ("current_node", "next_node", "source")):
+            raise TypeError(f"{name} is of the wrong kind")
+    return info
