@@ -35,14 +35,20 @@ class Layers:
         store: Where they live: a path or a `Store`; None keeps them in memory.
         vault_name: Of several vaults with a session of one name, whose it is.
         ask: Words what turns come to that grow too old: one prompt in, one answer out. None asks no model.
+        timeout: Seconds that it may take: the next turn of a session waits for it.
     """
 
     def __init__(
-        self, store: str | Path | Store | None = "system/context.db", *, vault_name: str = "", ask: Ask | None = None
+        self,
+        store: str | Path | Store | None = "system/context.db",
+        *,
+        vault_name: str = "",
+        ask: Ask | None = None,
+        timeout: float = 60.0,
     ) -> None:
         self.store = open_store(store)
         self.vault_name = vault_name
-        self.ask = ask
+        self.ask, self.timeout = ask, timeout
         self._open: dict[str, Turn] = {}
 
     def __repr__(self) -> str:
@@ -172,7 +178,8 @@ class Turn:
             if isinstance(error, Exception):
                 self.state.setdefault("blocked_action", f"{type(error).__name__}: {error}"[:500])
             if error is None or isinstance(error, Exception):
-                stored = await summarise_turn(cast("Mapping[str, Any]", self.state), ask=self._layers.ask)
+                said, layers = cast("Mapping[str, Any]", self.state), self._layers
+                stored = await summarise_turn(said, ask=layers.ask, timeout=layers.timeout)
                 keep = self._layers.store.save_layers
                 await keep(self.session_id, self._layers.vault_name, to_json(stored), after=self._version)
         finally:

@@ -5,6 +5,7 @@ It happens for every turn, also for one that was blocked or never answered. No m
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -38,12 +39,15 @@ VERBATIM, OFFERED, CLIPPED = 400, 500, 300
 """Characters of an answer below which it stands for itself, of one that proposes or asks, and of a longer one."""
 
 
-async def summarise_turn(state: Mapping[str, Any], *, ask: Ask | None = None) -> ConversationContext:
+async def summarise_turn(
+    state: Mapping[str, Any], *, ask: Ask | None = None, timeout: float = 60.0
+) -> ConversationContext:
     """What is stored of the session after this turn; the state itself is not changed.
 
     Args:
         state: The state of the turn; every key of `TurnState` may be missing.
         ask: Writes what turns come to that grow too old; without one, or when it fails, their beginnings are kept.
+        timeout: Seconds that it may take; a session waits for it.
 
     Raises:
         LayersError: something in the state is wrong; the message says what.
@@ -58,7 +62,7 @@ async def summarise_turn(state: Mapping[str, Any], *, ask: Ask | None = None) ->
         {
             **old,
             "recent_turns": recent,
-            "history_summary": await _history(text_of(old, "history_summary"), older, ask),
+            "history_summary": await _history(text_of(old, "history_summary"), older, ask, timeout),
             "engagement_summary": text_of(state, "engagement_summary") or old["engagement_summary"] or done.think_goal,
             "pending_clarification": _pending(state, done, old),
             "id_registry": _stored(registry, turn_of(state)),
@@ -91,7 +95,7 @@ def _turn(state: Mapping[str, Any], done: TurnExecutionSummary, registry: Sessio
     ]
 
 
-async def _history(summary: str, older: Sequence[Any], ask: Ask | None) -> str:
+async def _history(summary: str, older: Sequence[Any], ask: Ask | None, timeout: float) -> str:
     """The summary with the turns that grew too old; what a model says of them, or how each began."""
     if not older:
         return summary
@@ -103,15 +107,16 @@ async def _history(summary: str, older: Sequence[Any], ask: Ask | None) -> str:
                 "turns": fence("TURNS", "\n".join(lines)),
             }
         )
-        answer = (await attempted(_asked(ask, prompt))).value
+        answer = (await attempted(_asked(ask, prompt, timeout))).value
         if isinstance(answer, str) and answer.strip():
             return _newest([answer.strip()], HISTORY)
     return _newest([*([summary] if summary else []), *lines], HISTORY)
 
 
-async def _asked(ask: Ask, prompt: str) -> str:
-    """What a model says; a function that fails before there is anything to wait for fails here."""
-    return await ask(prompt)
+async def _asked(ask: Ask, prompt: str, seconds: float) -> str:
+    """What a model says in time; a function that fails before there is anything to wait for fails here."""
+    async with asyncio.timeout(seconds):
+        return await ask(prompt)
 
 
 def _briefly(turn: Mapping[str, Any]) -> str:

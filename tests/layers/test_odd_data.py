@@ -149,6 +149,19 @@ async def test_a_model_that_fails_before_it_is_waited_for_ends_no_turn() -> None
     assert "message 1" in (await stored(layers))["history_summary"]
 
 
+async def test_a_model_that_never_answers_holds_no_session() -> None:
+    async def hanging(prompt: str) -> str:
+        await asyncio.sleep(3_600)
+        return "too late"
+
+    layers = Layers(None, ask=hanging, timeout=0.01)
+    async with asyncio.timeout(20):
+        for number in range(7):
+            async with layers.turn("s", f"message {number}") as turn:
+                turn.answered("yes")
+    assert "message 1" in (await stored(layers))["history_summary"]
+
+
 def test_act_is_told_what_a_turn_holds_without_a_registry() -> None:
     turn: Turn = Layers(None).turn("s", "hello")
     turn.did("read", "look", result={"id": UUID})
