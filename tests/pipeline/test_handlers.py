@@ -62,6 +62,35 @@ async def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> N
     assert not mark.exists()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sh -c 'echo ${params.x}'",
+        'echo "$(bash -e -c "echo ${params.x}")"',
+        "sh -c ${params.x}",
+        "eval echo ${params.x}",
+        "ssh host 'ls ${params.x}'",
+        "echo $((${params.x} + 1))",
+    ],
+)
+async def test_a_value_that_a_second_shell_would_read_is_refused(command: str, tmp_path: Path) -> None:
+    result = await run_pipeline(shell(command), context={"params.x": "$(touch mark)"}, workdir=tmp_path)
+    assert result.outcomes["t"].failure_reason.startswith("tool_command: ${params.x} ")
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("sh -c 'echo \"$1\"' name ${params.x}", "7\n"),
+        ("echo $((${params.x} + 1))", "8\n"),
+        ('sh -c true; echo "an eval of ${params.x}"', "an eval of 7\n"),
+    ],
+)
+async def test_a_value_that_one_shell_reads_is_filled_in(command: str, said: str) -> None:
+    assert (await run_pipeline(shell(command), context={"params.x": "7"})).context["tool.output"] == said
+
+
 async def test_a_command_takes_only_keys_on_the_list_and_quotes_them() -> None:
     text = shell("echo ${graph.goal} ${params.name}").replace("Ship it", "it's; touch x")
     result = await run_pipeline(text, context={"params.name": "$(id)"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ _SIGN = re.compile(r"\$goal\b|\$\{(?P<key>[A-Za-z_][A-Za-z0-9_.-]*)\}|\\[\s\S]|\
 """What is filled in, and what says how a shell reads what comes after it."""
 _FILLED = {"'": "'\"${%s}\"'", '"': "${%s}"}
 """A variable as it is written inside quotes."""
+_AGAIN = re.compile(r"\b(?:eval|ssh)\s[^;|&\n]*\Z|\b(?:(?:ba|da|z|k|a)?sh|su)\s(?:[^;|&\n]*\s)?-\w*c\s+\Z")
+"""What stands before words that a second shell reads anew, after the first one has put the values in."""
 
 
 class ToolHandler:
@@ -37,6 +40,8 @@ class ToolHandler:
             command, values = filled(command, stage)
         except KeyError as error:
             return failed(f"tool_command: ${{{error.args[0]}}} is not allowed in a command, or not set")
+        except ValueError as error:
+            return failed(f"tool_command: {error}")
         where = stage.node.text("workdir") or stage.config.workdir
         ran = await run_shell(command, where=Path(where) if where else None, limit=stage.node.timeout, env=values)
         code, out, err = ran.code, ran.out, ran.err
@@ -64,9 +69,10 @@ def filled(command: str, stage: Stage) -> tuple[str, dict[str, str]]:
 
     Raises:
         KeyError: a key is not allowed, or not set.
+        ValueError: a second shell would read a value.
     """
     written, values = "", dict[str, str]()
-    around, at = [""], 0
+    around, begun, at = [""], list[int](), 0
     while found := _SIGN.search(command, at):
         sign, inside = found[0], around[-1]
         if (inside == "'" and sign[0] == "\\") or (inside in _FILLED and sign[0] == "#"):
@@ -76,13 +82,31 @@ def filled(command: str, stage: Stage) -> tuple[str, dict[str, str]]:
         if sign == "$goal" or found["key"]:
             name = f"FILLED_{len(values) + 1}"
             values[name] = _value(found["key"], stage).replace("\0", "")
-            sign = _FILLED.get(inside, '"${%s}"') % name
-        elif sign == inside or (sign == ")" and inside == "("):
+            places = [*begun, *([] if inside in _FILLED else [found.start()])]
+            sums = _reckoned(sign, values[name], command, places)
+            sign = ("${%s}" if sums else _FILLED.get(inside, '"${%s}"')) % name
+        elif sign == (")" if inside == "(" else inside):
             around.pop()
+            begun.pop()
         elif _opens(sign, inside):
             around.append(sign[-1])
+            begun.append(found.start())
         written += sign
     return written + command[at:], values
+
+
+def _reckoned(sign: str, value: str, command: str, places: Sequence[int]) -> bool:
+    """Whether a shell reckons with a value; its word, and all that is around it, begins at `places`.
+
+    Raises:
+        ValueError: that is no number, or a second shell would read it.
+    """
+    if any(_AGAIN.search(command, 0, place) for place in places):
+        raise ValueError(f"{sign} would be read by a second shell; hand it over: sh -c 'echo \"$1\"' name {sign}")
+    sums = any(command[place - 1 : place + 1] == "((" for place in places)  # some shells run what is in those
+    if sums and not re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
+        raise ValueError(f"{sign} is no whole number, and a shell reckons with it")
+    return sums
 
 
 def _opens(sign: str, inside: str) -> bool:
