@@ -223,7 +223,7 @@ def _attempt(work: Callable[[_Given], _Made], given: _Given, failure: str) -> _M
             raise
         if failure not in _reported:
             _reported.add(failure)
-            _logger.warning("%s (%s: %.200s)", failure, type(error).__name__, error)
+            _logger.warning("%s (%s)", failure, type(error).__name__)  # what it says may repeat the text
         return None
 
 
