@@ -7,6 +7,7 @@ what came of it; where it was cancelled with its loop, one of them asks anew.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from context_compiler.agent import Answer
 PATIENCE_S = 1.0
 """How long a call that nobody waits for any more is given to end."""
 
+GRACE_S = 2.0
+"""How long an answer is shared once it is there: until then it may not be on the record, where others look for it."""
+
 
 @dataclass(slots=True, kw_only=True)
 class _Flight:
@@ -28,6 +32,14 @@ class _Flight:
     waiting: int = 0
     """In its own loop."""
     paid: bool = False
+    landed: float | None = None
+    """When an answer came that is of use, by the monotonic clock."""
+
+    @property
+    def over(self) -> bool:
+        """Whether what came of it is on the record by now, or nowhere."""
+        late = self.landed is not None and time.monotonic() - self.landed > GRACE_S
+        return late or self.outcome.cancelled() or self.loop.is_closed()
 
 
 class Flights:
@@ -59,8 +71,10 @@ class Flights:
 
     def _flight(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, Answer]]) -> _Flight:
         with self._lock:
+            for late in [name for name, known in self._under_way.items() if known.over]:
+                del self._under_way[late]
             flight = self._under_way.get(key)
-            if flight is None or flight.outcome.cancelled() or flight.loop.is_closed():
+            if flight is None:
                 flight = _Flight(loop=asyncio.get_running_loop(), task=asyncio.create_task(start()))
                 self._under_way[key] = flight
                 outcome = flight.outcome
@@ -75,7 +89,8 @@ class Flights:
             flight.waiting -= 1
             if not flight.waiting:
                 with self._lock:
-                    if self._under_way.get(key) is flight:
+                    flight.landed = time.monotonic() if _useful(flight.task) else None
+                    if flight.landed is None and self._under_way.get(key) is flight:
                         del self._under_way[key]
                 await _ended(flight.task)
 
@@ -87,6 +102,13 @@ class Flights:
 
 UNDER_WAY = Flights()
 """Those of this process: several compilers on one record share their calls too."""
+
+
+def _useful(task: asyncio.Task[Answer]) -> bool:
+    """Whether there is an answer that others would ask for too."""
+    if not task.done() or task.cancelled() or task.exception() is not None:
+        return False
+    return task.result().failure is None and bool(task.result().text)
 
 
 async def _landed(flight: _Flight) -> None:
