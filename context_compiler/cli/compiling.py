@@ -131,7 +131,9 @@ def as_json(view: View) -> dict[str, object]:
 def headline(name: str, view: View, raw: History) -> str:
     """A view in one line: what it saves, and how it came about."""
     made = view.record.compile if view.record else None
-    how = f"template {made.template_name}, {made.fidelity}, model {made.model_alias}" if made else "it fits as it is"
+    how = "parts of it are shorter, nothing is left out" if view.drops else "it fits as it is"
+    if made:
+        how = f"template {made.template_name}, {made.fidelity}, model {made.model_alias}"
     return (
         f"{name}: {number(raw.tokens)} → {number(view.tokens)} tokens ({share(view.tokens, raw.tokens)}) "
         f"of a budget of {number(view.budget)} · {first_word(view.status)} · {how}"

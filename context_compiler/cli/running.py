@@ -29,7 +29,12 @@ Db = Annotated[
     typer.Option("--db", envvar="CONTEXT_COMPILER_DB", help="The file in which what each stage is sent is recorded."),
 ]
 ModelName = Annotated[str | None, typer.Option("--model", help="Runs the stages that name no model.")]
-Simulate = Annotated[bool, typer.Option("--simulate", help="Ask no model: each stage answers that it was simulated.")]
+Simulate = Annotated[
+    bool,
+    typer.Option(
+        "--simulate", help="Ask no model: each agent's stage answers that it was simulated. Tool commands run for real."
+    ),
+]
 AutoApprove = Annotated[bool, typer.Option("--auto-approve", help="Take the first choice where a person would choose.")]
 EventLines = Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")]
 Restore = Annotated[bool, typer.Option("--restore-threads", help="Go on with the conversations of `full`.")]

@@ -223,11 +223,13 @@ def loggable(error: Exception) -> str:
 
 def _log(record: Record, result: Result) -> None:
     """One line a compile: before, after, what stayed, whether a model was asked, how long it took."""
+    kept = sum(reading.prompts for reading in result.sent.readings)
     LOG.info(
-        "%s → %s tokens, %d turns kept, %d compile, %.1f s",
+        "%s → %s tokens, %d %s kept, %s, %.1f s",
         f"{record.tokens_raw:,}",
         f"{round(result.cost * result.ratio):,}",
-        sum(reading.prompts for reading in result.sent.readings),
-        1 if result.row is not None and result.row.compiled_prompt else 0,
+        kept,
+        "turn" if kept == 1 else "turns",
+        "1 compile" if result.row is not None and result.row.compiled_prompt else "no model asked",
         record.latency_ms / 1000,
     )

@@ -28,7 +28,7 @@ PINNED_WHY = "pinned: a standing instruction"
 PINNED = "Standing instructions the user gave earlier:"
 PINS = 10
 """Pins may take one part in so many of the room for messages."""
-PINNED_MOST = 3
+PINNED_MOST = 2
 """And of what there is for everything verbatim: a small view also has to answer."""
 
 OUTLINED = "What was worked on when:"

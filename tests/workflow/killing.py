@@ -2,7 +2,7 @@
 
     python -m tests.workflow.killing FOLDER
 
-The moments are every line that the command prints, and the middle of every answer of the model. Prints how many
+The moments are every third line that the command prints, and the middle of every answer of the model. Prints how many
 there were, how often a model answered, and at which of them the end was another one.
 """
 
@@ -139,7 +139,7 @@ def main(base: Path) -> None:
     assert forked(base / "whole", "run") == 0
     wanted = ended(base / "whole")
     lines = len((base / "whole" / "run.jsonl").read_text().splitlines())
-    deaths = [{"lines": at} for at in range(1, lines)] + [{"answers": at} for at in range(1, STEPS + HELPED + 1)]
+    deaths = [{"lines": at} for at in range(1, lines, 3)] + [{"answers": at} for at in range(1, STEPS + HELPED + 1)]
     found = {str(death): tried(base / f"{at}", wanted, **death) for at, death in enumerate(deaths)}
     whole = [answers(base / "whole", what) for what in ("step", "compile")]
     wrong = {death: said for death, said in found.items() if said}
