@@ -51,6 +51,10 @@ def cut(
     turns get it, past the template's number of them too unless the caller named a fidelity.
     """
     bench = Bench(history, outline, counter, _start(history, base, options, outline, previous), refs=options.refs)
+    begun = previous.decided if previous is not None else 0
+    bench.tell(
+        [index for index in base if index >= begun], "broken: a call without its answer, or an answer without its call"
+    )
     limits = relieved(bench, limits, overhead)
     target = (limits.budget if one_shot else limits.low) - overhead
     recent = options.recent_turns if options.recent_turns is not None else len(outline.turns)

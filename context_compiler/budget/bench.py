@@ -54,6 +54,13 @@ class Bench:
         cost = price(self.history.messages[index], self.history.readings[index], shape, self.counter)
         return cost + self._lead if cost and index in self._leads else cost
 
+    def tell(self, indices: Iterable[int], reason: str) -> None:
+        """Say of messages that began in a smaller shape what that leaves out, and why."""
+        for index in sorted(indices):
+            gone = self.history.readings[index].tokens - self.costs[index]
+            if self.here(index) is not None and gone > 0:
+                self.drops.append(Drop(what=f"message {index}", reason=reason, tokens=gone))
+
     def put(self, index: int, shape: Shape | None) -> None:
         """Give a message another shape."""
         cost = self._price(index, shape)

@@ -128,3 +128,15 @@ async def test_a_named_fidelity_caps_what_stands_for_the_past_and_leaves_the_new
     asked = await compile_view(history, "extractive", 5_000, fidelity="truncate", recent_turns=3, system=None)
     assert full.tokens > 0.8 * 5_000 and full.messages[-12:] == history[-12:]
     assert none.messages == asked.messages, "as many newest turns as the template says, where they fit"
+
+
+async def test_what_repair_leaves_out_is_listed_so_that_tokens_add_up() -> None:
+    orphan = ModelRequest(parts=[answer("nobody asked", prose(3, 300)), UserPromptPart("Where were we?")])
+    history = [*TALK[:60], orphan, *ASKED[60:]]
+    view = await compile_view(history, "extractive", 1_500, system=None)
+    raw = await compile_view(history, "extractive", 100_000, system=None)
+    assert raw.record is not None
+    broken = [drop for drop in view.drops if drop.reason.startswith("broken: ")]
+    assert [drop.what for drop in broken] == ["message 60"] and broken[0].tokens > 300
+    left = raw.record.tokens_raw - sum(drop.tokens for drop in view.drops)
+    assert abs(left - view.ledger["tokens"]["messages"]) <= 8, "but for the frames of note and quotes"
