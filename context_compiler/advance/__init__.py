@@ -53,7 +53,7 @@ def cut(
     bench = Bench(history, outline, counter, _start(history, base, options, outline, previous), refs=options.refs)
     begun = previous.decided if previous is not None else 0
     bench.tell(
-        [index for index in base if index >= begun], "broken: a call without its answer, or an answer without its call"
+        [index for index, shape in base.items() if shape.skip and index >= begun], "broken: a call without its answer, or an answer without its call"
     )
     limits = relieved(bench, limits, overhead)
     target = (limits.budget if one_shot else limits.low) - overhead
