@@ -52,9 +52,8 @@ def cut(
     """
     bench = Bench(history, outline, counter, _start(history, base, options, outline, previous), refs=options.refs)
     begun = previous.decided if previous is not None else 0
-    bench.tell(
-        [index for index, shape in base.items() if shape.skip and index >= begun], "broken: a call without its answer, or an answer without its call"
-    )
+    skipped = [index for index, shape in base.items() if shape.skip and index >= begun]
+    bench.tell(skipped, "broken: a call without its answer, or an answer without its call")
     limits = relieved(bench, limits, overhead)
     target = (limits.budget if one_shot else limits.low) - overhead
     recent = options.recent_turns if options.recent_turns is not None else len(outline.turns)
