@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 SLOW_DATA = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
-settings.register_profile("quick", max_examples=20, derandomize=True, deadline=None, suppress_health_check=SLOW_DATA)
+settings.register_profile("quick", max_examples=12, derandomize=True, deadline=None, suppress_health_check=SLOW_DATA)
 settings.register_profile("thorough", max_examples=1_000, deadline=None, suppress_health_check=SLOW_DATA)
 settings.load_profile("quick")  # `pytest --hypothesis-profile=thorough` for the other
 

@@ -111,7 +111,7 @@ def check(history: list[ModelMessage], prompt: str | None, budget: int, choices:
         assert prompt in once.talker.sent[0].text
 
 
-@settings(suppress_health_check=QUICK, max_examples=60)
+@settings(suppress_health_check=QUICK, max_examples=24)
 @given(history=histories(future=False, ends="prompt"), budget=BUDGETS, choices=CHOICES)
 def test_a_prompt_after_any_history(
     history: list[ModelMessage], budget: int, choices: dict[str, Any], sync_loop: asyncio.AbstractEventLoop
@@ -119,7 +119,7 @@ def test_a_prompt_after_any_history(
     check(history, "and what about now?", budget, choices, sync_loop)
 
 
-@settings(suppress_health_check=QUICK, max_examples=40)
+@settings(suppress_health_check=QUICK, max_examples=16)
 @given(history=histories(future=False), budget=BUDGETS, choices=CHOICES)
 def test_any_history_without_a_prompt(
     history: list[ModelMessage], budget: int, choices: dict[str, Any], sync_loop: asyncio.AbstractEventLoop

@@ -25,7 +25,7 @@ def asked(history: list[ModelMessage], question: str) -> list[ModelMessage]:
 
 
 @pytest.mark.slow
-@settings(suppress_health_check=QUICK, max_examples=15)
+@settings(suppress_health_check=QUICK, max_examples=8)
 @given(history=histories(future=False, max_turns=8), question=texts(), budget=BUDGETS)
 @pytest.mark.parametrize("recent", [1, 3])
 def test_a_one_shot_view_keeps_the_same_messages_with_and_without_it(
@@ -40,7 +40,7 @@ def test_a_one_shot_view_keeps_the_same_messages_with_and_without_it(
     assert withal.tokens <= budget or withal.status == without.status == "floor_over_budget"
 
 
-@settings(suppress_health_check=QUICK, max_examples=15)
+@settings(suppress_health_check=QUICK, max_examples=8)
 @given(history=histories(future=False, max_turns=8, ends="prompt"), question=texts(), budget=BUDGETS)
 def test_a_live_view_keeps_the_same_messages_with_and_without_it(
     history: list[ModelMessage], question: str, budget: int, sync_loop: asyncio.AbstractEventLoop

@@ -194,13 +194,13 @@ def test_any_text_is_a_workflow_or_an_error_with_a_line(lines: list[str]) -> Non
 
 @pytest.mark.parametrize("line", ["## A\nx", "## A", "```\n## A\n```\n## B", "---", "@model x\n## A", "## " + "é" * 50])
 def test_a_large_file_is_read_in_no_time(line: str) -> None:
-    text = "\n".join([line] * min(4_900, 400_000 // len(line)))
+    text = "\n".join([line] * min(1_200, 400_000 // len(line)))
     started = time.perf_counter()
     try:
         validate(parse_workflow(text))
     except GraphError:
         pass
-    assert time.perf_counter() - started < 60
+    assert time.perf_counter() - started < 20
 
 
 @pytest.mark.parametrize("blank", [" ", "\t", " #"])
