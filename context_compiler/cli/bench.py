@@ -36,14 +36,14 @@ Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw an SVG, whi
 
 COLUMNS = (
     Column("what is sent", style="bold"),
-    Column("requests", right=True, spare=True),
+    Column("requests", right=True, spare=1),
     Column("over budget", right=True),
     Column("largest", right=True),
     Column("broken pairs", right=True),
     Column("cost", right=True, style="green"),
     Column("references", right=True, style="green"),
     Column("compiles", right=True),
-    Column("ms", right=True, spare=True),
+    Column("ms", right=True, spare=1),
 )
 
 WHAT = (

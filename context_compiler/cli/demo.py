@@ -14,7 +14,7 @@ from context_compiler.cli.compiling import as_json as view_json
 from context_compiler.cli.explaining import LEFT_OUT, left_out
 from context_compiler.cli.messages import places, reading, show
 from context_compiler.cli.options import DB, Db, Json, example, group, opened
-from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.screen import Column, Piece, Screen
 from context_compiler.cli.text import json_text, number, one_line, plural, share
 from context_compiler.fidelity import Fidelity
 from context_compiler.history import History, message_body
@@ -133,14 +133,15 @@ def _introduce(screen: Screen, raw: History) -> None:
 
 
 def _compare(screen: Screen, raw: History, views: Sequence[View]) -> None:
-    width = max(len(name) for name, _ in VIEWS)
     screen.heading("What the model would be sent, without any model being asked for it")
     screen.line()
-    screen.bar("raw", raw.tokens, raw.tokens, f"{number(raw.tokens):>7} tokens", style="white", width=width)
+    rows: list[tuple[str, float, str, Sequence[Piece]]] = []
+    rows.append(("raw", raw.tokens, "white", [f"{number(raw.tokens):>7} tokens"]))
     for (name, _), view, colour in zip(VIEWS, views, COLOURS, strict=True):
         saved = f"{number(view.tokens):>7} tokens"
         rest = f"  {share(view.tokens, raw.tokens):>4}, budget {number(view.budget)}"
-        screen.bar(name, view.tokens, raw.tokens, (saved, "bold"), (rest, "dim"), style=colour, width=width)
+        rows.append((name, view.tokens, colour, [(saved, "bold"), (rest, "dim")]))
+    screen.bars(raw.tokens, rows)
 
 
 def says(view: View) -> list[bool]:
@@ -150,8 +151,12 @@ def says(view: View) -> list[bool]:
 
 
 def _answer(screen: Screen, views: Sequence[View]) -> None:
-    screen.heading("Can the question still be answered? What that needs was said up to 24 turns earlier")
-    columns = [Column("it asks for"), Column("in the words", style="dim"), *(Column(name) for name, _ in VIEWS)]
+    screen.heading("Can it still be answered? What that needs was said up to 24 turns earlier")
+    columns = [
+        Column("it asks for"),
+        Column("in the words", style="dim", elastic=True),
+        *(Column(name) for name, _ in VIEWS),
+    ]
     kept = zip(*map(says, views), strict=True)
     rows = [(*need, *("yes" if one else "-" for one in said)) for need, said in zip(NEEDED, kept, strict=True)]
     screen.line()
@@ -193,4 +198,5 @@ def _go_on(screen: Screen, views: Sequence[View], db: Path) -> None:
         (f"context-compiler views show {numbers[-1]}{where}", "the largest of them in full"),
         ("context-compiler compile YOUR_CHAT.json --budget 4000 --explain", "a conversation of yours"),
     ):
-        screen.line("  ", (command, "bold cyan"), ("   # " + does, "dim"))
+        screen.line("  ", ("# " + does, "dim"))
+        screen.line("  ", (command, "bold cyan"))

@@ -23,7 +23,7 @@ from context_compiler.turns import outline, pair
 app = group("Import a transcript.")
 
 COLUMNS = (
-    Column("session", style="bold", elastic=True),
+    Column("session", style="bold", names=True),
     Column("messages", right=True),
     Column("tokens", right=True),
     Column("view", right=True),

@@ -69,8 +69,8 @@ def show_(
 
 async def _state(db: Path, session: str, vault_name: str) -> TurnState:
     async with opened(db) as store:
-        await known_session(store, session)
-        return await Layers(store, vault_name=vault_name).state(session)
+        (known, *_) = await known_session(store, session)
+        return await Layers(store, vault_name=vault_name).state(known.session_id)
 
 
 def _priced(texts: Mapping[str, str], template: Template) -> list[tuple[object, ...]]:

@@ -31,7 +31,7 @@ COLUMNS = (
     Column("made"),
     Column("turns", right=True),
     Column("memories", right=True),
-    Column("author", spare=True),
+    Column("author", spare=1),
     Column("message", elastic=True),
 )
 
@@ -97,7 +97,7 @@ async def _managed(db: Path, session: str, *, writing: bool) -> AsyncGenerator[t
         StoreError: nobody knows the session, or it has never been managed.
     """
     async with opened(db) as looked:
-        await known_session(looked, session)
+        session = (await known_session(looked, session))[0].session_id
         path = looked.path
     async with opened(path, writing=writing) as store:
         memory = SQLiteMemory(session, store)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
 
-from context_compiler.cli.text import near, one_line
+from context_compiler.cli.text import alike, near, one_line
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.limits import Amount, checked
 from context_compiler.record import Record, SessionInfo
@@ -83,17 +84,22 @@ async def opened(db: Path, *, writing: bool = False) -> AsyncGenerator[SQLiteSto
 
 
 async def known_session(store: SQLiteStore, session: str) -> list[SessionInfo]:
-    """A conversation, once for every vault it was held in.
+    """A conversation, once for every vault it was held in; its name may be shortened as in a table.
 
     Raises:
-        StoreError: nobody knows it; the message names some that are like it.
+        StoreError: nobody knows it, or it may be one of several; the message names some that are like it.
     """
     every = await store.sessions()
-    found = [info for info in every if info.session_id == session]
-    if not found:
-        known = near(session, (info.session_id for info in every)) or "; it holds no sessions at all"
+    names = [info.session_id for info in every]
+    meant = [session] if session in names else alike(session, names)
+    if len(meant) > 1:
+        some = ", ".join(repr(one_line(name, 60)) for name in meant[:3])
+        asked = f"session {one_line(session, 60)!r} may be one of {len(meant)}, such as {some}"
+        raise StoreError(f"{store.path}: {asked}; give more of its name")
+    if not meant:
+        known = near(session, names, listing=listing("sessions list", store.path)) or "; it holds no sessions at all"
         raise StoreError(f"{store.path}: no session {one_line(session, 60)!r}{known}")
-    return found
+    return [info for info in every if info.session_id == meant[0]]
 
 
 async def known_view(store: SQLiteStore, number: int) -> Record:
@@ -104,11 +110,28 @@ async def known_view(store: SQLiteStore, number: int) -> Record:
     """
     record = await store.view(number)
     if record is None:
-        numbers = [one.id for one in await store.views() if one.id is not None]
-        close = sorted(sorted(numbers, key=lambda one: abs(one - number))[:3])
-        known = f"there is {', '.join(map(str, close))}" if close else "it holds no views at all"
-        raise StoreError(f"{store.path}: no view {number}; {known}")
+        numbers = sorted(one.id for one in await store.views() if one.id is not None)
+        raise StoreError(f"{store.path}: no view {number}; {_numbered(number, numbers, store.path)}")
     return record
+
+
+def _numbered(wrong: int, numbers: Sequence[int], db: Path) -> str:
+    """Which views there are, as the end of an error message."""
+    if not numbers:
+        return "it holds no views at all"
+    if len(numbers) == 1:
+        return f"there is only view {numbers[0]}"
+    low, high = numbers[0], numbers[-1]
+    said = f"there are {len(numbers):,}, from {low} to {high}"
+    if high - low >= len(numbers):
+        close = sorted(sorted(numbers, key=lambda one: abs(one - wrong))[:3])
+        said += f" with gaps, the nearest are {', '.join(map(str, close))}"
+    return f"{said}; `{listing('views list', db)}` lists them"
+
+
+def listing(command: str, db: Path) -> str:
+    """The command that lists what a record holds, ready to be copied."""
+    return f"context-compiler {command}" + ("" if db in (DB, DB.absolute()) else f" --db {quote(str(db))}")
 
 
 async def kept_chain(store: SQLiteStore, record: Record, *, raw: bool) -> list[bytes]:

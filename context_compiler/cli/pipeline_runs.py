@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -38,7 +39,7 @@ COLUMNS = (
     Column("status"),
     Column("stages", right=True),
     Column("last stage"),
-    Column("begun", spare=True),
+    Column("begun", spare=1),
     Column("goal", elastic=True),
 )
 STAGES = (
@@ -174,6 +175,8 @@ async def _shown(run: str, runs: Path) -> tuple[pipeline.RunState, list[pipeline
     async with opened_runs(runs) as store:
         state = await store.load(run)
         if state is None:
-            known = near(run, (info.run_id for info in await store.runs())) or "; it holds no runs"
+            names = [info.run_id for info in await store.runs()]
+            lists = "context-compiler pipeline runs" + ("" if runs == RUNS else f" --runs {quote(str(runs))}")
+            known = near(run, names, listing=lists) or "; it holds no runs"
             raise PipelineError(f"{runs}: no run {one_line(run, 60)!r}{known}")
         return state, await store.events(run)

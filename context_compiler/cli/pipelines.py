@@ -25,7 +25,7 @@ app = group("Check and draw pipelines: DOT graphs whose stages are agents.", sho
 COLUMNS = (
     Column("line", right=True, style="dim"),
     Column("severity"),
-    Column("rule", style="cyan", spare=True),
+    Column("rule", style="cyan", spare=1),
     Column("place", style="bold"),
     Column("finding", elastic=True),
 )

@@ -20,16 +20,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from context_compiler.cli.text import json_text, one_line, safe
+from context_compiler.cli.text import json_text, one_line, safe, shortened
 
 Piece = str | tuple[str, str]
 """A text, or a text and its style."""
 
+Widths = Mapping[int, int]
+"""The columns of a table that are shown, by position, and how wide each is."""
+
 BAR = 44
 """Columns of a full bar."""
 
-GAP, LEAST = 3, 12
-"""Columns between two columns of a table, and those that an elastic one is left."""
+GAP, LEAST, NAMED = 2, 12, 3 / 8
+"""Columns between two columns of a table; those that an elastic one is left; the share that one of names is left."""
 
 LONG = 240
 """Columns that a line keeps where only the first lines are shown."""
@@ -37,15 +40,17 @@ LONG = 240
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table; the last two say what gives way where a terminal is too narrow."""
+    """A column of a table; the last three say what gives way where a terminal is too narrow."""
 
     name: str
     right: bool = False
     style: str = ""
     elastic: bool = False
     """It may be cut to fewer columns, with an ellipsis."""
-    spare: bool = False
-    """It may be left away."""
+    names: bool = False
+    """What it holds is typed in again: it may be shortened in its middle, as `shortened` does."""
+    spare: int = 0
+    """It may be left away: the highest number first, and of two with one number the one that stands further right."""
 
 
 def styled(*pieces: Piece) -> Text:
@@ -88,7 +93,13 @@ class Screen:
         cells = [[one_line(str(cell)) for cell in row] for row in rows]
         widths = [max(map(cell_len, [column.name, *(row[at] for row in cells)])) for at, column in enumerate(columns)]
         if self.rich:
-            self.console.print(_rich_table(columns, cells, _fitting(columns, widths, self.console.width)))
+            fit = _fitting(columns, widths, cells, self.console.width)
+            self.console.print(_rich_table(columns, cells, fit))
+            left = [
+                one.name for at, one in enumerate(columns) if at not in fit and one.name and any(r[at] for r in cells)
+            ]
+            if left:
+                self.line((f"a wider terminal shows also: {', '.join(left)}", "dim"))
             return
         for row in [[column.name for column in columns], *cells]:
             padded = [_pad(cell, width, column.right) for cell, width, column in zip(row, widths, columns, strict=True)]
@@ -105,11 +116,15 @@ class Screen:
         for line in body.plain.splitlines():
             self._plain(f"    {line}".rstrip())
 
-    def bar(self, name: str, value: float, whole: float, *rest: Piece, style: str, width: int) -> None:
-        """A bar as long as its value's share of `whole`."""
-        filled = round(BAR * value / whole) if whole else 0
-        drawn = "━" * max(filled, 1 if value else 0) if self.rich else "#" * max(filled, 1 if value else 0)
-        self.line("  ", (name.ljust(width), "bold"), "  ", (drawn.ljust(BAR), style), "  ", *rest)
+    def bars(self, whole: float, rows: Sequence[tuple[str, float, str, Sequence[Piece]]]) -> None:
+        """Bars as long as their values' shares of `whole`, each a name, a value, a style and what stands behind it."""
+        width = max(cell_len(name) for name, *_ in rows)
+        behind = max(cell_len(styled(*rest).plain) for *_, rest in rows)
+        longest = min(BAR, max(LEAST, self.console.width - width - behind - 6)) if self.rich else BAR
+        for name, value, style, rest in rows:
+            filled = max(round(longest * value / whole) if whole else 0, 1 if value else 0)
+            drawn = ("━" if self.rich else "#") * filled
+            self.line("  ", (name.ljust(width), "bold"), "  ", (drawn.ljust(longest), style), "  ", *rest)
 
     def indented(self, text: str, style: str = "") -> None:
         """A paragraph, set in."""
@@ -127,12 +142,17 @@ class Screen:
         sys.stdout.write(line + "\n")
 
 
-def _fitting(columns: Sequence[Column], widths: Sequence[int], room: int) -> dict[int, int]:
-    """The columns that there is room for, by position, and how wide each is."""
+def _fitting(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[Sequence[str]], room: int) -> Widths:
+    """The columns that there is room for, by position, and how wide each is; spare ones that say nothing go first."""
     fit = dict(enumerate(widths))
-    least = [min(width, LEAST) if column.elastic else width for column, width in zip(columns, widths, strict=True)]
-    for at in reversed([at for at in fit if columns[at].spare]):
-        if sum(least[one] + GAP for one in fit) - GAP > room:
+    least = [
+        min(width, int(room * NAMED) if column.names else LEAST if column.elastic else width)
+        for column, width in zip(columns, widths, strict=True)
+    ]
+    empty = {at for at in fit if not any(row[at] for row in cells)}
+    spare = sorted((at for at in fit if columns[at].spare), key=lambda at: (columns[at].spare, at), reverse=True)
+    for at in [*(at for at in spare if at in empty), *(at for at in spare if at not in empty)]:
+        if at in empty or sum(least[one] + GAP for one in fit) - GAP > room:
             del fit[at]
     while sum(fit.values()) + GAP * (len(fit) - 1) > room:
         widest = max((at for at in fit if fit[at] > least[at]), key=lambda at: fit[at], default=None)
@@ -142,14 +162,16 @@ def _fitting(columns: Sequence[Column], widths: Sequence[int], room: int) -> dic
     return fit
 
 
-def _rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], fit: Mapping[int, int]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+def _rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], fit: Widths) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", collapse_padding=True)
+    shown: list[Sequence[str]] = []
     for at, width in fit.items():
-        column = columns[at]
+        column, said = columns[at], [row[at] for row in cells]
         justify = "right" if column.right else "left"
-        table.add_column(Text(column.name), justify=justify, style=column.style or None, no_wrap=True, width=width)
-    for row in cells:
-        table.add_row(*(Text(one_line(row[at], width)) for at, width in fit.items()))
+        table.add_column(Text(column.name), justify=justify, style=column.style or None, overflow="fold", width=width)
+        shown.append(shortened(said, width) if column.names else [one_line(cell, width) for cell in said])
+    for row in zip(*shown, strict=True):
+        table.add_row(*map(Text, row))
     return table
 
 

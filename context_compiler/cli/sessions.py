@@ -23,13 +23,13 @@ SessionId = Annotated[str, typer.Argument(metavar="ID", help="A session, as `ses
 """Which conversation."""
 
 SESSIONS = (
-    Column("session", style="bold", elastic=True),
-    Column("vault", spare=True),
+    Column("session", style="bold", names=True),
+    Column("vault", spare=2),
     Column("requests", right=True),
-    Column("compiles", right=True, spare=True),
-    Column("raw tokens", right=True),
+    Column("compiles", right=True, spare=3),
+    Column("raw tokens", right=True, spare=1),
     Column("sent", right=True),
-    Column("last used"),
+    Column("last used", spare=2),
 )
 MESSAGES = (Column("#", right=True), Column("role"), Column("tokens", right=True), Column("begins", elastic=True))
 
@@ -79,6 +79,7 @@ def delete(session: SessionId, yes: Yes = False, db: Db = DB, json: Json = False
         if not agreed(f"Delete session {infos[0].session_id!r} with {what} from {db}?"):
             complain("nothing was deleted")
             raise typer.Exit(1)
+    session = infos[0].session_id
     removed = asyncio.run(_deleted(db, session))
     done = f"{db}: session {session} deleted, {plural(removed, 'request')} removed"
     told({"db": str(db), "session": session, "removed": removed}, done, json=json)
@@ -92,8 +93,9 @@ async def _all(db: Path) -> list[SessionInfo]:
 async def _one(db: Path, session: str) -> tuple[list[SessionInfo], list[Record], list[Compile], list[bytes]]:
     async with opened(db) as store:
         infos = await known_session(store, session)
-        records = await store.views(session)
-        return infos, records, await store.summaries(session), await store.transcript(session)
+        name = infos[0].session_id
+        records = await store.views(name)
+        return infos, records, await store.summaries(name), await store.transcript(name)
 
 
 async def _deleted(db: Path, session: str) -> int:

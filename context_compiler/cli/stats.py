@@ -24,18 +24,18 @@ IMPORTED = "imported: nothing was sent"
 """What the status of a conversation says that was put on the record as it was."""
 
 COLUMNS = (
-    Column("session", style="bold", elastic=True),
+    Column("session", style="bold", names=True),
     Column("requests", right=True),
-    Column("compiles", right=True, spare=True),
-    Column("raw tokens", right=True),
+    Column("compiled", right=True, spare=1),
+    Column("raw tokens", right=True, spare=1),
     Column("sent", right=True),
-    Column("saved", right=True, style="green"),
+    Column("saved", right=True, style="green", spare=1),
     Column("", right=True),
     Column("fallbacks", right=True, style="red"),
-    Column("quality", right=True, spare=True),
-    Column("health", right=True, spare=True),
-    Column("p50 ms", right=True, spare=True),
-    Column("p95 ms", right=True, spare=True),
+    Column("quality", right=True, spare=2),
+    Column("health", right=True, spare=2),
+    Column("p50 ms", right=True, spare=3),
+    Column("p95 ms", right=True, spare=3),
 )
 
 
@@ -48,7 +48,12 @@ class Sum:
     requests: int
     imported: int
     """Conversations among them that were put on the record as they were; they count as nothing else."""
+    compiled: int
+    """Requests whose status is `compiled`: their view was written anew."""
     compiles: int
+    """Compiles on the record: some are used by several requests, some failed or were refused."""
+    by_model: int
+    """Of those that requests carry or fell back from, the ones for which a model was asked."""
     tokens_raw: int
     tokens_sent: int
     tokens_saved: int
@@ -83,7 +88,9 @@ def summed(session: str | None, records: Sequence[Record], compiles: int, scores
         session=session,
         requests=len(sent),
         imported=len(records) - len(sent),
+        compiled=words.count("compiled"),
         compiles=compiles,
+        by_model=len(asked),
         tokens_raw=raw,
         tokens_sent=cost,
         tokens_saved=raw - cost,
@@ -114,6 +121,8 @@ def stats(
         screen.raw(json_text({"db": str(db), "sessions": sums, "total": total}))
         return
     screen.table(COLUMNS, [*map(_row, sums), _row(total)])
+    made = f"{plural(total.compiles, 'compile')} on the record, {number(total.by_model)} by a model"
+    screen.line((f"compiled: as in `views list`; {made}", "dim"))
     if total.imported:
         counted = "is" if total.imported == 1 else "are"
         what = plural(total.imported, "imported conversation")
@@ -123,8 +132,9 @@ def stats(
 async def _sums(db: Path, session: str | None) -> tuple[list[Sum], Sum]:
     async with opened(db) as store:
         infos: list[SessionInfo] = await (known_session(store, session) if session else store.sessions())
-        records = await store.views(session)
-        found = await store.perform(partial(shelf.scores, name=session))
+        name = infos[0].session_id if session else None
+        records = await store.views(name)
+        found = await store.perform(partial(shelf.scores, name=name))
     scores: dict[str, list[Row]] = {}
     for row in found:
         scores.setdefault(row["session_id"], []).append(row)
@@ -141,7 +151,7 @@ def _row(one: Sum) -> Sequence[object]:
     return (
         "all" if one.session is None else one.session,
         number(one.requests),
-        number(one.compiles),
+        number(one.compiled),
         number(one.tokens_raw),
         number(one.tokens_sent),
         number(one.tokens_saved),

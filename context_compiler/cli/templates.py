@@ -26,7 +26,7 @@ LIST = (
     Column("name", style="bold"),
     Column("source", style="cyan"),
     Column("description", elastic=True),
-    Column("path", style="dim", spare=True),
+    Column("path", style="dim", spare=1),
 )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from difflib import get_close_matches
@@ -44,6 +45,28 @@ def one_line(text: str, width: int = 0) -> str:
     return cut.rstrip() + "…"
 
 
+def shortened(names: Sequence[str], width: int) -> list[str]:
+    """Names cut in their middle to `width` columns, such that each says which one is meant (`alike` finds it).
+
+    What cannot be told apart that way, or is not one column a character, stays whole.
+    """
+    room, short = width - 1, dict.fromkeys(names, "")
+    for head in (room // 2, room * 3 // 4, room // 4):
+        tail = room - head
+        ends = Counter((name[:head], name[-tail:]) for name in short)
+        for name, found in short.items():
+            if not found and len(name) == cell_len(name) > width and ends[name[:head], name[-tail:]] == 1:
+                short[name] = f"{name[:head]}…{name[-tail:]}"
+    return [short[name] or name for name in names]
+
+
+def alike(given: str, names: Iterable[str]) -> list[str]:
+    """The names that a shortened one, `begin…end` or `begin...end`, may stand for; none where it is not shortened."""
+    head, mark, tail = given.replace("...", "…").partition("…")
+    ends = [name for name in dict.fromkeys(names) if name.startswith(head) and name.endswith(tail)]
+    return [name for name in ends if mark and len(name) > len(head) + len(tail)]
+
+
 def number(value: float) -> str:
     """A number as people read it: 12,345."""
     return f"{value:,.0f}"
@@ -69,12 +92,15 @@ def first_word(status: str) -> str:
     return status.split(";")[0].strip()
 
 
-def near(wrong: str, known: Iterable[str], *, most: int = 3) -> str:
-    """Names that somebody may have meant, as the end of an error message."""
+def near(wrong: str, known: Iterable[str], *, most: int = 3, listing: str = "") -> str:
+    """Names that somebody may have meant, as the end of an error message; `listing` is the command that lists all."""
     names = list(dict.fromkeys(known))
     close = get_close_matches(wrong, names, n=most, cutoff=0.5) or [name for name in names if wrong and wrong in name]
     close = close[:most] or names[:most]
-    return f"; there is {', '.join(repr(one_line(name, 60)) for name in close)}" if close else ""
+    said = ", ".join(repr(one_line(name, 60)) for name in close)
+    if len(names) > len(close):
+        return f"; there are {len(names):,}, such as {said}" + (f"; `{listing}` lists them all" if listing else "")
+    return f"; there {'is' if len(names) == 1 else 'are'} {said}" if close else ""
 
 
 def plain_value(value: object) -> object:

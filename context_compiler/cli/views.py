@@ -35,16 +35,16 @@ app = group("List, show, compare and replay the recorded requests.", shown="view
 
 VIEWS = (
     Column("view", right=True, style="bold"),
-    Column("session", elastic=True),
-    Column("turn", right=True, spare=True),
-    Column("when (UTC)", spare=True),
+    Column("session", names=True),
+    Column("turn", right=True, spare=1),
+    Column("when (UTC)", spare=2),
     Column("status"),
     Column("raw", right=True),
     Column("sent", right=True),
     Column("", right=True, style="green"),
-    Column("budget", right=True, spare=True),
-    Column("template", elastic=True),
-    Column("fidelity", spare=True),
+    Column("budget", right=True, spare=3),
+    Column("template", elastic=True, spare=4),
+    Column("fidelity", spare=5),
 )
 LEFT_OUT = (
     Column("why", style="yellow", elastic=True),
@@ -88,7 +88,7 @@ def list_(
 async def _all(db: Path, session: str | None, limit: int) -> list[Record]:
     async with opened(db) as store:
         if session is not None:
-            await known_session(store, session)
+            session = (await known_session(store, session))[0].session_id
         return await store.views(session, limit=limit)
 
 

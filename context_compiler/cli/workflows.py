@@ -42,7 +42,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A markdown file with
 STEPS = (
     Column("step", style="bold"),
     Column("line", right=True, style="dim"),
-    Column("model", spare=True),
+    Column("model", spare=1),
     Column("context-helper", style="cyan"),
     Column("status"),
     Column("text", elastic=True),

@@ -62,7 +62,7 @@ def test_a_number_beyond_all_numbers_is_said_to_be_one(recorded: Command, args: 
 @pytest.mark.parametrize("args", [("show", "9"), ("diff", "1", "9"), ("replay", "9", "--template", "extractive")])
 def test_an_unknown_view_is_named_with_those_that_there_are(recorded: Command, args: tuple[str, ...]) -> None:
     said = recorded("views", *args)
-    assert said.code == 2 and "no view 9; there is 1, 2, 3" in one_line(said)
+    assert said.code == 2 and "no view 9; there are 3, from 1 to 3; `context-compiler views" in one_line(said)
 
 
 @pytest.mark.parametrize(

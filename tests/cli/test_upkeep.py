@@ -82,7 +82,8 @@ def test_stats_of_one_session_leave_out_the_others(recorded: Command) -> None:
     recorded("compile", DEMO, "--db", "system/context.db", "--session", "other")
     assert recorded("stats", "--json").json["total"]["requests"] == 4
     assert recorded("stats", "--session", "other", "--json").json["total"]["requests"] == 1
-    assert [line.split()[0] for line in recorded("stats").out.splitlines()] == ["session", "other", "demo", "all"]
+    rows = recorded("stats").out.splitlines()
+    assert [line.split()[0] for line in rows] == ["session", "other", "demo", "all", "compiled:"]
 
 
 def test_an_import_counts_as_no_request(recorded: Command) -> None:

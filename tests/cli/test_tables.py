@@ -1,0 +1,125 @@
+"""Tables are readable on a terminal of 80 columns: names stay usable, and what is left away is named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from context_compiler.cli.text import alike, near, shortened
+from tests.cli.conftest import Command, chat, one_line
+
+NAMES = [f"release_notes-0af79a4e/{step}/context-helper" for step in ("final_version", "draft_the_note", "check_them")]
+LISTS = [("views", "list"), ("sessions", "list"), ("stats",)]
+
+
+@pytest.fixture
+def long(recorded: Command) -> Command:
+    """A record in which the names of some sessions are longer than there is room for."""
+    for at, name in enumerate(NAMES):
+        assert recorded("import", "-", "--session", name, input=json.dumps(chat(at + 1))).code == 0
+    return recorded
+
+
+def names_in(plain: str) -> list[str]:
+    """The shortened names of a table, in their order."""
+    return [word for line in plain.splitlines() for word in line.split() if "…" in word]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_names_that_are_shortened_can_still_be_told_apart_and_typed(long: Command, width: int) -> None:
+    for args in LISTS:
+        said = long(*args, terminal=width)
+        assert all(len(line) <= width for line in said.plain.splitlines()), said.plain
+        meant = [alike(name, ["demo", *NAMES]) for name in names_in(said.plain)]
+        assert all(len(one) == 1 for one in meant) and len(meant) == len({one for (one,) in meant}), said.plain
+
+
+def test_a_pipe_gets_every_name_and_every_column(long: Command) -> None:
+    for args in LISTS:
+        said = long(*args, COLUMNS="80").out
+        assert all(name in said for name in NAMES) and "…" not in said and "wider terminal" not in said
+
+
+def test_columns_for_which_there_is_no_room_are_named(long: Command) -> None:
+    for args in LISTS:
+        narrow, wide = long(*args, terminal=80).plain, long(*args, terminal=200).plain
+        left_away = narrow.split("a wider terminal shows also: ")[1].splitlines()[0].split(", ")
+        head = wide.splitlines()[0]
+        assert left_away and all(name in head and name not in narrow.splitlines()[0] for name in left_away)
+        assert "wider terminal" not in wide
+
+
+def test_a_shortened_name_is_taken_by_commands(long: Command) -> None:
+    for args in (("views", "list", "--session"), ("stats", "--session"), ("sessions", "show")):
+        said = long(*args, "release...final_version/context-helper", "--json").json
+        assert (said.get("views") or said["sessions"])[0]["session_id" if "stats" not in args else "session"] == NAMES[
+            0
+        ]
+        assert long(*args, "release…final").code == 2
+
+
+def test_a_session_that_is_named_by_its_ends_is_the_one_that_is_deleted(long: Command) -> None:
+    said = long("sessions", "delete", "release…final_version/context-helper", "--yes", "--json").json
+    assert said["session"] == NAMES[0]
+    left = [one["session_id"] for one in long("sessions", "list", "--json").json["sessions"]]
+    assert sorted(left) == sorted(["demo", *NAMES[1:]])
+
+
+def test_a_shortened_name_that_may_be_several_is_refused(long: Command) -> None:
+    said = long("sessions", "delete", "release…helper", "--yes")
+    assert said.code == 2 and "may be one of 3, such as 'release_notes-" in one_line(said)
+
+
+def test_a_name_is_never_guessed_from_its_beginning(long: Command) -> None:
+    assert long("sessions", "delete", "dem", "--yes").code == 2
+
+
+def test_names_that_cannot_be_told_apart_stay_whole() -> None:
+    assert shortened(["a" * 20, "a" * 21], 10) == ["a" * 20, "a" * 21]
+    assert shortened(["short", "x" * 30 + "end"], 12) == ["short", "xxxxx…xxxend"]
+    assert shortened(["本" * 30], 12) == ["本" * 30]
+
+
+def test_a_shortened_name_stands_for_those_with_its_ends() -> None:
+    assert alike("ab…yz", ["abyz", "abcyz", "bcyz"]) == ["abcyz"]
+    assert alike("ab", ["abc"]) == []
+
+
+def test_suggestions_say_how_many_there_are_and_what_lists_them() -> None:
+    said = near("four", [f"name {at}" for at in range(9)], listing="context-compiler sessions list")
+    assert said.startswith("; there are 9, such as 'name ") and said.endswith(
+        "`context-compiler sessions list` lists them all"
+    )
+    assert near("x", ["one"], listing="l") == "; there is 'one'"
+    assert near("x", ["one", "two"], listing="l") == "; there are 'one', 'two'"
+
+
+def test_an_unknown_session_or_run_names_the_command_that_lists_all(long: Command) -> None:
+    said = one_line(long("sessions", "show", "nothing"))
+    assert "there are 4, such as" in said and said.endswith("`context-compiler sessions list` lists them all")
+
+
+def test_views_with_gaps_are_said_to_have_them(long: Command) -> None:
+    long("sessions", "delete", NAMES[0], "--yes")
+    said = one_line(long("views", "show", 4))
+    assert "no view 4; there are 5, from 1 to 6 with gaps, the nearest are 2, 3, 5;" in said
+    assert said.endswith("`context-compiler views list` lists them")
+
+
+def test_the_demo_fits_eighty_columns(recorded: Command) -> None:
+    said = recorded("demo", terminal=80).plain
+    assert "summary:medium  ━" in said and "budget 3,000\n" in said
+    assert "without my explicit" in said and "compact" in said and "summary:high" in said
+    assert "  # a conversation of yours\n  context-compiler compile YOUR_CHAT.json --budget 4000 --explain\n" in said
+    bars = [line for line in said.splitlines() if "━" in line]
+    assert len(bars) == 4 and all("tokens" in line for line in bars)
+
+
+def test_stats_count_compiled_requests_as_the_list_of_views_does(long: Command) -> None:
+    long("compile", "-", "--db", "system/context.db", "--budget", 200, input=json.dumps(chat(8)))
+    listed = [one["status"].split(";")[0] for one in long("views", "list", "--json").json["views"]]
+    total = long("stats", "--json").json["total"]
+    assert total["compiled"] == listed.count("compiled") == 4
+    assert total["by_model"] == 0 and total["compiles"] == 4
+    assert "compiled: as in `views list`; 4 compiles on the record, 0 by a model" in long("stats").out
