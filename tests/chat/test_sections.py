@@ -7,22 +7,12 @@ from pathlib import Path
 from context_compiler import SQLiteStore
 from context_compiler.record import Compile
 from tests.chat.support import Model, Room
+from tests.support.templates import tight_template
 
-TEMPLATE = """---
-compiler: agent
-token_threshold: 0.5
-sections:
-  recent_turns: {budget: 200}
-  topic: {budget: 12}
----
-Notes. {{ constraints }} {{ topic }} {{ reflections }} {{ recent_turns }} {{ latest_input }}
-"""
 TURNS = 12
 
 
-def prompts(tight: Path) -> list[str]:
-    tight.mkdir(parents=True, exist_ok=True)
-    (tight / "tight.md").write_text(TEMPLATE)
+def prompts() -> list[str]:
     matter = "what is known of the queue, the lock, the log, the port and the disk of this service. " * 4
     return [
         "Never deploy on Fridays. I want to move the queue to another host and keep every message that is in it.",
@@ -33,8 +23,8 @@ def prompts(tight: Path) -> list[str]:
 async def compiled(room: Room, system: Path) -> tuple[Model, Compile]:
     """A chat in Endless mode until a summary has been written, and the record of that."""
     model = Model(answer=lambda prompt: f"About {prompt[:12]} " + "it is known that nothing is wrong. " * 12)
-    chat = room.chat(model, endless=True, template="tight")
-    for prompt in prompts(system / "ContextTemplates"):
+    chat = room.chat(model, endless=True, template=tight_template(system))
+    for prompt in prompts():
         await chat.say(prompt)
         if model.compiles:
             break

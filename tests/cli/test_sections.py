@@ -7,26 +7,15 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import DEMO, Command
+from tests.support.templates import tight_template
 
-TEMPLATE = """---
-compiler: agent
-token_threshold: 0.5
-sections:
-  recent_turns: {budget: 200}
-  topic: {budget: 12}
----
-Notes. {{ constraints }} {{ topic }} {{ recent_turns }} {{ latest_input }}
-"""
 HEADING = "Not told to who wrote the summary"
 GONE = ["recent_turns", "topic"]
 
 
 @pytest.fixture
 def tight(tmp_path: Path) -> str:
-    folder = tmp_path / "system" / "ContextTemplates"
-    folder.mkdir(parents=True)
-    (folder / "tight.md").write_text(TEMPLATE)
-    return "tight"
+    return tight_template(tmp_path / "system")
 
 
 def named(out: str) -> list[str]:
