@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated
 
 import typer
@@ -17,7 +18,8 @@ from context_compiler.cli import compile_options as given
 from context_compiler.cli.choosing import conversations, selected, tell_notes
 from context_compiler.cli.drawing import Line, Panel, draw, libraries
 from context_compiler.cli.options import SYSTEM, Json, System, Vault, amount, example, group
-from context_compiler.cli.screen import Column, Screen, step, working
+from context_compiler.cli.screen import Screen, step, tell, working
+from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, number, plural
 from context_compiler.cli.writing import chosen_template
 from context_compiler.errors import TranscriptError
@@ -33,6 +35,9 @@ from context_compiler.view import View
 app = group("Measure a transcript.")
 
 Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw an SVG, which needs the extra `bench`.")]
+
+WAYS = 3
+"""How often a transcript is lived through."""
 
 COLUMNS = (
     Column("what is sent", style="bold"),
@@ -100,8 +105,10 @@ def bench(
         chosen = chosen_template(template, model="none", vault=vault, system=system)
         return ContextCompiler(chosen, budget=tokens, model="none", store=None, system=None, on_view=on_view)
 
-    with working("replaying", 3 * len(points), quiet=json) as progress:
-        ways = asyncio.run(_ways(found.messages, tokens, reader, compiler, lambda *_: step(progress)))
+    with working("replaying", WAYS * len(points)) as progress:
+        say = tell if progress is None else _unsaid
+        say(f"{found.name}: replaying {plural(len(points), 'request')} in {WAYS} ways; this may take a minute")
+        ways = asyncio.run(_ways(found.messages, tokens, reader, compiler, lambda: step(progress), say))
     if plot is not None:
         draw(panels(ways, tokens), plot)
     if json:
@@ -115,7 +122,8 @@ async def _ways(
     budget: int,
     reader: Reader,
     compiler: Callable[[Callable[[View], None]], ContextCompiler],
-    seen: Callable[..., None],
+    seen: Callable[[], None],
+    say: Callable[[str], None],
 ) -> list[Way]:
     made: list[View] = []
 
@@ -126,19 +134,24 @@ async def _ways(
     history = reader.read(messages)
 
     async def lived(name: str, session: Session, *, timed: bool = True) -> Way:
-        recall = ReferenceRecall(history, budget, reader)
+        recall, started = ReferenceRecall(history, budget, reader), perf_counter()
 
         def look(position: int, view: Sequence[ModelMessage]) -> None:
             recall.see(position, view)
             seen()
 
         sent = await replayed(messages, session, reader, seen=look)
+        say(f"{name}: {plural(len(sent), 'request')} in {perf_counter() - started:.1f} s")
         return Way(way=name, sent=sent, compiles=None, timed=timed, references=recall)
 
     ours = await lived("context-compiler", LiveSession([compiler(count)]))
     whole = await lived("everything", LiveSession([]))
     window = await lived("the newest that fit", PlainSession(newest(reader), budget), timed=False)
     return [whole, window, replace(ours, compiles=len(made))]
+
+
+def _unsaid(line: str) -> None:
+    """A bar says it."""
 
 
 def relative(way: Way, ways: Sequence[Way]) -> float:

@@ -14,7 +14,8 @@ from context_compiler.cli.compiling import as_json as view_json
 from context_compiler.cli.explaining import LEFT_OUT, left_out
 from context_compiler.cli.messages import places, reading, show
 from context_compiler.cli.options import DB, Db, Json, example, group, opened
-from context_compiler.cli.screen import Column, Piece, Screen
+from context_compiler.cli.screen import Piece, Screen
+from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, number, one_line, plural, share
 from context_compiler.fidelity import Fidelity
 from context_compiler.history import History, message_body

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from context_compiler.cli.messages import Place, begins, places, role
-from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.screen import Screen
+from context_compiler.cli.tables import Column
 from context_compiler.cli.text import number, one_line, share
 from context_compiler.history import History
 from context_compiler.record import Drop

@@ -11,8 +11,9 @@ from context_compiler.cli import compile_options as given
 from context_compiler.cli.choosing import conversations, selected, tell_notes
 from context_compiler.cli.messages import reading
 from context_compiler.cli.options import DB, Db, Json, example, group, opened
-from context_compiler.cli.screen import Column, Screen, step, working
+from context_compiler.cli.screen import Screen, step, working
 from context_compiler.cli.stats import IMPORTED
+from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, number, plural
 from context_compiler.history import History
 from context_compiler.importers import Transcript

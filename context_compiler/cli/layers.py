@@ -10,7 +10,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from context_compiler.cli.options import DB, SYSTEM, Db, Json, System, Vault, example, group, known_session, opened
-from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.screen import Screen
+from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, number
 from context_compiler.layers.builders import build_context, layer_texts
 from context_compiler.layers.needs import NEEDS, need_of

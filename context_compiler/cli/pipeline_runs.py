@@ -30,7 +30,8 @@ from context_compiler.cli.running import (
     opened_runs,
     taken_up,
 )
-from context_compiler.cli.screen import Column, Screen, listed
+from context_compiler.cli.screen import Screen, listed
+from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, near, one_line
 from context_compiler.errors import PipelineError
 

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from context_compiler.cli.options import Json, example, group
-from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.screen import Screen
+from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, plural, safe
 from context_compiler.errors import GraphError, SettingsError
 from context_compiler.pipeline.check import Rule, validate

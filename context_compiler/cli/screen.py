@@ -7,9 +7,8 @@ programs too. All text passes through `safe`; nothing is read as markup.
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from rich import box
 from rich.cells import cell_len
@@ -17,40 +16,21 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Column as RichColumn
 from rich.table import Table
 from rich.text import Text
 
-from context_compiler.cli.text import json_text, one_line, safe, shortened
+from context_compiler.cli.tables import Column, drawn, fitting
+from context_compiler.cli.text import json_text, one_line, safe
 
 Piece = str | tuple[str, str]
 """A text, or a text and its style."""
 
-Widths = Mapping[int, int]
-"""The columns of a table that are shown, by position, and how wide each is."""
-
-BAR = 44
-"""Columns of a full bar."""
-
-GAP, LEAST, NAMED = 2, 12, 3 / 8
-"""Columns between two columns of a table; those that an elastic one is left; the share that one of names is left."""
+BAR, SHORTEST = 44, 12
+"""Columns of a full bar, and on the narrowest terminal."""
 
 LONG = 240
 """Columns that a line keeps where only the first lines are shown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table; the last three say what gives way where a terminal is too narrow."""
-
-    name: str
-    right: bool = False
-    style: str = ""
-    elastic: bool = False
-    """It may be cut to fewer columns, with an ellipsis."""
-    names: bool = False
-    """What it holds is typed in again: it may be shortened in its middle, as `shortened` does."""
-    spare: int = 0
-    """It may be left away: the highest number first, and of two with one number the one that stands further right."""
 
 
 def styled(*pieces: Piece) -> Text:
@@ -82,19 +62,25 @@ class Screen:
         self.line((text, "bold"))
 
     def facts(self, pairs: Iterable[tuple[str, object]]) -> None:
-        """Names and values, one a line; a value that is None or empty is left out."""
-        said = [(name, str(value)) for name, value in pairs if value not in (None, "")]
+        """Names and values, one a line; a value that is None or empty is left out, a long one stays in its column."""
+        said = [(name, one_line(str(value))) for name, value in pairs if value not in (None, "")]
+        if self.rich:
+            grid = Table.grid(RichColumn(style="dim", no_wrap=True), RichColumn(overflow="fold"), padding=(0, 2))
+            for name, value in said:
+                grid.add_row(styled(name), Text(value))
+            self.console.print(Padding(grid, (0, 0, 0, 2), expand=False))
+            return
         width = max((cell_len(name) for name, _ in said), default=0)
         for name, value in said:
-            self.line("  ", (name.ljust(width), "dim"), "  ", one_line(value))
+            self._plain(f"  {safe(name).ljust(width)}  {value}".rstrip())
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
         """Rows under the names of their columns."""
         cells = [[one_line(str(cell)) for cell in row] for row in rows]
         widths = [max(map(cell_len, [column.name, *(row[at] for row in cells)])) for at, column in enumerate(columns)]
         if self.rich:
-            fit = _fitting(columns, widths, cells, self.console.width)
-            self.console.print(_rich_table(columns, cells, fit))
+            fit = fitting(columns, widths, cells, self.console.width)
+            self.console.print(drawn(columns, cells, fit))
             left = [
                 one.name for at, one in enumerate(columns) if at not in fit and one.name and any(r[at] for r in cells)
             ]
@@ -120,11 +106,11 @@ class Screen:
         """Bars as long as their values' shares of `whole`, each a name, a value, a style and what stands behind it."""
         width = max(cell_len(name) for name, *_ in rows)
         behind = max(cell_len(styled(*rest).plain) for *_, rest in rows)
-        longest = min(BAR, max(LEAST, self.console.width - width - behind - 6)) if self.rich else BAR
+        longest = min(BAR, max(SHORTEST, self.console.width - width - behind - 6)) if self.rich else BAR
         for name, value, style, rest in rows:
             filled = max(round(longest * value / whole) if whole else 0, 1 if value else 0)
-            drawn = ("━" if self.rich else "#") * filled
-            self.line("  ", (name.ljust(width), "bold"), "  ", (drawn.ljust(longest), style), "  ", *rest)
+            bar = (("━" if self.rich else "#") * filled).ljust(longest)
+            self.line("  ", (name.ljust(width), "bold"), "  ", (bar, style), "  ", *rest)
 
     def indented(self, text: str, style: str = "") -> None:
         """A paragraph, set in."""
@@ -140,39 +126,6 @@ class Screen:
 
     def _plain(self, line: str) -> None:
         sys.stdout.write(line + "\n")
-
-
-def _fitting(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[Sequence[str]], room: int) -> Widths:
-    """The columns that there is room for, by position, and how wide each is; spare ones that say nothing go first."""
-    fit = dict(enumerate(widths))
-    least = [
-        min(width, int(room * NAMED) if column.names else LEAST if column.elastic else width)
-        for column, width in zip(columns, widths, strict=True)
-    ]
-    empty = {at for at in fit if not any(row[at] for row in cells)}
-    spare = sorted((at for at in fit if columns[at].spare), key=lambda at: (columns[at].spare, at), reverse=True)
-    for at in [*(at for at in spare if at in empty), *(at for at in spare if at not in empty)]:
-        if at in empty or sum(least[one] + GAP for one in fit) - GAP > room:
-            del fit[at]
-    while sum(fit.values()) + GAP * (len(fit) - 1) > room:
-        widest = max((at for at in fit if fit[at] > least[at]), key=lambda at: fit[at], default=None)
-        if widest is None:
-            break
-        fit[widest] -= 1
-    return fit
-
-
-def _rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], fit: Widths) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", collapse_padding=True)
-    shown: list[Sequence[str]] = []
-    for at, width in fit.items():
-        column, said = columns[at], [row[at] for row in cells]
-        justify = "right" if column.right else "left"
-        table.add_column(Text(column.name), justify=justify, style=column.style or None, overflow="fold", width=width)
-        shown.append(shortened(said, width) if column.names else [one_line(cell, width) for cell in said])
-    for row in zip(*shown, strict=True):
-        table.add_row(*map(Text, row))
-    return table
 
 
 def _pad(cell: str, width: int, right: bool) -> str:
@@ -240,6 +193,11 @@ def complain(message: str) -> None:
     """One line on standard error: what, where, and what to do."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     console.print(styled(("error: ", "bold red"), one_line(message)), soft_wrap=True)
+
+
+def tell(message: str) -> None:
+    """One line on standard error about what is going on, for where no bar can be shown."""
+    print(one_line(message), file=sys.stderr, flush=True)
 
 
 def warn(message: str) -> None:

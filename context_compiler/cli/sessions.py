@@ -11,7 +11,8 @@ import typer
 
 from context_compiler.cli.messages import begins, reading, role, show
 from context_compiler.cli.options import DB, Db, Json, Yes, agreed, example, group, known_session, opened
-from context_compiler.cli.screen import Column, Screen, complain, listed, told
+from context_compiler.cli.screen import Screen, complain, listed, told
+from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, moment, number, plural, share
 from context_compiler.cli.views import VIEWS, view_row
 from context_compiler.history import load_messages

@@ -12,7 +12,8 @@ from context_compiler.chat.healing import said
 from context_compiler.chat.session import ChatSession
 from context_compiler.cli.explaining import explain
 from context_compiler.cli.messages import reading, show
-from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.screen import Screen
+from context_compiler.cli.tables import Column
 from context_compiler.cli.text import first_word, number, one_line, plural, share
 from context_compiler.cli.typing_in import HELP, Leave
 from context_compiler.errors import TemplateError

@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 from context_compiler.cli.options import SYSTEM, Json, System, Vault, example, group
-from context_compiler.cli.screen import Column, Screen, listed
+from context_compiler.cli.screen import Screen, listed
+from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, plural, safe
 from context_compiler.cli.writing import from_file
 from context_compiler.errors import TemplateError

@@ -26,7 +26,8 @@ from context_compiler.cli.options import (
     opened,
 )
 from context_compiler.cli.replaying import replay
-from context_compiler.cli.screen import Column, Screen, listed
+from context_compiler.cli.screen import Screen, listed
+from context_compiler.cli.tables import Column
 from context_compiler.cli.text import first_word, json_text, moment, number, share
 from context_compiler.history import History, load_messages
 from context_compiler.record import Record

@@ -29,7 +29,8 @@ from context_compiler.cli.running import (
     opened_runs,
     taken_up,
 )
-from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.screen import Screen
+from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import PipelineError, TemplateError
 from context_compiler.pipeline.beginning import hashes

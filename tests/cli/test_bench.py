@@ -23,7 +23,7 @@ def talk(tmp_path: Path) -> Path:
 
 def test_every_request_of_the_transcript_is_sent_three_ways(cc: Command, talk: Path) -> None:
     said = cc("bench", talk, "--budget", 1500, "--json")
-    assert (said.code, said.err) == (0, "")
+    assert said.code == 0
     rows = {row["way"]: row for row in said.json["ways"]}
     assert list(rows) == WAYS
     assert [row["requests"] for row in rows.values()] == [20, 20, 20]
@@ -44,6 +44,17 @@ def test_a_transcript_that_fits_costs_what_it_costs(cc: Command, talk: Path) -> 
 def test_a_window_breaks_pairs_and_a_view_does_not(cc: Command) -> None:
     rows = {row["way"]: row for row in cc("bench", DEMO, "--budget", 4000, "--json").json["ways"]}
     assert rows["the newest that fit"]["broken"] > 0 == rows["context-compiler"]["broken"]
+
+
+@pytest.mark.parametrize("how", [(), ("--json",)])
+def test_without_a_terminal_progress_is_told_in_lines_on_standard_error(
+    cc: Command, talk: Path, how: tuple[str, ...]
+) -> None:
+    said = cc("bench", talk, "--budget", 1500, *how)
+    first, *measured = said.err.splitlines()
+    assert first == "talk: replaying 20 requests in 3 ways; this may take a minute"
+    assert sorted(line.split(": 20 requests in ")[0] for line in measured) == sorted(WAYS)
+    assert "replaying" not in said.out
 
 
 def test_a_pipe_gets_plain_text(cc: Command, talk: Path) -> None:
