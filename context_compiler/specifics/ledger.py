@@ -182,7 +182,7 @@ class _Writer:
         if item.kind is Kind.CALL:
             short = call_line(item.tool or "tool", item.text, width=CALL)
             named = Told(short)
-            said = short[short.find("(") :] if all(named.holds(one.specific) for one in asked) else f"({said})"
+            said = short[short.find("(") :] if all(named.holds(one.specific) for one in asked) else f"(… {said})"
         elif item.kind is Kind.RETURN:
             said = f" → {said}"
         if answers:

@@ -57,6 +57,13 @@ async def test_what_a_call_was_made_with_stands_with_the_call() -> None:
     assert re.search(r"^\[[^\]\n]*tool\] look\(path=src/shop/cart\.py\)", quotes(view), re.M)
 
 
+async def test_pieces_of_a_long_call_do_not_read_like_its_arguments() -> None:
+    body = f"{words(1, 90)} mounts /srv/shop/refunds.py under another name {words(2, 90)}"
+    first = [assistant(call("write_file", "w", body=body)), user(answer("w", words(3, 90)))]
+    view = await one_shot(session(*first))
+    assert re.search(r"write_file\(… [^)\n]*/srv/shop/refunds\.py[^)\n]*\)", quotes(view))
+
+
 async def test_what_a_tool_returned_stands_with_its_field_and_its_call() -> None:
     first = [
         assistant(call("find", "f", name="Ann")),
