@@ -1,11 +1,11 @@
-"""`views replay`: what would have been sent with another template, from the recorded history."""
+"""`views replay`: what would have been sent with another template, budget or fidelity, from the recorded history."""
 
 from __future__ import annotations
 
 import asyncio
 import json as json_
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +31,8 @@ from context_compiler.cli.options import (
 )
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import first_word, json_text, number, plural, share
-from context_compiler.cli.writing import chosen_fidelity, chosen_template
+from context_compiler.cli.writing import chosen_fidelity, chosen_template, recorded_fidelity, recorded_template
+from context_compiler.errors import SettingsError
 from context_compiler.history import load_messages, message_body
 from context_compiler.record import Record
 from context_compiler.view import View
@@ -42,7 +43,9 @@ BUDGET = 2_000
 
 def replay(
     view: ViewId,
-    template: Annotated[str, typer.Option("--template", "-t", help="The template to write it with.")],
+    template: Annotated[
+        str | None, typer.Option("--template", "-t", help="The template to write it with; without it that of the view.")
+    ] = None,
     budget: Annotated[
         str | None, typer.Option("--budget", "-b", help="Tokens or a share; without it that of the view.")
     ] = None,
@@ -55,13 +58,25 @@ def replay(
     json: Json = False,
 ) -> None:
     """Compile a recorded history in another way; nothing is kept."""
-    wish = Wish(
-        template=chosen_template(template, model=model, vault=vault, system=system),
-        budget=0 if budget is None else amount(budget),
-        fidelity=chosen_fidelity(fidelity),
-        model=askable(model),
-    )
-    old, made, compared = asyncio.run(_replayed(db, view, wish, record=record))
+    if template is None and budget is None and fidelity is None and model == "none":
+        raise SettingsError("nothing would differ: give --template, --budget, --fidelity or --model")
+
+    def wished(old: Record) -> Wish:
+        """How it is wanted now: as it was, but for what is said."""
+        if template is None:
+            written = recorded_template(old.compile, model=model, vault=vault, system=system)
+        else:
+            written = chosen_template(template, model=model, vault=vault, system=system)
+        same = template is None and fidelity is None
+        return Wish(
+            template=written,
+            budget=old.budget or BUDGET if budget is None else amount(budget),
+            fidelity=recorded_fidelity(old.compile, written) if same else chosen_fidelity(fidelity),
+            model=askable(model),
+            session=old.session_id,
+        )
+
+    old, wish, made, compared = asyncio.run(_replayed(db, view, wished, record=record))
     before = (old.compile.summary if old.compile else None) or ""
     names = (f"view {view}", f"template {wish.template.name}")
     summaries = differing(before.splitlines(), made.summary.splitlines(), names=names)
@@ -77,17 +92,19 @@ def replay(
         screen.line(f"recorded as view {made.record.id}")
 
 
-async def _replayed(db: Path, number: int, wish: Wish, *, record: bool) -> tuple[Record, View, Comparison]:
+async def _replayed(
+    db: Path, number: int, wished: Callable[[Record], Wish], *, record: bool
+) -> tuple[Record, Wish, View, Comparison]:
     async with AsyncExitStack() as stack:
         looked = await stack.enter_async_context(opened(db))
         old = await known_view(looked, number)
         raw = load_messages(await kept_chain(looked, old, raw=True))
         sent = load_messages(await kept_chain(looked, old, raw=False))
+        wish = wished(old)
         store = await stack.enter_async_context(opened(looked.path, writing=True)) if record else None
-        wish = replace(wish, budget=wish.budget or old.budget or BUDGET, session=old.session_id)
         made = await compile_in(store, raw, wish)
     names = (f"view {number}", f"template {wish.template.name}")
-    return old, made, compare(reading(sent), reading(made.messages), names=names)
+    return old, wish, made, compare(reading(sent), reading(made.messages), names=names)
 
 
 def _document(old: Record, made: View, compared: Comparison, summaries: tuple[str, ...]) -> dict[str, object]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from context_compiler.cli.screen import warn
 from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
+from context_compiler.record import Compile
 from context_compiler.template import Template
 from context_compiler.template.lookup import TemplateLibrary
 
@@ -38,6 +40,35 @@ def chosen_template(name: str | None, *, model: str, vault: Path | None, system:
         if error.path is None and Path(wanted).is_file():
             return from_file(wanted)
         raise
+
+
+def recorded_template(made: Compile | None, *, model: str, vault: Path | None, system: Path) -> Template:
+    """The template that a request was written with, as it is now; the default where nothing was compiled for it.
+
+    Raises:
+        TemplateError: it is not there any more, or was never a file.
+    """
+    if made is None:
+        return chosen_template(None, model=model, vault=vault, system=system)
+    name, path = made.template_name, made.template_path
+    try:
+        found = TemplateLibrary(vault=vault, system=system).find(name)
+    except TemplateError:
+        found = None
+    if (found is None or found.sha256 != made.template_hash) and path and Path(path).is_file():
+        found = from_file(path)
+    if found is None:
+        raise TemplateError("the view was written with it, and it cannot be found; name one with --template", name=name)
+    if found.sha256 != made.template_hash:
+        warn(f"template {name} has changed since that view was written; it is used as it is now")
+    return found
+
+
+def recorded_fidelity(made: Compile | None, template: Template) -> Fidelity | None:
+    """The fidelity that a request was written with; None where that is what its template says."""
+    if made is None or made.fidelity == template.fidelity:
+        return None
+    return Fidelity.parse(made.fidelity, where="the record")
 
 
 def chosen_fidelity(text: str | None) -> Fidelity | None:

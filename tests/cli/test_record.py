@@ -168,6 +168,33 @@ def test_a_replay_in_the_same_way_changes_nothing(recorded: Command) -> None:
     assert said["summary_diff"] == said["comparison"]["diff"] == []
 
 
+def test_a_replay_takes_what_is_not_said_from_the_view(recorded: Command) -> None:
+    said = recorded("views", "replay", 3, "--budget", 900)
+    assert said.code == 0 and "template  extractive → extractive" in said.out and "budget    6,000 → 900" in said.out
+    recorded("views", "replay", 3, "--budget", 900, "--record")
+    made = recorded("views", "show", 4, "--json").json["view"]["compile"]
+    assert (made["template_name"], made["fidelity"]) == ("extractive", "summary:high")
+    said = recorded("views", "replay", 3, "--fidelity", "compact", "--json").json
+    assert said["before"]["budget"] == said["after"]["budget"] and said["after"]["tokens"] < said["before"]["tokens"]
+
+
+def test_a_replay_in_which_nothing_would_differ_is_refused(recorded: Command) -> None:
+    said = recorded("views", "replay", 3)
+    assert said.code == 2 and "give --template, --budget, --fidelity or --model" in one_line(said)
+
+
+def test_a_replay_says_that_the_template_has_changed_or_is_gone(recorded: Command, tmp_path: Path) -> None:
+    own = tmp_path / "own.md"
+    own.write_text("---\ncompiler: none\n---\nNotes one.")
+    recorded("compile", DEMO, "--template", "own.md", "--db", "system/context.db")
+    assert recorded("views", "replay", 4, "--budget", 900).err == ""
+    own.write_text("---\ncompiler: none\n---\nNotes two.")
+    assert "note: template own has changed since" in recorded("views", "replay", 4, "--budget", 900).err
+    own.unlink()
+    said = recorded("views", "replay", 4, "--budget", 900)
+    assert said.code == 2 and "own" in one_line(said) and "name one with --template" in said.err
+
+
 def test_a_replay_is_recorded_when_that_is_asked_for(recorded: Command) -> None:
     said = recorded("views", "replay", 2, "--template", "extractive", "--budget", 900, "--record")
     assert said.out.endswith("recorded as view 4\n")
