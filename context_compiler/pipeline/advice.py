@@ -128,7 +128,7 @@ def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
         if node.handler != "parallel" or not graph.outgoing(node.name):
             continue
         seen: dict[str, str] = {}
-        join = meeting(graph, [edge.target for edge in graph.outgoing(node.name)])
+        join = meeting(graph, node.name)
         for edge in graph.outgoing(node.name):
             for thread in dict.fromkeys(_threads(graph, edge, join)):
                 if seen.setdefault(thread, edge.target) != edge.target:

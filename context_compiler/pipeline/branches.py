@@ -14,7 +14,7 @@ from typing import Any
 from context_compiler.errors import PipelineError
 from context_compiler.live.middleware import loggable
 from context_compiler.pipeline.artifacts import ArtifactStore
-from context_compiler.pipeline.outcome import outcome_kept
+from context_compiler.pipeline.outcome import outcome_of
 from context_compiler.pipeline.state import RunState
 
 log = logging.getLogger("context_compiler.pipeline")
@@ -101,7 +101,7 @@ def _after(before: RunState, found: Mapping[str, Any]) -> RunState:
         sequence=before.sequence + found["sequence"],
         completed=(*before.completed, *found["completed"]),
         logs=(*before.logs, *found["logs"]),
-        outcomes={**before.outcomes, **{name: outcome_kept(one) for name, one in found["outcomes"].items()}},
+        outcomes={**before.outcomes, **{name: outcome_of(one) for name, one in found["outcomes"].items()}},
         visits=dict(found["visits"]),
         retries=dict(found["retries"]),
         recheck=tuple(found["recheck"]),

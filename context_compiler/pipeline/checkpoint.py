@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from context_compiler.errors import PipelineError
 from context_compiler.pipeline.artifacts import write_atomically
-from context_compiler.pipeline.outcome import outcome_kept
+from context_compiler.pipeline.outcome import outcome_of
 from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, Lineage, RunState, Thread
 
 FILE = "checkpoint.json"
@@ -116,7 +116,7 @@ def _state(data: Mapping[str, Any]) -> RunState:
         edge=data["edge"],
         current_node=data["current_node"],
         completed=tuple(data["completed_nodes"]),
-        outcomes={name: outcome_kept(one) for name, one in data["node_outcomes"].items()},
+        outcomes={name: outcome_of(one) for name, one in data["node_outcomes"].items()},
         retries=dict(data["node_retries"]),
         visits=dict(data["node_visits"]),
         recheck=tuple(data["recheck"]),

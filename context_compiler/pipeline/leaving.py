@@ -13,6 +13,7 @@ from context_compiler.pipeline.artifacts import PREFIX, artifact_id
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.context import ContextStore, segment
 from context_compiler.pipeline.graph import Edge, Graph, Node
+from context_compiler.pipeline.meeting import meeting
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
 from context_compiler.pipeline.route import gate_target, retry_target, select_edge, unmet_gate
 from context_compiler.pipeline.stage import Stage
@@ -126,11 +127,12 @@ class Router:
 
     def onward(self, state: RunState, node: Node, outcome: Outcome) -> RunState:
         """The state with the way on: an edge, a retry target, or the end."""
-        if outcome.go_to:
-            return replace(state, next_node=outcome.go_to, how="join", edge=None)
         bad = outcome.status is StageStatus.FAIL
-        branches = node.handler == "parallel"  # its edges are no ways on
-        edge = None if branches else select_edge(self._graph, node.name, outcome, state.context)
+        parallel = node.handler == "parallel"  # its edges are no ways on
+        join = meeting(self._graph, node.name) if parallel and not bad else None
+        if join is not None:
+            return replace(state, next_node=join, how="join", edge=None)
+        edge = None if parallel else select_edge(self._graph, node.name, outcome, state.context)
         # Nobody chose where a human gate failed, so none of its choices is taken.
         strict = self._config.strict_failure_edges or self._graph.strict_failure_edges
         strict = bad and (strict or node.handler == "wait.human")

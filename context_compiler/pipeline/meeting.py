@@ -8,16 +8,18 @@ from collections.abc import Sequence
 from context_compiler.pipeline.graph import Graph
 
 
-def meeting(graph: Graph, targets: Sequence[str]) -> str | None:
-    """The stage up to which branches run that begin at `targets`; None: there is none.
+def meeting(graph: Graph, name: str) -> str | None:
+    """The stage up to which the branches of a parallel stage run, and where the run goes on; None: there is none.
 
     Of several, the one that is nearest to the branch farthest from it; then the first by name.
     """
-    reached = [distances(graph, target) for target in targets]
+    reached = [distances(graph, edge.target) for edge in graph.outgoing(name)]
+    if not reached:
+        return None
     common = set(reached[0]).intersection(*reached[1:])
     joins = {name for name in common if name in graph.nodes and graph.nodes[name].handler == "parallel.fan_in"}
     found = joins or {name for name in common if name in graph.nodes}
-    if len(targets) == 1 and not joins:
+    if len(reached) == 1 and not joins:
         found = {name for name in common if not graph.outgoing(name)}
     return min(found, key=lambda name: (max(one[name] for one in reached), name), default=None)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
 
@@ -52,8 +52,6 @@ class Outcome:
     """The word the stage used itself, where it is no status."""
     tools: tuple[str, ...] = ()
     """Tools that were used, in order."""
-    go_to: str = ""
-    """Where the run goes on whatever the edges say; a parallel stage names its join so. No answer of an agent can."""
 
     def __post_init__(self) -> None:
         given: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -78,12 +76,11 @@ class Outcome:
             "failure_reason": self.failure_reason,
             "raw": self.raw,
             "tools": list(self.tools),
-            "go_to": self.go_to,
         }
         return {key: value for key, value in said.items() if value not in ("", [], {})}
 
 
-_TEXTS = ("preferred_label", "notes", "failure_reason", "raw", "go_to")
+_TEXTS = ("preferred_label", "notes", "failure_reason", "raw")
 
 
 def failed(reason: str, *, updates: Mapping[str, Any] | None = None) -> Outcome:
@@ -92,7 +89,7 @@ def failed(reason: str, *, updates: Mapping[str, Any] | None = None) -> Outcome:
 
 
 def outcome_of(document: Mapping[str, Any]) -> Outcome:
-    """An outcome from plain data of somebody else's, such as a status file or an agent's answer.
+    """An outcome from plain data, such as a status file, an agent's answer, or what `document` gave.
 
     Raises:
         ValueError: it says nothing of how it went, or a field is of the wrong kind.
@@ -115,15 +112,6 @@ def outcome_of(document: Mapping[str, Any]) -> Outcome:
         raw=_text(document, "raw") or raw,
         tools=_ids(document.get("tools")),
     )
-
-
-def outcome_kept(document: Mapping[str, Any]) -> Outcome:
-    """An outcome from what `Outcome.document` gave.
-
-    Raises:
-        ValueError: it is none.
-    """
-    return replace(outcome_of(document), go_to=_text(document, "go_to"))
 
 
 def status_of(word: str) -> tuple[StageStatus, str]:

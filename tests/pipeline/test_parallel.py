@@ -180,9 +180,9 @@ def test_branches_meet_at_the_nearest_common_join() -> None:
             "start->p; p->a->m; p->b->m; m->j->k->done"
         )
     )
-    assert meeting(nested, ["a", "b"]) == "j"
-    assert meeting(parse_dot(graph("p; a; b; m; start->p; p->a->m; p->b->m; m->done")), ["a", "b"]) == "m"
-    assert meeting(parse_dot(graph("p; a; b; start->p->a; p->b; b->done")), ["a", "b"]) is None
+    assert meeting(nested, "p") == "j"
+    assert meeting(parse_dot(graph("p; a; b; m; start->p; p->a->m; p->b->m; m->done")), "p") == "m"
+    assert meeting(parse_dot(graph("p; a; b; start->p->a; p->b; b->done")), "p") is None
 
 
 async def test_a_gate_in_a_branch_counts_at_the_end() -> None:

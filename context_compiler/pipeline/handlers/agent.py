@@ -131,7 +131,6 @@ class AgentHandler:
         return replace(
             outcome,
             notes=notes,
-            go_to="",
             tools=outcome.tools or tuple(tools),
             context_updates={**kept, **updates},
         )

@@ -17,4 +17,4 @@ class ConditionalHandler:
     async def execute(self, stage: Stage) -> Outcome:
         """The outcome of the stage before, or a success where there is none."""
         before = stage.previous
-        return replace(before, context_updates={}, tools=(), go_to="") if before else Outcome()
+        return replace(before, context_updates={}, tools=()) if before else Outcome()

@@ -51,7 +51,7 @@ class ParallelHandler:
             return failed("a parallel stage without edges: there are no branches")
         if policy not in POLICIES:
             return failed(f"unknown join_policy {policy!r}; use one of {', '.join(sorted(POLICIES))}")
-        join = meeting(stage.graph, [way.target for way in ways])
+        join = meeting(stage.graph, stage.node.name)
         if join is None:
             return failed("the branches never meet: lead them to one parallel.fan_in stage")
         await stage.emit("parallel_started", branch_count=len(ways), join=join)
@@ -67,7 +67,6 @@ class ParallelHandler:
             context_updates={f"parallel.{key}": value for key, value in facts.items()},
             notes=f"{good} of {len(rows)} branches succeeded",
             failure_reason="" if outcome is not StageStatus.FAIL else _why(policy, rows),
-            go_to="" if outcome is StageStatus.FAIL else join,
         )
 
 
