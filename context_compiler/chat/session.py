@@ -20,6 +20,7 @@ from pydantic_ai.models import Model
 from context_compiler.capability import ContextCompiler
 from context_compiler.chat.account import Account, Clock, Notice, now
 from context_compiler.chat.answer import Hear, Said, Spent, Turn, said_of
+from context_compiler.chat.transcript import transcripts
 from context_compiler.errors import SettingsError
 from context_compiler.history import History
 from context_compiler.limits import Amount
@@ -220,13 +221,6 @@ class ChatSession:
         if about not in self._heard | self._again:
             self._notice(f"{error}; the conversation goes on without")
         self._again.add(about)
-
-
-def transcripts(vault: str | Path | None, system: str | Path | None) -> Path:
-    """Where transcripts are, unless somebody says otherwise."""
-    if vault is not None:
-        return Path(vault, "AssistantMD", "Chat_Sessions")
-    return Path(system or ".", "Chat_Sessions")
 
 
 def _searchable(history: History) -> None:

@@ -209,3 +209,10 @@ class Transcript:
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
+
+
+def transcripts(vault: str | Path | None, system: str | Path | None) -> Path:
+    """The folder of transcripts, unless somebody says otherwise."""
+    if vault is not None:
+        return Path(vault, "AssistantMD", "Chat_Sessions")
+    return Path(system or ".", "Chat_Sessions")

@@ -9,9 +9,23 @@ from typing import Annotated
 
 import typer
 
+from context_compiler.chat.transcript import Transcript, transcripts
 from context_compiler.cli.messages import begins, reading, role, show
-from context_compiler.cli.options import DB, Db, Json, Yes, agreed, example, group, known_session, opened
-from context_compiler.cli.screen import Screen, complain, listed, told
+from context_compiler.cli.options import (
+    DB,
+    SYSTEM,
+    Db,
+    Json,
+    System,
+    Vault,
+    Yes,
+    agreed,
+    example,
+    group,
+    known_session,
+    opened,
+)
+from context_compiler.cli.screen import Screen, complain, listed, told, warn
 from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, moment, number, plural, share
 from context_compiler.cli.views import VIEWS, view_row
@@ -72,8 +86,15 @@ def show_(
 
 
 @app.command("delete", epilog=example("sessions delete demo --yes"))
-def delete(session: SessionId, yes: Yes = False, db: Db = DB, json: Json = False) -> None:
-    """Remove a conversation and all that only it used, for good."""
+def delete(
+    session: SessionId,
+    yes: Yes = False,
+    db: Db = DB,
+    vault: Vault = None,
+    system: System = SYSTEM,
+    json: Json = False,
+) -> None:
+    """Remove a conversation and all that only it used, for good; the transcript of a chat is named, and stays."""
     infos, records, _, bodies = asyncio.run(_one(db, session))
     if not yes:
         what = f"{plural(len(records), 'request')} and {plural(len(bodies), 'message')}"
@@ -83,7 +104,19 @@ def delete(session: SessionId, yes: Yes = False, db: Db = DB, json: Json = False
     session = infos[0].session_id
     removed = asyncio.run(_deleted(db, session))
     done = f"{db}: session {session} deleted, {plural(removed, 'request')} removed"
-    told({"db": str(db), "session": session, "removed": removed}, done, json=json)
+    left = [str(path) for path in _transcripts(session, db, vault, system)]
+    told({"db": str(db), "session": session, "removed": removed, "transcripts": left}, done, json=json)
+    for path in left:
+        warn(f"{path}: this transcript of the chat is still there; delete it too, or the next chat takes it up again")
+
+
+def _transcripts(session: str, db: Path, vault: Path | None, system: Path) -> list[Path]:
+    """What a chat has written of a session, in the folders where it may be."""
+    folders = dict.fromkeys((transcripts(vault, system), transcripts(None, system), transcripts(None, db.parent)))
+    if not session.strip():
+        return []
+    found = [Transcript(folder, session).path for folder in folders]
+    return list({path.resolve(): path for path in reversed(found) if path.is_file()}.values())
 
 
 async def _all(db: Path) -> list[SessionInfo]:

@@ -228,6 +228,15 @@ def test_deleting_removes_the_conversation(recorded: Command, how: tuple[str, ..
     assert recorded("sessions", "list", "--json").json["sessions"] == []
 
 
+def test_deleting_names_the_transcript_that_a_chat_leaves_behind(recorded: Command, tmp_path: Path) -> None:
+    recorded("chat", "--model", "scripted", "--session", "a talk", input="What about the queue?\n")
+    (path,) = (tmp_path / "system" / "Chat_Sessions").iterdir()
+    said = recorded("sessions", "delete", "a talk", "--yes")
+    assert f"note: {path.relative_to(tmp_path)}: this transcript of the chat is still there" in said.err
+    assert path.exists() and said.out.endswith("removed\n")
+    assert recorded("sessions", "delete", "demo", "--yes", "--json").json["transcripts"] == []
+
+
 def test_deleting_where_nobody_can_answer_needs_yes(recorded: Command) -> None:
     said = recorded("sessions", "delete", "demo", input="")
     assert said.code == 2 and "give --yes" in said.err
