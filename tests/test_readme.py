@@ -174,6 +174,14 @@ def test_the_commands_of_a_page_do_what_the_page_shows(
 
 
 @pytest.mark.slow
+def test_what_the_first_page_shows_is_so_also_after_the_demo(
+    desk: Path, provider: AnthropicServer, sync_loop: asyncio.AbstractEventLoop
+) -> None:
+    run_shell("context-compiler demo", desk)
+    run_page("README.md", desk, sync_loop, commands=False)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_runs_without_a_key(script: Path, desk: Path) -> None:
     printed = run_shell(f"python3 {script}", desk)
