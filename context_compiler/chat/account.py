@@ -47,6 +47,7 @@ class Account:
     Args:
         session: Its name.
         folder: Where its transcript is.
+        private: Whether what that folder lies in is its owner's alone, where it has to be made.
         store: Where its record is.
         vault_name: What its vault is called on the record.
         notice: Told what a person should know.
@@ -58,13 +59,14 @@ class Account:
         session: str,
         *,
         folder: Path,
+        private: bool,
         store: str | Path | Store | None,
         vault_name: str,
         notice: Notice,
         clock: Clock,
     ) -> None:
         self.session = session
-        self.transcript = Transcript(folder, session)
+        self.transcript = Transcript(folder, session, private=private)
         self.store = LastingStore(store) if isinstance(store, str | Path) else open_store(store)
         self.messages: list[ModelMessage] = []
         self._vault = vault_name

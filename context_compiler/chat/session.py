@@ -89,6 +89,7 @@ class ChatSession:
             session,
             folder=Path(folder) if folder is not None else transcripts(vault, system),
             store=store,
+            private=folder is None and vault is None,
             vault_name=vault_name,
             notice=self._notice,
             clock=clock,

@@ -29,6 +29,7 @@ from context_compiler.chat.markdown import (
     title,
     turns_in,
 )
+from context_compiler.folders import made
 
 _locks: Any = import_module("fcntl") if find_spec("fcntl") else None
 """None where the system has no such locks: there, nothing keeps two terminals apart."""
@@ -43,8 +44,13 @@ TAIL = 4096
 class Transcript:
     """The file of one session. Writing never raises: `fault` says what keeps something from being written."""
 
-    def __init__(self, folder: str | Path, session: str) -> None:
+    def __init__(self, folder: str | Path, session: str, *, private: bool = False) -> None:
         """Touch nothing yet.
+
+        Args:
+            folder: Where the file is; it is made if need be.
+            session: What the conversation is called.
+            private: Whether what `folder` lies in is its owner's alone and ignores itself, where it has to be made.
 
         Raises:
             SettingsError: the session has no name.
@@ -52,6 +58,7 @@ class Transcript:
         self.session = session
         self.path = Path(folder) / f"{safe_id(session)}.md"
         self.fault: str | None = None
+        self._private = private
         self._file: int | None = None
         self._pending = b""
         self._line = ""
@@ -101,6 +108,8 @@ class Transcript:
             pass
         self.close()
         try:
+            if self._private:
+                made(self.path.parent.parent)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
         except OSError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from context_compiler.errors import PipelineError
+from context_compiler.folders import made
 
 _locks: Any = import_module("fcntl") if find_spec("fcntl") else None
 """None where the system has no such locks: there, nothing keeps two processes apart."""
@@ -35,7 +36,7 @@ def owned(path: Path, run_id: str) -> Generator[None]:
 def _taken(path: Path, run_id: str) -> int:
     while True:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            made(path.parent)
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise PipelineError(f"{path}: {error.strerror or error}; the run needs a folder it may write to") from error

@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from context_compiler.errors import PipelineError
+from context_compiler.folders import made
 from context_compiler.pipeline.checkpoint import state_of
 from context_compiler.pipeline.deltas import changes, gathered
 from context_compiler.pipeline.events import Event, event_of
@@ -142,7 +143,7 @@ class SQLiteRuns:
 
 
 def _opened(path: Path, timeout: float) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    made(path.parent)
     with suppress(FileExistsError):  # nobody else may read it; SQLite gives its -wal and -shm the same mode
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from inspect import isawaitable
@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from context_compiler.errors import PipelineError
+from context_compiler.folders import made
 from context_compiler.live.failing import attempted
 from context_compiler.live.middleware import loggable
 from context_compiler.pipeline.beginning import begun, hashes, lineage_facts
@@ -100,7 +101,10 @@ class Running:
         self._running: set[ChildRun] = set()
 
     async def open(self) -> None:
-        """Number events on from those that are there."""
+        """Make the folder of its files if need be, and number events on from those that are there."""
+        if self.root is not None:
+            with suppress(OSError):  # whoever writes there says it, with the file
+                made(self.root)
         events = await self.store.events(self.state.lineage.root_run_id)
         self._sequence = events[-1].sequence if events else 0
 

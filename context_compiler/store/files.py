@@ -7,10 +7,11 @@ import os
 import sqlite3
 import time
 import zlib
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from context_compiler.errors import StoreError
+from context_compiler.folders import made
 from context_compiler.store.schema import MIGRATIONS, migrate, version_of
 
 log = logging.getLogger("context_compiler.store")
@@ -90,10 +91,7 @@ def _reader(path: Path) -> sqlite3.Connection:
 
 
 def _writer(path: Path) -> sqlite3.Connection:
-    if not path.parent.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError), (path.parent / ".gitignore").open("x") as ignore:
-            ignore.write("*\n")
+    made(path.parent)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from context_compiler.errors import TemplateError
+from context_compiler.folders import made
 from context_compiler.prose import shipped_templates
 from context_compiler.template import Origin, Template
 from context_compiler.template.roots import Root, Unfit, fit_name, is_there, written
@@ -103,7 +104,8 @@ class TemplateLibrary:
             return None
         file = self._system / f"{DEFAULT}.md"
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            made(file.parent.parent)
+            file.parent.mkdir(exist_ok=True)
             return file if written(file, (shipped_templates() / file.name).read_bytes()) else None
         except OSError as error:
             raise TemplateError(f"could not be put there: {error.strerror}", name=DEFAULT, path=str(file)) from error
