@@ -240,6 +240,17 @@ async def test_an_output_cannot_forge_what_stands_around_it() -> None:
     assert "49" not in playing.prompt
 
 
+async def test_outputs_that_are_shorter_than_their_summary_stand_whole_within_their_fence() -> None:
+    playing = Playing()
+    short, long = "The port is 8080.", "What is known by now: the port of the service is 8080. " * 8
+    playing.heard.answers |= {"Find the facts.": [short], "": [long]}
+    await playing.run(steps("@context-helper chat_compiler"))
+    told = playing.prompt.partition("Context summary")[2]
+    assert "[assistant] The port is 8080.\n=== END QUOTED" in told and "What is known by now" not in told
+    (record,) = await playing.store.views("r/report/context-helper")
+    assert record.compile is not None and record.compile.status.startswith("refused")
+
+
 async def test_a_compile_that_hangs_leaves_the_stage_half_of_its_time() -> None:
     async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         if "COMPILER TASK" in str(messages):
