@@ -19,6 +19,7 @@ from context_compiler.config import RECALL, Many, Wishes, how_many, share
 from context_compiler.errors import BudgetError, SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.history import History, Reader
+from context_compiler.history.items import Kind
 from context_compiler.layers.needs import need_of
 from context_compiler.layers.session import Source, state_from
 from context_compiler.layers.told import NOTHING, Told, room_of, template_of, told_of, with_layers, with_told
@@ -69,7 +70,7 @@ async def compile_view(
         recent_turns: Turns before the last one to keep if they fit; None is the template's.
         recall: 0 quotes earlier turns without regard to what the last request asks; any other share asks it first.
         counter: What counts tokens.
-        strict: Raise instead of sending the least that is possible.
+        strict: Raise instead of sending what is over the budget, or within it only because the prompt was cut.
         timeout: Seconds for the model.
         layers: Where the layers of `session` are: `Layers`, or a function from it to its state. They stand before the
             last request's prompt.
@@ -81,7 +82,7 @@ async def compile_view(
         TemplateError: The template is missing or wrong.
         FidelityError: The fidelity is unknown.
         CompileError: The model failed.
-        BudgetError: `strict`, and even the least does not fit.
+        BudgetError: `strict`, and even the least does not fit, or only with the prompt cut.
         StoreError: The view could not be recorded.
     """
     started = perf_counter()
@@ -115,8 +116,8 @@ async def compile_view(
         )
         sent = reader.read(with_told(assemble(history, done.frozen, base, reader), told))
     view = _view(history, turns, done, sent, marks, told, reader.counter, after=len(messages) - len(history))
-    if strict and view.tokens > marks.budget:
-        raise BudgetError(f"even the least takes {view.tokens} of {marks.budget} tokens: give a larger budget")
+    if strict and (lost := _unkept(view, done)):
+        raise BudgetError(f"{lost}: give a larger budget")
     record = _record(view, history, done.row if done else None, where, sent, (perf_counter() - started) * 1000)
     return replace(view, record=await _kept(record, history, sent, store))
 
@@ -180,6 +181,21 @@ def _view(
         kept=kept,
         quoted=(*told.sections, *(done.quoted if done else ())),
     )
+
+
+def _unkept(view: View, done: Advanced | None) -> str:
+    """Why a view is not what a strict caller wants; empty where it is."""
+    if view.tokens > view.budget:
+        return f"even the least takes {view.tokens} of {view.budget} tokens"
+    if done is None:
+        return ""
+    bench = done.cut.bench
+    for index in range(bench.outline.active.start, bench.outline.active.stop):
+        reading, shape = bench.history.readings[index], bench.here(index)
+        said = max((item.tokens for item in reading.items if item.kind is Kind.USER), default=0)
+        if reading.asks and (shape is None or (shape.limit is not None and said > shape.limit)):
+            return f"{view.budget} tokens are kept only by cutting the prompt, which takes {reading.tokens}"
+    return ""
 
 
 def _record(view: View, history: History, row: Compile | None, where: Where, sent: History, latency: float) -> Record:

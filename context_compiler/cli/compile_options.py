@@ -60,4 +60,6 @@ LayersOf = Annotated[
     str | None, typer.Option("--layers", help="Put the layers of this session, from --db, before the last prompt.")
 ]
 Role = Annotated[str, typer.Option("--role", help="Which node is told of the layers: understand, think, act or reply.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Fail when even the least that can be sent is over the budget.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Fail where the budget is not kept, or only by cutting the prompt.")
+]

@@ -9,7 +9,7 @@ import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter
 
 from context_compiler.importers import FORMATS
-from tests.cli.conftest import DEMO, Command, chat, one_line, written
+from tests.cli.conftest import DEMO, Command, chat, message, one_line, written
 
 
 @pytest.mark.parametrize("how", [("--json",), ("--format", "json")])
@@ -110,6 +110,21 @@ def test_strict_fails_where_even_the_least_is_over_the_budget(cc: Command) -> No
     assert cc("compile", DEMO, "--budget", 3).code == 0
 
 
+@pytest.mark.parametrize("budget", [12, 40, 90])
+def test_strict_fails_where_the_prompt_was_cut_to_fit(cc: Command, budget: int) -> None:
+    said = cc("compile", DEMO, "--budget", budget, "--strict")
+    assert said.code == 1 and "only by cutting the prompt, which takes 61: give a larger" in one_line(said)
+
+
+def test_strict_takes_a_view_that_holds_the_prompt_whole(cc: Command, tmp_path: Path) -> None:
+    said = cc("compile", DEMO, "--budget", 200, "--strict", "--json")
+    assert said.code == 0 and said.json["tokens"] <= 200
+    assert said.json["messages"][-1]["parts"] == json.loads(DEMO.read_bytes())[-1]["parts"]
+    written(tmp_path / "long.json", [message("user", "Look at this log: " + "line of a log " * 400)])
+    assert cc("compile", "long.json", "--budget", 500).code == 0
+    assert cc("compile", "long.json", "--budget", 500, "--strict").code == 1
+
+
 @pytest.mark.parametrize(
     ("option", "value", "why"),
     [
@@ -163,7 +178,7 @@ def test_of_several_conversations_one_has_to_be_chosen(cc: Command, tmp_path: Pa
     assert "holds 3 conversations; choose one with --select" in one_line(said) and "'chats#c1'" in said.err
     for name in ("1", "c2", "chats#c2"):
         assert cc("compile", "chats.json", "--select", name, "--json").json["record"]["session_id"] == "chats#c2"
-    assert "there is 'chats#c" in one_line(cc("compile", "chats.json", "--select", "chats#c9"))
+    assert "there are 'chats#c" in one_line(cc("compile", "chats.json", "--select", "chats#c9"))
 
 
 def test_a_view_is_recorded_only_where_a_record_is_named(cc: Command, tmp_path: Path) -> None:
