@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pydantic_ai import RunContext
@@ -21,7 +22,7 @@ from context_compiler.errors import SettingsError
 from context_compiler.live.failing import attempt
 from context_compiler.live.middleware import Middleware
 from context_compiler.live.overflow import RetryModelRequest, TightModel, is_overflow
-from context_compiler.live.request import Request, charged, host_facts, session_of
+from context_compiler.live.request import Request, charged, host_request, session_of
 from context_compiler.live.run import Run
 from context_compiler.live.wanted import Wanted
 from context_compiler.prompt import Order
@@ -99,18 +100,14 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
         self._request = None
         if not given.messages or not isinstance(given.messages[-1], ModelRequest):
             return given  # a suspended response goes on: the provider has its context already
-        facts = attempt(lambda: host_facts(ctx, given, self._ware.live.counter))
-        if facts.value is None:
-            await self._ware.report(facts.error or RuntimeError("the request could not be read"))
+        begin, ask = partial(self.begin, ctx), partial(self._ask, ctx)
+        seen = attempt(lambda: host_request(ctx, given, self._ware.live.counter, begin=begin, ask=ask))
+        if seen.value is None:
+            await self._ware.report(seen.error or RuntimeError("the request could not be read"))
             return given
-        self._request = request = Request(
-            messages=given.messages,
-            **facts.value,
-            begin=lambda ids, config: self.begin(ctx, ids, config),
-            ask=lambda order: self._ask(ctx, order),
-        )
+        self._request = seen.value
         with ctx.tracer.start_as_current_span("context_compiler.view") as span:
-            view = await self._ware.view(self._run, request)
+            view = await self._ware.view(self._run, seen.value)
             span.set_attributes(_figures(view))
         return given if self.dry_run else replace(given, messages=view.messages)
 

@@ -13,8 +13,9 @@ from time import perf_counter
 from pydantic_ai.messages import ModelMessage, ModelRequest
 from pydantic_ai.models import Model
 
-from context_compiler.advance.through import RAW, Advanced, advanced, carried, repaired, sections_of, why_kept
+from context_compiler.advance.through import RAW, Advanced, advanced, sections_of, why_kept
 from context_compiler.agent import Answer, ask, named
+from context_compiler.budget.cutting import Sight
 from context_compiler.config import RECALL, Many, Wishes, how_many, share
 from context_compiler.errors import BudgetError, SettingsError
 from context_compiler.fidelity import Fidelity
@@ -26,13 +27,13 @@ from context_compiler.layers.told import NOTHING, Told, room_of, template_of, to
 from context_compiler.limits import Asked, Limits, checked, limits
 from context_compiler.prompt import Order
 from context_compiler.record import Compile, Drop, Entry, Record
-from context_compiler.record.recording import Where, ledger, now
+from context_compiler.record.recording import Where, explained, ledger, now
 from context_compiler.settings import Settings
 from context_compiler.store import Store, open_store
 from context_compiler.template import Template
 from context_compiler.template.lookup import TemplateLibrary
 from context_compiler.tokens import Count, TokenCounter, as_counter
-from context_compiler.turns import Outline, outline, pair, turn_index
+from context_compiler.turns import pair
 from context_compiler.view import View, assemble, summary_of
 
 
@@ -98,24 +99,21 @@ async def compile_view(
     options = wishes.options(library, Settings.from_environment(), model=alias, family="", window=None)
     reader = Reader(as_counter(counter))
     history = reader.read(_to_last_request(messages))
-    pairing = pair(history)
-    base, turns = repaired(pairing), outline(history, pairing)
-    marks = limits(asked, fixed=carried(history), fidelity=options.fidelity)
-    told = await _told(layers, role, session, library, marks, history, reader.counter)
+    sight = Sight(history=history, pairing=pair(history), options=options, reader=reader)
+    marks = limits(asked, fixed=sight.carried, fidelity=options.fidelity)
+    told = await _told(layers, role, session, library, sight, marks)
     free = replace(marks, budget=marks.budget - told.tokens)
-    where = Where(session_id=session or _label(history), turn_index=turn_index(history))
+    where = Where(session_id=session or _label(history), turn_index=sight.turn)
 
     async def answer(given: Order) -> Answer:
         return await ask(given.prompts, model or "none", timeout=timeout)
 
-    sent = reader.read(with_told(assemble(history, RAW, base, reader), told))
+    sent = reader.read(with_told(assemble(history, RAW, sight.base, reader), told))
     done: Advanced | None = None
     if sent.tokens > marks.budget:
-        done = await advanced(
-            history, turns, base, options, free, counter=reader.counter, where=where, ask=answer, one_shot=True
-        )
-        sent = reader.read(with_told(assemble(history, done.frozen, base, reader), told))
-    view = _view(history, turns, done, sent, marks, told, reader.counter, after=len(messages) - len(history))
+        done = await advanced(sight, free, where=where, ask=answer, one_shot=True)
+        sent = reader.read(with_told(assemble(history, done.frozen, sight.base, reader), told))
+    view = _view(sight, done, sent, marks, told, after=len(messages) - len(history))
     if strict and (lost := _unkept(view, done)):
         raise BudgetError(f"{lost}: give a larger budget")
     record = _record(view, history, done.row if done else None, where, sent, (perf_counter() - started) * 1000)
@@ -127,9 +125,8 @@ async def _told(
     role: str | None,
     session: str | None,
     library: TemplateLibrary,
+    sight: Sight,
     marks: Limits,
-    history: History,
-    counter: TokenCounter,
 ) -> Told:
     """What stands of the layers before the prompt."""
     if layers is None and role is None:
@@ -137,8 +134,9 @@ async def _told(
     if layers is None or role is None or session is None:
         raise SettingsError(f"layers={layers!r}, role={role!r}, session={session!r}: give all three, or no layers")
     need_of(role)
-    room = room_of(marks.room, history.readings[-1].tokens if history.readings else 0)
-    return told_of(role, await state_from(layers, session), template_of(role, library), room=room, counter=counter)
+    room = room_of(marks.room, sight.history.readings[-1].tokens if sight.history.readings else 0)
+    state = await state_from(layers, session)
+    return told_of(role, state, template_of(role, library), room=room, counter=sight.counter)
 
 
 def _to_last_request(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
@@ -152,31 +150,21 @@ def _label(history: History) -> str:
     return f"conversation-{history.ids[0][-12:]}" if history.ids else "empty"
 
 
-def _view(
-    history: History,
-    turns: Outline,
-    done: Advanced | None,
-    sent: History,
-    marks: Limits,
-    told: Told,
-    counter: TokenCounter,
-    *,
-    after: int,
-) -> View:
+def _view(sight: Sight, done: Advanced | None, sent: History, marks: Limits, told: Told, *, after: int) -> View:
     """What was sent, and why; `after` messages stood behind the last request."""
     frozen = done.frozen if done else RAW
     drops = [*told.drops, *(done.cut.bench.drops if done else [])]
     if after:
         what = "1 message" if after == 1 else f"{after} messages"
         drops = [*drops, Drop(what=what, reason="after the last request: a view ends with it")]
-    kept = why_kept(frozen, turns, len(history))
+    kept = why_kept(frozen, sight)
     return View(
         messages=list(sent.messages),
         tokens=sent.tokens,
         budget=marks.budget,
         status="raw" if done is None else "compiled" if sent.tokens <= marks.budget else "floor_over_budget",
         summary=summary_of(frozen),
-        ledger=ledger(with_layers(sections_of(frozen, sent, counter), told), drops, kept),
+        ledger=ledger(with_layers(sections_of(frozen, sent, sight.counter), told), drops, kept),
         drops=tuple(drops),
         kept=kept,
         quoted=(*told.sections, *(done.quoted if done else ())),
@@ -200,10 +188,7 @@ def _unkept(view: View, done: Advanced | None) -> str:
 
 def _record(view: View, history: History, row: Compile | None, where: Where, sent: History, latency: float) -> Record:
     """What goes on the record of a view outside any run."""
-    notes = ["run_id, request_hash: no run", "error: none"]
-    if row is None:
-        notes.append("summary_id: nothing was compiled")
-    return Record(
+    record = Record(
         session_id=where.session_id,
         vault_name=where.vault_name,
         turn_index=where.turn_index,
@@ -211,7 +196,7 @@ def _record(view: View, history: History, row: Compile | None, where: Where, sen
         request_index=0,
         raw_tip=history.tip,
         view_tip=sent.tip,
-        status="; ".join([view.status, *notes]),
+        status=view.status,
         error=None,
         budget=view.budget,
         tokens_raw=history.tokens,
@@ -224,6 +209,7 @@ def _record(view: View, history: History, row: Compile | None, where: Where, sen
         created_at=now(),
         compile=row,
     )
+    return explained(record)
 
 
 async def _kept(record: Record, history: History, sent: History, store: str | Path | Store | None) -> Record:

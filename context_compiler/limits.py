@@ -45,6 +45,10 @@ class Limits:
     """Instructions, schemas, and what a view always carries for others."""
     high: int
     low: int
+    ratio: float = 1.0
+    """The model's learnt ratio."""
+    tight: float = 1.0
+    """What is left of the budget after a provider refused it, as a share."""
 
     @property
     def room(self) -> int:
@@ -123,7 +127,7 @@ def limits(
     budget, wanted = max(1, int(budget * tight / ratio)), int(wanted / ratio)
     room = max(0, budget - fixed)
     high = min(max(wanted, fixed + room // 2), budget)
-    return Limits(budget=budget, fixed=fixed, high=high, low=_half_way(fixed, high))
+    return Limits(budget=budget, fixed=fixed, high=high, low=_half_way(fixed, high), ratio=ratio, tight=tight)
 
 
 def _half_way(fixed: int, high: int) -> int:

@@ -19,7 +19,7 @@ from context_compiler.history.content import user_content
 from context_compiler.history.items import MARK, mark_of
 from context_compiler.live.failing import attempted
 from context_compiler.live.middleware import Middleware
-from context_compiler.live.request import Request, charged, run_facts, session_of
+from context_compiler.live.request import Request, charged, run_request, session_of
 from context_compiler.live.run import Run
 from context_compiler.live.wanted import Wanted
 from context_compiler.memo import Memo
@@ -67,13 +67,7 @@ class CompilingHistoryProcessor:
         async def asked(order: Order) -> Answer:
             return charged(ctx, await self._ware.compile(order.key, order.prompts, ctx.model))  # pyright: ignore[reportArgumentType]
 
-        return Request(
-            messages=messages,
-            **run_facts(ctx, messages, self._ware.live.counter),
-            begin=self._ware.begin,
-            ask=asked,
-            marked=True,
-        )
+        return run_request(ctx, messages, self._ware.live.counter, begin=self._ware.begin, ask=asked)
 
     @property
     def last_view(self) -> View | None:

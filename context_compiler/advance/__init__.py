@@ -7,20 +7,17 @@ advance. What a model is asked in between, if anything, is in `advance.asked`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from context_compiler.budget import CUT, giants, older_turns, reduce, relieved
 from context_compiler.budget.bench import Bench
-from context_compiler.budget.cutting import Cut, Options
+from context_compiler.budget.cutting import Cut, Options, Sight
 from context_compiler.budget.frozen import Frozen, positions, spans
 from context_compiler.fidelity import Fidelity
-from context_compiler.history import History
 from context_compiler.limits import Limits
 from context_compiler.shapes import WHOLE, Shape
 from context_compiler.specifics.ledger import share
-from context_compiler.tokens import TokenCounter
-from context_compiler.turns import Outline
 from context_compiler.turns.pins import Pin, pins
 from context_compiler.view import Quote
 from context_compiler.view.notes import written_for
@@ -32,13 +29,9 @@ many are kept: past text that answers what is asked tells more than what merely 
 
 
 def cut(
-    history: History,
-    outline: Outline,
-    base: Mapping[int, Shape],
-    options: Options,
+    sight: Sight,
     limits: Limits,
     *,
-    counter: TokenCounter,
     previous: Frozen | None,
     overhead: int,
     one_shot: bool = False,
@@ -46,27 +39,30 @@ def cut(
 ) -> Cut:
     """Cut back to the low mark, or fill a one-shot view to the budget: whole groups, in the ladder's order.
 
-    `base` are the shapes of broken messages, `previous` the cycle before, `overhead` what the request costs beside its
-    messages, in exact tokens, and `spare` what a one-shot view has left when all is quoted that can be: the newest
-    turns get it, past the template's number of them too unless the caller named a fidelity.
+    `previous` is the cycle before, `overhead` what the request costs beside its messages, in exact tokens, and `spare`
+    what a one-shot view has left when all is quoted that can be: the newest turns get it, past the template's number
+    of them too unless the caller named a fidelity.
     """
-    bench = Bench(history, outline, counter, _start(history, base, options, outline, previous), refs=options.refs)
+    history, outline, options = sight.history, sight.outline, sight.options
+    bench = Bench(history, outline, sight.counter, _start(sight, previous), refs=options.refs)
     begun = previous.decided if previous is not None else 0
-    skipped = [index for index, shape in base.items() if shape.skip and index >= begun]
+    skipped = [index for index, shape in sight.base.items() if shape.skip and index >= begun]
     bench.tell(skipped, "broken: a call without its answer, or an answer without its call")
     limits = relieved(bench, limits, overhead)
     target = (limits.budget if one_shot else limits.low) - overhead
-    recent = options.recent_turns if options.recent_turns is not None else len(outline.turns)
+    bench.room = limits.room
+    bench.recent = options.recent_turns if options.recent_turns is not None else len(outline.turns)
     if one_shot and not options.recent_named:
         older = spare and not (options.named and options.fidelity is not Fidelity.FULL)
-        recent = min(len(outline.turns) if older else recent, _affordable(bench, limits.room // RECENT + spare))
+        wanted = len(outline.turns) if older else bench.recent
+        bench.recent = min(wanted, _affordable(bench, limits.room // RECENT + spare))
     over = bench.total > limits.budget - overhead
     user_pins = pins(history, outline, bench.before_active())
-    bench.reserve(_reserve(options, limits, user_pins, history, counter))
+    bench.reserve(_reserve(sight, limits, user_pins))
     if one_shot or options.every_turn:
-        deque(older_turns(bench, limits.room, recent), maxlen=0)
-    reduce(bench, target, room=limits.room, recent=recent, rungs=(giants, *CUT) if over else CUT)
-    reduce(bench, limits.budget - overhead, room=limits.room, recent=recent)
+        deque(older_turns(bench), maxlen=0)
+    reduce(bench, target, rungs=(giants, *CUT) if over else CUT)
+    reduce(bench, limits.budget - overhead)
     out = tuple(index for index in range(len(history)) if bench.here(index) is None)
     covered = positions(previous.covered) if previous else set[int]()
     return Cut(
@@ -98,35 +94,37 @@ def _affordable(bench: Bench, room: int) -> int:
     return len(bench.outline.turns)
 
 
-def _reserve(options: Options, limits: Limits, pinned: Sequence[Pin], history: History, counter: TokenCounter) -> int:
+def _reserve(sight: Sight, limits: Limits, pinned: Sequence[Pin]) -> int:
     """What is set aside for note and quotes; a fidelity that the caller names caps both together."""
-    cap = limits.cap(options.fidelity)
-    if options.named or not cap:
+    cap = limits.cap(sight.options.fidelity)
+    if sight.options.named or not cap:
         return cap
-    cap += share(history, limits.room)
-    return cap if not pinned else cap + min(limits.room // 10, sum(counter.text(pin.text) + 12 for pin in pinned) + 24)
+    cap += share(sight.history, limits.room)
+    if not pinned:
+        return cap
+    return cap + min(limits.room // 10, sum(sight.counter.text(pin.text) + 12 for pin in pinned) + 24)
 
 
-def _start(
-    history: History, base: Mapping[int, Shape], options: Options, outline: Outline, previous: Frozen | None
-) -> list[Shape | None]:
-    shapes: list[Shape | None] = [base.get(index, WHOLE) for index in range(len(history))]
+def _start(sight: Sight, previous: Frozen | None) -> list[Shape | None]:
+    """The shapes to start from: those of the cycle before, and what calls of earlier turns become by choice."""
+    history, ties = sight.history, sight.outline.ties
+    shapes: list[Shape | None] = [sight.base.get(index, WHOLE) for index in range(len(history))]
     if previous is not None:
         shapes[: previous.decided] = [None] * previous.decided
         for index, shape in previous.kept:
             shapes[index] = shape
-    if options.tool_history != "paired":
-        start = outline.active.start
+    if sight.options.tool_history != "paired":
+        start = sight.outline.active.start
         for index in range(start):
             shape = shapes[index]
-            tied = outline.ties.get(index, (0,))[-1] >= start
+            tied = ties.get(index, (0,))[-1] >= start
             if shape is not None and not shape.bare and not tied and history.readings[index].exchanges:
-                shapes[index] = replace(shape, tools=options.tool_history)
+                shapes[index] = replace(shape, tools=sight.options.tool_history)
     return shapes
 
 
 def freeze(
-    cut: Cut, options: Options, *, summary: str, row: int | None, turn: int, asked: bool, ratio: float, tight: float
+    cut: Cut, options: Options, *, summary: str, row: int | None, turn: int, asked: bool
 ) -> tuple[Frozen, tuple[Quote, ...]]:
     """Fix the view until the next advance; what is quoted in it, and why.
 
@@ -137,8 +135,6 @@ def freeze(
         row: The row of that compile, where it is on the record already.
         turn: The ordinal of the active user turn.
         asked: Whether a model was asked in this turn, with or without success.
-        ratio: The model's learnt ratio.
-        tight: What is left of the budget after a provider refused it.
     """
     old = cut.previous
     kept_summary = summary or (old.summary if old else "")
@@ -160,8 +156,8 @@ def freeze(
         covered=covered,
         compiled_turn=turn if asked else (old.compiled_turn if old else -1),
         turn=turn,
-        tight=tight,
-        ratio=ratio,
+        tight=cut.limits.tight,
+        ratio=cut.limits.ratio,
         blocks=(),
         config=options.config,
     )

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 from context_compiler.advance import cut, freeze, unused
 from context_compiler.advance.asked import order, refusal, why_no_model
 from context_compiler.agent import Answer
-from context_compiler.budget.cutting import Cut, Options
+from context_compiler.budget.cutting import Cut, Options, Sight
 from context_compiler.budget.frozen import Frozen
 from context_compiler.history import History
-from context_compiler.history.needless import needless
 from context_compiler.limits import Limits
 from context_compiler.prompt import Order
 from context_compiler.record import Compile
 from context_compiler.record.recording import Where, compile_row
 from context_compiler.shapes import Shape
 from context_compiler.tokens import TokenCounter
-from context_compiler.turns import Outline, Pairing
 from context_compiler.view import Quote, summary_of
 
 Ask = Callable[[Order], Awaitable[Answer]]
@@ -53,55 +51,26 @@ class Advanced:
     cut: Cut
     row: Compile | None
     """None when nothing was left out."""
-    fits: bool
     quoted: tuple[Quote, ...]
 
 
-def repaired(pairing: Pairing) -> dict[int, Shape]:
-    """The shapes of messages with broken parts."""
-    shapes = {index: Shape(skip=parts) for index, parts in pairing.broken.items()}
-    return shapes if pairing.told is None else {**shapes, pairing.told: Shape(tools="render")}
-
-
-def carried(history: History) -> int:
-    """What a view carries for others whatever it leaves out, in exact tokens; without what need not stay."""
-    idle = (history.readings[index].items[at] for index, parts in needless(history).items() for at in parts)
-    return sum(reading.stays for reading in history.readings) - sum(item.tokens for item in idle)
-
-
 async def advanced(
-    history: History,
-    turns: Outline,
-    base: Mapping[int, Shape],
-    options: Options,
+    sight: Sight,
     marks: Limits,
     *,
-    counter: TokenCounter,
     where: Where,
     ask: Ask | None,
     previous: Frozen | None = None,
     overhead: int = 0,
     one_shot: bool = False,
-    ratio: float = 1.0,
-    tight: float = 1.0,
 ) -> Advanced:
     """Cut back, ask a model if that is worth it, and freeze what comes of it.
 
     Raises:
         CompileError: the model was asked and failed; an answer that is empty or saves nothing is refused instead.
     """
-    tried = partial(
-        cut,
-        history,
-        turns,
-        base,
-        options,
-        marks,
-        counter=counter,
-        previous=previous,
-        overhead=overhead,
-        one_shot=one_shot,
-    )
+    options = sight.options
+    tried = partial(cut, sight, marks, previous=previous, overhead=overhead, one_shot=one_shot)
     done = tried()
     reply = await _asked(done, options, where.turn_index, ask)
     summary = reply.answer.text if reply.answer and reply.status == "ok" else ""
@@ -112,17 +81,13 @@ async def advanced(
         row=reply.answer.row if reply.answer else None,
         turn=where.turn_index,
         asked=reply.order is not None or ask is None,
-        ratio=ratio,
-        tight=tight,
     )
     frozen, quoted = fixed(done)
     spare = unused(done, frozen, options) if one_shot and reply.order is None else 0
     if spare:
         done = tried(spare=spare)
         frozen, quoted = fixed(done)
-    return Advanced(
-        frozen=frozen, cut=done, row=_row(where, done, options, reply, frozen), fits=done.fits, quoted=quoted
-    )
+    return Advanced(frozen=frozen, cut=done, row=_row(where, done, options, reply, frozen), quoted=quoted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,12 +128,12 @@ def _row(where: Where, done: Cut, options: Options, reply: _Reply, frozen: Froze
     )
 
 
-def why_kept(frozen: Frozen, turns: Outline, length: int) -> tuple[tuple[int, str], ...]:
+def why_kept(frozen: Frozen, sight: Sight) -> tuple[tuple[int, str], ...]:
     """Every message of a view and why it is there."""
     shapes = dict(frozen.kept)
-    active = turns.active.start if turns.turns else 0
+    active = sight.outline.active.start if sight.outline.turns else 0
     reasons: list[tuple[int, str]] = []
-    for index in range(length):
+    for index in range(len(sight.history)):
         shape = shapes.get(index) if index < frozen.decided else Shape()
         if shape is None:
             continue

@@ -22,14 +22,13 @@ SUMMARY_STEPS = (1_500, 600, 500)
 SMALLEST = 6
 """The least that the hardest clamp leaves of a part, in tokens."""
 
-Rung = Callable[[Bench, int, int], Iterator[None]]
-"""One rung of the ladder: given the bench, the room for messages and how many recent turns to keep, it
-makes its changes one by one, oldest first, and hands over after each."""
+Rung = Callable[[Bench], Iterator[None]]
+"""One rung of the ladder: it makes its changes to the bench one by one, oldest first, and hands over after each."""
 
 
-def giants(bench: Bench, room: int, recent: int) -> Iterator[None]:
+def giants(bench: Bench) -> Iterator[None]:
     """Any single part above a quarter of the room keeps head and tail; what the user asks now is cut last of all."""
-    limit = max(room // 4, SMALLEST)
+    limit = max(bench.room // 4, SMALLEST)
     active = bench.outline.active.start
     for index, reading in enumerate(bench.history.readings):
         asked = index >= active and reading.asks
@@ -38,16 +37,17 @@ def giants(bench: Bench, room: int, recent: int) -> Iterator[None]:
     yield
 
 
-def older_turns(bench: Bench, room: int, recent: int) -> Iterator[None]:
+def older_turns(bench: Bench) -> Iterator[None]:
     """Turns beyond the recent ones go, oldest first."""
     earlier = bench.outline.turns[:-1]
-    older = {0: "an earlier turn", 1: "older than the last turn"}.get(recent, f"older than the last {recent} turns")
-    for turn in earlier[: max(0, len(earlier) - recent)]:
+    many = f"older than the last {bench.recent} turns"
+    older = {0: "an earlier turn", 1: "older than the last turn"}.get(bench.recent, many)
+    for turn in earlier[: max(0, len(earlier) - bench.recent)]:
         bench.out(range(turn.start, turn.stop), older)
         yield
 
 
-def skeletons(bench: Bench, room: int, recent: int) -> Iterator[None]:
+def skeletons(bench: Bench) -> Iterator[None]:
     """Tool exchanges of earlier turns keep name, key arguments and outcome, oldest first."""
     for index in bench.before_active():
         if bench.history.readings[index].exchanges:
@@ -55,7 +55,7 @@ def skeletons(bench: Bench, room: int, recent: int) -> Iterator[None]:
             yield
 
 
-def shorter_summary(bench: Bench, room: int, recent: int) -> Iterator[None]:
+def shorter_summary(bench: Bench) -> Iterator[None]:
     """The summary shrinks to medium, low, compact."""
     for size in SUMMARY_STEPS:
         if bench.summary > size:
@@ -63,7 +63,7 @@ def shorter_summary(bench: Bench, room: int, recent: int) -> Iterator[None]:
             yield
 
 
-def recent_turns(bench: Bench, room: int, recent: int) -> Iterator[None]:
+def recent_turns(bench: Bench) -> Iterator[None]:
     """Recent turns go too, oldest first."""
     for turn in bench.outline.turns[:-1]:
         bench.out(range(turn.start, turn.stop), "recent turn, over budget")
@@ -79,7 +79,7 @@ def completed(turn: Turn, history: History) -> tuple[Group, ...]:
     )
 
 
-def active_skeletons(bench: Bench, room: int, recent: int) -> Iterator[None]:
+def active_skeletons(bench: Bench) -> Iterator[None]:
     """Completed groups of the active run become skeletons, oldest first."""
     for group in completed(bench.outline.active, bench.history):
         for index in range(group.start, group.stop):
@@ -87,22 +87,22 @@ def active_skeletons(bench: Bench, room: int, recent: int) -> Iterator[None]:
         yield
 
 
-def active_groups(bench: Bench, room: int, recent: int) -> Iterator[None]:
+def active_groups(bench: Bench) -> Iterator[None]:
     """Then they go, oldest first."""
     for group in completed(bench.outline.active, bench.history):
         bench.out(range(group.start, group.stop), "tool exchange of this turn, over budget")
         yield
 
 
-def no_summary(bench: Bench, room: int, recent: int) -> Iterator[None]:
+def no_summary(bench: Bench) -> Iterator[None]:
     """The summary goes."""
     bench.reserve(0)
     yield
 
 
-def harder_clamps(bench: Bench, room: int, recent: int) -> Iterator[None]:
+def harder_clamps(bench: Bench) -> Iterator[None]:
     """Open results, call arguments, what is tied to them, and at last the prompts are cut, harder each time."""
-    limit = max(room, 2 * SMALLEST)
+    limit = max(bench.room, 2 * SMALLEST)
     while limit > SMALLEST:
         limit = max(limit // 2, SMALLEST)
         for indices in _last_to_go(bench):
@@ -121,7 +121,7 @@ def _last_to_go(bench: Bench) -> tuple[Sequence[int], Sequence[int], Sequence[in
     return exchange, tied, [index for index in run if readings[index].prompts]
 
 
-def unshortened(bench: Bench, room: int, recent: int) -> Iterator[None]:
+def unshortened(bench: Bench) -> Iterator[None]:
     """What no clamp can shorten goes: thinking first, then compactions and parts that nobody knows."""
     for kinds in ({Kind.THINKING}, {Kind.THINKING, Kind.COMPACTION, Kind.OTHER}):
         for index in range(len(bench.history)):
@@ -130,7 +130,7 @@ def unshortened(bench: Bench, room: int, recent: int) -> Iterator[None]:
                 yield
 
 
-def steering(bench: Bench, room: int, recent: int) -> Iterator[None]:
+def steering(bench: Bench) -> Iterator[None]:
     """Of several prompts of the active turn the first and the last stay, and so does the open exchange."""
     prompted = [
         group
@@ -142,7 +142,7 @@ def steering(bench: Bench, room: int, recent: int) -> Iterator[None]:
         yield
 
 
-def hoisted(bench: Bench, room: int, recent: int) -> Iterator[None]:
+def hoisted(bench: Bench) -> Iterator[None]:
     """The system text of others is cut last."""
     for limit in (64, SMALLEST):
         for index, reading in enumerate(bench.history.readings):
@@ -186,20 +186,18 @@ CUT: tuple[Rung, ...] = (
 LADDER: tuple[Rung, ...] = (giants, *CUT, no_summary, harder_clamps, unshortened, steering, hoisted)
 
 
-def reduce(bench: Bench, target: int, *, room: int, recent: int, rungs: Sequence[Rung] = LADDER) -> bool:
+def reduce(bench: Bench, target: int, *, rungs: Sequence[Rung] = LADDER) -> bool:
     """Climb the rungs until the total is at most `target` exact tokens; whether it got there.
 
     Args:
         bench: The view so far; changed in place.
         target: What messages and summary may cost together.
-        room: What a request has for messages at most; clamps are shares of it.
-        recent: How many turns before the active one to keep if they fit.
         rungs: The part of the ladder to climb.
     """
     for rung in rungs:
         if bench.total <= target:
             return True
-        for _ in rung(bench, room, recent):
+        for _ in rung(bench):
             if bench.total <= target:
                 return True
     return bench.total <= target

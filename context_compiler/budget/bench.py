@@ -44,6 +44,10 @@ class Bench:
         self._held: set[int] = set()
         self.costs = [self._price(index, shape) for index, shape in enumerate(self.shapes)]
         self.total = sum(self.costs)
+        self.room = 0
+        """What a request has for messages at most, in tokens; clamps are shares of it."""
+        self.recent = 0
+        """How many turns before the active one to keep if they fit."""
         self.summary = 0
         """What is set aside for the summary that is still to be written, in tokens."""
         self.drops: list[Drop] = []

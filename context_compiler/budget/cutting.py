@@ -1,17 +1,22 @@
-"""What an advance works with: how views are written, and what stays after cutting back."""
+"""What an advance works with: how views are written, a history as it sees it, and what stays after cutting back."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from context_compiler.budget.bench import Bench
 from context_compiler.budget.frozen import Frozen
 from context_compiler.fidelity import Fidelity
-from context_compiler.history import History
+from context_compiler.history import History, Reader
+from context_compiler.history.needless import needless
 from context_compiler.limits import Limits
 from context_compiler.reflections import ReflectionPolicy
+from context_compiler.shapes import Shape
 from context_compiler.template import Template
 from context_compiler.tokens import TokenCounter
+from context_compiler.turns import Outline, Pairing, outline, turn_index
 from context_compiler.turns.pins import Pin
 
 
@@ -45,6 +50,45 @@ class Options:
     scope: str
     """Whose compiles may be shared: what is written around one conversation's question stays in it."""
     config: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """A raw history, and how its views are written: everything that follows from these two alone."""
+
+    history: History
+    pairing: Pairing
+    options: Options
+    reader: Reader
+
+    @property
+    def counter(self) -> TokenCounter:
+        """What prices everything."""
+        return self.reader.counter
+
+    @cached_property
+    def turn(self) -> int:
+        """The ordinal of the active user turn."""
+        return turn_index(self.history)
+
+    @cached_property
+    def outline(self) -> Outline:
+        """The history as turns and groups."""
+        return outline(self.history, self.pairing)
+
+    @cached_property
+    def base(self) -> Mapping[int, Shape]:
+        """The shapes of messages with broken parts."""
+        shapes = {index: Shape(skip=parts) for index, parts in self.pairing.broken.items()}
+        told = self.pairing.told
+        return shapes if told is None else {**shapes, told: Shape(tools="render")}
+
+    @cached_property
+    def carried(self) -> int:
+        """What a view carries for others whatever it leaves out, in exact tokens; without what need not stay."""
+        readings = self.history.readings
+        idle = (readings[index].items[at] for index, parts in needless(self.history).items() for at in parts)
+        return sum(reading.stays for reading in readings) - sum(item.tokens for item in idle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

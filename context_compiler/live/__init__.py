@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from context_compiler.advance.through import RAW, Advanced, advanced
+from context_compiler.advance.through import Advanced, advanced
 from context_compiler.agent import Answer
 from context_compiler.budget.frozen import Frozen
 from context_compiler.errors import CompileError
-from context_compiler.limits import Limits
 from context_compiler.live.building import built
 from context_compiler.live.cycles import fitting, mended
 from context_compiler.live.request import AskFor, Request
-from context_compiler.live.run import Live, Result, Run, Sight, marks_of, read, where_of
+from context_compiler.live.run import Case, Live, Result, Run, read
 from context_compiler.prompt import Order
 from context_compiler.recall.blocks import due, with_block
 from context_compiler.record.recording import failed_row
@@ -33,139 +32,115 @@ async def respond(live: Live, run: Run, request: Request) -> Result:
     Raises:
         ContextCompilerError: the template, the model or anything else failed; the caller falls back.
     """
-    sight = read(live, run, request, live.options(request))
-    frozen = await _cycle(run, request, sight)
-    ratio = frozen.ratio if frozen else run.ratios.of(request.family)
-    marks = marks_of(live, run, request, sight, ratio)
-    opens = _opens(run, sight, frozen)
-    run.opened_turn = sight.turn
+    case = read(live, run, request)
+    cycle = await _known_cycle(case)
+    opens, run.opened_turn = _opens(case, cycle), case.turn
+    grown = None
     if not opens:
-        if frozen is None and request.fixed + sight.history.tokens <= marks.high:
-            return built(live, run, request, sight, RAW, marks, "raw", ratio)
-        if frozen is not None:
-            result = built(live, run, request, sight, frozen, marks, "cycle", ratio)
-            if result.cost <= marks.high:
-                return _recalled(live, run, request, sight, frozen, marks, result)
-    return await _advance(live, run, request, sight, frozen)
+        grown = _raw(case) if cycle is None else _carried_on(case, cycle)
+    return grown or await _new_cycle(case, cycle)
 
 
-def _opens(run: Run, sight: Sight, frozen: Frozen | None) -> bool:
-    """Whether this is the first request of a user turn, `every_turn` is asked for, and there is something to cut."""
-    recent = sight.options.recent_turns
-    if not sight.options.every_turn or recent is None or sight.turn in (run.opened_turn, frozen and frozen.turn):
-        return False
-    return len(sight.turns.turns) - 1 > recent
-
-
-async def _cycle(run: Run, request: Request, sight: Sight) -> Frozen | None:
+async def _known_cycle(case: Case) -> Frozen | None:
     """The cycle this request belongs to: the run's own, else, once a run, that of the longest ancestor."""
-    config = sight.options.config
-    found = fitting(run.frozen, sight.history, config)
+    run, history, config = case.run, case.history, case.options.config
+    found = fitting(run.frozen, history, config)
     if not run.begun:
         run.begun = True
-        start = await request.begin(list(sight.history.ids[-JOURNALLED:]), config)
+        start = await case.request.begin(list(history.ids[-JOURNALLED:]), config)
         run.ratios.restore(start["ratios"])
         found = Frozen.from_json(start["cycle"]) if start["cycle"] else None
-        found = run.kept = fitting(found, sight.history, config)
+        found = run.kept = fitting(found, history, config)
         run.tight = found.tight if found else run.tight
     if found is not None:
-        whole = mended(found, sight.pairing, sight.base)
+        whole = mended(found, case.pairing, case.base)
         run.kept = whole if run.kept is found else run.kept
         found = whole
     run.frozen = found
     return found
 
 
-def _recalled(
-    live: Live, run: Run, request: Request, sight: Sight, frozen: Frozen, marks: Limits, result: Result
-) -> Result:
-    """The view with what its prompt asks for, where a new user turn begins; else as it is."""
-    options = sight.options
-    at = due(frozen, sight.history, sight.turn) if options.recall and marks.cap(options.fidelity) else None
+def _opens(case: Case, cycle: Frozen | None) -> bool:
+    """Whether this is the first request of a user turn, `every_turn` is asked for, and there is something to cut."""
+    recent = case.options.recent_turns
+    if not case.options.every_turn or recent is None or case.turn in (case.run.opened_turn, cycle and cycle.turn):
+        return False
+    return len(case.outline.turns) - 1 > recent
+
+
+def _raw(case: Case) -> Result | None:
+    """The raw history, up to the high mark."""
+    if case.request.fixed + case.history.tokens > case.marks().high:
+        return None
+    return built(case, None, "raw")
+
+
+def _carried_on(case: Case, cycle: Frozen) -> Result | None:
+    """The cycle and everything since, up to the high mark; at a new user turn also what its prompt asks for."""
+    result, marks, options = built(case, cycle, "cycle"), case.marks(cycle), case.options
+    if result.cost > marks.high:
+        return None
+    at = due(cycle, case.history, case.turn) if options.recall and marks.cap(options.fidelity) else None
     if at is None:
         return result
-    run.frozen = with_block(
-        frozen,
-        sight.history,
-        sight.turns,
+    wider = with_block(
+        cycle,
+        case.history,
+        case.outline,
         at,
-        turn=sight.turn,
+        turn=case.turn,
         share=options.recall,
         limits=marks,
         cost=result.cost,
-        counter=live.counter,
+        counter=case.counter,
     )
-    if run.prefix is not None and run.prefix[0] is frozen:
-        run.prefix = (run.frozen, run.prefix[1])
-    live.cycles.keep(run.frozen)
-    return built(live, run, request, sight, run.frozen, marks, "cycle", result.ratio)
+    case.run.reword(wider)
+    case.live.cycles.keep(wider)
+    return built(case, wider, "cycle")
 
 
-def _asking(live: Live, run: Run, request: Request, sight: Sight) -> AskFor | None:
+async def _new_cycle(case: Case, previous: Frozen | None) -> Result:
+    """Cut back and freeze; again, with less, where the host's own framing turns out to need room."""
+    run = case.run
+    run.tight = run.tight if run.refused else 1.0
+    more, tries, row = 0, 1, None
+    while True:
+        done = await advance(case, previous, _asking(case), more)
+        previous, row = done.frozen, row or done.row
+        result = built(case, previous, "compiled", done)
+        over = result.cost - result.limit
+        if over <= 0 or not done.cut.fits or tries == TRIES:
+            break
+        more, tries = more + over, tries + 1
+    if over > 0:
+        result = replace(result, view=replace(result.view, status="floor_over_budget"))
+    return begun(case.live, run, replace(result, row=row))
+
+
+async def advance(case: Case, previous: Frozen | None, ask: AskFor | None, more: int = 0) -> Advanced:
+    """One advance of this request; `more` tokens are known to be needed beside its overhead."""
+    overhead = case.request.fixed + more
+    return await advanced(case, case.marks(), where=case.where, ask=ask, previous=previous, overhead=overhead)
+
+
+def _asking(case: Case) -> AskFor | None:
     """How to ask for notes: once a user turn, and only where the run's usage limits leave room for it."""
-    if run.asked_turn == sight.turn:
+    run, request = case.run, case.request
+    if run.asked_turn == case.turn:
         return None
 
     async def asked(order: Order) -> Answer:
-        run.asked_turn = sight.turn
-        given = sum(map(live.counter.text, order.prompts)) + order.cap * (len(order.prompts) - 1)
+        run.asked_turn = case.turn
+        given = sum(map(case.counter.text, order.prompts)) + order.cap * (len(order.prompts) - 1)
         if not request.affords(given + request.overhead, order.cap * len(order.prompts)):
             return Answer(text="", refused="the run's usage limits leave too little for a compile")
         try:
             return await request.ask(order)
         except CompileError as error:
-            run.failed = failed_row(where_of(live, run, request, sight), sight.history, sight.options, order, error)
+            run.failed = failed_row(case.where, case.history, case.options, order, error)
             raise
 
     return asked
-
-
-async def _advance(live: Live, run: Run, request: Request, sight: Sight, frozen: Frozen | None) -> Result:
-    """Cut back and freeze; again, with less, where the host's own framing turns out to need room."""
-    run.tight = run.tight if run.refused else 1.0
-    ratio = run.ratios.of(request.family)
-    marks = marks_of(live, run, request, sight, ratio)
-    more, tries, row = 0, 1, None
-    while True:
-        ask = _asking(live, run, request, sight)
-        done = await advance(live, run, request, sight, marks, frozen, ask, ratio, more)
-        frozen, row = done.frozen, row or done.row
-        result = built(live, run, request, sight, frozen, marks, "compiled", ratio, done)
-        over = result.cost - marks.budget
-        if over <= 0 or not done.fits or tries == TRIES:
-            break
-        more, tries = more + over, tries + 1
-    if over > 0:
-        result = replace(result, view=replace(result.view, status="floor_over_budget"))
-    return begun(live, run, replace(result, row=row))
-
-
-async def advance(
-    live: Live,
-    run: Run,
-    request: Request,
-    sight: Sight,
-    marks: Limits,
-    previous: Frozen | None,
-    ask: AskFor | None,
-    ratio: float,
-    more: int = 0,
-) -> Advanced:
-    """One advance of this request; `more` tokens are known to be needed beside its overhead."""
-    return await advanced(
-        sight.history,
-        sight.turns,
-        sight.base,
-        sight.options,
-        marks,
-        counter=live.counter,
-        previous=previous,
-        overhead=request.fixed + more,
-        where=where_of(live, run, request, sight),
-        ask=ask,
-        ratio=ratio,
-        tight=run.tight,
-    )
 
 
 def begun(live: Live, run: Run, result: Result) -> Result:

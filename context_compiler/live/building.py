@@ -9,44 +9,36 @@ from context_compiler.budget.frozen import Frozen
 from context_compiler.errors import ContextCompilerError
 from context_compiler.history import History
 from context_compiler.layers.told import with_layers, with_told
-from context_compiler.limits import Limits
-from context_compiler.live.request import Request
-from context_compiler.live.run import Live, Result, Run, Sight
+from context_compiler.live.run import Case, Result
 from context_compiler.recall.blocks import texts
 from context_compiler.record.recording import ledger
 from context_compiler.turns import pair
 from context_compiler.view import LEFT_OUT, View, mark_in, marked_request, opening, since, summary_of
 
 
-def built(
-    live: Live,
-    run: Run,
-    request: Request,
-    sight: Sight,
-    frozen: Frozen,
-    marks: Limits,
-    status: str,
-    ratio: float,
-    done: Advanced | None = None,
-) -> Result:
-    """A view with its ledger. Raw history is sent as the same objects in the same list order."""
-    told = request.told
-    untouched = frozen is RAW and not sight.base and not told.text and not _unled(request.messages)
-    messages = list(request.messages) if untouched else with_told(_messages(live, run, request, sight, frozen), told)
-    sent = sight.history if untouched else _whole(live.reader.read(messages, last=run.view), sight.history)
-    cost = request.overhead + sent.tokens if untouched else _cost(live, request, messages)
-    run.view = sent
+def built(case: Case, cycle: Frozen | None, status: str, done: Advanced | None = None) -> Result:
+    """A view with its ledger: of a cycle, or of raw history, which is sent as the same objects in the same order.
+
+    Raises:
+        ContextCompilerError: the view may not go out as it is.
+    """
+    request, history, told = case.request, case.history, case.request.told
+    frozen, marks = cycle or RAW, case.marks(cycle)
+    untouched = cycle is None and not case.base and not told.text and not _unled(request.messages)
+    messages = list(request.messages) if untouched else with_told(_messages(case, frozen), told)
+    sent = history if untouched else _whole(case.reader.read(messages, last=case.run.view), history)
+    case.run.view = sent
     drops = (*told.drops, *(done.cut.bench.drops if done else ()))
-    blocks = () if untouched else texts(frozen, sight.history).values()
-    kept = () if untouched else why_kept(frozen, sight.turns, len(sight.history))
+    blocks = () if untouched else texts(frozen, history).values()
+    kept = () if untouched else why_kept(frozen, case)
     sections = {
         "instructions and schemas": request.overhead,
-        **with_layers(sections_of(frozen, sent, live.counter, blocks), told),
+        **with_layers(sections_of(frozen, sent, case.counter, blocks), told),
     }
     view = View(
         messages=messages,
         tokens=sent.tokens,
-        budget=int(marks.budget * ratio),
+        budget=int(marks.budget * marks.ratio),
         status=status,
         summary=summary_of(frozen),
         ledger=ledger(sections, drops, kept),
@@ -56,23 +48,24 @@ def built(
     )
     return Result(
         view=view,
-        raw=sight.history,
+        raw=history,
         sent=sent,
-        frozen=frozen if frozen is not RAW else None,
-        turn=sight.turn,
-        cost=cost,
+        frozen=cycle,
+        turn=case.turn,
+        cost=request.overhead + sent.tokens if untouched else _cost(case, messages),
         limit=marks.budget,
-        ratio=ratio,
+        ratio=marks.ratio,
     )
 
 
-def _messages(live: Live, run: Run, request: Request, sight: Sight, frozen: Frozen) -> list[ModelMessage]:
+def _messages(case: Case, frozen: Frozen) -> list[ModelMessage]:
     """The messages of a view; what a cycle froze is built once."""
-    if run.prefix is None or run.prefix[0] is not frozen or frozen.decided >= len(sight.history):
-        run.prefix = (frozen, opening(sight.history, frozen, live.reader))
-    later = since(sight.history, frozen.decided, sight.base, live.reader, texts(frozen, sight.history))
+    run, history = case.run, case.history
+    if run.prefix is None or run.prefix[0] is not frozen or frozen.decided >= len(history):
+        run.prefix = (frozen, opening(history, frozen, case.reader))
+    later = since(history, frozen.decided, case.base, case.reader, texts(frozen, history))
     messages = [*run.prefix[1], *later]
-    unmarked = request.marked and not any(map(mark_in, run.prefix[1]))
+    unmarked = case.request.marked and not any(map(mark_in, run.prefix[1]))
     return [marked_request(LEFT_OUT, {"v": 1}), *messages] if unmarked or _unled(messages) else messages
 
 
@@ -87,11 +80,11 @@ def _unled(messages: list[ModelMessage]) -> bool:
     return False
 
 
-def _cost(live: Live, request: Request, messages: list[ModelMessage]) -> int:
+def _cost(case: Case, messages: list[ModelMessage]) -> int:
     """What a request takes as the host renders it, in exact tokens."""
-    framed = request.framing(messages) if request.framing else messages
-    one = live.reader.one
-    return request.overhead + max(sum(one(m).tokens for m in framed), sum(one(m).tokens for m in messages))
+    framed = case.request.framing(messages) if case.request.framing else messages
+    one = case.reader.one
+    return case.request.overhead + max(sum(one(m).tokens for m in framed), sum(one(m).tokens for m in messages))
 
 
 def _whole(sent: History, raw: History) -> History:

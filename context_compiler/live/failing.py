@@ -34,31 +34,31 @@ def passes(error: Exception) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[T]):
+class Attempt(Generic[T]):
     """What an attempt gave: a value, or the reason why there is none."""
 
     value: T | None = None
     error: Exception | None = None
 
 
-def attempt(work: Callable[[], T]) -> Outcome[T]:
+def attempt(work: Callable[[], T]) -> Attempt[T]:
     """Do something that may fail in any way."""
     try:
-        return Outcome(value=work())
+        return Attempt(value=work())
     except Exception as error:
         if passes(error):
             raise
-        return Outcome(error=error)
+        return Attempt(error=error)
 
 
-async def attempted(work: Awaitable[T]) -> Outcome[T]:
+async def attempted(work: Awaitable[T]) -> Attempt[T]:
     """Wait for something that may fail in any way."""
     try:
-        return Outcome(value=await work)
+        return Attempt(value=await work)
     except Exception as error:
         if passes(error):
             raise
-        return Outcome(error=error)
+        return Attempt(error=error)
 
 
 class Breaker:

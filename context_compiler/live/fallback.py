@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.advance.through import RAW
-from context_compiler.budget.cutting import Options
 from context_compiler.history import History, Reader
 from context_compiler.limits import whole_budget
 from context_compiler.live import advance, begun
@@ -20,9 +19,12 @@ from context_compiler.live.building import built
 from context_compiler.live.cycles import fitting
 from context_compiler.live.failing import attempt, attempted, floor
 from context_compiler.live.request import Request
-from context_compiler.live.run import Live, Result, Run, marks_of, read
+from context_compiler.live.run import Case, Live, Result, Run, read
 from context_compiler.record.recording import ledger
 from context_compiler.view import View
+
+Sees = Callable[[], Case]
+"""Reads the request, which may fail too."""
 
 EMPTY = History(messages=(), readings=(), ids=(), sums=(0,))
 
@@ -57,41 +59,38 @@ def _limit(live: Live, run: Run, request: Request) -> tuple[int, int | None]:
 
 
 def _ways(live: Live, run: Run, request: Request) -> list[tuple[str, Callable[[], Awaitable[Result | None]]]]:
-    """Everything that may be sent instead of a view, the best first."""
+    """Everything that may be sent instead of a view, the best first; each reads the request anew."""
+    asked: Sees = partial(read, live, run, request)
+    plain: Sees = partial(read, live, run, request, plain=True)
     return [
-        ("the last good view", lambda: _last(live, run, request)),
-        ("raw history", lambda: _raw(live, run, request)),
-        ("a view without a model", lambda: _plain(live, run, request, live.options)),
-        ("a view without a model or template", lambda: _plain(live, run, request, live.plain)),
+        ("the last good view", lambda: _last(plain)),
+        ("raw history", lambda: _raw(plain)),
+        ("a view without a model", lambda: _unasked(asked)),
+        ("a view without a model or template", lambda: _unasked(plain)),
     ]
 
 
-async def _last(live: Live, run: Run, request: Request) -> Result | None:
-    sight = read(live, run, request, live.plain(request))
-    frozen = fitting(run.frozen, sight.history, run.frozen.config) if run.frozen else None
-    if frozen is None:
+async def _last(sees: Sees) -> Result | None:
+    case = sees()
+    run = case.run
+    cycle = fitting(run.frozen, case.history, run.frozen.config) if run.frozen else None
+    if cycle is None:
         return None
-    marks = marks_of(live, run, request, sight, frozen.ratio)
-    carried = attempt(lambda: built(live, run, request, sight, frozen, marks, "fallback", frozen.ratio))
+    carried = attempt(lambda: built(case, cycle, "fallback"))
     if carried.error is not None:
         run.frozen = None  # it would fail at every request from now on
     return carried.value
 
 
-async def _raw(live: Live, run: Run, request: Request) -> Result | None:
-    sight = read(live, run, request, live.plain(request))
-    ratio = run.ratios.of(request.family)
-    return built(live, run, request, sight, RAW, marks_of(live, run, request, sight, ratio), "fallback", ratio)
+async def _raw(sees: Sees) -> Result | None:
+    return built(sees(), None, "fallback")
 
 
-async def _plain(live: Live, run: Run, request: Request, options: Callable[[Request], Options]) -> Result | None:
-    sight = read(live, run, request, options(request))
-    ratio = run.ratios.of(request.family)
-    marks = marks_of(live, run, request, sight, ratio)
-    previous = fitting(run.frozen, sight.history, sight.options.config)
-    done = await advance(live, run, request, sight, marks, previous, None, ratio)
-    result = built(live, run, request, sight, done.frozen, marks, "fallback", ratio, done)
-    return replace(result, row=done.row, began=True)
+async def _unasked(sees: Sees) -> Result | None:
+    case = sees()
+    previous = fitting(case.run.frozen, case.history, case.options.config)
+    done = await advance(case, previous, None)
+    return replace(built(case, done.frozen, "fallback", done), row=done.row, began=True)
 
 
 def _bare(reader: Reader, run: Run, request: Request, messages: list[ModelMessage], budget: int, why: str) -> Result:

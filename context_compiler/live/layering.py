@@ -16,14 +16,12 @@ from context_compiler.live.run import Live, Run
 from context_compiler.view import View
 
 
-async def layered(
-    live: Live, run: Run, request: Request, layers: Source | None, role: str | None, report: Report
-) -> Request:
+async def layered(live: Live, run: Run, request: Request, report: Report) -> Request:
     """The request with what its run is told; with nothing, and the reason on the record, where that fails."""
-    if layers is None or role is None:
+    if live.layers is None or live.role is None:
         return request
     if run.told is None:
-        outcome = await attempted(_told(live, run, request, layers, role))
+        outcome = await attempted(_told(live, run, request, live.layers, live.role))
         if outcome.error is not None:
             await report(outcome.error)
             run.told = untold(NOTHING, f"could not be told: {type(outcome.error).__name__}")

@@ -59,6 +59,8 @@ class Middleware:
             counter=as_counter(wanted.counter),
             vault_name=wanted.vault_name,
             model=wanted.compiler_name(),
+            layers=wanted.layers,
+            role=wanted.role,
         )
         self.archive = Archive(wanted, self.live.cycles, self.report)
         self._compiling = Compiling(wanted, self.archive)
@@ -81,7 +83,7 @@ class Middleware:
         started = time.perf_counter()
         run.failed = None
         await self._settle()
-        request = await layered(self.live, run, request, self.wanted.layers, self.wanted.role, self.report)
+        request = await layered(self.live, run, request, self.report)
         outcome = await attempted(respond(self.live, run, request))
         result = outcome.value
         if result is not None and (alone := crowded(run, request, result.view)) is not None:
@@ -117,10 +119,9 @@ class Middleware:
         run.kept = frozen
         failed = record.compile is not None and record.compile.status.startswith("failed")
         if run.frozen is frozen and not failed and frozen.summary_id != record.summary_id:
-            run.frozen = replace(frozen, summary_id=record.summary_id)
-            if run.prefix is not None and run.prefix[0] is frozen:
-                run.prefix = (run.frozen, run.prefix[1])
-            self.live.cycles.keep(run.frozen)
+            known = replace(frozen, summary_id=record.summary_id)
+            run.reword(known)
+            self.live.cycles.keep(known)
 
     def _record(self, run: Run, request: Request, result: Result, latency: float) -> Record:
         view, ratio = result.view, result.ratio
@@ -148,7 +149,7 @@ class Middleware:
             summary_id=result.frozen.summary_id if result.frozen and result.row is None else None,
             compile=result.row,
         )
-        return explained(record, {"raw_tip": "the history is empty", "view_tip": "the view is empty"})
+        return explained(record)
 
     async def compile(self, key: str, prompts: Sequence[str], model: Model) -> Answer:
         """One compile; its failure is an answer too."""

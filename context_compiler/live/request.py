@@ -78,8 +78,10 @@ class Request:
         return self.overhead + self.told.tokens
 
 
-def host_facts(ctx: RunContext[Any], context: ModelRequestContext, counter: TokenCounter) -> dict[str, Any]:
-    """What a request costs beside its messages, and what its model allows."""
+def host_request(
+    ctx: RunContext[Any], context: ModelRequestContext, counter: TokenCounter, *, begin: Begin, ask: AskFor
+) -> Request:
+    """A request as the host is about to send it."""
     model = context.model
     settings, parameters = model.prepare_request(context.model_settings, context.model_request_parameters)
     given: dict[str, object] = dict(settings or {})
@@ -92,16 +94,23 @@ def host_facts(ctx: RunContext[Any], context: ModelRequestContext, counter: Toke
     def framing(messages: list[ModelMessage]) -> list[ModelMessage]:
         return model.prepare_messages(messages, parameters)
 
-    return {
-        "overhead": _overhead(instructions, tools, counter) + counter.text(schema),
-        "refs": any(tool.name == READ for tool in parameters.function_tools),
-        "hash": _hash([instructions, tools, schema, stable]),
-        "framing": framing,
-        **_run_facts(ctx, model, given),
-    }
+    return _request(
+        ctx,
+        model,
+        given,
+        messages=context.messages,
+        overhead=_overhead(instructions, tools, counter) + counter.text(schema),
+        refs=any(tool.name == READ for tool in parameters.function_tools),
+        hash=_hash([instructions, tools, schema, stable]),
+        framing=framing,
+        begin=begin,
+        ask=ask,
+    )
 
 
-def run_facts(ctx: RunContext[Any], messages: list[ModelMessage], counter: TokenCounter) -> dict[str, Any]:
+def run_request(
+    ctx: RunContext[Any], messages: list[ModelMessage], counter: TokenCounter, *, begin: Begin, ask: AskFor
+) -> Request:
     """The same for a history processor, which sees the run but not the request: tools as far as they are known."""
     last = messages[-1] if messages else None
     instructions = [text] if (text := getattr(last, "instructions", None)) else []
@@ -109,29 +118,34 @@ def run_facts(ctx: RunContext[Any], messages: list[ModelMessage], counter: Token
     known = list(getattr(manager, "tool_defs", None) or ())
     tools = [_tool(tool) for tool in known]
     given: dict[str, object] = dict(ctx.model_settings or {})
-    return {
-        "overhead": _overhead(instructions, tools, counter),
-        "refs": any(tool.name == READ for tool in known),
-        "hash": _hash([instructions, tools]),
-        "framing": None,
-        **_run_facts(ctx, ctx.model, given),
-    }
+    return _request(
+        ctx,
+        ctx.model,
+        given,
+        messages=messages,
+        overhead=_overhead(instructions, tools, counter),
+        refs=any(tool.name == READ for tool in known),
+        hash=_hash([instructions, tools]),
+        framing=None,
+        begin=begin,
+        ask=ask,
+        marked=True,
+    )
 
 
-def _run_facts(ctx: RunContext[Any], model: Any, settings: Mapping[str, object]) -> dict[str, Any]:
-    def affords(given: int, said: int) -> bool:
-        return spares(ctx, given, said)
-
-    return {
-        "model": model.model_name,
-        "family": model_family(model.system, model.model_name),
-        "window": _whole(getattr(model, "context_window", None)),
-        "max_tokens": _whole(settings.get("max_tokens")),
-        "session_id": session_of(ctx),
-        "scope": scope_of(ctx),
-        "run_id": ctx.run_id,
-        "affords": affords,
-    }
+def _request(ctx: RunContext[Any], model: Any, settings: Mapping[str, object], **seen: Any) -> Request:
+    """A request with what its run and its model say of it."""
+    return Request(
+        model=model.model_name,
+        family=model_family(model.system, model.model_name),
+        window=_whole(getattr(model, "context_window", None)),
+        max_tokens=_whole(settings.get("max_tokens")),
+        session_id=session_of(ctx),
+        scope=scope_of(ctx),
+        run_id=ctx.run_id,
+        affords=lambda given, said: spares(ctx, given, said),
+        **seen,
+    )
 
 
 def _overhead(instructions: Sequence[str], tools: Sequence[str], counter: TokenCounter) -> int:

@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.advance.through import carried, repaired
-from context_compiler.budget.cutting import Options
+from context_compiler.budget.cutting import Options, Sight
 from context_compiler.budget.frozen import Frozen
 from context_compiler.config import Wishes
 from context_compiler.history import History, Reader, reader_of
+from context_compiler.layers.session import Source
 from context_compiler.layers.told import Told
 from context_compiler.limits import Asked, Limits, limits
 from context_compiler.live.cycles import Cycles
@@ -23,11 +21,10 @@ from context_compiler.live.request import Request
 from context_compiler.record import Compile
 from context_compiler.record.recording import Where
 from context_compiler.settings import Settings
-from context_compiler.shapes import Shape
 from context_compiler.template.lookup import TemplateLibrary
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.ratios import Ratios
-from context_compiler.turns import Outline, Pairing, outline, pair, turn_index
+from context_compiler.turns import Pairing, pair
 from context_compiler.view import View
 
 TIGHT = 0.7
@@ -69,6 +66,12 @@ class Run:
     told: Told | None = None
     """What the run is told of the layers, once that is settled."""
 
+    def reword(self, frozen: Frozen) -> None:
+        """Go on with the same cycle in other words: its beginning stays as it was built."""
+        if self.prefix is not None and self.prefix[0] is self.frozen:
+            self.prefix = (frozen, self.prefix[1])
+        self.frozen = frozen
+
     def tighten(self) -> None:
         """Go on with less, and without a model for this turn: the provider says the request was too long."""
         self.tight *= TIGHT * (min(1.0, self.sent / self.budget) if self.sent and self.budget else 1.0)
@@ -87,6 +90,9 @@ class Live:
     vault_name: str
     model: str | None
     """What the compiler's model is called; None is the run's own."""
+    layers: Source | None = None
+    role: str | None = None
+    """Which node of the layers the agent is."""
     settings: Settings = field(default_factory=Settings)
     cycles: Cycles = field(default_factory=Cycles)
     paired: Pairing | None = None
@@ -96,20 +102,17 @@ class Live:
     def __post_init__(self) -> None:
         self.reader = reader_of(self.counter)
 
-    def options(self, request: Request) -> Options:
-        """How views of this request are written; TemplateError where the template is missing or wrong."""
-        return self._settled(self.wishes, self.templates, request)
+    def options(self, request: Request, *, plain: bool = False) -> Options:
+        """How views of this request are written; `plain` is a template of this package that needs no model.
 
-    def plain(self, request: Request) -> Options:
-        """The same with a template that comes with the package and needs no model."""
-        return self._settled(replace(self.wishes, template="extractive"), TemplateLibrary(system=None), request)
-
-    def _settled(self, wishes: Wishes, templates: TemplateLibrary, request: Request) -> Options:
-        model = self.model if self.model is not None else request.model
+        Raises:
+            TemplateError: the template is missing or wrong.
+        """
+        wishes = replace(self.wishes, template="extractive") if plain else self.wishes
         return wishes.options(
-            templates,
+            TemplateLibrary(system=None) if plain else self.templates,
             self.settings,
-            model=model,
+            model=self.model if self.model is not None else request.model,
             family=request.family,
             window=request.window,
             scope=f"{self.vault_name}/{request.scope}",
@@ -118,19 +121,55 @@ class Live:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
-    """A request, read: everything that follows from its messages alone."""
+class Case(Sight):
+    """One request of one run, read: what every step towards its view works with."""
 
-    history: History
-    pairing: Pairing
-    base: Mapping[int, Shape]
-    turn: int
-    options: Options
+    live: Live
+    run: Run
+    request: Request
 
-    @cached_property
-    def turns(self) -> Outline:
-        """The history as turns; only an advance needs them."""
-        return outline(self.history, self.pairing)
+    def marks(self, frozen: Frozen | None = None) -> Limits:
+        """What this request may cost, by the ratio that a cycle froze; without one, by what was learnt until now."""
+        request = self.request
+        return limits(
+            self.live.asked,
+            fixed=request.fixed + self.carried,
+            window=request.window,
+            max_tokens=request.max_tokens,
+            threshold=self.options.template.token_threshold,
+            fidelity=self.options.fidelity,
+            ratio=frozen.ratio if frozen is not None else self.run.ratios.of(request.family),
+            tight=self.run.tight,
+        )
+
+    @property
+    def where(self) -> Where:
+        """Which request of which conversation this is."""
+        return Where(
+            session_id=self.request.session_id,
+            vault_name=self.live.vault_name,
+            run_id=self.request.run_id,
+            turn_index=self.turn,
+            request_index=self.run.requests,
+        )
+
+
+def read(live: Live, run: Run, request: Request, *, plain: bool = False) -> Case:
+    """Read the messages of a request, for views as they were asked for or for `plain` ones.
+
+    Raises:
+        TemplateError: the template is missing or wrong.
+    """
+    options = live.options(request, plain=plain)
+    history = live.reader.read(request.messages, last=run.raw)
+    run.raw = history
+    pairing = pair(history, live.paired)
+    live.paired = live.paired if pairing.waiting else pairing
+    case = Case(
+        live=live, run=run, request=request, history=history, pairing=pairing, options=options, reader=live.reader
+    )
+    run.turn = case.turn
+    return case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,38 +189,3 @@ class Result:
     began: bool = False
     """A new cycle began with this request."""
     ratio: float = 1.0
-
-
-def read(live: Live, run: Run, request: Request, options: Options) -> Sight:
-    """Read the messages of a request."""
-    history = live.reader.read(request.messages, last=run.raw)
-    run.raw = history
-    pairing = pair(history, live.paired)
-    live.paired = live.paired if pairing.waiting else pairing
-    turn = run.turn = turn_index(history)
-    return Sight(history=history, pairing=pairing, base=repaired(pairing), turn=turn, options=options)
-
-
-def marks_of(live: Live, run: Run, request: Request, sight: Sight, ratio: float) -> Limits:
-    """The limits of one request."""
-    return limits(
-        live.asked,
-        fixed=request.fixed + carried(sight.history),
-        window=request.window,
-        max_tokens=request.max_tokens,
-        threshold=sight.options.template.token_threshold,
-        fidelity=sight.options.fidelity,
-        ratio=ratio,
-        tight=run.tight,
-    )
-
-
-def where_of(live: Live, run: Run, request: Request, sight: Sight) -> Where:
-    """Which request of which conversation this is."""
-    return Where(
-        session_id=request.session_id,
-        vault_name=live.vault_name,
-        run_id=request.run_id,
-        turn_index=sight.turn,
-        request_index=run.requests,
-    )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.advance import cut, freeze
-from context_compiler.advance.through import carried, repaired
+from context_compiler.budget.cutting import Sight
 from context_compiler.config import Wishes
 from context_compiler.history import Reader
 from context_compiler.limits import Asked, limits
@@ -19,7 +19,7 @@ from context_compiler.manager.context import context_messages, opening, tokens_o
 from context_compiler.manager.session import Session
 from context_compiler.settings import Settings
 from context_compiler.template.lookup import TemplateLibrary
-from context_compiler.turns import outline, pair, turn_index
+from context_compiler.turns import pair
 from context_compiler.view import assemble
 
 
@@ -81,9 +81,8 @@ def shortened(messages: Sequence[ModelMessage], budget: int, reader: Reader) -> 
     options = wishes.options(
         TemplateLibrary(system=None), Settings.from_environment(), model="none", family="", window=None
     )
-    base, turns = repaired(pairing), outline(history, pairing)
-    marks = limits(Asked(budget=budget), fixed=carried(history), fidelity=options.fidelity)
-    done = cut(history, turns, base, options, marks, counter=reader.counter, previous=None, overhead=0, one_shot=True)
-    turn = turn_index(history)
-    frozen, _ = freeze(done, options, summary="", row=None, turn=turn, asked=False, ratio=1.0, tight=1.0)
-    return assemble(history, frozen, base, reader)
+    sight = Sight(history=history, pairing=pairing, options=options, reader=reader)
+    marks = limits(Asked(budget=budget), fixed=sight.carried, fidelity=options.fidelity)
+    done = cut(sight, marks, previous=None, overhead=0, one_shot=True)
+    frozen, _ = freeze(done, options, summary="", row=None, turn=sight.turn, asked=False)
+    return assemble(history, frozen, sight.base, reader)

@@ -128,6 +128,9 @@ def _row(where: Where, options: Options, **given: Any) -> Compile:
 WHY_EMPTY = {
     "error": "none",
     "run_id": "no run",
+    "request_hash": "no run",
+    "raw_tip": "the history is empty",
+    "view_tip": "the view is empty",
     "template_path": "the template is no file",
     "summary": "nothing was written",
     "summary_id": "nothing was compiled",
@@ -138,11 +141,12 @@ WHY_EMPTY = {
 Row = TypeVar("Row", Compile, Record)
 
 
-def explained(row: Row, why: Mapping[str, str]) -> Row:
+def explained(row: Row, why: Mapping[str, str] | None = None) -> Row:
     """The row with a status that also says for every empty column why it is empty.
 
     The number of a compile that is kept with its request is not known before, and is no empty column after.
     """
+    why = why or {}
     reasons: dict[str, list[str]] = {}
     known_later = getattr(row, "compile", None) is not None and "summary_id" not in why
     given = ("id", "compile", "summary_id") if known_later else ("id", "compile")

@@ -19,15 +19,23 @@ from tests.support.views import counter
 LONG = prose(1, 400)
 
 
-def bench(messages: Sequence[ModelMessage], shapes: Sequence[Shape | None] | None = None) -> Bench:
+def bench(
+    messages: Sequence[ModelMessage],
+    shapes: Sequence[Shape | None] | None = None,
+    *,
+    room: int = 1_000,
+    recent: int = 1,
+) -> Bench:
     history = Reader(counter).read(messages)
-    return Bench(history, outline(history, pair(history)), counter, shapes or [WHOLE] * len(messages))
+    made = Bench(history, outline(history, pair(history)), counter, shapes or [WHOLE] * len(messages))
+    made.room, made.recent = room, recent
+    return made
 
 
-def climb(on: Bench, rung: Rung, *, room: int = 1_000, recent: int = 1) -> list[str]:
+def climb(on: Bench, rung: Rung) -> list[str]:
     """Everything that one rung does, to the end; the reasons it gives, in order."""
     before = len(on.drops)
-    for _ in rung(on, room, recent):
+    for _ in rung(on):
         pass
     return [drop.reason for drop in on.drops[before:]]
 
