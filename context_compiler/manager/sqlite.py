@@ -165,7 +165,7 @@ def _row(score: Score) -> tuple[rows.Column, ...]:
     """A score as its columns, in the order in which they are kept."""
     plain = {name: getattr(score, name) for name in SCORED} | {"created_at": rows.stamp(score.created_at)}
     plain |= {"turn_index": score.turn, "trouble": None if score.trouble is None else _plain(score.trouble)}
-    values = (plain[name] for name in shelf.SCORE if name not in ("session", "turns_tip"))
+    values = (plain[name] for name in rows.SCORE if name not in ("session", "turns_tip"))
     return tuple(int(value) if isinstance(value, bool) else value for value in values)
 
 

@@ -10,8 +10,8 @@ from context_compiler.store.saving import insert, session_row
 from context_compiler.store.schema import transaction
 
 
-def load(db: sqlite3.Connection, session_id: str, vault_name: str) -> rows.Stored | None:
-    """The newest state of a session; None where it has none."""
+def load(db: sqlite3.Connection, session_id: str, vault_name: str) -> tuple[str, int] | None:
+    """The newest state of a session as JSON text, and its version from 1; None where it has none."""
     found = db.execute(
         "SELECT l.state, l.version FROM layers l JOIN sessions s ON s.id = l.session"
         " WHERE s.session_id = ? AND s.vault_name = ?",

@@ -1,4 +1,4 @@
-"""What a session remembers, one question a function: memories, commits, the state that is current, and scores.
+"""What a session remembers, one question a function: memories, commits, and the state that is current.
 
 A memory is named as reached by all that was remembered before it, so a state of the memory is one name, and two
 states differ by what lies between them: a commit costs one row, and a checkout what it changes.
@@ -16,7 +16,7 @@ from context_compiler.errors import ContextMemoryError
 from context_compiler.record import Chain
 from context_compiler.store import rows
 from context_compiler.store.reading import ALL
-from context_compiler.store.saving import archive
+from context_compiler.store.saving import archive, keep_body
 from context_compiler.store.schema import transaction
 
 Indexed = Callable[[str], str]
@@ -56,7 +56,7 @@ def remember(db: sqlite3.Connection, name: str, text: str, indexed: Indexed) -> 
             return known["id"]
         tip = space_of(db, session)["memory_tip"]
         memory = ids.chained(tip, content)
-        db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (content, rows.pack(body)))
+        keep_body(db, body)
         row = (memory, tip, content, _position(db, tip) + 1, rows.stamp(datetime.now(UTC)))
         db.execute("INSERT OR IGNORE INTO memories VALUES (?, ?, ?, ?, ?)", row)
         _enliven(db, session, memory, terms)
@@ -82,7 +82,7 @@ def commit(
     session = session_of(db, name, turns or NOTHING)
     with transaction(db):
         space = space_of(db, session)
-        state = None if facts is None else content_of(db, facts)
+        state = None if facts is None else keep_body(db, rows.to_bytes(facts))
         held = {
             "parent": space["head"],
             "memory_tip": space["memory_tip"],
@@ -188,14 +188,6 @@ def space_of(db: sqlite3.Connection, session: int) -> sqlite3.Row:
 def _enliven(db: sqlite3.Connection, session: int, memory: str, terms: str) -> None:
     db.execute("INSERT INTO live_memories (session, memory) VALUES (?, ?)", (session, memory))
     db.execute("INSERT INTO memories_fts (rowid, terms) VALUES (last_insert_rowid(), ?)", (terms,))
-
-
-def content_of(db: sqlite3.Connection, text: str) -> str:
-    """Keep a text and give its hash."""
-    body = rows.to_bytes(text)
-    name = ids.blob_id(body)
-    db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (name, rows.pack(body)))
-    return name
 
 
 def _position(db: sqlite3.Connection, memory: str | None) -> int:

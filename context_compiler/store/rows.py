@@ -21,6 +21,10 @@ Row = Mapping[str, Any]
 SESSION = ("session_id", "vault_name", "raw_tip", "created_at")
 CYCLE = ("session", "raw_tip", "config", "state")
 LAYERS = ("session", "version", "state")
+SCORE = (
+    *("session", "turn_index", "turns_tip", "quality", "health", "tokens", "summarized", "checkpoint"),
+    *("rolled_back", "trouble", "created_at"),
+)
 TEXTS = ("compiled_prompt", "raw_output", "summary", "input_payload")
 SUMMARY = (
     *("session", "turn_index", "run_id", "covered_tip", "cache_key"),
@@ -40,6 +44,7 @@ SEALED: Mapping[str, Sequence[str]] = {
     "cycles": CYCLE,
     "views": VIEW,
     "layers": LAYERS,
+    "scores": SCORE,
 }
 """The columns of each row that does not prove itself; its `seal` covers them in this order."""
 
@@ -58,12 +63,9 @@ TURN_TIPS = (("commits", "turns_tip"), ("spaces", "turns_tip"), ("scores", "turn
 LAST = 8
 """Messages in which a history that was taken over is recognised: a prompt may be asked again after it."""
 
-Stored = tuple[str, int]
-"""The state of a session's layers as JSON text, and its version, counted from 1."""
 
-
-def follows(session_id: str, found: Stored | None, after: int) -> None:
-    """Refuse a state of layers that does not follow the newest, with a StoreError."""
+def follows(session_id: str, found: tuple[str, int] | None, after: int) -> None:
+    """Refuse a state of layers that does not follow the newest `found`, with a StoreError."""
     version = 0 if found is None else found[1]
     if version != after:
         raise StoreError(
@@ -242,7 +244,5 @@ def _list(text: object) -> list[object]:
 def _drops(items: Iterable[object]) -> Iterable[Drop]:
     for item in items:
         if isinstance(item, dict):
-            found = cast("dict[str, Any]", item)
-            yield Drop(
-                what=str(found.get("what", "")), reason=str(found.get("reason", "")), tokens=found.get("tokens", 0)
-            )
+            one = cast("dict[str, Any]", item)
+            yield Drop(what=str(one.get("what", "")), reason=str(one.get("reason", "")), tokens=one.get("tokens", 0))

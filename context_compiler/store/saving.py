@@ -197,19 +197,20 @@ def compile_row(db: sqlite3.Connection, compile: Compile, session: int) -> int:
     if found:
         return found["id"]
     for body in rows.texts_of(compile).values():
-        _content(db, body)
+        keep_body(db, body)
     return insert(db, "context_summaries", rows.summary_row(compile, session))
 
 
 def _cycle(db: sqlite3.Connection, cycle: Cycle, session: int) -> None:
-    state = _content(db, rows.to_bytes(cycle.state))
+    state = keep_body(db, rows.to_bytes(cycle.state))
     db.execute(
         "DELETE FROM cycles WHERE raw_tip = ? AND config = ? AND session = ?", (cycle.tip, cycle.config, session)
     )
     insert(db, "cycles", (session, cycle.tip, cycle.config, state))
 
 
-def _content(db: sqlite3.Connection, body: bytes) -> str:
+def keep_body(db: sqlite3.Connection, body: bytes) -> str:
+    """Keep a text or payload and give its hash."""
     name = ids.blob_id(body)
     db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (name, rows.pack(body)))
     return name

@@ -9,13 +9,8 @@ from context_compiler.errors import StoreError
 from context_compiler.record import Chain, Compile
 from context_compiler.store import memories, rows
 from context_compiler.store.reading import chain
-from context_compiler.store.saving import compile_row
+from context_compiler.store.saving import compile_row, insert
 from context_compiler.store.schema import snapshot, transaction
-
-SCORE = (
-    *("session", "turn_index", "turns_tip", "quality", "health", "tokens", "summarized", "checkpoint"),
-    *("rolled_back", "trouble", "created_at"),
-)
 
 Standing = tuple[str | None, str]
 """Where a session stands: the name of its last message, and all else as JSON."""
@@ -73,13 +68,7 @@ def keep(
         if compile is not None:
             compile_row(db, compile, session)
         if score is not None:
-            number = db.execute("SELECT ifnull(max(id), 0) + 1 FROM scores").fetchone()[0]
-            values = (session, score[0], tip, *score[1:])
-            marks = ", ?" * len(values)
-            db.execute(
-                f"INSERT INTO scores (id, {', '.join(SCORE)}, seal) VALUES (?{marks}, ?)",
-                (number, *values, rows.seal(number, values)),
-            )
+            insert(db, "scores", (session, score[0], tip, *score[1:]))
     return tip, facts
 
 

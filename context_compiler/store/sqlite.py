@@ -69,68 +69,68 @@ class SQLiteStore:
 
     async def save(self, entry: Entry) -> Record:
         """Keep an entry in one transaction and give back its record with `id` and `summary_id`."""
-        return await self._run(partial(saving.save, entry=entry))
+        return await self.perform(partial(saving.save, entry=entry))
 
     async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
         """Keep a raw history without a request, as the newest of its conversation."""
-        await self._run(partial(saving.archive, session_id=session_id, vault_name=vault_name, raw=raw))
+        await self.perform(partial(saving.archive, session_id=session_id, vault_name=vault_name, raw=raw))
 
     async def find_compile(self, cache_key: str) -> tuple[int, Compile] | None:
         """The reusable compile with that cache key and its row number."""
-        return await self._run(partial(reading.find_compile, cache_key=cache_key))
+        return await self.perform(partial(reading.find_compile, cache_key=cache_key))
 
     async def find_cycle(self, tips: Sequence[str], config: str) -> Cycle | None:
         """The newest cycle of the last of `tips` that has one of this `config`."""
-        return await self._run(partial(reading.find_cycle, tips=tips, config=config))
+        return await self.perform(partial(reading.find_cycle, tips=tips, config=config))
 
     async def chain(self, tip: str) -> list[bytes]:
         """The message bodies of the chain that ends in `tip`, oldest first."""
-        return await self._run(partial(reading.chain, tip=tip))
+        return await self.perform(partial(reading.chain, tip=tip))
 
     async def view(self, view_id: int) -> Record | None:
         """One request with its compile."""
-        return await self._run(partial(reading.view, view_id=view_id))
+        return await self.perform(partial(reading.view, view_id=view_id))
 
     async def views(self, session_id: str | None = None, *, limit: int | None = None) -> list[Record]:
         """Requests, newest first; each with its compile."""
-        return await self._run(partial(reading.views, session_id=session_id, limit=limit))
+        return await self.perform(partial(reading.views, session_id=session_id, limit=limit))
 
     async def summaries(self, session_id: str, *, limit: int | None = None) -> list[Compile]:
         """Compiles of a session, newest first."""
-        return await self._run(partial(reading.summaries, session_id=session_id, limit=limit))
+        return await self.perform(partial(reading.summaries, session_id=session_id, limit=limit))
 
     async def sessions(self) -> list[SessionInfo]:
         """Every conversation, the one used last first."""
-        return await self._run(reading.sessions)
+        return await self.perform(reading.sessions)
 
     async def transcript(self, session_id: str) -> list[bytes]:
         """The bodies of a session's raw history as last seen; empty when it is unknown."""
-        return await self._run(partial(reading.transcript, session_id=session_id))
+        return await self.perform(partial(reading.transcript, session_id=session_id))
 
     async def layers(self, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
         """The newest state of a session's layers and its version; None where it has none."""
-        return await self._run(partial(layering.load, session_id=session_id, vault_name=vault_name))
+        return await self.perform(partial(layering.load, session_id=session_id, vault_name=vault_name))
 
     async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
         """Keep a state of a session's layers in place of version `after`; its own version."""
         given = {"session_id": session_id, "vault_name": vault_name, "state": state, "after": after}
-        return await self._run(partial(layering.keep, **given))
+        return await self.perform(partial(layering.keep, **given))
 
     async def delete(self, session_id: str) -> int:
         """Remove a conversation and everything only it used; the number of requests removed."""
-        return await self._run(partial(upkeep.delete, session_id=session_id))
+        return await self.perform(partial(upkeep.delete, session_id=session_id))
 
     async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
         """Remove old requests; no kept chain is ever broken."""
-        return await self._run(partial(upkeep.prune, older_than_days=older_than_days, keep_last=keep_last))
+        return await self.perform(partial(upkeep.prune, older_than_days=older_than_days, keep_last=keep_last))
 
     async def verify(self) -> tuple[str, ...]:
         """Every defect found by deriving each name again from what reading returns; empty when sound."""
-        return await self._run(verify)
+        return await self.perform(verify)
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
         """Every row as it stood when this began, on a connection of its own, so that saving goes on meanwhile."""
-        await self._run(version_of)
+        await self.perform(version_of)
         connection = Connection(locate(self.path), read_only=True, busy_timeout_ms=self.busy_timeout_ms)
         with self._explaining():
             await connection.open()
@@ -156,10 +156,7 @@ class SQLiteStore:
                     await connection.close()
 
     async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function of this package on the file, whole; for what else lives there, such as memories."""
-        return await self._run(work)
-
-    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function on the file, whole: one of this store, or of what else lives there, such as memories."""
         desk = self._desk()
         async with desk.lock:
             with self._explaining():

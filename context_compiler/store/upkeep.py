@@ -73,14 +73,8 @@ def prune(db: sqlite3.Connection, older_than_days: float | None, keep_last: int 
         removed = _remove(db, "views", "id", old)
         if asked:
             _remove(db, "cycles", "rowid", _found(db, OLD_CYCLES))
-            _forget(
-                db,
-                sorted(
-                    before
-                    - _sessions(db)
-                    - set(_found(db, "SELECT session FROM spaces UNION SELECT session FROM layers"))
-                ),
-            )
+            held = set(_found(db, "SELECT session FROM spaces UNION SELECT session FROM layers"))
+            _forget(db, sorted(before - _sessions(db) - held))
             _remove(db, "context_summaries", "id", _found(db, UNUSED_SUMMARIES))
     return removed
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 from context_compiler import ids
-from context_compiler.store import memories, rows, shelf
+from context_compiler.store import memories, rows
 from context_compiler.store.schema import migrate, snapshot
 
 
@@ -108,7 +108,7 @@ def cache_keys(db: sqlite3.Connection) -> Iterator[str]:
 
 
 def remembered(db: sqlite3.Connection) -> Iterator[str]:
-    """Memories and commits match what names them, what is live is what a session remembers, and scores are sealed."""
+    """Memories and commits match what names them, and what is live is what a session remembers."""
     for row in db.execute("SELECT * FROM memories"):
         if ids.chained(row["parent"], row["content"]) != row["id"]:
             yield f"memories {row['id']}: the name does not follow from content and parent"
@@ -119,11 +119,6 @@ def remembered(db: sqlite3.Connection) -> Iterator[str]:
         live = db.execute("SELECT memory FROM live_memories WHERE session = ?", (row["session"],)).fetchall()
         if {found["memory"] for found in live} != set(memories.between(db, None, row["memory_tip"])[1]):
             yield f"live_memories {row['session']}: they are not what the session remembers"
-    columns = ", ".join(shelf.SCORE)
-    for row in db.execute(f"SELECT id, seal, {columns} FROM scores"):
-        number, seal, *values = row
-        if rows.seal(number, values) != seal:
-            yield f"scores {number}: changed since it was written"
 
 
 CHECKS: tuple[Callable[[sqlite3.Connection], Iterator[str]], ...] = (

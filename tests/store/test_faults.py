@@ -49,7 +49,7 @@ async def test_a_short_lock_is_waited_for(file: SQLiteStore):
 
 async def test_a_full_disk_is_reported_and_nothing_is_half_kept(file: SQLiteStore):
     await file.save(request(talk(1)))
-    await file._run(lambda db: db.execute("PRAGMA max_page_count = 60"))  # pyright: ignore[reportPrivateUsage]
+    await file.perform(lambda db: db.execute("PRAGMA max_page_count = 60"))
     noise = Talk(*(str(Random(n).random()) for n in range(2_000)))
     with pytest.raises(StoreError, match="full; make room on the disk, or prune"):
         await file.save(request(noise))
