@@ -1,30 +1,18 @@
-"""What holds for every module: size, direction of imports, where failures are swallowed, what importing costs."""
+"""What holds for every module: size, direction of imports, where failures are swallowed, what things are called."""
 
 from __future__ import annotations
 
 import ast
-import importlib
-import inspect
 import io
 import re
-import subprocess
-import sys
 import tokenize
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
-from typing import TypeVar
 
-import pytest
-
-import context_compiler
-
-ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "context_compiler"
+from tests.support.sources import MODULES, ROOT, nodes, text, tree
 
 MOST_LINES = 250
 MOST_CODE = 40
-MOST_NAMES = 30
 
 LONG_MODULES: dict[str, str] = {}
 """Modules above the limit, and why splitting them would split a thought."""
@@ -55,29 +43,6 @@ NAMED_SO = {"manager.managing": ("ContextManager", "the design that it follows c
 """Classes whose names say little, and why."""
 
 VAGUE = re.compile(r"(Manager|Helper|Utils?|Base|Impl)\b")
-
-
-def sources() -> dict[str, Path]:
-    """Every module of the package by its name inside it; the package itself is the empty name."""
-    found: dict[str, Path] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-MODULES = sources()
-Node = TypeVar("Node", bound=ast.AST)
-
-
-@cache
-def text(module: str) -> str:
-    return MODULES[module].read_text(encoding="utf-8")
-
-
-@cache
-def tree(module: str) -> ast.Module:
-    return ast.parse(text(module))
 
 
 def functions(module: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -125,12 +90,6 @@ def flow() -> list[str]:
 def wrong(check: Callable[[str], object]) -> dict[str, object]:
     """What a check finds, by module; only where it finds something."""
     return {module: found for module in MODULES if (found := check(module))}
-
-
-def nodes(module: str, *kinds: type[Node]) -> Iterator[Node]:
-    for node in ast.walk(tree(module)):
-        if isinstance(node, kinds):
-            yield node
 
 
 def test_a_module_fits_on_a_few_screens() -> None:
@@ -241,83 +200,3 @@ def test_classes_are_named_after_what_they_are() -> None:
         return [name for name in names if VAGUE.search(name) and name != spared]
 
     assert not wrong(vague)
-
-
-def test_the_public_names_are_few_and_sorted() -> None:
-    names = context_compiler.__all__
-    assert names == sorted(names) and len(set(names)) == len(names) <= MOST_NAMES
-    assert set(context_compiler._HOMES) == set(names)
-
-
-@pytest.mark.parametrize("name", context_compiler.__all__)
-def test_a_public_name_can_be_imported_and_is_documented(name: str) -> None:
-    value = getattr(context_compiler, name)
-    home = importlib.import_module(f"context_compiler.{context_compiler._HOMES[name]}")
-    assert getattr(home, name) is value
-    assert inspect.getdoc(value)
-    for member, thing in vars(value).items() if inspect.isclass(value) else ():
-        if not member.startswith("_") and (inspect.isfunction(thing) or isinstance(thing, property | classmethod)):
-            assert inspect.getdoc(thing), f"{name}.{member} has no docstring"
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    assert any(re.search(rf"\b{name}\b", page.read_text(encoding="utf-8")) for page in pages), "on no page of the docs"
-
-
-def test_a_name_that_is_not_there_is_said_so() -> None:
-    with pytest.raises(AttributeError, match="NoSuchThing"):
-        _ = context_compiler.NoSuchThing
-
-
-SILENT = """
-import sys, threading
-
-others, ours = sys.argv[1].split(","), sys.argv[2].split(",")
-for name in others:
-    try:
-        __import__(name)
-    except ImportError:
-        pass
-seen = []
-threading.Thread.start = lambda thread: seen.append(f"starts {thread}")
-
-def watch(event, args):
-    if event == "open" and not str(args[0]).endswith((".py", ".pyc")):
-        seen.append(f"opens {args[0]}")
-    elif event.startswith(("socket.", "subprocess.", "sqlite3.", "os.mkdir", "os.remove")):
-        seen.append(event)
-
-sys.addaudithook(watch)
-for name in ours:
-    __import__(name)
-print(seen)
-"""
-
-
-def test_importing_touches_neither_disk_nor_network_and_starts_no_thread() -> None:
-    ours = [f"context_compiler.{name}".rstrip(".") for name in MODULES]
-    run = subprocess.run(
-        [sys.executable, "-B", "-c", SILENT, ",".join(_foreign()), ",".join(ours)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-        timeout=120,
-    )
-    assert (run.stdout.strip(), run.returncode) == ("[]", 0), run.stdout + run.stderr
-
-
-def _foreign() -> list[str]:
-    """Modules of others that ours import: what loading those does is theirs to answer for."""
-    found: set[str] = set()
-    for module in MODULES:
-        for node in ast.walk(tree(module)):
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                found.add(node.module)
-    return sorted(name for name in found if name.split(".")[0] not in ("context_compiler", "__future__"))
-
-
-def test_importing_the_package_loads_no_host() -> None:
-    code = "import sys, context_compiler; print([name for name in sys.modules if name.startswith('pydantic')])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
-    assert run.stdout.strip() == "[]"

@@ -19,22 +19,13 @@ from benchmarks.measures import compiles, evidence, sessions, survival
 from benchmarks.recall import interval
 from benchmarks.results import Cell, Result, Results
 from context_compiler.history import Reader
-from context_compiler.measures import CACHED, FRESH, PromptCache, Sent, broken_pairs, figures
 from context_compiler.measures.replay import LiveSession, PlainSession, everything, newest, replayed, request_points
 from context_compiler.tokens import TokenCounter
-from tests.support.histories import answer, assistant, call, user
+from tests.support.histories import assistant, user
 
 ROOT = Path(__file__).parents[1]
 NO_DATA = Data(None, fast=True)
 READER = Reader(TokenCounter())
-
-
-def broken(*messages: ModelMessage) -> tuple[int, int]:
-    return broken_pairs(READER.one(message) for message in messages)
-
-
-def sized(tokens: int) -> Sent:
-    return Sent(tokens=tokens, orphans=0, half_open=0, cost=tokens * FRESH, seconds=0.001)
 
 
 def approach(view: object, **more: object) -> Approach:
@@ -42,27 +33,7 @@ def approach(view: object, **more: object) -> Approach:
     return Approach(name="one", title="one", view=view, session=lambda budget: PlainSession(view, budget), **more)  # pyright: ignore
 
 
-# --- pairs
-
-
-def test_a_history_whose_calls_are_all_answered_has_no_broken_pair() -> None:
-    assert broken(user("a"), assistant(call("look", "1"), call("look", "2")), user(answer("1"), answer("2"))) == (0, 0)
-
-
-def test_an_answer_without_its_call_is_an_orphan() -> None:
-    assert broken(user(answer("1")), assistant("b")) == (1, 0)
-
-
-def test_a_second_answer_is_an_orphan_too() -> None:
-    assert broken(user("a"), assistant(call("look", "1")), user(answer("1")), user(answer("1"))) == (1, 0)
-
-
-def test_a_call_that_nothing_answers_is_half_open() -> None:
-    assert broken(user("a"), assistant(call("look", "1")), user("b")) == (0, 1)
-
-
-def test_an_answer_before_its_call_is_both() -> None:
-    assert broken(user(answer("1")), assistant(call("look", "1")), user("b")) == (1, 1)
+# --- a session
 
 
 def test_an_approach_that_breaks_pairs_is_caught() -> None:
@@ -77,27 +48,6 @@ def test_an_approach_that_breaks_pairs_is_caught() -> None:
     assert isinstance(whole, dict) and isinstance(cut, dict)
     assert (whole["requests"], whole["broken"]) == (82, 0)
     assert (cut["requests"], cut["broken"]) == (82, 80), "all but the two requests that begin a session"
-
-
-# --- size and cost
-
-
-def test_requests_over_the_budget_are_counted_and_the_worst_is_known() -> None:
-    found = figures([sized(50), sized(100), sized(101), sized(250)], 100)
-    assert (found.requests, found.over, found.worst, found.tokens) == (4, 2, 2.5, 501)
-
-
-def test_a_session_without_requests_comes_to_nothing() -> None:
-    assert figures([], 100).requests == figures([], 100).cost == figures([], 100).median_ms == 0
-
-
-def test_a_known_beginning_costs_a_tenth_and_the_rest_is_written_anew() -> None:
-    one, two, three = (READER.one(message) for message in (user("first"), assistant("second"), user("a third one")))
-    cache = PromptCache()
-    assert cache.charge([one]) == pytest.approx(FRESH * one.tokens)
-    assert cache.charge([one, two, three]) == pytest.approx(CACHED * one.tokens + FRESH * (two.tokens + three.tokens))
-    assert cache.charge([two, three]) == pytest.approx(FRESH * (two.tokens + three.tokens))
-    assert cache.charge([two, three]) == pytest.approx(CACHED * (two.tokens + three.tokens))
 
 
 async def test_sending_everything_costs_one_by_definition() -> None:

@@ -1,0 +1,41 @@
+"""The source of every module of the package, read and parsed once."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "context_compiler"
+
+
+def sources() -> dict[str, Path]:
+    """Every module of the package by its name inside it; the package itself is the empty name."""
+    found: dict[str, Path] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = sources()
+Node = TypeVar("Node", bound=ast.AST)
+
+
+@cache
+def text(module: str) -> str:
+    return MODULES[module].read_text(encoding="utf-8")
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(text(module))
+
+
+def nodes(module: str, *kinds: type[Node]) -> Iterator[Node]:
+    for node in ast.walk(tree(module)):
+        if isinstance(node, kinds):
+            yield node

@@ -1,0 +1,97 @@
+"""Public names are few and documented, and importing touches nothing."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+
+import context_compiler
+from tests.support.sources import MODULES, ROOT, tree
+
+MOST_NAMES = 30
+
+
+def test_the_public_names_are_few_and_sorted() -> None:
+    names = context_compiler.__all__
+    assert names == sorted(names) and len(set(names)) == len(names) <= MOST_NAMES
+    assert set(context_compiler._HOMES) == set(names)
+
+
+@pytest.mark.parametrize("name", context_compiler.__all__)
+def test_a_public_name_can_be_imported_and_is_documented(name: str) -> None:
+    value = getattr(context_compiler, name)
+    home = importlib.import_module(f"context_compiler.{context_compiler._HOMES[name]}")
+    assert getattr(home, name) is value
+    assert inspect.getdoc(value)
+    for member, thing in vars(value).items() if inspect.isclass(value) else ():
+        if not member.startswith("_") and (inspect.isfunction(thing) or isinstance(thing, property | classmethod)):
+            assert inspect.getdoc(thing), f"{name}.{member} has no docstring"
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert any(re.search(rf"\b{name}\b", page.read_text(encoding="utf-8")) for page in pages), "on no page of the docs"
+
+
+def test_a_name_that_is_not_there_is_said_so() -> None:
+    with pytest.raises(AttributeError, match="NoSuchThing"):
+        _ = context_compiler.NoSuchThing
+
+
+SILENT = """
+import sys, threading
+
+others, ours = sys.argv[1].split(","), sys.argv[2].split(",")
+for name in others:
+    try:
+        __import__(name)
+    except ImportError:
+        pass
+seen = []
+threading.Thread.start = lambda thread: seen.append(f"starts {thread}")
+
+def watch(event, args):
+    if event == "open" and not str(args[0]).endswith((".py", ".pyc")):
+        seen.append(f"opens {args[0]}")
+    elif event.startswith(("socket.", "subprocess.", "sqlite3.", "os.mkdir", "os.remove")):
+        seen.append(event)
+
+sys.addaudithook(watch)
+for name in ours:
+    __import__(name)
+print(seen)
+"""
+
+
+def test_importing_touches_neither_disk_nor_network_and_starts_no_thread() -> None:
+    ours = [f"context_compiler.{name}".rstrip(".") for name in MODULES]
+    run = subprocess.run(
+        [sys.executable, "-B", "-c", SILENT, ",".join(_foreign()), ",".join(ours)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        timeout=120,
+    )
+    assert (run.stdout.strip(), run.returncode) == ("[]", 0), run.stdout + run.stderr
+
+
+def _foreign() -> list[str]:
+    """Modules of others that ours import: what loading those does is theirs to answer for."""
+    found: set[str] = set()
+    for module in MODULES:
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module)
+    return sorted(name for name in found if name.split(".")[0] not in ("context_compiler", "__future__"))
+
+
+def test_importing_the_package_loads_no_host() -> None:
+    code = "import sys, context_compiler; print([name for name in sys.modules if name.startswith('pydantic')])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
+    assert run.stdout.strip() == "[]"
