@@ -35,7 +35,7 @@ def neutral(text: str) -> str:
     """
     clean = _UNSEEN.sub("", _BREAKS.sub("\n", text))
     clean = _HALVES.sub("\ufffd", clean)
-    seen = clean if clean.isascii() else clean.translate(_LOOKS_LIKE)
+    seen = clean if clean.isascii() else _LOOKING.sub(lambda run: run[0].translate(_LOOKS_LIKE), clean)
     edges = [0, *sorted(_forgeries(seen)), len(clean)]
     return "\\".join(clean[start:stop] for start, stop in pairwise(edges))
 
@@ -124,6 +124,8 @@ _SHOWING_NOTHING = (
 )
 
 _LOOKS_LIKE = _folding()
+_LOOKING = re.compile("[|\x80-\U0010ffff]+")
+"""Runs of what `_LOOKS_LIKE` may know: most of a text is neither, and a table is slow to ask."""
 
 
 def _word(letters: str) -> str:

@@ -81,6 +81,8 @@ class Index:
         """Terms of each session."""
         self.saying = 0
         """Messages that say anything."""
+        self.bases: dict[int | None, array[float]] = {}
+        """What rankings know of each message whatever is asked, by whom they are about."""
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -8,7 +8,8 @@ conversations of two kinds, chats with an assistant and talks between people, an
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from array import array
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from heapq import nlargest
 from itertools import accumulate
@@ -25,6 +26,7 @@ LENGTH, OTHERS_LENGTH = 0.8, 0.6
 """What a unit of the logarithm of its length costs a message: one of the subject's, and another's."""
 LAID_DOWN, LIKED = 2.0, 1.5
 """What a standing instruction and a liking of the user's gain where advice is asked for."""
+CUED = (0.0, LAID_DOWN, LIKED, LAID_DOWN)
 
 K1, B = 1.2, 0.75
 GIANT = 4.0
@@ -69,15 +71,10 @@ class Ranking:
         most, around = MESSAGE / (max(hits, default=0.0) or 1.0), AROUND / (sum(self._wanted.values()) or 1.0)
         named_month = [bool(question.months) and day[5:7] in question.months for day in index.days]
         days = [score + MONTH * here for score, here in zip(days, named_month, strict=True)]
-        theirs = [0.5 if who is None else float(speaker == who) for speaker in range(SPEAKERS)]
-        gain = [SUBJECT * share for share in theirs]
-        loss = [LENGTH * share + OTHERS_LENGTH * (1 - share) for share in theirs]
-        cued = [0.0, LAID_DOWN, LIKED, LAID_DOWN] if question.advice and who == USER else [0.0] * 4
-        own = [gain[speaker] - long * loss[speaker] for speaker, long in zip(index.speakers, index.excess, strict=True)]
-        columns = zip(hits, near, index.sessions, own, index.cues, strict=False)
-        self._scores = [
-            most * hit + around * close + days[day] + base + cued[cue] for hit, close, day, base, cue in columns
-        ]
+        columns = zip(hits, near, map(days.__getitem__, index.sessions), _bases(index, who), strict=False)
+        self._scores = [most * hit + around * close + day + base for hit, close, day, base in columns]
+        if question.advice and who == USER:
+            self._scores = [score + CUED[cue] for score, cue in zip(self._scores, index.cues, strict=False)]
         self._answers: Sequence[float] = near
         if any(named_month):
             self._answers = [close or named_month[day] for close, day in zip(near, index.sessions, strict=False)]
@@ -130,14 +127,27 @@ def _saturated(times: float, size: float) -> float:
     return times * (K1 + 1) / (times + K1 * (1 - B + B * min(GIANT, size)))
 
 
+def _bases(index: Index, who: int | None) -> array[float]:
+    """What each message gains by who says it and loses by its length, whatever is asked about whom."""
+    known = index.bases.get(who, array("d"))
+    if len(known) < len(index):
+        theirs = [0.5 if who is None else float(speaker == who) for speaker in range(SPEAKERS)]
+        gain = [SUBJECT * share for share in theirs]
+        loss = [LENGTH * share + OTHERS_LENGTH * (1 - share) for share in theirs]
+        new = zip(index.speakers[len(known) :], index.excess[len(known) :], strict=True)
+        known = index.bases[who] = known + array("d", (gain[speaker] - long * loss[speaker] for speaker, long in new))
+    return known
+
+
 def _hits(index: Index, wanted: Mapping[str, float], stop: int) -> tuple[list[float], list[float]]:
     """The BM25 of each message before `stop`, and what that of each day as one document adds, of the best of them."""
     found, days, sessions = [0.0] * stop, [0.0] * len(index.days), index.sessions
     base, slope, giant = K1 * (1 - B), K1 * B / index.average, GIANT * index.average
-    damped = [base + slope * (size if size < giant else giant) for size in index.sizes]
+    damping = {size: base + slope * min(size, giant) for size in set(index.sizes)}
+    damped = [*map(damping.__getitem__, index.sizes)]
     for term, weight in wanted.items():
         flat = iter(index.posts[term])
-        told: defaultdict[int, int] = defaultdict(int)
+        told = [0] * len(days)
         most = weight * (K1 + 1)
         for at, times in zip(flat, flat, strict=True):
             if at < stop:
@@ -148,15 +158,16 @@ def _hits(index: Index, wanted: Mapping[str, float], stop: int) -> tuple[list[fl
     return found, [DAY * score / best for score in days]
 
 
-def _add_day(index: Index, days: list[float], told: Mapping[int, int]) -> None:
+def _add_day(index: Index, days: list[float], told: Sequence[int]) -> None:
     """Add the BM25 of a term to each day that holds it so often; nothing where there is one day."""
     count = len(days)
     if count < 2:
         return
-    average = sum(index.totals) / count or 1.0
-    weight = log1p((count - len(told) + 0.5) / (len(told) + 0.5))
-    for session, often in told.items():
-        days[session] += weight * _saturated(often, index.totals[session] / average)
+    average, holding = sum(index.totals) / count or 1.0, count - told.count(0)
+    weight = log1p((count - holding + 0.5) / (holding + 0.5))
+    for session, often in enumerate(told):
+        if often:
+            days[session] += weight * _saturated(often, index.totals[session] / average)
 
 
 def _around(hits: Sequence[float]) -> list[float]:

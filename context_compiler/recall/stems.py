@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] # it ships none
@@ -19,7 +20,7 @@ LONGEST = 96
 """Characters; what is longer is data, and nobody asks for it by name."""
 
 REMEMBERED = 65_536
-"""Words whose stems are remembered."""
+"""Words whose stems are remembered, and what stands between white space whose terms are."""
 
 STOPS = frozenset(
     "a about again all also am an and any are as at be because been before being but by can could did do does doing"
@@ -53,7 +54,7 @@ _STEMMERS = {language: _stemmer(language) for language in ("english", "russian")
 @lru_cache(maxsize=REMEMBERED)
 def stem(word: str) -> str:
     """The stem of one word in lower case; empty for a word that says nothing."""
-    if word in STOPS or len(word) > LONGEST:
+    if word in STOPS:
         return ""
     if word.isdigit():
         return word
@@ -63,8 +64,17 @@ def stem(word: str) -> str:
 
 def terms(text: str) -> Iterator[str]:
     """The terms of a text, in no certain order, as often as they occur."""
-    yield from filter(None, map(stem, words(text.replace("’", "'").replace("_", " "))))
-    yield from identifiers(text)
+    runs = text.split()
+    return chain.from_iterable([_remembered(run) if len(run) <= LONGEST else _terms(run) for run in runs])
+
+
+def _terms(run: str) -> tuple[str, ...]:
+    """The terms of a run of characters without white space, which no term spans."""
+    spoken = words(run.replace("’", "'").replace("_", " "))
+    return *filter(None, map(stem, (word for word in spoken if len(word) <= LONGEST))), *identifiers(run)
+
+
+_remembered = lru_cache(maxsize=REMEMBERED)(_terms)
 
 
 @lru_cache(maxsize=4_096)
