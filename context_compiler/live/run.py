@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from pydantic_ai.messages import ModelMessage
 
@@ -13,7 +14,6 @@ from context_compiler.budget.cutting import Options, Sight
 from context_compiler.budget.frozen import Frozen
 from context_compiler.config import Wishes
 from context_compiler.history import History, Reader, reader_of
-from context_compiler.layers.session import Source
 from context_compiler.layers.told import Told
 from context_compiler.limits import Asked, Limits, limits
 from context_compiler.live.cycles import Cycles
@@ -26,6 +26,9 @@ from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.ratios import Ratios
 from context_compiler.turns import Pairing, pair
 from context_compiler.view import View
+
+if TYPE_CHECKING:  # layers of a session are summed up with `live.failing`, which is loaded with this room
+    from context_compiler.layers.session import Source
 
 TIGHT = 0.7
 """What is left of the budget once a provider has refused a request as too long."""
