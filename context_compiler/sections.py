@@ -6,18 +6,18 @@ Everything here is data about the conversation. It is fenced where it enters a p
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from context_compiler.budget.cutting import Cut
 from context_compiler.history import History
 from context_compiler.history.items import Item, Kind
 from context_compiler.record import Drop
-from context_compiler.reflections import ReflectionPolicy, reflected
+from context_compiler.reflections import reflected
 from context_compiler.shapes.clamps import clamp
 from context_compiler.shapes.skeleton import call_line, outcome_line
 from context_compiler.template import SectionRule
 from context_compiler.tokens import TokenCounter
-from context_compiler.turns.pins import Pin
 
 EXPENDABLE = ("reflections", "tool_results", "plan", "topic")
 """What goes when a prompt is too long, in this order where the template does not say otherwise; never the
@@ -150,23 +150,18 @@ def _last(found: Sequence[T], count: int | None) -> Sequence[T]:
     return found if count is None else found[max(0, len(found) - count) :]
 
 
-def gathered(
-    history: History,
-    span: Sequence[int],
-    pinned: Sequence[Pin],
-    *,
-    results: int | None,
-    reflections: ReflectionPolicy,
-) -> dict[str, str]:
-    """Every section but the turns themselves and the previous summary, by name."""
-    return {
-        "constraints": "\n".join(f"turn {pin.turn + 1}: {pin.text}" for pin in pinned),
+def gathered(cut: Cut, span: Sequence[int], wanted: Collection[str]) -> dict[str, str]:
+    """The sections that are wanted, by name: all but the turns themselves and the previous summary."""
+    history, options = cut.history, cut.options
+    found = {
+        "constraints": "\n".join(f"turn {pin.turn + 1}: {pin.text}" for pin in cut.pinned),
         "topic": topic(history),
         "plan": plan(history, span),
-        "tool_results": tool_results(history, span, results),
-        "reflections": reflected(history, span, reflections),
+        "tool_results": tool_results(history, span, options.recent_tool_results),
+        "reflections": reflected(history, span, options.reflections),
         "latest_input": latest_input(history),
     }
+    return {name: text for name, text in found.items() if name in wanted}
 
 
 def newest(said: Sequence[str], limit: int, counter: TokenCounter) -> list[str]:

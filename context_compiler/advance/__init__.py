@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from context_compiler.budget import CUT, giants, older_turns, reduce, relieved
 from context_compiler.budget.bench import Bench
-from context_compiler.budget.cutting import Cut, Options, Sight
+from context_compiler.budget.cutting import Cut, Sight
 from context_compiler.budget.frozen import Frozen, positions, spans
 from context_compiler.fidelity import Fidelity
 from context_compiler.limits import Limits
@@ -67,6 +67,7 @@ def cut(
     covered = positions(previous.covered) if previous else set[int]()
     return Cut(
         bench=bench,
+        options=options,
         limits=limits,
         target=target,
         out=out,
@@ -77,9 +78,9 @@ def cut(
     )
 
 
-def unused(done: Cut, frozen: Frozen, options: Options) -> int:
+def unused(done: Cut, frozen: Frozen) -> int:
     """What a one-shot view has left, in tokens, when all is quoted that can be; 0 where that is little or wanted."""
-    if options.recent_named:
+    if done.options.recent_named:
         return 0
     left = done.target - done.kept - cost(frozen.note, done.counter) - cost(frozen.quotes, done.counter)
     return left if left > done.limits.room // RECENT else 0
@@ -123,14 +124,11 @@ def _start(sight: Sight, previous: Frozen | None) -> list[Shape | None]:
     return shapes
 
 
-def freeze(
-    cut: Cut, options: Options, *, summary: str, row: int | None, turn: int, asked: bool
-) -> tuple[Frozen, tuple[Quote, ...]]:
+def freeze(cut: Cut, *, summary: str, row: int | None, turn: int, asked: bool) -> tuple[Frozen, tuple[Quote, ...]]:
     """Fix the view until the next advance; what is quoted in it, and why.
 
     Args:
         cut: What stays.
-        options: How views are written.
         summary: What a model has just written; empty when none did.
         row: The row of that compile, where it is on the record already.
         turn: The ordinal of the active user turn.
@@ -139,7 +137,7 @@ def freeze(
     old = cut.previous
     kept_summary = summary or (old.summary if old else "")
     covered = spans(cut.out) if summary else (old.covered if old else ())
-    text = written_for(cut, options, kept_summary, positions(covered))
+    text = written_for(cut, kept_summary, positions(covered))
     shapes = cut.bench.shapes
     changed = [index for index, shape in enumerate(shapes) if shape != WHOLE]
     decided = changed[-1] + 1 if changed else 0
@@ -159,6 +157,6 @@ def freeze(
         tight=cut.limits.tight,
         ratio=cut.limits.ratio,
         blocks=(),
-        config=options.config,
+        config=cut.options.config,
     )
     return frozen, text.quoted

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from context_compiler.budget.cutting import Cut, Options
+from context_compiler.budget.cutting import Cut
 from context_compiler.budget.frozen import spans
 from context_compiler.prompt import ALWAYS, TITLES, Order, written
 from context_compiler.sections import chunks, fitted, gathered, lines, recent
-from context_compiler.tokens import TokenCounter
 
 TOO_SMALL = 200
 """Below this cap, in tokens, no model is asked: it could not say anything."""
@@ -17,9 +16,9 @@ PROMPT_ROOM = 32_000
 """The least that one prompt may carry of a span, in tokens, where the compiler's window is not known."""
 
 
-def why_no_model(cut: Cut, options: Options, turn: int) -> str | None:
+def why_no_model(cut: Cut, turn: int) -> str | None:
     """Why no model is asked this time; None when one is."""
-    cap = cut.limits.cap(options.fidelity)
+    options, cap = cut.options, cut.limits.cap(cut.options.fidelity)
     if options.model == "none" or options.template.compiler != "agent":
         return "no model by choice"
     if not cut.span or not cut.reserve:
@@ -36,18 +35,11 @@ def why_no_model(cut: Cut, options: Options, turn: int) -> str | None:
     return None
 
 
-def order(cut: Cut, options: Options) -> Order:
+def order(cut: Cut) -> Order:
     """What a model is asked about everything that went since it was last asked."""
+    options = cut.options
     cap = min(cut.limits.cap(options.fidelity), cut.reserve)
-    wanted = options.template.wants() | set(ALWAYS)
-    found = gathered(
-        cut.history,
-        cut.span,
-        cut.pinned,
-        results=options.recent_tool_results,
-        reflections=options.reflections,
-    )
-    given = {name: text for name, text in found.items() if name in wanted}
+    given = gathered(cut, cut.span, options.template.wants() | set(ALWAYS))
     room, rules = max(options.prompt_room, cut.limits.budget), options.template.sections
     spoken = lines(cut.history, cut.span, options.recent_tool_results)
     newer, older = recent(spoken, rules=rules, counter=cut.counter)
@@ -59,7 +51,7 @@ def order(cut: Cut, options: Options) -> Order:
     said = {**values, **notes, "recent_turns": "".join(turns)}
     had = {**said, **given}
     return Order(
-        key=_key(cut, options, cap),
+        key=_key(cut, cap),
         prompts=prompts,
         cap=cap,
         included=tuple(name for name in TITLES if said.get(name, "").strip()),
@@ -70,8 +62,9 @@ def order(cut: Cut, options: Options) -> Order:
     )
 
 
-def _key(cut: Cut, options: Options, cap: int) -> str:
+def _key(cut: Cut, cap: int) -> str:
     """The name of a compile: the same span is never compiled twice with the same template, fidelity and model."""
+    options = cut.options
     facts = (
         cut.history.ids[cut.out[-1]],
         spans(cut.out),
@@ -85,11 +78,11 @@ def _key(cut: Cut, options: Options, cap: int) -> str:
     return blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
-def refusal(cut: Cut, text: str, counter: TokenCounter) -> str | None:
+def refusal(cut: Cut, text: str) -> str | None:
     """Why an answer is not used: it is empty, or it does not save anything."""
     if not text.strip():
         return "the answer is empty"
-    size = counter.text(text)
+    size = cut.counter.text(text)
     cost = sum(cut.history.readings[index].tokens for index in cut.span)
-    cost += counter.text(cut.previous.summary) if cut.previous else 0
+    cost += cut.counter.text(cut.previous.summary) if cut.previous else 0
     return f"{size} tokens are not fewer than the {cost} they stand for" if size >= cost else None

@@ -9,7 +9,7 @@ from functools import partial
 from context_compiler.advance import cut, freeze, unused
 from context_compiler.advance.asked import order, refusal, why_no_model
 from context_compiler.agent import Answer
-from context_compiler.budget.cutting import Cut, Options, Sight
+from context_compiler.budget.cutting import Cut, Sight
 from context_compiler.budget.frozen import Frozen
 from context_compiler.history import History
 from context_compiler.limits import Limits
@@ -69,25 +69,23 @@ async def advanced(
     Raises:
         CompileError: the model was asked and failed; an answer that is empty or saves nothing is refused instead.
     """
-    options = sight.options
     tried = partial(cut, sight, marks, previous=previous, overhead=overhead, one_shot=one_shot)
     done = tried()
-    reply = await _asked(done, options, where.turn_index, ask)
+    reply = await _asked(done, where.turn_index, ask)
     summary = reply.answer.text if reply.answer and reply.status == "ok" else ""
     fixed = partial(
         freeze,
-        options=options,
         summary=summary,
         row=reply.answer.row if reply.answer else None,
         turn=where.turn_index,
         asked=reply.order is not None or ask is None,
     )
     frozen, quoted = fixed(done)
-    spare = unused(done, frozen, options) if one_shot and reply.order is None else 0
+    spare = unused(done, frozen) if one_shot and reply.order is None else 0
     if spare:
         done = tried(spare=spare)
         frozen, quoted = fixed(done)
-    return Advanced(frozen=frozen, cut=done, row=_row(where, done, options, reply, frozen), quoted=quoted)
+    return Advanced(frozen=frozen, cut=done, row=_row(where, done, reply, frozen), quoted=quoted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,24 +98,23 @@ class _Reply:
     answer: Answer | None = None
 
 
-async def _asked(done: Cut, options: Options, turn: int, ask: Ask | None) -> _Reply:
-    error = why_no_model(done, options, turn) or ("asked in this turn already" if ask is None else None)
+async def _asked(done: Cut, turn: int, ask: Ask | None) -> _Reply:
+    error = why_no_model(done, turn) or ("asked in this turn already" if ask is None else None)
     if ask is None or error is not None:
         return _Reply(status="deterministic", error=error)
-    given = order(done, options)
+    given = order(done)
     answer = await ask(given)
-    error = answer.refused or refusal(done, answer.text, done.counter)
+    error = answer.refused or refusal(done, answer.text)
     return _Reply(status="refused" if error else "ok", error=error, order=given, answer=answer)
 
 
-def _row(where: Where, done: Cut, options: Options, reply: _Reply, frozen: Frozen) -> Compile | None:
+def _row(where: Where, done: Cut, reply: _Reply, frozen: Frozen) -> Compile | None:
     """The row of a compile; None where nothing was left out, or where it is on the record already."""
     if not done.out or (reply.answer and reply.answer.row):
         return None
     return compile_row(
         where,
         done,
-        options,
         order=reply.order,
         answer=reply.answer,
         status=reply.status,

@@ -96,6 +96,7 @@ class Cut:
     """What stays after cutting back, and what is new among what went."""
 
     bench: Bench
+    options: Options
     limits: Limits
     target: int
     """What messages, note and quotes may cost together, in exact tokens."""

@@ -84,5 +84,5 @@ def shortened(messages: Sequence[ModelMessage], budget: int, reader: Reader) -> 
     sight = Sight(history=history, pairing=pairing, options=options, reader=reader)
     marks = limits(Asked(budget=budget), fixed=sight.carried, fidelity=options.fidelity)
     done = cut(sight, marks, previous=None, overhead=0, one_shot=True)
-    frozen, _ = freeze(done, options, summary="", row=None, turn=sight.turn, asked=False)
+    frozen, _ = freeze(done, summary="", row=None, turn=sight.turn, asked=False)
     return assemble(history, frozen, sight.base, reader)

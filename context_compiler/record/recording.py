@@ -39,7 +39,6 @@ class Where:
 def compile_row(
     where: Where,
     cut: Cut,
-    options: Options,
     *,
     order: Order | None,
     answer: Answer | None,
@@ -54,7 +53,7 @@ def compile_row(
     gone = evicted(cut.history, cut.bench.outline, cut.span) if order and status == "ok" else None
     row = _row(
         where,
-        options,
+        cut.options,
         covered_tip=cut.history.ids[cut.out[-1]] if cut.out else "",
         cache_key=order.key if order and status == "ok" else None,
         compiled_prompt=_prompts(order) if order else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from context_compiler.budget.cutting import Cut, Options
+from context_compiler.budget.cutting import Cut
 from context_compiler.extract import choose, passages, quoted
 from context_compiler.fences import fence, neutral
 from context_compiler.prompt import TITLES, about
@@ -39,20 +39,19 @@ class Written:
     """What the verbatim part holds, and why."""
 
 
-def written_for(cut: Cut, options: Options, summary: str, covered: set[int]) -> Written:
+def written_for(cut: Cut, summary: str, covered: set[int]) -> Written:
     """The note and the verbatim part, together within what was set aside and what is left below the target.
 
     Args:
         cut: What stays.
-        options: How views are written.
         summary: What a model wrote; empty for a note that needs none.
         covered: Positions that the summary covers; the rest of what is out may be quoted.
     """
     if not cut.reserve or not (cut.out or cut.abridged):
         return Written()
-    counter = cut.counter
+    counter, options = cut.counter, cut.options
     cap = min(cut.limits.cap(options.fidelity), cut.reserve)
-    note = _note(summary, cut, options, cap) if cut.out else ""
+    note = _note(summary, cut, cap) if cut.out else ""
     left = cut.target - cut.kept - cost(note, counter)
     if options.named:
         left = min(left, cap - cost(note, counter))
@@ -64,13 +63,13 @@ def written_for(cut: Cut, options: Options, summary: str, covered: set[int]) -> 
     return Written(note=note, quotes=quotes, channel=options.inject if summary else "user", own=own_body, quoted=quoted)
 
 
-def _note(summary: str, cut: Cut, options: Options, cap: int) -> str:
+def _note(summary: str, cut: Cut, cap: int) -> str:
     counter = cut.counter
     preface = prose("preface")
     room = cap - cost(note_text("x", preface), counter)
     if room < SMALLEST:
         return ""
-    return note_text(_disarmed(summary, room, counter) if summary else _own_note(cut, options, room), preface)
+    return note_text(_disarmed(summary, room, counter) if summary else _own_note(cut, room), preface)
 
 
 def _disarmed(text: str, room: int, counter: TokenCounter) -> str:
@@ -78,22 +77,15 @@ def _disarmed(text: str, room: int, counter: TokenCounter) -> str:
     return neutral(clamp(neutral(text), room - SPARE, counter))
 
 
-def _own_note(cut: Cut, options: Options, room: int) -> str:
+def _own_note(cut: Cut, room: int) -> str:
     """The note that needs no model: the template's own body where it is of that kind, else the shipped one.
 
     What it asks for is cut until the body fits, so that no fence loses its end.
     """
+    options = cut.options
     template = options.template if options.template.compiler != "agent" else options.extractive
     wanted = template.wants()
-    found = gathered(
-        cut.history,
-        cut.out,
-        cut.pinned,
-        results=options.recent_tool_results,
-        reflections=options.reflections,
-    )
-    given = {name: text for name, text in found.items() if name in wanted}
-    values, _ = fitted(given, rules=template.sections, room=None, counter=cut.counter)
+    values, _ = fitted(gathered(cut, cut.out, wanted), rules=template.sections, room=None, counter=cut.counter)
     candidates = passages(cut.history, cut.bench.outline, cut.out, cut.counter) if "recent_turns" in wanted else ()
     gone = set(cut.out)
     left_out = sum(turn.start in gone for turn in cut.bench.outline.turns)
