@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 from math import sqrt
@@ -16,6 +15,7 @@ from math import sqrt
 from pydantic_ai.embeddings import Embedder
 
 from context_compiler.live.failing import attempted
+from context_compiler.memo import Memo
 from context_compiler.passages import Passage
 
 LOG = logging.getLogger("context_compiler")
@@ -42,7 +42,7 @@ class Likeness:
     def __init__(self, embedder: Embedder) -> None:
         """Ask nothing yet."""
         self._embedder = embedder
-        self._known: OrderedDict[bytes, array[float]] = OrderedDict()
+        self._known: Memo[bytes, array[float]] = Memo(REMEMBERED)
 
     async def fused(self, question: str, candidates: Sequence[Passage], ranked: Sequence[float]) -> list[float]:
         """One score a candidate from both orders, 0 where neither has anything to say for it."""
@@ -69,14 +69,12 @@ class Likeness:
 
     async def _learn(self, texts: Sequence[str]) -> None:
         """Ask for the vectors that are not known yet."""
-        new = [text for text in dict.fromkeys(texts) if _name(text) not in self._known]
+        new = [text for text in dict.fromkeys(texts) if self._known.get(_name(text)) is None]
         for start in range(0, len(new), BATCH):
             batch = new[start : start + BATCH]
             result = await self._embedder.embed_documents(batch)
             for text, vector in zip(batch, result.embeddings, strict=True):
-                self._known[_name(text)] = _unit(vector)
-        while len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
+                self._known.keep(_name(text), _unit(vector))
 
 
 def _name(text: str) -> bytes:
