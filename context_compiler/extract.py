@@ -2,13 +2,15 @@
 
 What covers most of a past that nothing is asked of is budgeted maximum coverage: the next passage is always
 the one with the largest gain for a token, and a gain only shrinks as more is taken, so it is computed again
-only where it might win (lazy greedy; Minoux 1978, Lin and Bilmes 2011). The gain of a passage is its worth, idf
-mass among its signs, times what of it has not been said yet, measured by its word pairs.
+only where it might win (lazy greedy; Minoux 1978, Lin and Bilmes 2011). The gain of a passage is what its message is
+worth for its price, for a message is needed whole or not at all, times what of the passage has not been said yet,
+measured by its word pairs.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from math import log
@@ -22,14 +24,14 @@ __all__ = ["Passage", "Quotation", "choose", "passages", "quoted"]
 SMALLEST = 8
 """Tokens; less room than this holds no passage."""
 
-REPEATED = 0.5
+REPEATED = 0.25
 """A passage counts in full while at least this share of its word pairs is new."""
 
 LATER = 1.0
 """What a passage that answers nothing loses against one of like standing that does."""
 
 LEANING = 0.4
-"""How much the logarithm of its worth weighs beside how much a passage answers."""
+"""How much the logarithm of worth for price weighs beside how much a passage answers."""
 
 NEAR = 0.98
 """A gain this close to the best is the best: computing on would change little."""
@@ -45,15 +47,15 @@ def choose(candidates: Sequence[Passage], room: int, ranks: Sequence[float] = ()
     """
     order = sorted(range(len(candidates)), key=lambda at: (candidates[at].position, candidates[at].order))
     quotation = Quotation([candidates[at] for at in order], room)
-    worth = worths(quotation.candidates)
+    rates = _rates(quotation.candidates)
     answers = max(ranks, default=0.0) > 0
-    keys = [-_merit(ranks[index]) - LEANING * log(worth[at]) for at, index in enumerate(order)] if answers else []
+    keys = [-_merit(ranks[index]) - LEANING * log(rates[at]) for at, index in enumerate(order)] if answers else []
     for at in sorted(range(len(keys)), key=keys.__getitem__):
         if quotation.left < SMALLEST:
             break
         quotation.take(at)
     if quotation.left >= SMALLEST:
-        _fill(quotation, worth)
+        _fill(quotation, rates)
     return quotation.passages
 
 
@@ -62,10 +64,17 @@ def _merit(rank: float) -> float:
     return rank if rank > 0 else rank + BESIDE - LATER
 
 
-def _fill(quotation: Quotation, worth: Sequence[float]) -> None:
+def _rates(ordered: Sequence[Passage]) -> list[float]:
+    """What the message of each passage is worth for the price of all of it."""
+    prices: Counter[int] = Counter()
+    for passage in ordered:
+        prices[passage.position] += _price(passage)
+    return [worth / prices[passage.position] for worth, passage in zip(worths(ordered), ordered, strict=True)]
+
+
+def _fill(quotation: Quotation, rates: Sequence[float]) -> None:
     """Take what is worth most for its price, until the room is used."""
     ordered = quotation.candidates
-    rates = [one / _price(passage) for one, passage in zip(worth, ordered, strict=True)]
     waiting = [(-rate, index) for index, rate in enumerate(rates) if not quotation.has(index)]
     heapq.heapify(waiting)
     pairs: dict[int, frozenset[tuple[str, str]]] = {}
@@ -92,7 +101,7 @@ def _pairs(passage: Passage) -> frozenset[tuple[str, str]]:
 
 
 def _unsaid(pairs: frozenset[tuple[str, str]], told: set[tuple[str, str]]) -> float:
-    """1 for what is new, less where more than half has been said, 0 for a repetition."""
+    """1 for what is new, less where most of it has been said, 0 for a repetition."""
     if not pairs:
         return 0.0
     return min(1.0, (1 - len(pairs & told) / len(pairs)) / REPEATED)

@@ -247,6 +247,23 @@ def test_a_standing_instruction_comes_before_other_words_of_the_user() -> None:
     assert chosen.text == "Never paint new cranes there."
 
 
+def test_a_message_is_wanted_with_its_dull_half() -> None:
+    def rich(number: int, size: int) -> str:
+        return " ".join(f"Crate{at} of lot{at} holds pumps{at}." for at in range(number * 100, number * 100 + 50))[
+            :size
+        ]
+
+    dull = "The crew sat on the deck all day. It rained on the boat. All of us had tea there. Then it rained more."
+    messages: list[ModelMessage] = []
+    for number in range(8):
+        messages += [asked(f"{dull} {rich(number, 1060)}"), replied("Noted at length. " * 90)]
+    messages.append(asked(f"{rich(9, 460)}. {dull} It was all the same to us, on the deck and there."))
+    candidates = all_of(messages)
+    wanted = [passage for passage in candidates if passage.position == len(messages) - 1]
+    assert len(wanted) == 2
+    assert list(choose(candidates, sum(passage.tokens for passage in wanted))) == wanted
+
+
 def test_what_was_said_before_is_not_quoted_twice() -> None:
     messages = [asked("The gate for flight HAT229 is B17."), replied("ok"), asked("The gate for flight HAT229 is B17!")]
     assert [passage.position for passage in choose(all_of(messages), 500)] == [0, 1]

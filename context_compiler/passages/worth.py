@@ -1,10 +1,11 @@
-"""What a passage is worth before anybody has asked: an estimate from how it is said and who says it.
+"""What a message is worth before anybody has asked: an estimate from how it is said and who says it.
 
 Each sign below adds to the logarithm of the worth; the weights were fitted (Poisson regression, rounded) on
-labelled conversations, where they predict which passages later questions need. Signs differ between a chat
-with an assistant, where the user's own and short messages matter, and a talk between two people, where
-answers, openings and names do; a conversation may lie between the two. Words are those of spaced scripts and
-pairs of characters of the others; the words for times and questions are English.
+labelled conversations, where they predict what later questions need. Signs differ between a chat with an
+assistant, where the user's own messages and standing instructions matter, and a talk between two people, where
+answers, openings and names do; a conversation may lie between the two. Worth grows far less than length, so
+that short messages come first where it is held against the price. Words are those of spaced scripts and pairs
+of characters of the others; the words for times and questions are English.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import NamedTuple
 from context_compiler.passages import Passage
 from context_compiler.turns.cues import instructions
 
-ASKED = {"user": 2.4, "long": -0.65, "standing": 1.7}
+ASKED = {"user": 2.4, "standing": 1.7}
 """Weights in a chat with an assistant."""
 TALK = {"answers": 0.7, "opens": 0.7, "names": 0.3, "rare": 0.4, "asks": -1.2, "you": -0.8}
 """Weights in a talk between two people."""
@@ -28,9 +29,7 @@ BOTH = {"mass": 0.4, "times": 0.4, "slight": -1.5}
 RARE = 2.0
 """Words with a smaller idf than this say nothing: those in more than about every eighth passage."""
 SLIGHT = 4
-"""With fewer words a passage is a nod."""
-SHORT = 3.4
-"""The logarithm of the words of a message that is not long, about 30."""
+"""With fewer words a message is a nod."""
 TURN_OF_TALK = 60
 """Words; people who talk say no more at once, on average."""
 LONGEST = 32
@@ -68,23 +67,20 @@ def _split(runs: Sequence[str]) -> Iterator[str]:
 
 
 def worths(candidates: Sequence[Passage]) -> list[float]:
-    """The worth of each passage, taken by itself; candidates stand in order."""
+    """The worth of the message that each passage is of; candidates stand in order, messages whole."""
     said = [words(passage.text) for passage in candidates]
-    idf = _idf(said)
-    messages = _messages(candidates, said)
+    messages = _messages(candidates, said, _idf(said))
     talk = _talk(candidates, messages)
-    found: list[float] = []
-    for passage, own in zip(candidates, said, strict=True):
-        known = [weight for word in dict.fromkeys(own) if (weight := idf[word])]
-        sign = BOTH["mass"] * log(1 + sum(known)) + BOTH["times"] * min(2, len(_TIMES.intersection(own)))
-        sign += BOTH["slight"] * (len(own) < SLIGHT)
+    found: dict[int, float] = {}
+    for position, message in messages.items():
+        sign = BOTH["mass"] * log(1 + sum(message.known)) + BOTH["slight"] * (message.size < SLIGHT)
+        sign += BOTH["times"] * min(2, len(_TIMES.intersection(message.words)))
         if talk < 1:
-            sign += (1 - talk) * _asked(passage, messages[passage.position])
+            sign += (1 - talk) * _asked(message)
         if talk > 0:
-            rare = sum(known) / max(1, len(known))
-            sign += talk * (TALK["rare"] * rare + _talked(passage, own, messages))
-        found.append(exp(sign))
-    return found
+            sign += talk * _talked(message, messages.get(position - 1))
+        found[position] = exp(sign)
+    return [found[passage.position] for passage in candidates]
 
 
 def _idf(said: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -96,27 +92,41 @@ def _idf(said: Sequence[Sequence[str]]) -> dict[str, float]:
 
 
 class _Message(NamedTuple):
-    """What the passages of one message have in common."""
+    """What the passages of one message say together."""
 
     speaker: str
-    size: int
-    """In words."""
-    asks: bool
-    """It ends with a question."""
+    text: str
+    words: Sequence[str]
+    known: Sequence[float]
+    """The idf of its words that say something, each once."""
     opens: bool
     """It is the first of its day."""
 
+    @property
+    def size(self) -> int:
+        """In words."""
+        return len(self.words)
 
-def _messages(candidates: Sequence[Passage], said: Sequence[Sequence[str]]) -> dict[int, _Message]:
+    @property
+    def asks(self) -> bool:
+        """It ends with a question."""
+        return self.text.rstrip().endswith(("?", "？"))
+
+
+def _messages(
+    candidates: Sequence[Passage], said: Sequence[Sequence[str]], idf: Mapping[str, float]
+) -> dict[int, _Message]:
     found: dict[int, _Message] = {}
     day: str | None = None
     for position, group in groupby(zip(candidates, said, strict=True), key=lambda pair: pair[0].position):
         own = list(group)
         last = own[-1][0]
+        spoken = [word for _, some in own for word in some]
         found[position] = _Message(
-            speaker=last.speaker,
-            size=sum(len(spoken) for _, spoken in own),
-            asks=last.text.rstrip().endswith(("?", "？")),
+            speaker="user" if any(passage.speaker == "user" for passage, _ in own) else last.speaker,
+            text=" ".join(passage.text for passage, _ in own),
+            words=spoken,
+            known=[weight for word in dict.fromkeys(spoken) if (weight := idf[word])],
             opens=last.date != day,
         )
         day = last.date
@@ -137,19 +147,18 @@ def _talk(candidates: Sequence[Passage], messages: Mapping[int, _Message]) -> fl
     return min(1.0, max(0.0, (3 - assistant / max(user, 1)) / 1.5)) if user <= TURN_OF_TALK else 0.0
 
 
-def _asked(passage: Passage, message: _Message) -> float:
-    sign = ASKED["long"] * max(0.0, log(1 + message.size) - SHORT)
-    if passage.speaker != "user":
-        return sign
-    return sign + ASKED["user"] + (ASKED["standing"] if instructions(passage.text) else 0)
+def _asked(message: _Message) -> float:
+    if message.speaker != "user":
+        return 0.0
+    return ASKED["user"] + (ASKED["standing"] if instructions(message.text) else 0)
 
 
-def _talked(passage: Passage, own: Sequence[str], messages: Mapping[int, _Message]) -> float:
-    text = passage.text
-    before = messages.get(passage.position - 1)
+def _talked(message: _Message, before: _Message | None) -> float:
+    own, text = message.words, message.text
     return (
-        TALK["answers"] * (passage.order == 0 and before is not None and before.asks)
-        + TALK["opens"] * messages[passage.position].opens
+        TALK["rare"] * sum(message.known) / max(1, len(message.known))
+        + TALK["answers"] * (before is not None and before.asks)
+        + TALK["opens"] * message.opens
         + TALK["names"] * min(4, len(_NAME.findall(text)))
         + TALK["asks"] * (text.count("?") + text.count("？")) / max(1, len(_STOPS.findall(text)))
         + TALK["you"] * min(1.0, 5 * sum(map(own.count, _YOU)) / max(1, len(own)))
