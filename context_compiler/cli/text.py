@@ -67,6 +67,14 @@ def alike(given: str, names: Iterable[str]) -> list[str]:
     return [name for name in ends if mark and len(name) > len(head) + len(tail)]
 
 
+def within(line: str, width: int) -> str:
+    """As many pieces of `one · another · a third` as there is room for, from the left; the first is cut if need be."""
+    pieces = one_line(line).split(" · ")
+    while len(pieces) > 1 and cell_len(" · ".join(pieces)) > width:
+        pieces.pop()
+    return one_line(" · ".join(pieces), width)
+
+
 def number(value: float) -> str:
     """A number as people read it: 12,345."""
     return f"{value:,.0f}"

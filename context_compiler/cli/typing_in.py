@@ -17,7 +17,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.patch_stdout import patch_stdout
 
-from context_compiler.cli.text import one_line
+from context_compiler.cli.text import within
 
 _terminal: Any = import_module("termios") if find_spec("termios") else None
 """None where terminals are of another kind."""
@@ -71,12 +71,17 @@ class Keyboard:
             completer=completer,
             complete_while_typing=False,
             key_bindings=self._keys(),
-            bottom_toolbar=lambda: FormattedText([("noreverse fg:ansibrightblack", one_line(self._status()))]),
+            bottom_toolbar=self._below,
             enable_history_search=True,
             enable_suspend=True,
             interrupt_exception=Interrupted,
         )
         self._session.app.after_render.add_handler(lambda app: shown())
+
+    def _below(self) -> FormattedText:
+        """What stands below the line, as far as the terminal is wide."""
+        room = self._session.app.output.get_size().columns
+        return FormattedText([("noreverse fg:ansibrightblack", within(self._status(), room))])
 
     def remember(self, prompts: Iterable[str]) -> None:
         """Let the arrow keys bring back what was said before, on this line already if nothing is typed yet."""

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from context_compiler.cli.text import alike, near, shortened
+from context_compiler.cli.text import alike, near, shortened, within
 from tests.cli.conftest import Command, chat, one_line
 
 NAMES = [f"release_notes-0af79a4e/{step}/context-helper" for step in ("final_version", "draft_the_note", "check_them")]
@@ -84,6 +84,13 @@ def test_names_that_cannot_be_told_apart_stay_whole() -> None:
 def test_a_shortened_name_stands_for_those_with_its_ends() -> None:
     assert alike("ab…yz", ["abyz", "abcyz", "bcyz"]) == ["abcyz"]
     assert alike("ab", ["abc"]) == []
+
+
+def test_a_status_line_leaves_out_whole_pieces() -> None:
+    line = "main · Endless · raw 755 · sent 348 (46%) · cached 0"
+    assert within(line, 60) == line
+    assert within(line, 50) == "main · Endless · raw 755 · sent 348 (46%)"
+    assert within("a name that is long · normal", 10) == "a name th…"
 
 
 def test_suggestions_say_how_many_there_are_and_what_lists_them() -> None:
