@@ -109,7 +109,7 @@ def show(file: File, runs: Runs = RUNS, json: Json = False) -> None:
     """Show the steps of a file as they will run, and how its last run went."""
     graph = load_workflow(file)
     state = asyncio.run(_state(graph, runs))
-    steps = [_step(node, graph, state) for node in _styled(graph)]
+    steps = [_step(node, state) for node in _styled(graph)]
     screen = Screen()
     if json:
         run = {"id": state.lineage.root_run_id, "status": state.status, "next": state.next_node} if state else None
@@ -155,7 +155,7 @@ def _styled(graph: pipeline.Graph) -> list[pipeline.Node]:
     return [node for node in nodes if node.line is not None]
 
 
-def _step(node: pipeline.Node, graph: pipeline.Graph, state: pipeline.RunState | None) -> dict[str, object]:
+def _step(node: pipeline.Node, state: pipeline.RunState | None) -> dict[str, object]:
     outcome = state.outcomes.get(node.name) if state else None
     return {
         "step": node.label,

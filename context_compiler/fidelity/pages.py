@@ -104,10 +104,9 @@ class Page:
         """The page, within its budget."""
         while True:
             text = self._rendered()
-            over = self._count.text(text) - self.shape.budget
-            if over <= 0:
+            if self._count.text(text) <= self.shape.budget:
                 return text
-            if not self._shorten(over):
+            if not self._shorten():
                 return self._count.head(text, self.shape.budget)
 
     def _rendered(self) -> str:
@@ -117,7 +116,7 @@ class Page:
     def _room(self) -> int:
         return max(0, self.shape.budget - self._count.text(self._rendered()))
 
-    def _shorten(self, over: int) -> bool:
+    def _shorten(self) -> bool:
         """Take away what goes first; False: nothing is left to take."""
         for name, omitted, at in (("stages", "omitted", 0), ("context", "context_omitted", -1)):
             entries: list[object] = self._values[name]

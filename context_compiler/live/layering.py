@@ -13,15 +13,16 @@ from context_compiler.limits import whole_budget
 from context_compiler.live.failing import Report, attempted
 from context_compiler.live.request import Request
 from context_compiler.live.run import Live, Run
+from context_compiler.live.wanted import Wanted
 from context_compiler.view import View
 
 
-async def layered(live: Live, run: Run, request: Request, report: Report) -> Request:
+async def layered(live: Live, run: Run, request: Request, wanted: Wanted, report: Report) -> Request:
     """The request with what its run is told; with nothing, and the reason on the record, where that fails."""
-    if live.layers is None or live.role is None:
+    if wanted.layers is None or wanted.role is None:
         return request
     if run.told is None:
-        outcome = await attempted(_told(live, run, request, live.layers, live.role))
+        outcome = await attempted(_told(live, run, request, wanted.layers, wanted.role))
         if outcome.error is not None:
             await report(outcome.error)
             run.told = untold(NOTHING, f"could not be told: {type(outcome.error).__name__}")

@@ -59,8 +59,6 @@ class Middleware:
             counter=as_counter(wanted.counter),
             vault_name=wanted.vault_name,
             model=wanted.compiler_name(),
-            layers=wanted.layers,
-            role=wanted.role,
         )
         self.archive = Archive(wanted, self.live.cycles, self.report)
         self._compiling = Compiling(wanted, self.archive)
@@ -83,7 +81,7 @@ class Middleware:
         started = time.perf_counter()
         run.failed = None
         await self._settle()
-        request = await layered(self.live, run, request, self.report)
+        request = await layered(self.live, run, request, self.wanted, self.report)
         outcome = await attempted(respond(self.live, run, request))
         result = outcome.value
         if result is not None and (alone := crowded(run, request, result.view)) is not None:

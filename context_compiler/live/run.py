@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from pydantic_ai.messages import ModelMessage
 
@@ -26,9 +25,6 @@ from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.ratios import Ratios
 from context_compiler.turns import Pairing, pair
 from context_compiler.view import View
-
-if TYPE_CHECKING:  # layers of a session are summed up with `live.failing`, which is loaded with this room
-    from context_compiler.layers.session import Source
 
 TIGHT = 0.7
 """What is left of the budget once a provider has refused a request as too long."""
@@ -93,9 +89,6 @@ class Live:
     vault_name: str
     model: str | None
     """What the compiler's model is called; None is the run's own."""
-    layers: Source | None = None
-    role: str | None = None
-    """Which node of the layers the agent is."""
     settings: Settings = field(default_factory=Settings)
     cycles: Cycles = field(default_factory=Cycles)
     paired: Pairing | None = None

@@ -59,7 +59,7 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
     first = [node.name for node in graph.starts]
     names = list(dict.fromkeys((*first, *graph.nodes, *ends)))
     place = {name: at for at, name in enumerate(names)}
-    boxes = [_lines(graph.nodes.get(name), name, graph) for name in names]
+    boxes = [_lines(graph.nodes.get(name), name) for name in names]
     sizes = [(2 * LINE + COLUMN * max(cell_len(text) for _, text in box), LINE * (len(box) + 1)) for box in boxes]
     links = [(place[edge.source], place[edge.target]) for edge in graph.edges if edge.source != edge.target]
     together = _together(graph, place)
@@ -109,7 +109,7 @@ def _document(graph: Graph, layout: Layout, drawn: Iterable[str]) -> str:
     )
 
 
-def _lines(node: Node | None, name: str, graph: Graph) -> list[tuple[str, str]]:
+def _lines(node: Node | None, name: str) -> list[tuple[str, str]]:
     """What stands in a box: class of the style, and text."""
     if node is None:
         return [("name", _short(name, LONGEST)), ("small", "not declared")]
