@@ -80,20 +80,10 @@ def _carried_on(case: Case, cycle: Frozen) -> Result | None:
     result, marks, options = built(case, cycle, "cycle"), case.marks(cycle), case.options
     if result.cost > marks.high:
         return None
-    at = due(cycle, case.history, case.turn) if options.recall and marks.cap(options.fidelity) else None
+    at = due(cycle, case) if options.recall and marks.cap(options.fidelity) else None
     if at is None:
         return result
-    wider = with_block(
-        cycle,
-        case.history,
-        case.outline,
-        at,
-        turn=case.turn,
-        share=options.recall,
-        limits=marks,
-        cost=result.cost,
-        counter=case.counter,
-    )
+    wider = with_block(cycle, case, at, limits=marks, cost=result.cost)
     case.run.reword(wider)
     case.live.cycles.keep(wider)
     return built(case, wider, "cycle")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from context_compiler.budget.cutting import Sight
 from context_compiler.budget.frozen import Block, Frozen
 from context_compiler.fences import fence
 from context_compiler.history import History
@@ -16,8 +17,6 @@ from context_compiler.history.items import MESSAGE_OVERHEAD
 from context_compiler.limits import Limits
 from context_compiler.passages import Passage, Quotation, passages, quoted
 from context_compiler.recall import Question, Ranking, Relevance, asked, indexed
-from context_compiler.tokens import TokenCounter
-from context_compiler.turns import Outline
 
 TITLE = "RECALLED FROM EARLIER TURNS"
 
@@ -31,11 +30,12 @@ LEAST = 48
 """Tokens; in less room a block is a fence around nothing."""
 
 
-def due(frozen: Frozen, history: History, turn: int) -> int | None:
+def due(frozen: Frozen, sight: Sight) -> int | None:
     """Where the prompt stands that a block is still to be found for; None where there is none, or a block already.
 
     The turn in which a cycle began has what it asks for in the cycle's own quotes.
     """
+    history, turn = sight.history, sight.turn
     if frozen.turn == turn:
         return None
     at = next((index for index in reversed(range(len(history))) if history.readings[index].asks), -1)
@@ -51,48 +51,26 @@ def _standing(frozen: Frozen, history: History) -> Iterator[Block]:
             yield block
 
 
-def with_block(
-    frozen: Frozen,
-    history: History,
-    outline: Outline,
-    at: int,
-    *,
-    turn: int,
-    share: float,
-    limits: Limits,
-    cost: int,
-    counter: TokenCounter,
-) -> Frozen:
+def with_block(frozen: Frozen, sight: Sight, at: int, *, limits: Limits, cost: int) -> Frozen:
     """The cycle with a block for the prompt at `at`, empty where nothing that is left out bears on it.
 
     Args:
         frozen: The cycle.
-        history: The raw history.
-        outline: Its turns.
+        sight: The raw history.
         at: Position of the prompt.
-        turn: The user turn it opens.
-        share: Of what lies between the two marks, what all blocks of a cycle may take together.
-        limits: The marks.
+        limits: The marks; all blocks of a cycle together may take a share of what lies between them.
         cost: What the request takes without the block, in exact tokens.
-        counter: What prices everything.
     """
-    blocks = tuple(_standing(frozen, history))
-    used = sum(counter.text(block.text) for block in blocks)
-    room = min((limits.high - cost) // SHARE, int(share * (limits.high - limits.low)) - used)
-    text = _found(frozen, history, outline, at, blocks, room, counter) if room >= LEAST else ""
-    return replace(frozen, blocks=(*blocks, Block(at=at, name=history.ids[at], turn=turn, text=text)))
+    blocks = tuple(_standing(frozen, sight.history))
+    used = sum(sight.counter.text(block.text) for block in blocks)
+    room = min((limits.high - cost) // SHARE, int(sight.options.recall * (limits.high - limits.low)) - used)
+    text = _found(frozen, sight, at, blocks, room) if room >= LEAST else ""
+    return replace(frozen, blocks=(*blocks, Block(at=at, name=sight.history.ids[at], turn=sight.turn, text=text)))
 
 
-def _found(
-    frozen: Frozen,
-    history: History,
-    outline: Outline,
-    at: int,
-    blocks: Sequence[Block],
-    room: int,
-    counter: TokenCounter,
-) -> str:
+def _found(frozen: Frozen, sight: Sight, at: int, blocks: Sequence[Block], room: int) -> str:
     """The fenced block, within `room`; empty where nothing is relevant."""
+    history, counter = sight.history, sight.counter
     index = indexed(history)
     question = Question.of(asked(history.readings[at]))
     ranking = Ranking(index, question, frozen.decided)
@@ -102,7 +80,7 @@ def _found(
     said = "\n".join((frozen.note, frozen.quotes, *(block.text for block in blocks)))
     candidates = [
         passage
-        for passage in passages(history, outline, best, counter, relevant.of)
+        for passage in passages(history, sight.outline, best, counter, relevant.of)
         if passage.text.strip() not in said
     ]
     chosen = _fitting(candidates, ranking.passages(candidates), room - counter.text(fence(TITLE, "x")) - 8)
