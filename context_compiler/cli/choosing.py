@@ -1,20 +1,13 @@
-"""One conversation out of a file, and a model that can really be asked."""
+"""One conversation out of a file."""
 
 from __future__ import annotations
 
-import re
 import sys
-
-from pydantic_ai.exceptions import UserError
-from pydantic_ai.models import infer_model
 
 from context_compiler.cli.screen import warn
 from context_compiler.cli.text import near, one_line
-from context_compiler.errors import SettingsError, TranscriptError
+from context_compiler.errors import TranscriptError
 from context_compiler.importers import Transcript, parse_transcripts, read_transcripts
-
-EXTRAS = ("anthropic", "google", "openai")
-"""Providers that this package names an extra for; the host knows the others."""
 
 SHOWN_NOTES = 5
 
@@ -63,31 +56,3 @@ def selected(found: list[Transcript], wanted: str | None, *, file: str) -> Trans
         f"--select {one_line(wanted, 60)!r}: no such conversation among its {len(found)}{near(wanted, names)}",
         file=file,
     )
-
-
-def askable(model: str) -> str:
-    """A model's name, once it is sure that it can be asked; `none` asks nobody.
-
-    Raises:
-        SettingsError: its provider's package or its key is missing, or nobody knows it.
-    """
-    if model == "none":
-        return model
-    place = f"--model {one_line(model, 80)!r}"
-    try:
-        infer_model(model)
-    except ImportError as error:
-        extra = next(iter(re.findall(r"pydantic-ai-slim\[([\w-]+)\]", str(error))), "")
-        package = "context-compiler" if extra in EXTRAS else "pydantic-ai-slim"
-        remedy = f'pip install "{package}[{extra}]"' if extra else one_line(str(error))
-        raise SettingsError(f"{place}: its provider's package is not installed: {remedy}") from None
-    except (UserError, ValueError) as error:
-        missing = next(iter(re.findall(r"`([A-Z][A-Z0-9_]+)`", str(error))), "")
-        remedy = f"set the environment variable {missing}" if missing else _first_sentence(str(error))
-        raise SettingsError(f"{place}: {remedy}") from None
-    return model
-
-
-def _first_sentence(text: str) -> str:
-    said = one_line(text)
-    return said if said.startswith("Unknown model") and len(said) < 200 else said.split(". ")[0]

@@ -11,9 +11,10 @@ from pathlib import Path
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cli import compile_options as given
-from context_compiler.cli.choosing import askable, conversations, selected, tell_notes
+from context_compiler.cli.choosing import conversations, selected, tell_notes
 from context_compiler.cli.explaining import explain, explained
 from context_compiler.cli.messages import markdown, places, reading, show
+from context_compiler.cli.models import askable
 from context_compiler.cli.options import SYSTEM, Json, System, Vault, amount, example, group, opened, turns
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import first_word, json_text, number, share

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic_ai import Agent
 
 from context_compiler.chat.healing import said
-from context_compiler.chat.models import model_named
 from context_compiler.chat.session import ChatSession
+from context_compiler.cli.models import chat_model
 from context_compiler.cli.screen import Screen, complain, warn
 from context_compiler.cli.slash import Commands
 from context_compiler.cli.speaking import PlainVoice, Silence, Voice
@@ -53,10 +53,10 @@ class Conversation:
         self.json = json
         self.model = model
         os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
-        agent = Agent(model_named(model), name="chat")
+        agent = Agent(chat_model(model), name="chat")
         if vault is not None and not vault.exists():
             warn(f"{vault}: there was no such folder; it is made for this chat")
-        writer = compiler if compiler in (None, "none") else model_named(compiler)
+        writer = compiler if compiler in (None, "none") else chat_model(compiler)
         self.chat = ChatSession(agent, session, model=writer, vault=vault, system=system, notice=warn, **options)
         self.commands = Commands(self.chat, self.screen, vault=vault, system=system)
         self.failed = False

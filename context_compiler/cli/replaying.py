@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 
 from context_compiler.cli import compile_options as given
-from context_compiler.cli.choosing import askable
 from context_compiler.cli.comparing import Comparison, as_json, compare, differing, show_diff
 from context_compiler.cli.compiling import Wish, compile_in
 from context_compiler.cli.messages import reading
+from context_compiler.cli.models import askable
 from context_compiler.cli.options import (
     DB,
     SYSTEM,

@@ -128,7 +128,7 @@ def facts(screen: Screen, record: Record) -> None:
     told = [
         ("when", f"{moment(record.created_at)} UTC"),
         ("status", first_word(record.status)),
-        ("left empty", _empty(record.status)),
+        ("not known", _empty(record.status)),
         ("error", record.error),
         ("tokens", f"{number(record.tokens_raw)} raw → {number(record.tokens_sent)} sent"),
         ("budget", None if record.budget is None else number(record.budget)),
@@ -143,7 +143,7 @@ def facts(screen: Screen, record: Record) -> None:
             ("fidelity", made.fidelity),
             ("model", made.model_alias),
             ("compile", first_word(made.status)),
-            ("left empty", _empty(made.status)),
+            ("not known of it", _empty(made.status)),
             ("compile note", made.error),
             ("sections", ", ".join(made.sections_included)),
             ("not told", ", ".join(f"{one.what} ({one.reason})" for one in made.sections_dropped)),

@@ -154,7 +154,7 @@ def test_a_missing_key_is_named(cc: Command) -> None:
     pytest.importorskip("anthropic")
     said = cc("chat", input="Hello.\n", ANTHROPIC_API_KEY="")
     assert said.code == 2 and said.out == ""
-    assert "ANTHROPIC_API_KEY is missing" in said.err and "--model scripted needs no key" in said.err
+    assert "set the environment variable ANTHROPIC_API_KEY" in said.err and "--model scripted needs no key" in said.err
     assert said.err.count("\n") == 1
 
 
