@@ -20,7 +20,11 @@ LONGEST = 96
 """Characters; what is longer is data, and nobody asks for it by name."""
 
 REMEMBERED = 65_536
-"""Words whose stems are remembered, and what stands between white space whose terms are."""
+"""Words whose stems are remembered."""
+
+RUNS, SHORT = 32_768, 20
+"""Runs of characters without white space whose terms are remembered, and how many characters each may have: longer
+ones, such as paths and sentences of scripts that are written without spaces, seldom come again and take much room."""
 
 STOPS = frozenset(
     "a about again all also am an and any are as at be because been before being but by can could did do does doing"
@@ -65,7 +69,7 @@ def stem(word: str) -> str:
 def terms(text: str) -> Iterator[str]:
     """The terms of a text, in no certain order, as often as they occur."""
     runs = text.split()
-    return chain.from_iterable([_remembered(run) if len(run) <= LONGEST else _terms(run) for run in runs])
+    return chain.from_iterable([_remembered(run) if len(run) <= SHORT else _terms(run) for run in runs])
 
 
 def _terms(run: str) -> tuple[str, ...]:
@@ -74,7 +78,7 @@ def _terms(run: str) -> tuple[str, ...]:
     return *filter(None, map(stem, (word for word in spoken if len(word) <= LONGEST))), *identifiers(run)
 
 
-_remembered = lru_cache(maxsize=REMEMBERED)(_terms)
+_remembered = lru_cache(maxsize=RUNS)(_terms)
 
 
 @lru_cache(maxsize=4_096)

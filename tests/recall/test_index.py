@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+import tracemalloc
+from collections import deque
+from itertools import chain
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -114,3 +118,14 @@ def test_an_index_is_small() -> None:
     index = Index.of(read(*(user(words.format(turn, turn % 40, turn % 52)) for turn in range(300))))
     size = sys.getsizeof(index.posts) + sum(sys.getsizeof(term) + sys.getsizeof(at) for term, at in index.posts.items())
     assert size / sum(index.sizes) < 200
+
+
+def test_sentences_without_spaces_are_not_remembered_whole() -> None:
+    draw = Random(1)
+    sentences = ["".join(draw.choices("春夏秋冬山川草木日月星雲風花雪雨", k=90)) for _ in range(4_000)]
+    deque(chain.from_iterable(map(terms, sentences[:1_000])), maxlen=0)
+    tracemalloc.start()
+    deque(chain.from_iterable(map(terms, sentences[1_000:])), maxlen=0)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 500_000
