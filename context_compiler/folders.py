@@ -21,7 +21,7 @@ def made(folder: Path) -> None:
     while not outermost.parent.exists():
         outermost = outermost.parent
     outermost.mkdir(mode=0o700, exist_ok=True)
-    if not any(_ignored(above) for above in outermost.parents):
+    if not _ignored(outermost):
         with suppress(FileExistsError):
             handle = os.open(outermost / NAME, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
             with os.fdopen(handle, "wb") as file:
@@ -30,6 +30,11 @@ def made(folder: Path) -> None:
 
 
 def _ignored(folder: Path) -> bool:
-    with suppress(OSError):
-        return (folder / NAME).read_bytes() == EVERYTHING
+    """Whether a folder above says so of everything in it; version control looks no further up than its own root."""
+    for above in folder.absolute().parents:
+        with suppress(OSError):
+            if (above / NAME).read_bytes() == EVERYTHING:
+                return True
+        if os.path.lexists(above / ".git"):
+            return False
     return False

@@ -43,6 +43,14 @@ def test_a_folder_that_was_there_is_left_as_it_is(tmp_path: Path) -> None:
     assert mode(tmp_path / "mine") == before and ignored(tmp_path / "mine" / "run")
 
 
+def test_what_lies_above_a_repository_does_not_keep_out_of_it(tmp_path: Path) -> None:
+    """A home that ignores everything says nothing of the repositories in it."""
+    (tmp_path / ".gitignore").write_text("*\n")
+    (tmp_path / "project" / ".git").mkdir(parents=True)
+    made(tmp_path / "project" / "run")
+    assert ignored(tmp_path / "project" / "run")
+
+
 def test_what_is_in_the_way_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
