@@ -48,23 +48,24 @@ def one_line(text: str, width: int = 0) -> str:
 def shortened(names: Sequence[str], width: int) -> list[str]:
     """Names cut in their middle to `width` columns, such that each says which one is meant (`alike` finds it).
 
-    What cannot be told apart that way, or is not one column a character, stays whole.
+    What cannot be told apart that way, is not one column a character, or looks shortened itself, stays whole.
     """
     room, short = width - 1, dict.fromkeys(names, "")
+    fit = {name for name in short if len(name) == cell_len(name) > width > 4 and not re.search(r"…|\.\.", name)}
     for head in (room // 2, room * 3 // 4, room // 4):
         tail = room - head
         ends = Counter((name[:head], name[-tail:]) for name in short)
         for name, found in short.items():
-            if not found and len(name) == cell_len(name) > width and ends[name[:head], name[-tail:]] == 1:
+            if name in fit and not found and ends[name[:head], name[-tail:]] == 1:
                 short[name] = f"{name[:head]}…{name[-tail:]}"
     return [short[name] or name for name in names]
 
 
 def alike(given: str, names: Iterable[str]) -> list[str]:
-    """The names that a shortened one, `begin…end` or `begin...end`, may stand for; none where it is not shortened."""
-    head, mark, tail = given.replace("...", "…").partition("…")
+    """The names that a shortened one, `begin…end` or `begin...end`, may stand for; none where either is missing."""
+    head, _, tail = given.replace("...", "…").partition("…")
     ends = [name for name in dict.fromkeys(names) if name.startswith(head) and name.endswith(tail)]
-    return [name for name in ends if mark and len(name) > len(head) + len(tail)]
+    return [name for name in ends if head and tail and len(name) > len(head) + len(tail)]
 
 
 def within(line: str, width: int) -> str:

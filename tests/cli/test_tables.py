@@ -75,6 +75,17 @@ def test_a_name_is_never_guessed_from_its_beginning(long: Command) -> None:
     assert long("sessions", "delete", "dem", "--yes").code == 2
 
 
+def test_nothing_but_dots_names_no_session(recorded: Command) -> None:
+    assert len(recorded("sessions", "list", "--json").json["sessions"]) == 1
+    for dots in ("...", "…", "d…", "…o"):
+        assert recorded("sessions", "delete", dots, "--yes").code == 2
+
+
+def test_names_that_look_shortened_stay_whole() -> None:
+    names = ["first … and all the rest", "wait...what is all of this"]
+    assert shortened(names, 12) == names
+
+
 def test_names_that_cannot_be_told_apart_stay_whole() -> None:
     assert shortened(["a" * 20, "a" * 21], 10) == ["a" * 20, "a" * 21]
     assert shortened(["short", "x" * 30 + "end"], 12) == ["short", "xxxxx…xxxend"]
