@@ -65,6 +65,9 @@ def replay(
         """How it is wanted now: as it was, but for what is said."""
         if template is None:
             written = recorded_template(old.compile, model=model, vault=vault, system=system)
+            if model != "none" and written.compiler != "agent":
+                asks = f"template {written.name} of that view asks no model"
+                raise SettingsError(f"--model {model!r}: {asks}; name one that does with --template")
         else:
             written = chosen_template(template, model=model, vault=vault, system=system)
         same = template is None and fidelity is None

@@ -183,6 +183,11 @@ def test_a_replay_in_which_nothing_would_differ_is_refused(recorded: Command) ->
     assert said.code == 2 and "give --template, --budget, --fidelity or --model" in one_line(said)
 
 
+def test_a_replay_with_a_model_that_the_template_of_the_view_would_not_ask_is_refused(recorded: Command) -> None:
+    said = recorded("views", "replay", 3, "--model", "test")
+    assert said.code == 2 and "asks no model; name one that does with --template" in one_line(said)
+
+
 def test_a_replay_says_that_the_template_has_changed_or_is_gone(recorded: Command, tmp_path: Path) -> None:
     own = tmp_path / "own.md"
     own.write_text("---\ncompiler: none\n---\nNotes one.")
