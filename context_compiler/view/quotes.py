@@ -28,8 +28,10 @@ PINNED_WHY = "pinned: a standing instruction"
 PINNED = "Standing instructions the user gave earlier:"
 PINS = 10
 """Pins may take one part in so many of the room for messages."""
-PINNED_MOST = 2
-"""And of what there is for everything verbatim: a small view also has to answer."""
+PINNED_MOST = 3
+"""And of what there is for everything verbatim: a view also has to answer."""
+PINNED_LEAST = 96
+"""Tokens that they may take all the same, as long as they leave half: one rule has room in a small view too."""
 
 OUTLINED = "What was worked on when:"
 OUTLINE = 20
@@ -90,7 +92,8 @@ def verbatim(
 
 def _body(cut: Cut, sources: _Sources, room: int, note: str, lost: bool) -> tuple[str, tuple[Quote, ...]]:
     """Everything within the fence, and what it is; an instruction that is quoted with its text is not said twice."""
-    pins = _pins(cut, min(room // PINNED_MOST, cut.limits.room // PINS))
+    share = max(room // PINNED_MOST, min(PINNED_LEAST, room // 2))
+    pins = _pins(cut, min(share, cut.limits.room // PINS))
     told, held = _told(cut, sources, room, note, lost, pins)
     quoted_too = [pin for pin in pins if any(pin.text in quote.text for quote in held if quote.why != PINNED_WHY)]
     if not quoted_too:
