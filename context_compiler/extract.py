@@ -33,6 +33,9 @@ LATER = 1.0
 LEANING = 0.4
 """How much the logarithm of worth for price weighs beside how much a passage answers."""
 
+USUAL = 40
+"""Tokens; where something is asked, a message that is shorter gains nothing by it: chatter would hide the answer."""
+
 NEAR = 0.98
 """A gain this close to the best is the best: computing on would change little."""
 
@@ -47,15 +50,16 @@ def choose(candidates: Sequence[Passage], room: int, ranks: Sequence[float] = ()
     """
     order = sorted(range(len(candidates)), key=lambda at: (candidates[at].position, candidates[at].order))
     quotation = Quotation([candidates[at] for at in order], room)
-    rates = _rates(quotation.candidates)
+    worth, prices = worths(quotation.candidates), _prices(quotation.candidates)
     answers = max(ranks, default=0.0) > 0
-    keys = [-_merit(ranks[index]) - LEANING * log(rates[at]) for at, index in enumerate(order)] if answers else []
+    leaning = [LEANING * log(one / max(USUAL, price)) for one, price in zip(worth, prices, strict=True)]
+    keys = [-_merit(ranks[index]) - leaning[at] for at, index in enumerate(order)] if answers else []
     for at in sorted(range(len(keys)), key=keys.__getitem__):
         if quotation.left < SMALLEST:
             break
         quotation.take(at)
     if quotation.left >= SMALLEST:
-        _fill(quotation, rates)
+        _fill(quotation, [one / price for one, price in zip(worth, prices, strict=True)])
     return quotation.passages
 
 
@@ -64,12 +68,12 @@ def _merit(rank: float) -> float:
     return rank if rank > 0 else rank + BESIDE - LATER
 
 
-def _rates(ordered: Sequence[Passage]) -> list[float]:
-    """What the message of each passage is worth for the price of all of it."""
-    prices: Counter[int] = Counter()
+def _prices(ordered: Sequence[Passage]) -> list[int]:
+    """What all of the message of each passage costs."""
+    found: Counter[int] = Counter()
     for passage in ordered:
-        prices[passage.position] += _price(passage)
-    return [worth / prices[passage.position] for worth, passage in zip(worths(ordered), ordered, strict=True)]
+        found[passage.position] += _price(passage)
+    return [found[passage.position] for passage in ordered]
 
 
 def _fill(quotation: Quotation, rates: Sequence[float]) -> None:

@@ -31,10 +31,10 @@ def pinned(texts: list[str]) -> tuple[str, str]:
 
 async def live_view(messages: list[ModelMessage], budget: int) -> list[str]:
     """What a live agent is sent of this history beside its own messages."""
-    talker = Talker("ok")
-    await run(Agent(talker.model, capabilities=[compiler(budget=budget)]), "What now?", message_history=messages)
-    assert talker.sent[0].tokens <= budget
-    return own_texts(talker.sent[0])
+    ours, talker = compiler(budget=budget), Talker("ok")
+    await run(Agent(talker.model, capabilities=[ours]), "What now?", message_history=messages)
+    assert talker.sent[0].tokens <= budget and ours.last_view is not None
+    return own_texts(ours.last_view)
 
 
 @pytest.mark.parametrize("budget", [700, 800, 900, 1_000])
