@@ -44,17 +44,18 @@ def cut(
     of them too unless the caller named a fidelity.
     """
     history, outline, options = sight.history, sight.outline, sight.options
-    bench = Bench(history, outline, sight.counter, _start(sight, previous), refs=options.refs)
+    recent = options.recent_turns if options.recent_turns is not None else len(outline.turns)
+    start = _start(sight, previous)
+    bench = Bench(history, outline, sight.counter, start, room=limits.room, recent=recent, refs=options.refs)
     begun = previous.decided if previous is not None else 0
     skipped = [index for index, shape in sight.base.items() if shape.skip and index >= begun]
     bench.tell(skipped, "broken: a call without its answer, or an answer without its call")
     limits = relieved(bench, limits, overhead)
     target = (limits.budget if one_shot else limits.low) - overhead
     bench.room = limits.room
-    bench.recent = options.recent_turns if options.recent_turns is not None else len(outline.turns)
     if one_shot and not options.recent_named:
         older = spare and not (options.named and options.fidelity is not Fidelity.FULL)
-        wanted = len(outline.turns) if older else bench.recent
+        wanted = len(outline.turns) if older else recent
         bench.recent = min(wanted, _affordable(bench, limits.room // RECENT + spare))
     over = bench.total > limits.budget - overhead
     user_pins = pins(history, outline, bench.before_active())

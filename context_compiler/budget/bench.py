@@ -32,6 +32,8 @@ class Bench:
         counter: TokenCounter,
         shapes: Sequence[Shape | None],
         *,
+        room: int,
+        recent: int,
         refs: bool = False,
     ) -> None:
         """Start from `shapes`, one a message; `None` is out. With `refs`, what is cut says how it can be read."""
@@ -44,9 +46,9 @@ class Bench:
         self._held: set[int] = set()
         self.costs = [self._price(index, shape) for index, shape in enumerate(self.shapes)]
         self.total = sum(self.costs)
-        self.room = 0
+        self.room = room
         """What a request has for messages at most, in tokens; clamps are shares of it."""
-        self.recent = 0
+        self.recent = recent
         """How many turns before the active one to keep if they fit."""
         self.summary = 0
         """What is set aside for the summary that is still to be written, in tokens."""

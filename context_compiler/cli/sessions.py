@@ -112,11 +112,11 @@ def delete(
 
 def _transcripts(session: str, db: Path, vault: Path | None, system: Path) -> list[Path]:
     """What a chat has written of a session, in the folders where it may be."""
-    folders = dict.fromkeys((transcripts(vault, system), transcripts(None, system), transcripts(None, db.parent)))
     if not session.strip():
         return []
-    found = [Transcript(folder, session).path for folder in folders]
-    return list({path.resolve(): path for path in reversed(found) if path.is_file()}.values())
+    folders = (transcripts(None, db.parent), transcripts(None, system), transcripts(vault, system))
+    found = (Transcript(folder, session).path for folder in folders)
+    return list({path.resolve(): path for path in found if path.is_file()}.values())
 
 
 async def _all(db: Path) -> list[SessionInfo]:

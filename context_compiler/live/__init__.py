@@ -34,7 +34,8 @@ async def respond(live: Live, run: Run, request: Request) -> Result:
     """
     case = read(live, run, request)
     cycle = await _known_cycle(case)
-    opens, run.opened_turn = _opens(case, cycle), case.turn
+    opens = _opens(case, cycle)
+    run.opened_turn = case.turn
     grown = None
     if not opens:
         grown = _raw(case) if cycle is None else _carried_on(case, cycle)

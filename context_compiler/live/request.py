@@ -133,9 +133,30 @@ def run_request(
     )
 
 
-def _request(ctx: RunContext[Any], model: Any, settings: Mapping[str, object], **seen: Any) -> Request:
+def _request(
+    ctx: RunContext[Any],
+    model: Any,
+    settings: Mapping[str, object],
+    *,
+    messages: list[ModelMessage],
+    overhead: int,
+    refs: bool,
+    hash: str,
+    framing: Callable[[list[ModelMessage]], list[ModelMessage]] | None,
+    begin: Begin,
+    ask: AskFor,
+    marked: bool = False,
+) -> Request:
     """A request with what its run and its model say of it."""
     return Request(
+        messages=messages,
+        overhead=overhead,
+        refs=refs,
+        hash=hash,
+        framing=framing,
+        begin=begin,
+        ask=ask,
+        marked=marked,
         model=model.model_name,
         family=model_family(model.system, model.model_name),
         window=_whole(getattr(model, "context_window", None)),
@@ -144,7 +165,6 @@ def _request(ctx: RunContext[Any], model: Any, settings: Mapping[str, object], *
         scope=scope_of(ctx),
         run_id=ctx.run_id,
         affords=lambda given, said: spares(ctx, given, said),
-        **seen,
     )
 
 

@@ -27,9 +27,8 @@ def bench(
     recent: int = 1,
 ) -> Bench:
     history = Reader(counter).read(messages)
-    made = Bench(history, outline(history, pair(history)), counter, shapes or [WHOLE] * len(messages))
-    made.room, made.recent = room, recent
-    return made
+    whole = shapes or [WHOLE] * len(messages)
+    return Bench(history, outline(history, pair(history)), counter, whole, room=room, recent=recent)
 
 
 def climb(on: Bench, rung: Rung) -> list[str]:

@@ -53,9 +53,8 @@ def test_columns_for_which_there_is_no_room_are_named(long: Command) -> None:
 def test_a_shortened_name_is_taken_by_commands(long: Command) -> None:
     for args in (("views", "list", "--session"), ("stats", "--session"), ("sessions", "show")):
         said = long(*args, "release...final_version/context-helper", "--json").json
-        assert (said.get("views") or said["sessions"])[0]["session_id" if "stats" not in args else "session"] == NAMES[
-            0
-        ]
+        first = (said.get("views") or said["sessions"])[0]
+        assert first["session" if "stats" in args else "session_id"] == NAMES[0]
         assert long(*args, "release…final").code == 2
 
 

@@ -66,11 +66,13 @@ async def test_a_state_whose_saving_was_cancelled_leaves_nothing_in_the_next_one
 async def test_a_store_that_lives_on_holds_no_state_of_runs_that_have_ended(tmp_path: Path) -> None:
     store = SQLiteRuns(tmp_path / "r.db")
     gc.freeze()  # what was there before need not be looked through
-    for number in range(3):
-        await run_pipeline(TEXT, runs=store, run_id=f"let-go-{number}")
-    gc.collect()
-    held = [one for one in gc.get_objects() if isinstance(one, RunState) and one.run_id.startswith("let-go-")]
-    gc.unfreeze()
+    try:
+        for number in range(3):
+            await run_pipeline(TEXT, runs=store, run_id=f"let-go-{number}")
+        gc.collect()
+        held = [one for one in gc.get_objects() if isinstance(one, RunState) and one.run_id.startswith("let-go-")]
+    finally:
+        gc.unfreeze()
     assert not held
     await store.close()
 
