@@ -30,7 +30,11 @@ SHORT = 30
 USUAL = 3.4
 """The logarithm of the terms of a message that is not long, about 30."""
 
-SCANNED = 20_000
+MOST_EXCESS = 3.0
+"""What a message is longer than that at most, as a logarithm: beyond some 600 terms it is a document, and a passage of
+it is as good as any."""
+
+SCANNED = 200_000
 """Characters looked at from each end of a text."""
 
 _LIKES = re.compile(
@@ -138,7 +142,7 @@ class Index:
         for at, own in found.items():
             for term, times in own.items():
                 self.posts.setdefault(term, array("I")).extend((at, times))
-        self.excess.append(max(0.0, log1p(self.costs[position]) - USUAL))
+        self.excess.append(min(MOST_EXCESS, max(0.0, log1p(self.costs[position]) - USUAL)))
 
     def _place(self, position: int, item: Item) -> int:
         """Where a part counts as said: an answer where it was called for."""

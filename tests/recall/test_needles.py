@@ -52,8 +52,9 @@ async def test_a_sentence_of_a_long_answer_is_found(needle: str, question: str, 
 
 
 @pytest.mark.parametrize(("needle", "question"), NEEDLES)
-async def test_a_sentence_of_a_pasted_text_is_found(needle: str, question: str) -> None:
+@pytest.mark.parametrize("budget", [800, 2_000])
+async def test_a_sentence_of_a_pasted_text_is_found(needle: str, question: str, budget: int) -> None:
     random = Random(needle)
-    history = talk(random, long_user=buried(random, needle, 300))
-    view = await compile_view([*history, user(question)], budget=800, system=None)
+    history = talk(random, long_user=buried(random, needle, 1_500))
+    view = await compile_view([*history, user(question)], budget=budget, system=None)
     assert needle in "\n".join(own_texts(view))
