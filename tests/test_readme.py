@@ -1,38 +1,27 @@
-"""The README and the pages of docs are run: every block of code, every command; and what they list is complete."""
+"""The README and the pages of docs are run: every block of code, every command."""
 
 from __future__ import annotations
 
 import ast
 import asyncio
 import contextlib
-import importlib
 import inspect
 import io
 import os
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
-import context_compiler
-from context_compiler.cli.root import COMMANDS
-from context_compiler.fidelity import CAPS
-from context_compiler.live.wanted import Wanted
-from context_compiler.settings import Settings
-from context_compiler.store.sqlite import SQLiteStore
-from context_compiler.template import Template
 from tests.support.anthropic_server import AnthropicServer
+from tests.support.pages import PAGES, ROOT, page
 
-ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 ELSEWHERE = {"docs/benchmarks.md": "its commands take hours and are run by hand"}
 """Pages whose code is not run here, and why."""
 
@@ -49,10 +38,6 @@ class Block:
     line: int
     shown: str | None
     """What the page shows as its output: the `text` block that follows it directly."""
-
-
-def page(name: str) -> str:
-    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -213,122 +198,3 @@ def test_the_second_command_installs_and_finds_the_tests(checkout: Path) -> None
     look_up = "from context_compiler import TemplateLibrary as T; print(T(system=None).find('chat_compiler').path)"
     found = run_shell(f'{checkout}/.venv/bin/python -c "{look_up}"', checkout.parent, PYTHONPATH="")
     assert Path(found.strip()) == checkout / "templates" / "chat_compiler.md"
-
-
-def anchors(text: str) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", text, re.M)
-    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_links_lead_somewhere(name: str) -> None:
-    text = re.sub(r"```.*?```", "", page(name), flags=re.S)
-    targets = re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", text)
-    for target in (one or other for one, other in targets):
-        if target.startswith(("https://", "http://")):
-            continue
-        path, _, anchor = target.partition("#")
-        file = (ROOT / name).parent / path if path else ROOT / name
-        assert file.exists(), f"{name} leads to {target}"
-        assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), f"{name} leads to {target}"
-
-
-def test_every_page_can_be_reached_from_the_readme() -> None:
-    assert not [name for name in PAGES if name.startswith("docs/") and f"({name})" not in page("README.md")]
-
-
-def table_rows(text: str) -> list[list[str]]:
-    """The cells of every table row."""
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-
-
-def names_in(cells: list[str]) -> set[str]:
-    return {name for cell in cells for name in re.findall(r"`([^`\s]+)`", cell)}
-
-
-def test_every_argument_is_explained() -> None:
-    host, budget = page("docs/host.md"), page("docs/budget.md")
-    assert {field.name for field in fields(Wanted)} <= names_in([row[0] for row in table_rows(host)])
-    one_shot = set(inspect.signature(context_compiler.compile_view).parameters)
-    assert one_shot <= names_in([row[0] for row in table_rows(budget)])
-
-
-def test_the_defaults_are_those_of_the_table() -> None:
-    rows = {row[0]: row[1] for row in table_rows(page("docs/host.md")) if len(row) == 3}
-    for first, second in rows.items():
-        names = [name for name in re.findall(r"`(\w+)`", first) if name in {field.name for field in fields(Wanted)}]
-        given = re.findall(r"`([^`]+)`", second)
-        for at, name in enumerate(names):
-            default = next(field.default for field in fields(Wanted) if field.name == name)
-            assert ast.literal_eval(given[min(at, len(given) - 1)]) == default, name
-
-
-def test_every_environment_variable_is_explained() -> None:
-    rows = {row[0].strip("`"): row[1].strip("`") for row in table_rows(page("docs/host.md")) if len(row) == 3}
-    for field in fields(Settings):
-        default = rows[field.name.upper()]
-        assert default == (
-            "none"
-            if field.default is None
-            else f"{field.default:g}"
-            if isinstance(field.default, float)
-            else str(field.default)
-        )
-
-
-def test_the_fidelities_are_those_of_the_table() -> None:
-    rows = {row[0].strip("`"): row[1] for row in table_rows(page("docs/budget.md"))}
-    assert {mode.value: f"{cap:,} tokens" for mode, cap in CAPS.items()}.items() <= rows.items()
-
-
-async def test_every_column_of_the_record_is_explained(tmp_path: Path) -> None:
-    store = SQLiteStore(tmp_path / "context.db")
-    await store.sessions()
-    await store.close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "context.db")) as db:
-        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE '%!_fts!_%' ESCAPE '!'"
-        tables = {name: {row[1] for row in db.execute(f"PRAGMA table_info({name})")} for (name,) in db.execute(query)}
-        nullable = {
-            name: {row[1] for row in db.execute(f"PRAGMA table_info({name})") if not row[3] and not row[5]}
-            for name in ("views", "context_summaries")
-        }
-    text = page("docs/record.md")
-    for name, columns in tables.items():
-        part = re.search(rf"### `{name}`.*?\n(.*?)(?=\n### |\nThe first word)", text, re.S)
-        if part is None:
-            row = next(row for row in table_rows(text) if row[0] == f"`{name}`")
-            assert names_in([row[1]]) == columns, name
-            continue
-        rows = [row for row in table_rows(part[1]) if re.fullmatch(r"`\w+`", row[0])]
-        assert [row[0].strip("`") for row in rows] == list(dict.fromkeys(row[0].strip("`") for row in rows))
-        assert {row[0].strip("`") for row in rows} == columns, name
-        assert {row[0].strip("`") for row in rows if row[2]} == nullable[name], name
-
-
-def test_what_is_said_of_the_shipped_templates_is_so() -> None:
-    text = page("docs/templates.md")
-    for file in sorted((ROOT / "templates").glob("*.md")):
-        template = Template.parse(file.read_text(encoding="utf-8"), name=file.stem)
-        assert f"| `{file.stem}` |" in text
-        assert template.token_threshold == 0.5, (
-            f"README.md and docs say that {file.stem} compiles at half of the budget"
-        )
-
-
-def test_every_command_and_option_is_explained() -> None:
-    text = page("docs/cli.md")
-    known: set[str] = set()
-    for name, (module, _) in COMMANDS.items():
-        app: Any = get_command(importlib.import_module(f"context_compiler.cli.{module}").app)
-        commands: dict[str, Any] = getattr(app, "commands", {name: app})
-        grouped = name not in commands and len(commands) > 1
-        for inner, one in commands.items():
-            if not grouped and inner != name and len(commands) > 1:
-                continue
-            said = f"context-compiler {name} {inner}" if grouped else f"context-compiler {name}"
-            assert said in text, said
-            known |= {flag for parameter in one.params for flag in parameter.opts if flag.startswith("-")}
-    missing = {flag for flag in known if not re.search(rf"(?<![\w-]){flag}(?![\w-])", text)}
-    assert not missing
-    said = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
-    assert said <= known | {"--help", "--version", "--install-completion", "--show-completion"}
