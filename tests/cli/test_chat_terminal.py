@@ -34,7 +34,7 @@ def say(screen: Terminal, text: str) -> str:
 
 
 def less_was_sent(said: str) -> bool:
-    """Whether the status line below an answer names a share: what the prompt shows before it is of the answer before."""
+    """Whether the line below an answer names a share; the prompt above it shows that of the answer before."""
     return "%)" in said.rstrip().splitlines()[-1]
 
 
