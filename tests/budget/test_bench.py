@@ -33,6 +33,13 @@ def test_what_is_set_aside_for_a_summary_counts() -> None:
     assert (on.total, on.summary) == (on.history.tokens + 300, 300)
 
 
+def test_what_is_out_or_loses_nothing_is_not_told_again() -> None:
+    on = bench([user("a"), assistant("b"), user("c")])
+    on.out([0], "because")
+    on.tell(range(3), "again")
+    assert [drop.reason for drop in on.drops] == ["because"]
+
+
 def test_what_is_out_costs_nothing_and_is_dropped_once() -> None:
     on = bench([user("a"), assistant("b"), user("c")])
     on.out(range(2), "because")
