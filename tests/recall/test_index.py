@@ -49,7 +49,6 @@ def contents(index: Index) -> tuple[object, ...]:
 
 
 def test_a_word_is_found_in_all_its_forms() -> None:
-    pytest.importorskip("snowballstemmer")
     index = Index.of(read(user("The painters painted a painting."), assistant("Nice!")))
     assert where(index, stem("paint")) == {0: 2} and stem("книги") == stem("книгу")
 
