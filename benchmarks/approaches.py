@@ -14,7 +14,7 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 
-from context_compiler.measures.replay import LiveSession, Session, View
+from context_compiler.middleware.replay import LiveSession, Session, View
 
 NEEDS_A_MODEL = "needs a model, and no answers of one are recorded for these data"
 

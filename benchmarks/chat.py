@@ -37,8 +37,8 @@ from pydantic_ai.messages import (
 
 from context_compiler import SQLiteStore
 from context_compiler.chat import ChatSession, ScriptedModel, Transcript
-from context_compiler.chat.healing import said
-from context_compiler.history import Reader
+from context_compiler.chat.reconcile import said
+from context_compiler.messages.history import Reader
 from context_compiler.tokens import TokenCounter
 
 ROOT = Path(__file__).parents[1]

@@ -31,10 +31,10 @@ from context_compiler.layers import (
     to_json,
 )
 from context_compiler.layers.builders import build_context
-from context_compiler.layers.told import template_of, told_of
+from context_compiler.layers.context import template_of, told_of
 from context_compiler.manager import ContextConfig, ContextManager, SQLiteMemory
-from context_compiler.store import MemoryStore
-from context_compiler.template.lookup import TemplateLibrary
+from context_compiler.record.store import MemoryStore
+from context_compiler.template.library import TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
 Work = Callable[[], object]

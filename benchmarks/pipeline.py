@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from context_compiler.fidelity import Fidelity
-from context_compiler.fidelity.preamble import build_fidelity_preamble
 from context_compiler.pipeline import (
     Event,
     MemoryRuns,
@@ -31,6 +30,7 @@ from context_compiler.pipeline import (
     run_pipeline,
     validate,
 )
+from context_compiler.pipeline.preamble import build_fidelity_preamble
 
 
 class Quick:

@@ -17,9 +17,9 @@ from pydantic_ai.messages import ModelMessage
 
 from benchmarks.data import ASKED, GENERATED, Data, at_hand
 from context_compiler.cli.drawing import Line, Panel, draw
-from context_compiler.history import Reader
 from context_compiler.manager import ContextConfig, ContextManager, Score, VolatileMemory
 from context_compiler.manager.session import split
+from context_compiler.messages.history import Reader
 from context_compiler.tokens import as_counter
 
 SETS = {"a talk between two people": "locomo", "a chat with an assistant": "beam-100k", "a coding agent": "pi"}

@@ -17,10 +17,10 @@ from statistics import fmean
 from pydantic_ai.messages import ModelMessage, ModelRequest
 
 from context_compiler import TokenCounter
-from context_compiler.history import History, Reader
-from context_compiler.importers import read_transcripts
-from context_compiler.measures.references import calls, held, texts
-from context_compiler.measures.replay import View
+from context_compiler.compiler.references import calls, held, texts
+from context_compiler.messages.history import History, Reader
+from context_compiler.messages.importers import read_transcripts
+from context_compiler.middleware.replay import View
 
 FILES = {
     "swe": ("swe_agent/*.traj", "swe-agent"),

@@ -33,8 +33,8 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler import ids
-from context_compiler.record import Compile, Cycle, Entry, Record
-from context_compiler.store import SQLiteStore
+from context_compiler.record.store import SQLiteStore
+from context_compiler.record.values import Compile, Cycle, Entry, Record
 
 MOVE_EVERY = 20
 KEPT = 40

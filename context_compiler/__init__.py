@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 from context_compiler.lazy import public
 
 if TYPE_CHECKING:
-    from context_compiler.capability import ContextCompiler
-    from context_compiler.compiler import compile_view
+    from context_compiler.compiler.view import View
     from context_compiler.errors import ContextCompilerError
     from context_compiler.fidelity import Fidelity, fidelity_on_resume, resolve_fidelity, resolve_thread_id
-    from context_compiler.fidelity.preamble import build_fidelity_preamble
     from context_compiler.manager.config import ContextConfig
-    from context_compiler.manager.managing import ContextManager
-    from context_compiler.processor import build_compiling_history_processor
-    from context_compiler.recall.tools import Recall
-    from context_compiler.record import Record
+    from context_compiler.manager.manager import ContextManager
+    from context_compiler.middleware.capability import ContextCompiler
+    from context_compiler.middleware.one_shot import compile_view
+    from context_compiler.middleware.processor import build_compiling_history_processor
+    from context_compiler.middleware.recall_tools import Recall
+    from context_compiler.pipeline.preamble import build_fidelity_preamble
+    from context_compiler.record.memory import MemoryStore
+    from context_compiler.record.sqlite import SQLiteStore
+    from context_compiler.record.store import Store
+    from context_compiler.record.values import Record
     from context_compiler.settings import Settings
-    from context_compiler.store import Store
-    from context_compiler.store.memory import MemoryStore
-    from context_compiler.store.sqlite import SQLiteStore
     from context_compiler.template import Template
-    from context_compiler.template.lookup import TemplateLibrary, list_templates
+    from context_compiler.template.library import TemplateLibrary, list_templates
     from context_compiler.tokens import TokenCounter
-    from context_compiler.view import View
 
 __version__ = "0.1.0"
 
@@ -54,26 +54,26 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ContextCompiler": "capability",
+    "ContextCompiler": "middleware.capability",
     "ContextCompilerError": "errors",
     "ContextConfig": "manager.config",
-    "ContextManager": "manager.managing",
+    "ContextManager": "manager.manager",
     "Fidelity": "fidelity",
-    "MemoryStore": "store.memory",
-    "Recall": "recall.tools",
-    "Record": "record",
-    "SQLiteStore": "store.sqlite",
+    "MemoryStore": "record.memory",
+    "Recall": "middleware.recall_tools",
+    "Record": "record.values",
+    "SQLiteStore": "record.sqlite",
     "Settings": "settings",
-    "Store": "store",
+    "Store": "record.store",
     "Template": "template",
-    "TemplateLibrary": "template.lookup",
+    "TemplateLibrary": "template.library",
     "TokenCounter": "tokens",
-    "View": "view",
-    "build_compiling_history_processor": "processor",
-    "build_fidelity_preamble": "fidelity.preamble",
-    "compile_view": "compiler",
+    "View": "compiler.view",
+    "build_compiling_history_processor": "middleware.processor",
+    "build_fidelity_preamble": "pipeline.preamble",
+    "compile_view": "middleware.one_shot",
     "fidelity_on_resume": "fidelity",
-    "list_templates": "template.lookup",
+    "list_templates": "template.library",
     "resolve_fidelity": "fidelity",
     "resolve_thread_id": "fidelity",
 }

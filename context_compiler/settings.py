@@ -39,6 +39,32 @@ def count(value: object) -> Count:
     raise ValueError(COUNT_RULE)
 
 
+Amount: TypeAlias = int | float
+"""An `int` is tokens; a `float` in (0, 1] is a share."""
+
+
+MOST = 10**12
+"""More tokens than any window has."""
+
+
+def check_amount(amount: object, *, name: str) -> Amount | None:
+    """An amount a user gave, or SettingsError: tokens as an `int` above 0, or a share as a `float` in (0, 1]."""
+    if amount is None:
+        return None
+    if isinstance(amount, bool) or not isinstance(amount, int | float):
+        raise SettingsError(f"{name}={amount!r}: give tokens as an int, or a share as a float in (0, 1]")
+    if isinstance(amount, float) and not 0 < amount <= 1:
+        raise SettingsError(f"{name}={amount!r}: a float is a share and must be in (0, 1]; give tokens as an int")
+    if not 0 < amount <= MOST:
+        raise SettingsError(f"{name}={amount!r}: must be above 0 and at most {MOST:,}")
+    return amount
+
+
+def amount_tokens(amount: Amount | None, *, of: int) -> int | None:
+    """An amount as tokens, a share taken `of` a whole."""
+    return int(amount * of) if isinstance(amount, float) else amount
+
+
 def _words(value: object) -> str:
     if isinstance(value, str) and value.strip() and "\0" not in value:
         return value.strip()

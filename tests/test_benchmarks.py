@@ -18,8 +18,8 @@ from benchmarks.data import Data, generated_conversations, generated_sessions
 from benchmarks.measures import compiles, evidence, sessions, survival
 from benchmarks.recall import interval
 from benchmarks.results import Cell, Result, Results
-from context_compiler.history import Reader
-from context_compiler.measures.replay import LiveSession, PlainSession, everything, newest, replayed, request_points
+from context_compiler.messages.history import Reader
+from context_compiler.middleware.replay import LiveSession, PlainSession, everything, newest, replayed, request_points
 from context_compiler.tokens import TokenCounter
 from tests.support.histories import assistant, user
 

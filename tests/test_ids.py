@@ -18,8 +18,8 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from context_compiler.history import load_messages, message_body
 from context_compiler.ids import VERSION, blob_id, chained, identity, text_hash
+from context_compiler.messages.history import load_messages, message_body
 from tests.support.histories import histories
 from tests.support.parts import retry_prompt
 from tests.support.texts import texts

@@ -18,9 +18,9 @@ from typer.main import get_command
 import context_compiler
 from context_compiler.cli.root import COMMANDS
 from context_compiler.fidelity import CAPS
-from context_compiler.live.wanted import Wanted
+from context_compiler.middleware.arguments import Wanted
+from context_compiler.record.sqlite import SQLiteStore
 from context_compiler.settings import Settings
-from context_compiler.store.sqlite import SQLiteStore
 from context_compiler.template import Template
 from tests.support.pages import PAGES, ROOT, page
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from context_compiler.compiler import compile_view
+from context_compiler.compiler.view import View
 from context_compiler.fidelity import Fidelity
-from context_compiler.view import View
+from context_compiler.middleware.one_shot import compile_view
 from tests.support.builders import assistant, user
 from tests.support.histories import histories, long_history, snapshot
 from tests.support.texts import texts

@@ -23,7 +23,7 @@ from benchmarks.recall import Conversation
 from benchmarks.results import Cell, Result
 from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, ranked
 from context_compiler.cli.drawing import Panel
-from context_compiler.measures.replay import View
+from context_compiler.middleware.replay import View
 
 AWARE, BLIND = "evidence", "evidence-blind"
 

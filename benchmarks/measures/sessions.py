@@ -24,9 +24,9 @@ from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
 from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, markdown, named, ranked, reasons
 from context_compiler.cli.drawing import Panel
-from context_compiler.history import Reading
-from context_compiler.measures import PromptCache, Sent, figures
-from context_compiler.measures.replay import LiveSession, replayed, request_points
+from context_compiler.compiler.metrics import PromptCache, Sent, figures
+from context_compiler.messages.history import Reading
+from context_compiler.middleware.replay import LiveSession, replayed, request_points
 
 NAME = "sessions"
 

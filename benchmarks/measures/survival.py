@@ -21,10 +21,10 @@ from benchmarks.peers.baselines import READER
 from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
 from benchmarks.tables import RECOUNTS, TOO_LONG, markdown, named, reasons
-from context_compiler.history import searchable
-from context_compiler.measures.replay import View, request_points
-from context_compiler.specifics import Told, specifics
-from context_compiler.specifics.sorts import Sort
+from context_compiler.compiler.patterns import Sort
+from context_compiler.compiler.specifics import Told, specifics
+from context_compiler.messages.history import searchable
+from context_compiler.middleware.replay import View, request_points
 
 NAME = "survival"
 SORTS = (Sort.PATH, Sort.COMMAND, Sort.NUMBER, Sort.ID, Sort.RULE)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pydantic_ai.messages import ModelMessage
 
 from benchmarks.approaches import Approach
-from context_compiler.history import Reader
-from context_compiler.measures.replay import PlainSession, View, everything, newest
+from context_compiler.messages.history import Reader
+from context_compiler.middleware.replay import PlainSession, View, everything, newest
 from context_compiler.tokens import TokenCounter
 
 SEED = 7

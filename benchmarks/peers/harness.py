@@ -14,7 +14,7 @@ from pydantic_ai_harness.compaction import (
 
 from benchmarks.approaches import NEEDS_A_MODEL, Approach, attached
 from benchmarks.peers.baselines import READER
-from context_compiler.measures.replay import LiveSession
+from context_compiler.middleware.replay import LiveSession
 
 PACKAGE = "pydantic-ai-harness"
 COUNT = READER.counter

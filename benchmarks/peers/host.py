@@ -8,7 +8,7 @@ from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage
 
 from benchmarks.approaches import Approach, attached
-from context_compiler.measures.replay import LiveSession
+from context_compiler.middleware.replay import LiveSession
 
 
 def same(messages: list[ModelMessage]) -> list[ModelMessage]:

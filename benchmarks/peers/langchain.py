@@ -10,8 +10,8 @@ from pydantic_ai.messages import ModelMessage
 
 from benchmarks.approaches import Approach
 from benchmarks.peers.parts import Piece, pieces, whole
-from context_compiler.history.items import arguments
-from context_compiler.measures.replay import PlainSession
+from context_compiler.messages.items import arguments
+from context_compiler.middleware.replay import PlainSession
 
 TOKENS = "tokens"
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from benchmarks.approaches import Approach
 from benchmarks.peers.baselines import READER
 from benchmarks.peers.parts import Piece, pieces, whole
-from context_compiler.measures.replay import PlainSession
+from context_compiler.middleware.replay import PlainSession
 
 NAME = "piece"
 

@@ -10,7 +10,7 @@ from pydantic_ai.models import Model
 
 from benchmarks.approaches import Approach, attached
 from context_compiler import ContextCompiler, compile_view
-from context_compiler.measures.replay import LiveSession
+from context_compiler.middleware.replay import LiveSession
 
 
 async def one_shot(messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:

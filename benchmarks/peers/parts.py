@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from benchmarks.peers.baselines import READER
-from context_compiler.history.items import Item, Kind
+from context_compiler.messages.items import Item, Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

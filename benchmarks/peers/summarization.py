@@ -11,7 +11,7 @@ from pydantic_ai_summarization import SlidingWindowCapability, SummarizationCapa
 
 from benchmarks.approaches import NEEDS_A_MODEL, Approach, attached
 from benchmarks.peers.baselines import price
-from context_compiler.measures.replay import LiveSession
+from context_compiler.middleware.replay import LiveSession
 
 PACKAGE = "summarization-pydantic-ai"
 

@@ -8,11 +8,11 @@ from context_compiler.lazy import public
 
 if TYPE_CHECKING:
     from context_compiler.chat.answer import Said
+    from context_compiler.chat.demo_model import ScriptedModel
     from context_compiler.chat.markdown import safe_id
-    from context_compiler.chat.scripted import ScriptedModel
     from context_compiler.chat.session import ChatSession
     from context_compiler.chat.transcript import Transcript
-    from context_compiler.reflections import Failure, Occasion, Reflection, ReflectionPolicy
+    from context_compiler.messages.failures import Failure, Occasion, Reflection, ReflectionPolicy
 
 __all__ = [
     "ChatSession",
@@ -28,12 +28,12 @@ __all__ = [
 
 _HOMES = {
     "ChatSession": "chat.session",
-    "Failure": "reflections",
-    "Occasion": "reflections",
-    "Reflection": "reflections",
-    "ReflectionPolicy": "reflections",
+    "Failure": "messages.failures",
+    "Occasion": "messages.failures",
+    "Reflection": "messages.failures",
+    "ReflectionPolicy": "messages.failures",
     "Said": "chat.answer",
-    "ScriptedModel": "chat.scripted",
+    "ScriptedModel": "chat.demo_model",
     "Transcript": "chat.transcript",
     "safe_id": "chat.markdown",
 }

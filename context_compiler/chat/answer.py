@@ -18,8 +18,8 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.usage import RequestUsage
 
-from context_compiler.chat.healing import BETWEEN
-from context_compiler.view import View
+from context_compiler.chat.reconcile import BETWEEN
+from context_compiler.compiler.view import View
 
 Hear = Callable[[str], object]
 """Called with each piece of an answer, after it is on disk."""

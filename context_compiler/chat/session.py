@@ -17,19 +17,19 @@ from pydantic_ai import Agent, RunContext, capture_run_messages
 from pydantic_ai.messages import AgentStreamEvent, ModelMessage, ModelRequest, UserPromptPart
 from pydantic_ai.models import Model
 
-from context_compiler.capability import ContextCompiler
-from context_compiler.chat.account import Account, Clock, Notice, now
 from context_compiler.chat.answer import Hear, Said, Spent, Turn, said_of
+from context_compiler.chat.storage import Account, Clock, Notice, now
 from context_compiler.chat.transcript import transcripts
+from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
-from context_compiler.history import History
-from context_compiler.limits import Amount
-from context_compiler.passages import Passage
+from context_compiler.messages.failures import ReflectionPolicy
+from context_compiler.messages.history import History
+from context_compiler.middleware.capability import ContextCompiler
+from context_compiler.middleware.recall_tools import Recall
 from context_compiler.recall.index import indexed
-from context_compiler.recall.tools import Recall
-from context_compiler.reflections import ReflectionPolicy
-from context_compiler.store import Store
-from context_compiler.view import View
+from context_compiler.recall.passages import Passage
+from context_compiler.record.store import Store
+from context_compiler.settings import Amount
 
 LONG = 2_000
 """Messages from which on a history is made searchable before it has to be."""

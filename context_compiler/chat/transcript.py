@@ -29,7 +29,7 @@ from context_compiler.chat.markdown import (
     title,
     turns_in,
 )
-from context_compiler.folders import made
+from context_compiler.paths import made
 
 _locks: Any = import_module("fcntl") if find_spec("fcntl") else None
 """None where the system has no such locks: there, nothing keeps two terminals apart."""

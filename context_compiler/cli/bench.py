@@ -13,24 +13,24 @@ from typing import Annotated
 import typer
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.capability import ContextCompiler
 from context_compiler.cli import compile_options as given
-from context_compiler.cli.choosing import conversations, selected, tell_notes
 from context_compiler.cli.drawing import Line, Panel, draw, libraries
+from context_compiler.cli.inputs import conversations, selected, tell_notes
 from context_compiler.cli.options import SYSTEM, Json, System, Vault, amount, example, group
 from context_compiler.cli.screen import Screen, step, tell, working
 from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, number, plural
-from context_compiler.cli.writing import chosen_template
+from context_compiler.cli.view_inputs import chosen_template
+from context_compiler.compiler.limits import DEFAULT_BUDGET
+from context_compiler.compiler.metrics import Sent, figures
+from context_compiler.compiler.references import ReferenceRecall
+from context_compiler.compiler.view import View
 from context_compiler.errors import TranscriptError
-from context_compiler.history import History, Reader
-from context_compiler.importers import Transcript
-from context_compiler.limits import DEFAULT_BUDGET
-from context_compiler.measures import Sent, figures
-from context_compiler.measures.references import ReferenceRecall
-from context_compiler.measures.replay import LiveSession, PlainSession, Session, newest, replayed, request_points
+from context_compiler.messages.history import History, Reader
+from context_compiler.messages.importers import Transcript
+from context_compiler.middleware.capability import ContextCompiler
+from context_compiler.middleware.replay import LiveSession, PlainSession, Session, newest, replayed, request_points
 from context_compiler.tokens import TokenCounter
-from context_compiler.view import View
 
 app = group("Measure a transcript.")
 

@@ -11,25 +11,24 @@ from pathlib import Path
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cli import compile_options as given
-from context_compiler.cli.choosing import conversations, selected, tell_notes
-from context_compiler.cli.explaining import explain, explained
+from context_compiler.cli.inputs import conversations, selected, tell_notes
 from context_compiler.cli.messages import markdown, places, reading, show
 from context_compiler.cli.models import askable
 from context_compiler.cli.options import SYSTEM, Json, System, Vault, amount, example, group, opened, turns
 from context_compiler.cli.screen import Screen
+from context_compiler.cli.show import explain, explained
 from context_compiler.cli.text import first_word, json_text, number, share
-from context_compiler.cli.writing import chosen_fidelity, chosen_template
-from context_compiler.compiler import compile_view
+from context_compiler.cli.view_inputs import chosen_fidelity, chosen_template
+from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
-from context_compiler.history import History, message_body
-from context_compiler.importers import Transcript
 from context_compiler.layers.session import Layers
-from context_compiler.limits import Amount
-from context_compiler.settings import Count
-from context_compiler.store import Store
+from context_compiler.messages.history import History, message_body
+from context_compiler.messages.importers import Transcript
+from context_compiler.middleware.one_shot import compile_view
+from context_compiler.record.store import Store
+from context_compiler.settings import Amount, Count
 from context_compiler.template import Template
-from context_compiler.view import View
 
 app = group("Compile a transcript.")
 

@@ -11,19 +11,19 @@ from shlex import quote
 
 from context_compiler.cli.compiling import Wish, compile_in
 from context_compiler.cli.compiling import as_json as view_json
-from context_compiler.cli.explaining import LEFT_OUT, left_out
 from context_compiler.cli.messages import places, reading, show
 from context_compiler.cli.options import DB, Db, Json, example, group, opened
 from context_compiler.cli.screen import Piece, Screen
+from context_compiler.cli.show import LEFT_OUT, left_out
 from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, number, one_line, plural, share
+from context_compiler.compiler.view import View
 from context_compiler.fidelity import Fidelity
-from context_compiler.history import History, message_body
-from context_compiler.history.items import Kind
-from context_compiler.importers import Transcript, parse_transcripts
-from context_compiler.template.lookup import TemplateLibrary
-from context_compiler.turns import outline, pair
-from context_compiler.view import View
+from context_compiler.messages.history import History, message_body
+from context_compiler.messages.importers import Transcript, parse_transcripts
+from context_compiler.messages.items import Kind
+from context_compiler.messages.turns import outline, pair
+from context_compiler.template.library import TemplateLibrary
 
 app = group("See it work.")
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from context_compiler.cli import compile_options as given
-from context_compiler.cli.choosing import conversations, selected, tell_notes
+from context_compiler.cli.inputs import conversations, selected, tell_notes
 from context_compiler.cli.messages import reading
 from context_compiler.cli.options import DB, Db, Json, example, group, opened
 from context_compiler.cli.screen import Screen, step, working
 from context_compiler.cli.stats import IMPORTED
 from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, number, plural
-from context_compiler.history import History
-from context_compiler.importers import Transcript
-from context_compiler.record import Entry, Record
-from context_compiler.record.recording import now
-from context_compiler.turns import outline, pair
+from context_compiler.compiler.rows import now
+from context_compiler.messages.history import History
+from context_compiler.messages.importers import Transcript
+from context_compiler.messages.turns import outline, pair
+from context_compiler.record.values import Entry, Record
 
 app = group("Import a transcript.")
 

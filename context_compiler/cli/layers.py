@@ -14,12 +14,12 @@ from context_compiler.cli.screen import Screen
 from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, number
 from context_compiler.layers.builders import build_context, layer_texts
-from context_compiler.layers.needs import NEEDS, need_of
+from context_compiler.layers.context import layer_prompt, template_of
 from context_compiler.layers.session import Layers
-from context_compiler.layers.told import layer_prompt, template_of
 from context_compiler.layers.turn import TurnState, turn_of
+from context_compiler.layers.visibility import NEEDS, need_of
 from context_compiler.template import Template
-from context_compiler.template.lookup import TemplateLibrary
+from context_compiler.template.library import TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
 app = group("Show what each kind of node is told of a session.", shown="layers show SESSION --role think")

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from context_compiler.cli.screen import Piece, Screen, styled
 from context_compiler.cli.text import number, one_line, safe
-from context_compiler.history import History, Reader, Reading
-from context_compiler.history.items import Item, Kind
+from context_compiler.compiler.view import View
+from context_compiler.messages.history import History, Reader, Reading
+from context_compiler.messages.items import Item, Kind
 from context_compiler.tokens import as_counter
-from context_compiler.view import View
 
 STYLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow", "notes": "bright_blue"}
 """Roles and their colours."""

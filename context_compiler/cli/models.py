@@ -7,10 +7,10 @@ import re
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models import Model, infer_model
 
-from context_compiler.chat.scripted import NAME, ScriptedModel
+from context_compiler.chat.demo_model import NAME, ScriptedModel
 from context_compiler.cli.text import one_line
 from context_compiler.errors import SettingsError
-from context_compiler.live.failing import attempt
+from context_compiler.resilience import attempt
 
 EXTRAS = ("anthropic", "google", "openai")
 """Providers that this package names an extra for; the host knows the others."""

@@ -13,11 +13,10 @@ import typer
 
 from context_compiler.cli.text import alike, near, one_line
 from context_compiler.errors import SettingsError, StoreError
-from context_compiler.limits import Amount, checked
-from context_compiler.record import Record, SessionInfo
-from context_compiler.settings import Count, count
-from context_compiler.store import SQLiteStore
-from context_compiler.store.sqlite import DEFAULT_PATH
+from context_compiler.record.sqlite import DEFAULT_PATH
+from context_compiler.record.store import SQLiteStore
+from context_compiler.record.values import Record, SessionInfo
+from context_compiler.settings import Amount, Count, check_amount, count
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Db = Annotated[Path, typer.Option("--db", envvar="CONTEXT_COMPILER_DB", help="The file of the record.")]
@@ -168,7 +167,7 @@ def amount(text: str) -> Amount:
     except ValueError:
         value = 0
     try:
-        return checked(value, name="--budget") or 1
+        return check_amount(value, name="--budget") or 1
     except SettingsError:
         raise SettingsError(f"--budget {text!r}: give whole tokens such as 4000, or a share such as 0.5") from None
 

@@ -19,7 +19,7 @@ from context_compiler.pipeline.diagnostics import Diagnostic, Severity
 from context_compiler.pipeline.dot import parse_dot
 from context_compiler.pipeline.draw import to_svg
 from context_compiler.pipeline.graph import Graph
-from context_compiler.workflow.reading import SUFFIXES, load_workflow
+from context_compiler.pipeline.workflow import SUFFIXES, load_workflow
 
 app = group("Check and draw pipelines: DOT graphs whose stages are agents.", shown="pipeline check plan.dot")
 

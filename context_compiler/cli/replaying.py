@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from context_compiler.cli import compile_options as given
-from context_compiler.cli.comparing import Comparison, as_json, compare, differing, show_diff
 from context_compiler.cli.compiling import Wish, compile_in
+from context_compiler.cli.diff import Comparison, as_json, compare, differing, show_diff
 from context_compiler.cli.messages import reading
 from context_compiler.cli.models import askable
 from context_compiler.cli.options import (
@@ -31,11 +31,11 @@ from context_compiler.cli.options import (
 )
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import first_word, json_text, number, plural, share
-from context_compiler.cli.writing import chosen_fidelity, chosen_template, recorded_fidelity, recorded_template
+from context_compiler.cli.view_inputs import chosen_fidelity, chosen_template, recorded_fidelity, recorded_template
+from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
-from context_compiler.history import load_messages, message_body
-from context_compiler.record import Record
-from context_compiler.view import View
+from context_compiler.messages.history import load_messages, message_body
+from context_compiler.record.values import Record
 
 BUDGET = 2_000
 """Tokens, where neither the record nor the caller knows a budget."""

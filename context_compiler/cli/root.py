@@ -32,14 +32,14 @@ COMMANDS = {
     "sessions": ("sessions", "List, show and delete recorded conversations."),
     "layers": ("layers", "Show what each kind of node is told of a session."),
     "pipeline": ("pipeline_runs", "Check, run, resume and draw graphs of stages."),
-    "chat": ("chatting", "Talk with a model; everything said is kept."),
+    "chat": ("chat", "Talk with a model; everything said is kept."),
     "workflow": ("workflows", "Check, run, resume and show markdown files of steps."),
     "manager": ("managing", "List, make and go back to the checkpoints of a managed session."),
     "bench": ("bench", "Replay a transcript with views and without."),
     "stats": ("stats", "What was saved, how often we fell back, and how long it took."),
-    "verify": ("upkeep", "Prove that the record is as it was written."),
-    "prune": ("upkeep", "Remove old requests from the record."),
-    "export": ("upkeep", "Write the whole record as JSON lines."),
+    "verify": ("maintenance", "Prove that the record is as it was written."),
+    "prune": ("maintenance", "Remove old requests from the record."),
+    "export": ("maintenance", "Write the whole record as JSON lines."),
 }
 """Names, the module each lives in, and what it does."""
 

@@ -14,11 +14,11 @@ import typer
 
 from context_compiler import pipeline
 from context_compiler.cli.options import named
+from context_compiler.cli.progress import Watch
 from context_compiler.cli.screen import Screen, warn
 from context_compiler.cli.text import json_text, one_line
-from context_compiler.cli.watching import Watch
 from context_compiler.errors import SettingsError
-from context_compiler.workflow.lowering import apply_directives
+from context_compiler.pipeline.lowering import apply_directives
 
 Runs = Annotated[
     Path, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Where runs are kept: a .db file or a folder.")

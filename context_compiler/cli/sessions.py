@@ -29,8 +29,8 @@ from context_compiler.cli.screen import Screen, complain, listed, told, warn
 from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, moment, number, plural, share
 from context_compiler.cli.views import VIEWS, view_row
-from context_compiler.history import load_messages
-from context_compiler.record import Compile, Record, SessionInfo
+from context_compiler.messages.history import load_messages
+from context_compiler.record.values import Compile, Record, SessionInfo
 
 app = group("List, show and delete recorded conversations.", shown="sessions list")
 

@@ -15,9 +15,9 @@ from context_compiler.cli.options import DB, Db, Json, example, group, known_ses
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.tables import Column
 from context_compiler.cli.text import first_word, json_text, number, plural, share
-from context_compiler.record import Record, SessionInfo
-from context_compiler.store import shelf
-from context_compiler.store.rows import Row
+from context_compiler.record import sessions as shelf
+from context_compiler.record.rows import Row
+from context_compiler.record.values import Record, SessionInfo
 
 app = group("What the record says about all requests.")
 

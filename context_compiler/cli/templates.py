@@ -16,10 +16,10 @@ from context_compiler.cli.options import SYSTEM, Json, System, Vault, example, g
 from context_compiler.cli.screen import Screen, listed
 from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, plural, safe
-from context_compiler.cli.writing import from_file
+from context_compiler.cli.view_inputs import from_file
 from context_compiler.errors import TemplateError
 from context_compiler.template import Template
-from context_compiler.template.lookup import TemplateLibrary
+from context_compiler.template.library import TemplateLibrary
 
 app = group("List, show and check the templates that views are written with.", shown="templates list")
 

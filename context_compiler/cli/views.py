@@ -10,8 +10,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from context_compiler.cli.comparing import as_json, compare, show_comparison
-from context_compiler.cli.explaining import SPENT, spent
+from context_compiler.cli.diff import as_json, compare, show_comparison
 from context_compiler.cli.messages import reading, show
 from context_compiler.cli.options import (
     DB,
@@ -27,10 +26,11 @@ from context_compiler.cli.options import (
 )
 from context_compiler.cli.replaying import replay
 from context_compiler.cli.screen import Screen, listed
+from context_compiler.cli.show import SPENT, spent
 from context_compiler.cli.tables import Column
 from context_compiler.cli.text import first_word, json_text, moment, number, share
-from context_compiler.history import History, load_messages
-from context_compiler.record import Record
+from context_compiler.messages.history import History, load_messages
+from context_compiler.record.values import Record
 
 app = group("List, show, compare and replay the recorded requests.", shown="views list")
 

@@ -33,8 +33,8 @@ from context_compiler.cli.screen import Screen
 from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import PipelineError, TemplateError
-from context_compiler.pipeline.beginning import hashes
-from context_compiler.template.lookup import TemplateLibrary
+from context_compiler.pipeline.initial_state import hashes
+from context_compiler.template.library import TemplateLibrary
 from context_compiler.workflow import apply_directives, load_workflow
 
 app = group("Check, run, resume and show workflows: markdown files of steps.", shown="workflow check notes.md")

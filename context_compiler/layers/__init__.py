@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         build_understand_context,
         layer_texts,
     )
+    from context_compiler.layers.context import layer_prompt
     from context_compiler.layers.conversation import (
         format_conversation,
         format_conversation_for_prompt,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
         get_conversation_with_engagement,
         get_recent_conversation,
     )
-    from context_compiler.layers.curating import Curated, curate
+    from context_compiler.layers.curation import Curated, curate
     from context_compiler.layers.entities import format_entity_context, get_entity_context
     from context_compiler.layers.models import (
         ConversationHistory,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
         StepSummary,
         TurnExecutionSummary,
     )
-    from context_compiler.layers.needs import NEEDS, Need
     from context_compiler.layers.reasoning import (
         format_reasoning,
         format_reasoning_for_prompt,
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
         get_reasoning_trace,
     )
     from context_compiler.layers.registry import SessionIdRegistry
+    from context_compiler.layers.retention import summarise_turn
     from context_compiler.layers.session import Layers, Turn
     from context_compiler.layers.state import ConversationContext, conversation_of, from_json, to_json
-    from context_compiler.layers.summarising import summarise_turn
-    from context_compiler.layers.told import layer_prompt
     from context_compiler.layers.turn import TurnState
+    from context_compiler.layers.visibility import NEEDS, Need
 
 __all__ = [
     "ConversationContext",
@@ -106,13 +106,13 @@ _HOMES = {
     "ConversationContext": "layers.state",
     "ConversationHistory": "layers.models",
     "ConversationTurn": "layers.models",
-    "Curated": "layers.curating",
+    "Curated": "layers.curation",
     "CurationSummary": "layers.models",
     "EntityContext": "layers.models",
     "EntitySnapshot": "layers.models",
     "Layers": "layers.session",
-    "NEEDS": "layers.needs",
-    "Need": "layers.needs",
+    "NEEDS": "layers.visibility",
+    "Need": "layers.visibility",
     "PendingState": "layers.models",
     "ReasoningTrace": "layers.models",
     "SessionIdRegistry": "layers.registry",
@@ -126,7 +126,7 @@ _HOMES = {
     "build_think_context": "layers.builders",
     "build_understand_context": "layers.builders",
     "conversation_of": "layers.state",
-    "curate": "layers.curating",
+    "curate": "layers.curation",
     "format_conversation": "layers.conversation",
     "format_conversation_for_prompt": "layers.conversation",
     "format_entity_context": "layers.entities",
@@ -142,9 +142,9 @@ _HOMES = {
     "get_own_decision_history": "layers.reasoning",
     "get_reasoning_trace": "layers.reasoning",
     "get_recent_conversation": "layers.conversation",
-    "layer_prompt": "layers.told",
+    "layer_prompt": "layers.context",
     "layer_texts": "layers.builders",
-    "summarise_turn": "layers.summarising",
+    "summarise_turn": "layers.retention",
     "to_json": "layers.state",
 }
 

@@ -17,7 +17,6 @@ from context_compiler.layers.conversation import (
 )
 from context_compiler.layers.entities import format_entity_context, get_entity_context
 from context_compiler.layers.models import ConversationHistory
-from context_compiler.layers.needs import Need, need_of
 from context_compiler.layers.reasoning import (
     format_curation,
     format_decision_history,
@@ -33,6 +32,7 @@ from context_compiler.layers.refs import shown_data
 from context_compiler.layers.registry import registry_of
 from context_compiler.layers.results import format_archive, format_results
 from context_compiler.layers.turn import asked_now, results_of, turn_of
+from context_compiler.layers.visibility import Need, need_of
 
 Context = dict[str, Any]
 

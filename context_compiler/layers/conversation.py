@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 from context_compiler.errors import LayersError
+from context_compiler.layers.formatting import one_line, paragraph
 from context_compiler.layers.models import (
     ConversationHistory,
     ConversationTurn,
@@ -13,7 +14,6 @@ from context_compiler.layers.models import (
     PendingType,
     as_layer,
 )
-from context_compiler.layers.wording import one_line, paragraph
 
 Depth = Literal[2, 5, "full"]
 DEPTHS = (2, 5, "full")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from context_compiler.layers.conversation import record_of, text_of
+from context_compiler.layers.formatting import one_line
 from context_compiler.layers.refs import Above, endless
-from context_compiler.layers.wording import one_line
 
 ITEMS = 10
 """Names of what a blocked step was about."""

@@ -12,7 +12,7 @@ from uuid import UUID as UUIDType
 from pydantic_core import to_json, to_jsonable_python
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.wording import CUT, ID, PENDING, UUID
+from context_compiler.layers.formatting import CUT, ID, PENDING, UUID
 
 OWN = ("id", "_id", "uuid")
 """Fields that hold the id of the row itself."""

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.loading import Loaded, Row, loaded
+from context_compiler.layers.deserialize import Loaded, Row, loaded
+from context_compiler.layers.formatting import text_in
 from context_compiler.layers.models import EntitySnapshot, Status
 from context_compiler.layers.refs import Refs, id_text, plain, prefix_of, shown_data
-from context_compiler.layers.wording import text_in
 
 VERSION = 1
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from context_compiler.layers.wording import CUT, label, one_line, without_ids
+from context_compiler.layers.formatting import CUT, label, one_line, without_ids
 
 RESULT = 8_000
 """Characters of one step's result that are shown."""

@@ -13,14 +13,14 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from context_compiler.errors import LayersError
 from context_compiler.layers.builders import build_context
+from context_compiler.layers.context import layer_prompt
 from context_compiler.layers.conversation import record_of
-from context_compiler.layers.curating import Curated, curate, joined
+from context_compiler.layers.curation import Curated, curate, joined
 from context_compiler.layers.registry import SessionIdRegistry
+from context_compiler.layers.retention import Ask, summarise_turn
 from context_compiler.layers.state import ConversationContext, conversation_of, from_json, to_json
-from context_compiler.layers.summarising import Ask, summarise_turn
-from context_compiler.layers.told import layer_prompt
 from context_compiler.layers.turn import TurnState, current_curation
-from context_compiler.store import Store, open_store
+from context_compiler.record.store import Store, open_store
 
 _LOCKS: WeakValueDictionary[tuple[int, object, str, str], asyncio.Lock] = WeakValueDictionary()
 """One lock a session of a store and event loop, whichever `Layers` asks for it."""

@@ -11,6 +11,7 @@ from typing import Any, TypedDict, cast, get_args
 
 from context_compiler.errors import LayersError
 from context_compiler.layers.conversation import listed, pending_of, record_of, text_of
+from context_compiler.layers.formatting import one_line
 from context_compiler.layers.models import (
     CurationSummary,
     Decision,
@@ -23,7 +24,6 @@ from context_compiler.layers.models import (
 from context_compiler.layers.outcomes import RefOf, blocked_reason, count_of, entities_involved, generic_outcome
 from context_compiler.layers.refs import shown_data
 from context_compiler.layers.registry import SessionIdRegistry, registry_of
-from context_compiler.layers.wording import one_line
 
 DECISIONS: tuple[str, ...] = get_args(Decision)
 PHASES: tuple[str, ...] = get_args(Phase)

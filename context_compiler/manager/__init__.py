@@ -12,7 +12,7 @@ from context_compiler.lazy import public
 if TYPE_CHECKING:
     from context_compiler.manager.agents import context_manager, context_manager_with_versioning
     from context_compiler.manager.config import ContextConfig
-    from context_compiler.manager.managing import ContextManager
+    from context_compiler.manager.manager import ContextManager
     from context_compiler.manager.memory import MemoryRepository, MemorySystem, Saved, SessionShelf, Snapshot
     from context_compiler.manager.quality import ContextState, HealthScorer, QualityScorer, Scorer
     from context_compiler.manager.results import (
@@ -59,7 +59,7 @@ __all__ = [
 _HOMES = {
     "Commit": "manager.results",
     "ContextConfig": "manager.config",
-    "ContextManager": "manager.managing",
+    "ContextManager": "manager.manager",
     "ContextState": "manager.quality",
     "ContextTurnResult": "manager.results",
     "Diff": "manager.results",

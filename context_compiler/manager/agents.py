@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_ai.agent import AbstractAgent
 
 from context_compiler.manager.config import ContextConfig
-from context_compiler.manager.managing import ContextManager
+from context_compiler.manager.manager import ContextManager
 from context_compiler.manager.memory import MemoryRepository, MemorySystem
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.fences import fence
-from context_compiler.history import Reader
-from context_compiler.manager.asking import Questions
+from context_compiler.compiler.sections import lines
+from context_compiler.manager.llm import Questions
 from context_compiler.manager.quality import clamped
-from context_compiler.prose import prose
-from context_compiler.sections import lines
+from context_compiler.messages.fences import fence
+from context_compiler.messages.history import Reader
+from context_compiler.template.prompts import prose
 
 UNREAD = 0.7
 """What an answer counts that holds no number from 0 to 1."""

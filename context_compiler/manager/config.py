@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from context_compiler.errors import SettingsError
-from context_compiler.limits import MOST
+from context_compiler.settings import MOST
 
 FLAGS = ("auto_summarize", "auto_checkpoint", "auto_rollback", "coherence")
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
 
-from context_compiler.fences import fence, neutral
-from context_compiler.history import Reader
+from context_compiler.compiler.quotes import QUOTES
+from context_compiler.compiler.view import marked_request, note_text, stamp_of
 from context_compiler.manager.results import GroundedContext, Match
 from context_compiler.manager.session import Session
-from context_compiler.prose import prose
-from context_compiler.view import marked_request, note_text, stamp_of
-from context_compiler.view.quotes import QUOTES
+from context_compiler.messages.fences import fence, neutral
+from context_compiler.messages.history import Reader
+from context_compiler.template.prompts import prose
 
 GROUNDED = "Relevant context from memory:"
 SUMMARIZED = "Summary of earlier conversation:"

@@ -12,15 +12,15 @@ from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import ModelRequestContext
 
-from context_compiler.agent import Answer
-from context_compiler.live.failing import attempted
-from context_compiler.live.overflow import RetryModelRequest
-from context_compiler.live.request import charged
-from context_compiler.manager.desk import Desk
-from context_compiler.manager.serving import Served, finish, let_go, serve, unseen
-from context_compiler.memo import Memo
-from context_compiler.processor import REMEMBERED, after, tagged
-from context_compiler.view import mark_in
+from context_compiler.cache import Memo
+from context_compiler.compiler.agent import Answer
+from context_compiler.compiler.view import mark_in
+from context_compiler.manager.agent_session import Served, finish, let_go, serve, unseen
+from context_compiler.manager.turns import Desk
+from context_compiler.middleware.overflow import RetryModelRequest
+from context_compiler.middleware.processor import REMEMBERED, after, tagged
+from context_compiler.middleware.request import charged
+from context_compiler.resilience import attempted
 
 
 @dataclass

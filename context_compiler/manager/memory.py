@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from context_compiler.errors import SettingsError
 from context_compiler.manager.results import Commit, Diff, Match, Score
-from context_compiler.record import Chain, Compile
+from context_compiler.record.values import Chain, Compile
 
 AUTHOR = "context-manager"
 

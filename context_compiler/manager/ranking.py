@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from pydantic_ai.messages import ModelRequest, UserPromptPart
 
-from context_compiler.history import Reader
 from context_compiler.manager.results import Match, Memory
+from context_compiler.messages.history import Reader
 from context_compiler.recall import Index, Question, Relevance
 
 FLOOR = 0.1

@@ -16,9 +16,9 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
 
 from context_compiler.errors import ContextMemoryError
-from context_compiler.history import Reader, load_messages, message_body
 from context_compiler.manager.memory import Saved
 from context_compiler.manager.results import Match, Memory, Score
+from context_compiler.messages.history import Reader, load_messages, message_body
 
 VERSION = 1
 REMEMBERED = 50

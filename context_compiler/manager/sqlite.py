@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from context_compiler.errors import SettingsError
-from context_compiler.history import Reader
 from context_compiler.manager.memory import AUTHOR, Saved, Snapshot, at_most, remembered
 from context_compiler.manager.ranking import MemoryRanking
 from context_compiler.manager.results import Commit, Diff, Match, Memory, Score
 from context_compiler.manager.session import SCORED
-from context_compiler.recall.stems import terms
-from context_compiler.record import Compile
-from context_compiler.store import memories, rows, shelf
-from context_compiler.store.sqlite import DEFAULT_PATH, SQLiteStore
+from context_compiler.messages.history import Reader
+from context_compiler.recall.terms import terms
+from context_compiler.record import memories, rows
+from context_compiler.record import sessions as shelf
+from context_compiler.record.sqlite import DEFAULT_PATH, SQLiteStore
+from context_compiler.record.values import Compile
 from context_compiler.tokens import as_counter
 
 T = TypeVar("T")

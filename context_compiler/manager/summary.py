@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.agent import Answer
+from context_compiler.compiler.agent import Answer
+from context_compiler.compiler.prompt import written
+from context_compiler.compiler.rows import now
+from context_compiler.compiler.sections import chunks, lines
+from context_compiler.compiler.specifics import Specific, Told
+from context_compiler.compiler.survival import evicted, survival
 from context_compiler.errors import CompileError
-from context_compiler.extract import choose, passages, quoted
 from context_compiler.fidelity import CAPS, Fidelity
-from context_compiler.history import History, Reader
-from context_compiler.manager.asking import Questions
-from context_compiler.prompt import written
-from context_compiler.record import Compile
-from context_compiler.record.recording import explained, now
-from context_compiler.sections import chunks, lines
-from context_compiler.specifics import Specific, Told
-from context_compiler.specifics.survival import evicted, survival
+from context_compiler.manager.llm import Questions
+from context_compiler.messages.history import History, Reader
+from context_compiler.messages.turns import outline, pair
+from context_compiler.recall.selection import choose, passages, quoted
+from context_compiler.record.values import Compile, with_null_reasons
 from context_compiler.template import Template
-from context_compiler.turns import outline, pair
 
 TEMPLATE = "manager_summary"
 PROMPT_ROOM = 32_000
@@ -98,7 +98,8 @@ def made_of(session: str, made: Summary, covered: int, *, template: Template, mo
     unused = "the answer is not used" if answer else silent
     why = {"compiled_prompt": silent, "raw_output": silent, "survival": unused, "summary": unused}
     return Made(
-        compile=explained(row, {**why, "summary_json": "sentences", "cache_key": "of a session"}), covered=covered
+        compile=with_null_reasons(row, {**why, "summary_json": "sentences", "cache_key": "of a session"}),
+        covered=covered,
     )
 
 

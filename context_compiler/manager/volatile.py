@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from context_compiler.errors import ContextMemoryError
-from context_compiler.history import Reader
 from context_compiler.ids import blob_id, chained
 from context_compiler.manager.memory import AUTHOR, Saved, Snapshot, at_most, remembered
 from context_compiler.manager.ranking import MemoryRanking
 from context_compiler.manager.results import Commit, Diff, Match, Memory, Score
-from context_compiler.record import Compile
+from context_compiler.messages.history import Reader
+from context_compiler.record.values import Compile
 from context_compiler.tokens import as_counter
 
 

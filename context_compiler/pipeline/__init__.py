@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from context_compiler.pipeline.events import Event
     from context_compiler.pipeline.graph import Edge, Graph, Node, Pipeline
     from context_compiler.pipeline.handlers.agent import Verdict
-    from context_compiler.pipeline.opening import open_runs
-    from context_compiler.pipeline.outcome import Outcome, StageStatus
-    from context_compiler.pipeline.people import (
+    from context_compiler.pipeline.interviewers import (
         AnswerValue,
         AutoApprove,
         CallbackInterviewer,
@@ -37,18 +35,20 @@ if TYPE_CHECKING:
         RecordingInterviewer,
         Reply,
     )
+    from context_compiler.pipeline.outcome import Outcome, StageStatus
+    from context_compiler.pipeline.prepare import open_runs
     from context_compiler.pipeline.result import RunResult
     from context_compiler.pipeline.resume import resume_pipeline
     from context_compiler.pipeline.retry import Backoff
     from context_compiler.pipeline.route import select_edge
-    from context_compiler.pipeline.run_files import FileRuns, in_folder
-    from context_compiler.pipeline.run_sqlite import SQLiteRuns
-    from context_compiler.pipeline.running import run_pipeline
-    from context_compiler.pipeline.runs import MemoryRuns, RunInfo, RunStore
-    from context_compiler.pipeline.sessions import Session
+    from context_compiler.pipeline.run import run_pipeline
     from context_compiler.pipeline.stage import Handler, Stage
     from context_compiler.pipeline.state import RunState
+    from context_compiler.pipeline.stores import MemoryRuns, RunInfo, RunStore
+    from context_compiler.pipeline.stores.files import FileRuns, in_folder
+    from context_compiler.pipeline.stores.sqlite import SQLiteRuns
     from context_compiler.pipeline.stylesheet import StylesheetError, apply_stylesheet, parse_stylesheet
+    from context_compiler.pipeline.threads import Session
     from context_compiler.pipeline.writing import to_dot
 
 __all__ = [
@@ -109,40 +109,40 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AnswerValue": "pipeline.people",
+    "AnswerValue": "pipeline.interviewers",
     "ArtifactInfo": "pipeline.artifacts",
     "ArtifactStore": "pipeline.artifacts",
-    "AutoApprove": "pipeline.people",
+    "AutoApprove": "pipeline.interviewers",
     "Backoff": "pipeline.retry",
-    "CallbackInterviewer": "pipeline.people",
+    "CallbackInterviewer": "pipeline.interviewers",
     "Condition": "pipeline.conditions",
     "ConditionError": "pipeline.conditions",
-    "ConsoleInterviewer": "pipeline.people",
+    "ConsoleInterviewer": "pipeline.interviewers",
     "ContextStore": "pipeline.context",
     "Diagnostic": "pipeline.diagnostics",
     "Edge": "pipeline.graph",
     "Engine": "pipeline.engine",
     "Event": "pipeline.events",
-    "FileRuns": "pipeline.run_files",
+    "FileRuns": "pipeline.stores.files",
     "Graph": "pipeline.graph",
     "Handler": "pipeline.stage",
-    "Interviewer": "pipeline.people",
-    "MemoryRuns": "pipeline.runs",
+    "Interviewer": "pipeline.interviewers",
+    "MemoryRuns": "pipeline.stores",
     "Node": "pipeline.graph",
-    "Option": "pipeline.people",
+    "Option": "pipeline.interviewers",
     "Outcome": "pipeline.outcome",
     "Pipeline": "pipeline.graph",
-    "Question": "pipeline.people",
-    "QueueInterviewer": "pipeline.people",
-    "RecordingInterviewer": "pipeline.people",
-    "Reply": "pipeline.people",
+    "Question": "pipeline.interviewers",
+    "QueueInterviewer": "pipeline.interviewers",
+    "RecordingInterviewer": "pipeline.interviewers",
+    "Reply": "pipeline.interviewers",
     "RunConfig": "pipeline.config",
-    "RunInfo": "pipeline.runs",
+    "RunInfo": "pipeline.stores",
     "RunResult": "pipeline.result",
     "RunState": "pipeline.state",
-    "RunStore": "pipeline.runs",
-    "SQLiteRuns": "pipeline.run_sqlite",
-    "Session": "pipeline.sessions",
+    "RunStore": "pipeline.stores",
+    "SQLiteRuns": "pipeline.stores.sqlite",
+    "Session": "pipeline.threads",
     "Severity": "pipeline.diagnostics",
     "Stage": "pipeline.stage",
     "StageStatus": "pipeline.outcome",
@@ -150,14 +150,14 @@ _HOMES = {
     "Verdict": "pipeline.handlers.agent",
     "apply_stylesheet": "pipeline.stylesheet",
     "checkpoint_document": "pipeline.checkpoint",
-    "in_folder": "pipeline.run_files",
-    "open_runs": "pipeline.opening",
+    "in_folder": "pipeline.stores.files",
+    "open_runs": "pipeline.prepare",
     "parse_condition": "pipeline.conditions",
     "parse_dot": "pipeline.dot",
     "parse_stylesheet": "pipeline.stylesheet",
     "read_checkpoint": "pipeline.checkpoint",
     "resume_pipeline": "pipeline.resume",
-    "run_pipeline": "pipeline.running",
+    "run_pipeline": "pipeline.run",
     "select_edge": "pipeline.route",
     "to_dot": "pipeline.writing",
     "to_svg": "pipeline.draw",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from context_compiler.pipeline.conditions import Clause, ConditionError, parse_condition, status_word
 from context_compiler.pipeline.diagnostics import Diagnostic
 from context_compiler.pipeline.graph import Edge, Graph, Node
-from context_compiler.pipeline.meeting import meeting
+from context_compiler.pipeline.join import meeting
 from context_compiler.pipeline.nodes import DEFAULT_HANDLER
 from context_compiler.pipeline.structure import INFO, WARNING, of_edge, of_node
 

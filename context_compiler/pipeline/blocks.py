@@ -8,7 +8,7 @@ from lark import Token
 
 from context_compiler.pipeline.attributes import Value
 from context_compiler.pipeline.diagnostics import Diagnostic, Severity
-from context_compiler.pipeline.syntax import KEY, Unreadable, attribute, past, unreadable
+from context_compiler.pipeline.dot_syntax import KEY, Unreadable, attribute, past, unreadable
 
 LONGEST_NUMBER = 15
 """Characters of a number; a longer one stays text, so that nothing of it is lost."""

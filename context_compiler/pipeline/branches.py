@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from context_compiler.errors import PipelineError
-from context_compiler.live.middleware import loggable
+from context_compiler.middleware.middleware import loggable
 from context_compiler.pipeline.artifacts import ArtifactStore
 from context_compiler.pipeline.outcome import outcome_of
 from context_compiler.pipeline.state import RunState

@@ -18,9 +18,9 @@ from context_compiler.errors import SettingsError
 from context_compiler.pipeline.check import Rule
 from context_compiler.pipeline.events import OnEvent
 from context_compiler.pipeline.graph import Graph, Node
-from context_compiler.pipeline.people import AutoApprove, Interviewer
+from context_compiler.pipeline.interviewers import AutoApprove, Interviewer
 from context_compiler.pipeline.retry import Backoff, Random, Sleep, is_passing
-from context_compiler.store import Store
+from context_compiler.record.store import Store
 
 Agents = Agent[Any, Any] | Mapping[str, Agent[Any, Any]] | Callable[[Node], "Agent[Any, Any] | None"]
 """One agent for all stages, one a stage (by name, class, or `*` for the rest), or a function that gives it."""

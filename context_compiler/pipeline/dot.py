@@ -17,8 +17,8 @@ from lark import Token, Tree
 from context_compiler.errors import GraphError
 from context_compiler.pipeline.attributes import Value
 from context_compiler.pipeline.blocks import Leniencies, block, hop, identifier, setting
+from context_compiler.pipeline.dot_syntax import LARGEST, Unreadable, statements
 from context_compiler.pipeline.graph import Edge, Graph, Node, Subgraph
-from context_compiler.pipeline.syntax import LARGEST, Unreadable, statements
 
 WIDTH = 100
 """Characters of a source line that an error shows."""

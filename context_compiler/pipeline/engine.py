@@ -12,21 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from context_compiler.pipeline.arriving import arrive
 from context_compiler.pipeline.artifacts import ArtifactStore
-from context_compiler.pipeline.beginning import branched, lineage_facts, restarted
+from context_compiler.pipeline.attempts import perform
 from context_compiler.pipeline.branches import Branches
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.context import ContextStore
 from context_compiler.pipeline.graph import Graph, Node
-from context_compiler.pipeline.leaving import Ended, Router, completed, ended, merged
-from context_compiler.pipeline.meeting import shared
+from context_compiler.pipeline.initial_state import branched, lineage_facts, restarted
+from context_compiler.pipeline.join import shared
 from context_compiler.pipeline.nodes import DEFAULT_HANDLER
 from context_compiler.pipeline.outcome import StageStatus
-from context_compiler.pipeline.performing import perform
-from context_compiler.pipeline.sessions import Session, session_of
+from context_compiler.pipeline.routing import Ended, Router, completed, ended, merged
 from context_compiler.pipeline.stage import Emit, Handles, Stage, Start, folder_name, traits
+from context_compiler.pipeline.stage_input import arrive
 from context_compiler.pipeline.state import RunState, Thread, Touched
+from context_compiler.pipeline.threads import Session, session_of
 
 ASKING_WITH_PROMPT = ("parallel.fan_in", "stack.manager_loop")
 """Handlers that ask an agent only where the stage has a prompt."""

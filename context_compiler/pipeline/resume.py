@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from context_compiler.errors import GraphError, PipelineError
-from context_compiler.live.failing import attempt
-from context_compiler.pipeline.beginning import GRAPH_PATH, hashes
 from context_compiler.pipeline.checkpoint import FILE, read_checkpoint
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.dot import parse_dot
 from context_compiler.pipeline.graph import Graph
-from context_compiler.pipeline.opening import graph_of, open_runs, prepare
+from context_compiler.pipeline.initial_state import GRAPH_PATH, hashes
+from context_compiler.pipeline.prepare import graph_of, open_runs, prepare
 from context_compiler.pipeline.result import RunResult
-from context_compiler.pipeline.run_files import in_folder
-from context_compiler.pipeline.running import go_through
-from context_compiler.pipeline.runs import RunStore
-from context_compiler.pipeline.sessions import session_of
+from context_compiler.pipeline.run import go_through
 from context_compiler.pipeline.state import RunState, Thread
+from context_compiler.pipeline.stores import RunStore
+from context_compiler.pipeline.stores.files import in_folder
+from context_compiler.pipeline.threads import session_of
+from context_compiler.resilience import attempt
 
 
 async def resume_pipeline(

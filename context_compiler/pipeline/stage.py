@@ -18,8 +18,8 @@ from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.context import ContextStore
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.outcome import Outcome
-from context_compiler.pipeline.sessions import Session
 from context_compiler.pipeline.state import RunState
+from context_compiler.pipeline.threads import Session
 
 STATUS_FILE = "status.json"
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]")

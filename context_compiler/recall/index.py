@@ -12,10 +12,10 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from math import log1p
 
-from context_compiler.history import History, Reading, day_of
-from context_compiler.history.items import Item, Kind
-from context_compiler.recall.stems import terms
-from context_compiler.turns.cues import instructions
+from context_compiler.messages.history import History, Reading, day_of
+from context_compiler.messages.instructions import instructions
+from context_compiler.messages.items import Item, Kind
+from context_compiler.recall.terms import terms
 
 SPEAKERS = 4
 NOBODY, USER, ASSISTANT, TOOL = range(SPEAKERS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from context_compiler.history import History, Reading
-from context_compiler.history.items import Kind
-from context_compiler.recall.stems import terms
+from context_compiler.messages.history import History, Reading
+from context_compiler.messages.items import Kind
+from context_compiler.recall.terms import terms
 
 LONGEST = 100_000
 """Characters of a question that are looked at."""

@@ -15,11 +15,11 @@ from heapq import nlargest
 from itertools import accumulate
 from math import exp, log1p
 
-from context_compiler.passages import Passage
-from context_compiler.recall.asking import asked_about, named
 from context_compiler.recall.index import SPEAKERS, USER, Index
+from context_compiler.recall.passages import Passage
 from context_compiler.recall.question import Question
-from context_compiler.recall.stems import said, terms
+from context_compiler.recall.subject import asked_about, named
+from context_compiler.recall.terms import said, terms
 
 MESSAGE, AROUND, DAY, SUBJECT, MONTH, PASSAGE = 3.4, 2.0, 2.4, 2.6, 5.6, 0.6
 LENGTH, OTHERS_LENGTH = 0.8, 0.6

@@ -9,7 +9,7 @@ from math import log1p
 
 from context_compiler.recall.index import Index
 from context_compiler.recall.question import Question
-from context_compiler.recall.stems import beginning, folded, said
+from context_compiler.recall.terms import beginning, folded, said
 
 FLOOR = 0.3
 """Below this share a text only happens to use a word of the question's."""

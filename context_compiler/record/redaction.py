@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from context_compiler.history import History
+from context_compiler.cache import Memo
 from context_compiler.ids import chained, identity
-from context_compiler.memo import Memo
-from context_compiler.record import Compile
-from context_compiler.record.recording import explained
+from context_compiler.messages.history import History
+from context_compiler.record.values import Compile, with_null_reasons
 
 Redact = Callable[[str], str]
 """Given a text, what of it may be kept."""
@@ -150,4 +149,4 @@ class Redactor:
             input_payload=payload,
             **said,
         )
-        return explained(kept, {"cache_key": "redacted", "summary_json": "redacted"})
+        return with_null_reasons(kept, {"cache_key": "redacted", "summary_json": "redacted"})

@@ -15,8 +15,7 @@ from typing import Literal, Self
 from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
 from context_compiler.ids import text_hash
-from context_compiler.limits import Amount
-from context_compiler.settings import Count
+from context_compiler.settings import Amount, Count
 from context_compiler.template.choices import Compiler, SectionRule, contract, read
 from context_compiler.template.front_matter import Misread, taken_apart
 from context_compiler.template.rendering import Refused, compiled, run

@@ -14,8 +14,7 @@ from typing import Literal, TypedDict, TypeVar, cast
 
 from context_compiler.errors import FidelityError, SettingsError
 from context_compiler.fidelity import Fidelity
-from context_compiler.limits import Amount, checked
-from context_compiler.settings import Count, count
+from context_compiler.settings import Amount, Count, check_amount, count
 from context_compiler.template.front_matter import Entry, Misread
 
 Compiler = Literal["agent", "none", "extractive"]
@@ -110,7 +109,7 @@ def _count(entry: Entry) -> Count:
 def _threshold(entry: Entry) -> Amount:
     if entry.value == 0 and not isinstance(entry.value, bool):
         return 0
-    return checked(entry.value, name="token_threshold") or 0
+    return check_amount(entry.value, name="token_threshold") or 0
 
 
 def _section(entry: Entry) -> SectionRule:

@@ -12,7 +12,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.meta import find_undeclared_variables
 
 from context_compiler.template.grammar import checked, metered
-from context_compiler.template.purse import EFFORT, ROOM, Purse
+from context_compiler.template.limits import EFFORT, ROOM, Purse
 from context_compiler.template.sandbox import Sandbox
 
 MOST_SYMBOLS = 20_000

@@ -16,7 +16,7 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import SandboxedEnvironment
 
 from context_compiler.template.grammar import FILTERS, JOINED, LINE, PART, TICK, WEIGH
-from context_compiler.template.purse import STEP, Purse
+from context_compiler.template.limits import STEP, Purse
 
 DEEPEST = 30
 """Calls within calls."""

@@ -17,9 +17,9 @@ from threading import RLock
 from typing import TypeVar, cast
 
 from context_compiler.errors import SettingsError
+from context_compiler.tokens.calibration import Ratios, model_family
 from context_compiler.tokens.media import audio_tokens, document_tokens, image_tokens, video_tokens
 from context_compiler.tokens.pieces import pieces, whole
-from context_compiler.tokens.ratios import Ratios, model_family
 
 __all__ = [
     "Count",

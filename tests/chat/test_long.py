@@ -12,7 +12,7 @@ import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 
 from context_compiler import SQLiteStore
-from context_compiler.history import Reader
+from context_compiler.messages.history import Reader
 from context_compiler.tokens import TokenCounter
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from context_compiler import SQLiteStore
-from context_compiler.record import Compile
+from context_compiler.record.values import Compile
 from tests.chat.support import Model, Room
 from tests.support.templates import tight_template
 

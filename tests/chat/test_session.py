@@ -10,7 +10,7 @@ from pydantic_ai.messages import ModelResponse
 from context_compiler import MemoryStore, SQLiteStore
 from context_compiler.chat import ReflectionPolicy
 from context_compiler.errors import SettingsError
-from context_compiler.history import message_body
+from context_compiler.messages.history import message_body
 from tests.chat.support import NOTES, Model, Room, texts
 
 LONG = "Please look at the table of receipts again and tell me about the queue. " * 8

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from context_compiler.cli.root import app
-from context_compiler.record import Record
+from context_compiler.record.values import Record
 
 DEMO = Path(__file__).parents[2] / "context_compiler" / "data" / "demo.json"
 """A real-looking transcript with 25 turns and 13,000 tokens."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter
 
-from context_compiler.importers import FORMATS
+from context_compiler.messages.importers import FORMATS
 from tests.cli.conftest import DEMO, Command, chat, message, one_line, written
 
 

@@ -12,7 +12,7 @@ from pydantic_ai import Agent
 from pydantic_ai.models.test import TestModel
 
 from context_compiler import ContextCompiler
-from context_compiler.folders import made
+from context_compiler.paths import made
 from tests.cli.conftest import Command
 
 GRAPH = "digraph g { start [shape=Mdiamond]; a [prompt=Go]; done [shape=Msquare]; start -> a -> done }"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from context_compiler.record import Entry
-from context_compiler.store import SQLiteStore
+from context_compiler.record.store import SQLiteStore
+from context_compiler.record.values import Entry
 from tests.cli.conftest import DEMO, Command, chat, one_line, request, written
 
 READERS = [

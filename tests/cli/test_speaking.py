@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from context_compiler.cli.speaking import Blocks, Voice, markdown
+from context_compiler.cli.chat.stream import Blocks, Voice, markdown
 
 TABLE = "| a | b |\n|---|---|\n| 1 | 2 |\n"
 CODE = "```python\ndef f():\n\n    return 1\n```\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from context_compiler.cli.maintenance import age
 from context_compiler.cli.stats import percentile, summed
-from context_compiler.cli.upkeep import age
 from tests.cli.conftest import DEMO, Command, one_line, request
 
 

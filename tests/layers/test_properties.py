@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from context_compiler.layers import NEEDS, SessionIdRegistry, get_entity_context, layer_texts
-from context_compiler.layers.told import template_of, told_of
-from context_compiler.template.lookup import TemplateLibrary
+from context_compiler.layers.context import template_of, told_of
+from context_compiler.template.library import TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
 COUNTER, LIBRARY = TokenCounter(), TemplateLibrary(system=None)

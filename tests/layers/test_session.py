@@ -10,7 +10,7 @@ import pytest
 
 from context_compiler.errors import LayersError, StoreError
 from context_compiler.layers import Layers, Turn, to_json
-from context_compiler.store import MemoryStore, SQLiteStore, Store
+from context_compiler.record.store import MemoryStore, SQLiteStore, Store
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCallPart
 
-from context_compiler.history import Reader
 from context_compiler.manager import ContextManager, VolatileMemory
+from context_compiler.messages.history import Reader
 from context_compiler.tokens import TokenCounter
 from tests.manager.fakes import managed, said, talk
 

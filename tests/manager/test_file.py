@@ -13,7 +13,7 @@ import pytest
 
 from context_compiler.errors import CompileError, SettingsError, StoreError
 from context_compiler.manager import SQLiteMemory
-from context_compiler.store import SQLiteStore
+from context_compiler.record.store import SQLiteStore
 from tests.manager.fakes import Scribe, managed, said, talk
 
 ROOT = Path(__file__).parents[2]

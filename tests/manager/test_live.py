@@ -10,11 +10,11 @@ from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, Tool
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
 
-from context_compiler.history import Reader
 from context_compiler.manager import ContextManager, VolatileMemory
 from context_compiler.manager.session import stop_before, turn_of
+from context_compiler.messages.history import Reader
+from context_compiler.messages.turns import pair
 from context_compiler.tokens import as_counter
-from context_compiler.turns import pair
 from tests.manager.fakes import Fragile, Scribe, managed
 from tests.support.agents import WAYS, Talker, compiler, unstamped
 from tests.support.builders import assistant, user

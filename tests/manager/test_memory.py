@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from context_compiler.errors import ContextMemoryError, SettingsError
-from context_compiler.history import Reader
 from context_compiler.manager import MemoryRepository, MemorySystem, Score, SessionShelf, Snapshot
+from context_compiler.messages.history import Reader
 from context_compiler.tokens import as_counter
 from tests.manager.conftest import AnyMemory
 from tests.manager.fakes import managed

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
-from context_compiler.history import Reader
 from context_compiler.manager import Memory
 from context_compiler.manager.ranking import MemoryRanking
+from context_compiler.messages.history import Reader
 from context_compiler.tokens import as_counter
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)

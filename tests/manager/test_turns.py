@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic_ai.messages import SystemPromptPart
 
 from context_compiler.errors import ContextMemoryError, SettingsError
-from context_compiler.history import Reader
 from context_compiler.manager import ContextManager, VolatileMemory
+from context_compiler.messages.history import Reader
 from context_compiler.tokens import as_counter
 from tests.manager.fakes import Fragile, Scribe, managed, said, talk
 

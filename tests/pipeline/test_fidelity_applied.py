@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from context_compiler.pipeline import Engine, RunConfig, Stage, parse_dot, run_pipeline
-from context_compiler.pipeline.sessions import Session
-from context_compiler.store import MemoryStore
+from context_compiler.pipeline.threads import Session
+from context_compiler.record.store import MemoryStore
 from tests.pipeline.playing import Heard, Script, graph, no_wait, prompt_of
 
 GOLDEN = """digraph pipeline {

@@ -27,7 +27,7 @@ from context_compiler.pipeline import (
     run_pipeline,
 )
 from context_compiler.pipeline.handlers.human import options_of
-from context_compiler.pipeline.people import Question, QuestionType, Reply
+from context_compiler.pipeline.interviewers import Question, QuestionType, Reply
 from tests.pipeline.playing import Heard, Script, graph, no_wait, play
 
 

@@ -19,7 +19,7 @@ from context_compiler.pipeline import (
     Reply,
     run_pipeline,
 )
-from context_compiler.pipeline.people import Interviewer
+from context_compiler.pipeline.interviewers import Interviewer
 from tests.pipeline.playing import graph
 
 GATE = graph(

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from context_compiler.fidelity import Fidelity, build_fidelity_preamble
-from context_compiler.fidelity.preamble import SHAPES
+from context_compiler.pipeline.preamble import SHAPES
 from tests.pipeline.test_preamble import (
     BUDGETS,
     CONTEXT,

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.history import History, Reader
+from context_compiler.messages.history import History, Reader
 from context_compiler.recall import Index, indexed
-from context_compiler.recall.stems import LONGEST, stem, terms
+from context_compiler.recall.terms import LONGEST, stem, terms
 from context_compiler.tokens import TokenCounter
 from tests.support.histories import answer, assistant, call, histories, user
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 
 from context_compiler import compile_view
-from context_compiler.history import Reader
-from context_compiler.passages import Passage, passages
+from context_compiler.messages.history import Reader
+from context_compiler.messages.turns import outline, pair
 from context_compiler.recall import Index, Question, indexed, pending, rank
-from context_compiler.recall.stems import beginning, folded, terms
+from context_compiler.recall.passages import Passage, passages
+from context_compiler.recall.terms import beginning, folded, terms
 from context_compiler.tokens import TokenCounter
-from context_compiler.turns import outline, pair
 from tests.support.histories import answer, assistant, call, histories, user
 from tests.support.texts import texts
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, TextContent
 
-from context_compiler.budget import SMALLEST
-from context_compiler.budget.bench import LEFT_OUT
-from context_compiler.history import Reader
-from context_compiler.history.items import RETRY_OVERHEAD, Item, Kind, mark_of
+from context_compiler.compiler.draft import LEFT_OUT
+from context_compiler.compiler.ladder import SMALLEST
+from context_compiler.compiler.view import View
+from context_compiler.messages.history import Reader
+from context_compiler.messages.items import RETRY_OVERHEAD, Item, Kind, mark_of
 from context_compiler.tokens import TokenCounter
-from context_compiler.view import View
 from tests.support.builders import answered_id
 
 counter = TokenCounter()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from context_compiler.errors import TemplateError
-from context_compiler.prose import shipped_templates
 from context_compiler.template import Template
-from context_compiler.template.lookup import TemplateLibrary, list_templates
+from context_compiler.template.library import TemplateLibrary, list_templates
+from context_compiler.template.prompts import shipped_templates
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from context_compiler.errors import TemplateError
 from context_compiler.template import Template
-from context_compiler.template.purse import ROOM
+from context_compiler.template.limits import ROOM
 
 LOOP = "{% for a in range(1000) %}"
 
@@ -89,7 +89,7 @@ def test_calls_within_calls_end_long_before_the_stack_does():
 
 
 def test_the_clock_stops_what_the_purse_does_not(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("context_compiler.template.purse.SECONDS", 0.05)
+    monkeypatch.setattr("context_compiler.template.limits.SECONDS", 0.05)
     monkeypatch.setattr("context_compiler.template.rendering.EFFORT", 1_000_000)
     with pytest.raises(TemplateError, match="longer than 0.05 s"):
         Template.parse(LOOP * 3 + "{% endfor %}" * 3, name="mine").render({})

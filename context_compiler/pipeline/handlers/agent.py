@@ -18,15 +18,15 @@ from pydantic_ai.models import Model
 from pydantic_ai.settings import ModelSettings
 from pydantic_core import to_jsonable_python
 
-from context_compiler.capability import ContextCompiler
-from context_compiler.pipeline.arriving import STEER
-from context_compiler.pipeline.compiled import Compiling
+from context_compiler.middleware.capability import ContextCompiler
+from context_compiler.pipeline.attempts import EXCERPT, status_written
 from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.context_helper import Compiling
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.hooks import hooks_of
 from context_compiler.pipeline.outcome import Outcome, outcome_in, outcome_of
-from context_compiler.pipeline.performing import EXCERPT, status_written
 from context_compiler.pipeline.stage import Stage
+from context_compiler.pipeline.stage_input import STEER
 from context_compiler.pipeline.stylesheet import EFFORTS
 
 SHORT = 200

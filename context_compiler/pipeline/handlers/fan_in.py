@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from context_compiler.live.failing import attempted
 from context_compiler.pipeline.handlers.agent import AgentHandler
 from context_compiler.pipeline.outcome import Outcome, failed
 from context_compiler.pipeline.stage import Stage
+from context_compiler.resilience import attempted
 
 RANKS = {"success": 0, "partial_success": 1, "retry": 2, "fail": 3}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from context_compiler.live.failing import attempted
 from context_compiler.pipeline.graph import Edge
+from context_compiler.pipeline.interviewers import AnswerValue, Option, Question, Reply, inform
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
-from context_compiler.pipeline.people import AnswerValue, Option, Question, Reply, inform
 from context_compiler.pipeline.route import accelerator
 from context_compiler.pipeline.stage import Stage
+from context_compiler.resilience import attempted
 
 
 class HumanHandler:

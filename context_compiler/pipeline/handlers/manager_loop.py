@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from context_compiler.errors import GraphError
-from context_compiler.live.failing import attempted
 from context_compiler.pipeline.conditions import Condition, ConditionError, parse_condition
 from context_compiler.pipeline.dot import load_dot
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers.agent import AgentHandler
 from context_compiler.pipeline.outcome import Outcome, failed
 from context_compiler.pipeline.stage import Child, Stage
-from context_compiler.workflow.reading import SUFFIXES, load_workflow
+from context_compiler.pipeline.workflow import SUFFIXES, load_workflow
+from context_compiler.resilience import attempted
 
 CYCLES, INTERVAL_S = 1_000, 45.0
 ACTIONS = ("observe", "steer", "wait")

@@ -1,0 +1,157 @@
+"""A model that needs no network and no key: it answers from a bundled script, and writes notes when asked for them.
+
+What it answers depends on the last prompt alone, so that a conversation can be had twice. It reports its usage as a
+provider does, prompt cache included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from zlib import crc32
+
+from pydantic_ai import RunContext
+from pydantic_ai.messages import ModelMessage, ModelResponse, ModelResponseStreamEvent, TextPart
+from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.usage import RequestUsage
+
+from context_compiler.compiler.sections import latest_input
+from context_compiler.messages.history import reader_of
+from context_compiler.messages.lines import clip
+from context_compiler.tokens import as_counter
+
+NAME = "scripted"
+TASK = "=== BEGIN COMPILER TASK ==="
+NOTES, WORDS, WIDTH = 12, 14, 120
+"""Lines of notes, and the words and characters of each."""
+
+_SAID = re.compile(r"^(User|Assistant): (.+)$", re.MULTILINE)
+
+
+@cache
+def script() -> tuple[str, ...]:
+    """The bundled answers."""
+    text = files("context_compiler").joinpath("data/scripted.md").read_text(encoding="utf-8")
+    return tuple(answer.strip() for answer in text.split("\n----\n"))
+
+
+def answered(prompt: str) -> str:
+    """The answer to a prompt, the same each time."""
+    if TASK in prompt:
+        return _notes(prompt)
+    answers = script()
+    words = clip(" ".join(prompt.split()[:WORDS]), WIDTH)
+    return f"On “{words}”:\n\n{answers[crc32(prompt.encode('utf-8', 'replace')) % len(answers)]}"
+
+
+def _notes(prompt: str) -> str:
+    """Notes on the newest lines of the conversation that a compiler is shown."""
+    lines = [f"- {who} said: {clip(' '.join(text.split()[:WORDS]), WIDTH)}" for who, text in _SAID.findall(prompt)]
+    return "\n".join(["**Said so far**", "", *lines[-NOTES:]])
+
+
+class ScriptedModel(Model):
+    """The bundled offline model.
+
+    Args:
+        delay: Seconds between two words of a streamed answer.
+    """
+
+    def __init__(self, delay: float = 0.01) -> None:
+        super().__init__()
+        self.delay = delay
+        self._reader = reader_of(as_counter(None))
+        self._cached: list[str] = []
+
+    @property
+    def model_name(self) -> str:
+        """What it is called on the record."""
+        return NAME
+
+    @property
+    def system(self) -> str:
+        """What it calls itself as a provider."""
+        return NAME
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        """The whole answer at once."""
+        text, usage = self._answer(messages)
+        return ModelResponse(parts=[TextPart(text)], usage=usage, model_name=NAME, provider_name=NAME)
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+        run_context: RunContext[Any] | None = None,
+    ) -> AsyncGenerator[StreamedResponse]:
+        """The answer word by word."""
+        text, usage = self._answer(messages)
+        yield _Streamed(
+            model_request_parameters=model_request_parameters,
+            words=re.findall(r"\S*\s*", text),
+            reported=usage,
+            delay=self.delay,
+        )
+
+    def _answer(self, messages: Sequence[ModelMessage]) -> tuple[str, RequestUsage]:
+        history = self._reader.read(messages)
+        prompt = latest_input(history)
+        text = answered(prompt)
+        names = [reading.name for reading in history.readings]
+        cached = 0
+        if TASK not in prompt:
+            same = next((at for at, pair in enumerate(zip(names, self._cached)) if pair[0] != pair[1]), None)  # noqa: B905
+            cached = history.sums[min(len(names), len(self._cached)) if same is None else same]
+            self._cached = names
+        usage = RequestUsage(
+            input_tokens=history.tokens, cache_read_tokens=cached, output_tokens=self._reader.counter.text(text)
+        )
+        return text, usage
+
+
+@dataclass
+class _Streamed(StreamedResponse):
+    words: Sequence[str]
+    reported: RequestUsage
+    delay: float
+    began: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def __post_init__(self) -> None:
+        self._usage = self.reported
+
+    async def _get_event_iterator(self) -> AsyncIterator[ModelResponseStreamEvent]:
+        for word in self.words:
+            for event in self._parts_manager.handle_text_delta(vendor_part_id="answer", content=word):
+                yield event
+            await asyncio.sleep(self.delay)
+
+    @property
+    def model_name(self) -> str:
+        return NAME
+
+    @property
+    def provider_name(self) -> str | None:
+        return NAME
+
+    @property
+    def provider_url(self) -> str | None:
+        return None
+
+    @property
+    def timestamp(self) -> datetime:
+        return self.began

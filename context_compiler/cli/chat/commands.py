@@ -1,0 +1,194 @@
+"""What can be asked of a chat beside its model: what was sent and why, what was said, how views are written."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from difflib import get_close_matches
+from operator import is_
+from pathlib import Path
+
+from context_compiler.chat.reconcile import said
+from context_compiler.chat.session import ChatSession
+from context_compiler.cli.chat.prompt import HELP, Leave
+from context_compiler.cli.messages import reading, show
+from context_compiler.cli.screen import Screen
+from context_compiler.cli.show import explain
+from context_compiler.cli.tables import Column
+from context_compiler.cli.text import first_word, number, one_line, plural, share
+from context_compiler.compiler.view import View
+from context_compiler.errors import TemplateError
+from context_compiler.messages.history import History
+from context_compiler.recall.passages import quoted
+from context_compiler.record.values import Drop
+from context_compiler.template.library import TemplateLibrary
+
+TEMPLATES = (Column(""), Column("template", style="bold"), Column("from"), Column("what it writes", elastic=True))
+LINES = 6
+"""Lines of each message that `/view full` shows."""
+
+
+class Commands:
+    """The commands of one chat.
+
+    Args:
+        chat: The conversation.
+        screen: Where answers go.
+        vault: A folder whose templates come first.
+        system: A folder whose templates come second.
+    """
+
+    def __init__(self, chat: ChatSession, screen: Screen, *, vault: Path | None, system: Path) -> None:
+        self._chat, self._screen = chat, screen
+        self._library = TemplateLibrary(vault=vault, system=system)
+        self._known: dict[str, Callable[[str], Awaitable[None]]] = {
+            "help": self._help,
+            "endless": self._endless,
+            "template": self._template,
+            "view": self._view,
+            "recall": self._recall,
+            "stats": self._stats,
+            "quit": self._quit,
+        }
+
+    async def run(self, line: str) -> None:
+        """Run a line that begins with `/`.
+
+        Raises:
+            Leave: it was `/quit`.
+        """
+        name, _, rest = line[1:].strip().partition(" ")
+        command = self._known.get(name.lower())
+        if command is None:
+            close = get_close_matches(name.lower(), self._known, n=1, cutoff=0.5)
+            hint = f", but there is /{close[0]}" if close else ""
+            self._screen.line(
+                f"there is no /{one_line(name, 40)}{hint}; /help lists all, and // begins a message with /"
+            )
+            return
+        await command(rest.strip())
+
+    async def _help(self, rest: str) -> None:
+        self._screen.facts((f"/{name}", what) for name, what in HELP.items())
+        self._screen.line()
+        self._screen.line(("Alt-Enter begins a new line, Ctrl-C stops an answer, Ctrl-D leaves.", "dim"))
+
+    async def _quit(self, rest: str) -> None:
+        raise Leave
+
+    async def _endless(self, rest: str) -> None:
+        if rest not in ("", "on", "off"):
+            self._screen.line(f"/endless {one_line(rest, 40)}: say on or off")
+            return
+        self._chat.endless = self._chat.endless if not rest else rest == "on"
+        if self._chat.endless:
+            self._screen.line(f"Endless is on: views are written with {one_line(self._chat.template, 60)}")
+        else:
+            self._screen.line("Endless is off: the whole history is sent")
+
+    async def _template(self, rest: str) -> None:
+        if rest:
+            await self._select(rest)
+            return
+        rows = [
+            ("*" if one.name == self._chat.template.removesuffix(".md") else "", one.name, one.source, one.description)
+            for one in self._library.list()
+            if not one.shadowed
+        ]
+        self._screen.table(TEMPLATES, rows)
+        try:
+            self._library.find(self._chat.template)
+        except TemplateError as error:
+            self._screen.line(("selected, and wrong: ", "bold red"), one_line(str(error)))
+
+    async def _select(self, name: str) -> None:
+        try:
+            found = self._library.find(name)
+        except TemplateError as error:
+            self._screen.line(("not selected: ", "bold red"), one_line(str(error)))
+            return
+        self._chat.template = name
+        mode = "" if self._chat.endless else "; Endless is off, so it is not used yet: /endless on"
+        self._screen.line(f"views are written with {one_line(name, 60)} ({found.source}){mode}")
+
+    async def _view(self, rest: str) -> None:
+        if rest not in ("", "full"):
+            self._screen.line(f"/view {one_line(rest, 40)}: say full, or nothing")
+            return
+        last = self._chat.last
+        if last is None:
+            self._screen.line("nothing has been sent yet since this chat was opened")
+            return
+        raw = reading(last.history)
+        if last.view is None or first_word(last.view.status) == "raw" or _whole(last.view, raw):
+            room = f" of {number(last.view.budget)}" if last.view is not None else ""
+            size = f"{plural(len(raw), 'message')}, {number(raw.tokens)}{room} tokens"
+            self._screen.line(f"the whole history was sent as it is: {size}")
+            self._failure(last.view)
+            return
+        view, sent = last.view, reading(last.view.messages)
+        self._screen.line(
+            (first_word(view.status), "bold"),
+            f": {number(last.raw)} tokens became {number(last.sent)}, {number(view.budget)} at most; ",
+            f"{plural(len(raw), 'message')} became {len(sent)}",
+        )
+        self._failure(view)
+        made = view.record.compile if view.record is not None else None
+        if made is not None and made.compiled_prompt is None and made.error:
+            self._screen.line(("no model was asked: ", "yellow"), one_line(made.error))
+        if rest == "full":
+            show(self._screen, sent, lines=LINES)
+        explain(self._screen, _complete(view, raw), raw, sent)
+
+    def _failure(self, view: View | None) -> None:
+        """Why it is not the view that was wanted, if it is not."""
+        if view is not None and view.error:
+            self._screen.line(("what failed: ", "yellow"), one_line(view.error))
+
+    async def _recall(self, rest: str) -> None:
+        if not rest:
+            self._screen.line("/recall WORDS: finds what was said about them, in all of the conversation")
+            return
+        found = await self._chat.recall(rest)
+        if not found:
+            self._screen.line(f"nothing was said about {one_line(rest, 60)}")
+            return
+        self._screen.indented(quoted(found))
+
+    async def _stats(self, rest: str) -> None:
+        chat, spent = self._chat, self._chat.spent
+        by_model = f", {number(spent.asked)} of them by a model" if spent.compiles else ""
+        self._screen.facts(
+            (
+                ("session", chat.session),
+                ("turns", number(len(said(chat.messages)))),
+                ("messages", number(len(chat.messages))),
+                ("answers here", number(spent.answers)),
+                ("compiles here", f"{number(spent.compiles)}{by_model}"),
+                ("tokens raw", number(spent.raw)),
+                ("tokens sent", f"{number(spent.sent)} {share(spent.sent, spent.raw)}".strip()),
+                ("tokens cached", number(spent.cached)),
+                ("transcript", chat.account.transcript.path),
+                ("record", getattr(chat.account.store, "path", "in memory")),
+            )
+        )
+
+
+def _whole(view: View, raw: History) -> bool:
+    """Whether a view is the history itself, message for message."""
+    return len(view.messages) == len(raw) and all(map(is_, view.messages, raw.messages))
+
+
+def _complete(view: View, raw: History) -> View:
+    """A view that also says what it leaves out since an earlier request."""
+    if not view.kept:
+        positions = {id(message): at for at, message in enumerate(raw.messages)}
+        found = [positions[id(message)] for message in view.messages if id(message) in positions]
+        view = replace(view, kept=tuple((at, "all that could be sent") for at in found))
+    kept = {position for position, _ in view.kept}
+    gone = [at for at in range(len(raw)) if at not in kept]
+    if view.drops or not gone:
+        return view
+    cost = sum(raw.readings[at].tokens for at in gone)
+    why = "left out at the last compile; notes and quotes stand for them"
+    return replace(view, drops=(Drop(what=f"messages {gone[0]} to {gone[-1]}", reason=why, tokens=cost),))

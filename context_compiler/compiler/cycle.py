@@ -1,0 +1,140 @@
+"""What stays as it is between two compiles: which messages a view keeps, in which shape, and what stands before them.
+
+A view then only grows at its end, so that a provider's prompt cache keeps hitting. A `Frozen` decides on a
+prefix of the raw history; it holds for every history that begins with that prefix, whoever sends it: an
+edited prompt, a fork, or a history that was built by hand and carries no ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from context_compiler.messages.shapes import WHOLE, Shape
+
+Span = tuple[int, int]
+"""Positions `start` to before `stop`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """What was recalled for one prompt."""
+
+    at: int
+    """Position of the prompt's message in the raw history."""
+    name: str
+    """Its chain id: the block counts only in histories that hold that prompt."""
+    turn: int
+    """The user turn that the prompt opens."""
+    text: str
+    """As sent, fenced; empty where nothing was found, which is not looked for again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """The state of one cycle. Positions are those of the raw history."""
+
+    decided: int
+    """How many leading messages this decides on; all after them stand whole."""
+    tip: str
+    """The chain id of the last of them; empty when there are none."""
+    kept: tuple[tuple[int, Shape], ...]
+    """What of those stays, in order; the rest is out."""
+    note: str
+    """The summary part as sent, prefix included; empty where there is none."""
+    quotes: str
+    """The fenced verbatim part as sent; empty where there is none."""
+    channel: str
+    """How the note is sent: user, system or compaction."""
+    summary: str
+    """What the last model compile wrote, to be updated by the next."""
+    summary_id: int | None
+    """Its row on the record."""
+    covered: tuple[Span, ...]
+    """What that compile covers."""
+    compiled_turn: int
+    """The user turn of the last model compile that was tried; -1 before the first."""
+    turn: int
+    """The user turn in which this cycle began."""
+    tight: float
+    """What is left of the budget after a provider refused it, as a share."""
+    ratio: float
+    """The model's learnt ratio, frozen so that bytes that did not change cannot drift over budget."""
+    blocks: tuple[Block, ...]
+    """What was recalled since, by prompt."""
+    config: str
+    """Names template, fidelity, model family and whatever else decides how a view is written."""
+    own: bool = False
+    """The note is the body of a template that asks no model."""
+
+    def to_json(self) -> str:
+        """As JSON text."""
+        data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        data["blocks"] = [[block.at, block.name, block.turn, block.text] for block in self.blocks]
+        data["kept"] = [[start, stop, _encoded(shape)] for start, stop, shape in _runs(self.kept)]
+        return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Frozen | None:
+        """Back from JSON text; None when another version wrote something this one cannot read."""
+        try:
+            data = json.loads(text)
+            data["kept"] = tuple(
+                (index, shape)
+                for start, stop, coded in data["kept"]
+                for shape in (_decoded(coded),)
+                for index in range(start, stop)
+            )
+            data["blocks"] = tuple(
+                Block(at=at, name=name, turn=turn, text=text) for at, name, turn, text in data["blocks"]
+            )
+            data["covered"] = tuple((int(a), int(b)) for a, b in data["covered"])
+            return cls(**data)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+
+SETS = ("skip", "without")
+"""Fields of a shape that JSON knows only as lists."""
+
+
+def _encoded(shape: Shape) -> dict[str, Any]:
+    """What of a shape is not as in a whole one."""
+    said = {field.name: getattr(shape, field.name) for field in fields(shape)}
+    return {
+        name: sorted(value) if name in SETS else value for name, value in said.items() if value != getattr(WHOLE, name)
+    }
+
+
+def _decoded(data: Mapping[str, Any]) -> Shape:
+    said: dict[str, Any] = {name: frozenset(value) if name in SETS else value for name, value in data.items()}
+    return Shape(**said)
+
+
+def _runs(kept: Sequence[tuple[int, Shape]]) -> list[tuple[int, int, Shape]]:
+    """Neighbours with the same shape as one run: start, stop, shape."""
+    runs: list[tuple[int, int, Shape]] = []
+    for index, shape in kept:
+        if runs and runs[-1][1] == index and runs[-1][2] == shape:
+            runs[-1] = (runs[-1][0], index + 1, shape)
+        else:
+            runs.append((index, index + 1, shape))
+    return runs
+
+
+def spans(positions: Iterable[int]) -> tuple[Span, ...]:
+    """Sorted positions as runs."""
+    found: list[Span] = []
+    for index in positions:
+        if found and found[-1][1] == index:
+            found[-1] = (found[-1][0], index + 1)
+        else:
+            found.append((index, index + 1))
+    return tuple(found)
+
+
+def positions(given: Iterable[Span]) -> set[int]:
+    """The reverse of `spans`."""
+    return {index for start, stop in given for index in range(start, stop)}

@@ -1,0 +1,152 @@
+"""What later tool calls need of a past, and whether a view still holds it with the words that it stood among.
+
+Reference recall: of the ids and paths in the arguments of a real tool call that occurred before it, the share that
+the view of its request still holds together with words of the line they came from. A bare list of identifiers does
+not count. Long-range are those whose last mention is further back than the budget.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler.compiler.patterns import Sort
+from context_compiler.compiler.specifics import comparable, specifics
+from context_compiler.messages.history import History, Reader
+from context_compiler.messages.items import Item, Kind
+from context_compiler.messages.tool_lines import call_line
+
+_ACTION = re.compile(r"```\w*\n(.{1,4000}?)\n?```\s*$|<command>\n?(.{1,4000}?)\n?</command>\s*$", re.S)
+"""What a model that calls no tools asks a shell to do: at the end of its answer."""
+_KEY = re.compile(r"(\w+) ?[:=] ?[\[{(]{0,3}$")
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """An id or a path that a call needs and that occurred before."""
+
+    text: str
+    """As it is compared."""
+    distance: int
+    """Tokens between its last mention and the call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One real tool call, and what of it occurred before."""
+
+    session: int
+    position: int
+    """Of the response that makes it; its view is of everything before."""
+    references: tuple[Reference, ...]
+
+
+def sources(item: Item) -> list[str]:
+    """What a part says, as it may come to stand in a view: as it is, and a call also as its line."""
+    if item.kind is Kind.CALL:
+        return [f"{item.tool} {item.text}", call_line(item.tool or "tool", item.text, width=4_000)]
+    return [item.text]
+
+
+def needed(item: Item) -> set[str]:
+    """Ids and paths in what a call asks for; empty for what is no call."""
+    if item.kind is Kind.CALL:
+        asked = item.text.replace("\\n", "\n ").replace("\\t", " ").replace('\\"', '"')
+    elif item.kind is Kind.TEXT and (action := _ACTION.search(item.text)):
+        asked = action[1] or action[2]
+    else:
+        return set()
+    return {one.text for one in specifics(asked) if one.sort in (Sort.ID, Sort.PATH)}
+
+
+def places(text: str, wanted: str) -> Iterator[tuple[int, int]]:
+    """Where it stands in a comparable text, whole and not as a piece of a longer word."""
+    at = text.find(wanted)
+    while at >= 0:
+        end = at + len(wanted)
+        if not (text[at - 1 : at].isalnum() and wanted[0].isalnum()) and not (
+            text[end : end + 1].isalnum() and wanted[-1].isalnum()
+        ):
+            yield at, end
+        at = text.find(wanted, at + 1)
+
+
+def contexts(text: str, wanted: str) -> set[tuple[str, str, str]]:
+    """What stands around it: a word on each side, two before, two behind, or the field that it is the value of."""
+    found: set[tuple[str, str, str]] = set()
+    for start, end in places(text, wanted):
+        if key := _KEY.search(text, max(0, start - 60), start):
+            found.add(("key", key[1], "="))
+        before = ["", "", *_WORD.findall(text[max(0, start - 80) : start])][-2:]
+        after = [*_WORD.findall(text[end : end + 80]), "", ""][:2]
+        found |= {("between", before[1], after[0]), ("after", before[0], before[1]), ("before", after[0], after[1])}
+    return {context for context in found if context[1] or context[2]} or ({("alone", "", "")} if found else found)
+
+
+def texts(history: History) -> list[str]:
+    """What every message says, comparable."""
+    said = (
+        "\n".join(text for item in reading.items if item.kind is not Kind.THINKING for text in sources(item))
+        for reading in history.readings
+    )
+    return [comparable(text.replace("\\n", "\n ").replace("\\t", " ")) for text in said]
+
+
+def calls(sessions: Sequence[History], said: Sequence[Sequence[str]]) -> Iterator[Call]:
+    """Every call with something in its arguments that occurred before."""
+    for number, history in enumerate(sessions):
+        for position, reading in enumerate(history.readings):
+            if reading.request or position == 0:
+                continue
+            before = said[number][:position]
+            found: list[Reference] = []
+            for text in sorted({text for item in reading.items for text in needed(item)}):
+                last = next((at for at in range(position - 1, -1, -1) if any(places(before[at], text))), None)
+                if last is not None:
+                    found.append(Reference(text=text, distance=history.sums[position] - history.sums[last + 1]))
+            if found:
+                yield Call(session=number, position=position, references=tuple(found))
+
+
+def held(reference: str, said: Sequence[str], view: str) -> bool:
+    """Whether a view holds it with words that stood beside it where it came from."""
+    shown = contexts(view, reference)
+    return bool(shown) and any(shown & contexts(text, reference) for text in said)
+
+
+class ReferenceRecall:
+    """What the views of one session hold of what its calls need; each call weighs the same."""
+
+    def __init__(self, history: History, budget: int, reader: Reader) -> None:
+        """Find what each call of `history` needs; `reader` reads the views."""
+        self._said = texts(history)
+        self._needed = {call.position: call.references for call in calls([history], [self._said])}
+        self._budget, self._reader = budget, reader
+        self._all: list[float] = []
+        self._long: list[float] = []
+
+    def see(self, position: int, view: Sequence[ModelMessage]) -> None:
+        """Look at the view of the request that the response at `position` answers."""
+        needed = self._needed.get(position, ())
+        if not needed:
+            return
+        shown = "\n".join(texts(self._reader.read(list(view))))
+        hits = [(held(one.text, self._said[:position], shown), one.distance) for one in needed]
+        self._all.append(fmean(hit for hit, _ in hits))
+        if far := [hit for hit, distance in hits if distance > self._budget]:
+            self._long.append(fmean(far))
+
+    @property
+    def all(self) -> float | None:
+        """From 0 to 1; None where no call needs anything."""
+        return fmean(self._all) if self._all else None
+
+    @property
+    def long(self) -> float | None:
+        """The same of what was mentioned further back than the budget."""
+        return fmean(self._long) if self._long else None

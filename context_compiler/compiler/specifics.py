@@ -1,0 +1,170 @@
+"""What must survive word for word: paths, commands, addresses, ids, numbers, dates, versions, names and rules.
+
+Pure text. `sorts` says what each looks like; what stands earlier in its table takes the characters that two want.
+Every repetition is bounded and of a very long text only the two ends are read, so a text costs its length at most.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from context_compiler.compiler.patterns import COMMANDS, TABLE, UNIT, UNIT_WIDE, Sort, is_command
+from context_compiler.messages.instructions import LONGEST, sentence_ends, sets_something
+from context_compiler.messages.lines import one_line
+
+SCANNED = 100_000
+"""Characters read from each end of a text."""
+
+REMEMBERED = 4_096
+"""Texts whose specifics are remembered: a history is gone through at every compile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Specific:
+    """One thing that a summary must not lose."""
+
+    sort: Sort
+    text: str
+    """As it is compared, by `comparable`."""
+    verbatim: str
+    offset: int
+    """Of its first character in the text it stands in."""
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> tuple[tuple[Sort, re.Pattern[str], frozenset[str], Callable[[str], bool]], ...]:
+    return tuple(
+        (sort, re.compile(pattern, re.ASCII), frozenset(signs), check) for sort, pattern, signs, check in TABLE
+    )
+
+
+@lru_cache(maxsize=1)
+def _command_patterns() -> tuple[tuple[re.Pattern[str], bool], ...]:
+    return tuple((re.compile(pattern), bool(twice)) for pattern, twice in COMMANDS)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def specifics(text: str, rules: bool = True) -> tuple[Specific, ...]:
+    """Everything in a text that a summary must not lose, in order; of a very long one, what its two ends hold.
+
+    Without `rules`, sentences that forbid or bind are not looked for, which takes a third of the time.
+    """
+    if len(text) <= 2 * SCANNED:
+        return tuple(_found(text, 0, rules))
+    return (*_found(text[:SCANNED], 0, rules), *_found(text[-SCANNED:], len(text) - SCANNED, rules))
+
+
+@lru_cache(maxsize=1)
+def _plain() -> dict[int, str]:
+    """Digits of other scripts and wide letters, one for one, so that offsets stay what they are."""
+    digits = {
+        code: digit for code in range(128, 0x1FBFA) if (digit := unicodedata.decimal(chr(code), None)) is not None
+    }
+    wide = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F) if chr(code - 0xFEE0).isalnum()}
+    return {code: str(digit) for code, digit in digits.items()} | wide
+
+
+def _found(original: str, start: int, rules: bool) -> Iterator[Specific]:
+    text = original if original.isascii() else original.translate(_plain())
+    taken = bytearray(len(text))
+    places: list[tuple[int, int, Sort]] = []
+    characters = set(text)
+    for sort, pattern, signs, check in _compiled():
+        if signs and signs.isdisjoint(characters):
+            continue
+        for match in pattern.finditer(text):
+            at, end = match.span(match.lastindex or 0)
+            end = at + len(_trimmed(text[at:end], sort))
+            if end > at and not any(taken[at:end]) and check(text[at:end]):
+                taken[at:end] = b"\x01" * (end - at)
+                places.append((at, end, sort))
+    places += [(at, end, Sort.COMMAND) for at, end in _commands(text)]
+    places += [(at, end, Sort.RULE) for at, end in _rules(text)] if rules else []
+    for at, end, sort in sorted(places):
+        said = original[at:end]
+        yield Specific(sort=sort, text=comparable(said), verbatim=said, offset=start + at)
+
+
+def _trimmed(text: str, sort: Sort) -> str:
+    """Without the punctuation of the sentence that it ends."""
+    if sort in (Sort.NAME, Sort.NUMBER, Sort.DATE):
+        return text
+    text = text.rstrip(".,;:!?*_'\"=") if sort is Sort.URL or sort is Sort.PATH else text.rstrip(".:-_")
+    while text.endswith(")") and text.count(")") > text.count("("):
+        text = text[:-1].rstrip(".,;:!?")
+    return text
+
+
+def _commands(text: str) -> Iterator[tuple[int, int]]:
+    seen: set[int] = set()
+    for pattern, twice in _command_patterns():
+        for match in pattern.finditer(text):
+            at, end = match.span(1)
+            if at not in seen and (not twice or is_command(text[at:end])):
+                seen.add(at)
+                yield at, at + len(text[at:end].rstrip())
+
+
+_BINDS = re.compile(
+    r"(?i)\b(?:must not|mustn't|must never|may not|never|not (?:be )?(?:allowed|permitted|supported|available"
+    r"|eligible)|forbidden|prohibited"
+    r"|cannot be|can't be|do(?:es)? not (?:support|allow|use|touch|change|delete|offer)|no longer)\b|不(?:要|能|可|得"
+    r"|允许)|禁止|ないで|してはいけ"
+)
+_NO_RULE = re.compile(r"(?i)\bnever ?mind\b|\bi(?:'ve| have)? never\b|[?？]\s*$|[{};=]|^\s*[>#|]")
+
+
+def _rules(text: str) -> Iterator[tuple[int, int]]:
+    """Sentences that forbid or bind."""
+    at = 0
+    for end in (*sentence_ends(text), len(text)):
+        sentence = text[at:end]
+        said = sentence.strip()
+        if 5 < len(said) <= min(LONGEST, 400) and not _NO_RULE.search(said):
+            if _BINDS.search(said) or sets_something(one_line(said, LONGEST)):
+                start = at + len(sentence) - len(sentence.lstrip())
+                yield start, start + len(said)
+        at = end
+
+
+_GROUPED = re.compile(r"(?<=\d)[,'’\u202f\u00a0](?=\d{3}(?!\d))")
+_APART = re.compile(rf"(?<=\d)[ -](?=(?:{UNIT_WIDE}|(?:{UNIT}|[ap]\.?m)\b))")
+_QUOTES = re.compile("[\"'`“”„«»‘’「」『』]+")
+
+
+def comparable(text: str) -> str:
+    """A text as it is compared: without case, quotation marks, grouped digits, and space before a unit."""
+    folded = _QUOTES.sub("", _GROUPED.sub("", unicodedata.normalize("NFKC", text))).replace("\\\\", "\\")
+    return _APART.sub("", " ".join(folded.split())).casefold().strip()
+
+
+class Told:
+    """What some texts tell, so that it can be asked what of a past they still hold."""
+
+    def __init__(self, *texts: str) -> None:
+        """Look things up in these texts."""
+        self._text = "\n".join(map(comparable, texts))
+
+    def holds(self, specific: Specific) -> bool:
+        """Whether it is told: whole, not as a piece of a longer word or number."""
+        wanted = specific.text
+        if not wanted:
+            return True
+        at = self._text.find(wanted)
+        while at >= 0:
+            if _whole(self._text, at, at + len(wanted)):
+                return True
+            at = self._text.find(wanted, at + 1)
+        return False
+
+
+def _whole(text: str, start: int, end: int) -> bool:
+    before, after = text[start - 1 : start], text[end : end + 1]
+    joined = text[start].isascii() and text[start].isalnum() and before.isascii() and before.isalnum()
+    return not joined and not (
+        text[end - 1].isascii() and text[end - 1].isalnum() and after.isascii() and after.isalnum()
+    )

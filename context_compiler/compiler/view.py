@@ -1,0 +1,186 @@
+"""A view is what one request carries instead of its whole history, and where every part of it came from.
+
+Order: what belongs to others (system text and the host's own parts of what is left out), one note with the
+summary, one fenced part with everything verbatim, then the kept messages, the active prompt and its run last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic_ai.messages import (
+    CompactionPart,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    SystemPromptPart,
+    TextContent,
+    UserPromptPart,
+)
+
+from context_compiler.compiler.cycle import Frozen
+from context_compiler.compiler.draft import LEFT_OUT
+from context_compiler.messages.content import user_content
+from context_compiler.messages.fences import SUMMARY_PREFIX
+from context_compiler.messages.history import History, Reader
+from context_compiler.messages.items import MARK, mark_of
+from context_compiler.messages.shapes import WHOLE, Shape, shaped
+from context_compiler.record.values import Drop, Record
+
+NOTHING: Mapping[int, str] = {}
+
+_DAY_ONE = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """Something of what is left out that a view holds word for word."""
+
+    what: str
+    """Where it comes from, such as `turn 12`."""
+    why: str
+    """pinned, outline, ledger, recalled with its score, or worth most for its tokens."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The exact messages to send, and their provenance."""
+
+    messages: list[ModelMessage]
+    tokens: int
+    """Exact tokens of the messages alone."""
+    budget: int
+    status: str
+    """raw, compiled, cycle, fallback or floor_over_budget."""
+    summary: str = ""
+    """What stands for the turns that are left out: the summary, or the passages quoted from them."""
+    ledger: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Where the tokens went, by section, and what was dropped for which reason."""
+    drops: tuple[Drop, ...] = ()
+    kept: tuple[tuple[int, str], ...] = ()
+    """Position of a raw message and why it is here."""
+    quoted: tuple[Quote, ...] = ()
+    """What a compile quoted of what is left out, and why; empty in a view that only goes on from one."""
+    error: str | None = None
+    record: Record | None = None
+
+
+def note_text(text: str, preface: str) -> str:
+    """The summary part as sent: prefix, preface, text; empty for an empty text."""
+    return f"{SUMMARY_PREFIX}\n{preface.strip()}\n\n{text.strip()}" if text.strip() else ""
+
+
+def head(frozen: Frozen, *, stamp: datetime, mark: Mapping[str, Any]) -> ModelRequest | None:
+    """One request with the note and the verbatim part; None where there is neither."""
+    parts: list[Any] = []
+    if frozen.note:
+        parts.append(_note(frozen.note, frozen.channel, stamp, mark))
+    if frozen.quotes:
+        parts.append(_user(frozen.quotes, stamp, mark))
+    return ModelRequest(parts=parts) if parts else None
+
+
+def _user(text: str, stamp: datetime, mark: Mapping[str, Any]) -> UserPromptPart:
+    return UserPromptPart(content=[TextContent(content=text, metadata={MARK: dict(mark)})], timestamp=stamp)
+
+
+def _note(text: str, channel: str, stamp: datetime, mark: Mapping[str, Any]) -> Any:
+    if channel == "system":
+        return SystemPromptPart(content=text, timestamp=stamp, metadata={MARK: dict(mark)})
+    if channel == "compaction":
+        return CompactionPart(content=text, metadata={MARK: dict(mark)})
+    return _user(text, stamp, mark)
+
+
+def with_recalled(message: ModelRequest, text: str) -> ModelRequest:
+    """A copy of a request with a text of ours directly before its prompt, which carries that request's time."""
+    place = next((at for at, part in enumerate(message.parts) if part.part_kind == "user-prompt"), len(message.parts))
+    part = _user(text, stamp_of(message), {"v": 1})
+    return replace(message, parts=[*message.parts[:place], part, *message.parts[place:]])
+
+
+def marked_request(text: str, mark: Mapping[str, Any]) -> ModelRequest:
+    """A request of ours alone, with a mark."""
+    return ModelRequest(parts=[_user(text, _DAY_ONE, mark)])
+
+
+def mark_in(message: ModelMessage) -> dict[str, Any] | None:
+    """Our mark on any part of a message, wherever the host has merged it to."""
+    for part in message.parts:
+        for thing in (part, *user_content(getattr(part, "content", None))):
+            found = mark_of(thing)
+            if found is not None:
+                return found
+    return None
+
+
+def stamp_of(message: ModelMessage) -> datetime:
+    """When a message was made, as far as it says so: what we write carries the time of what it stands for."""
+    times = (getattr(part, "timestamp", None) for part in message.parts)
+    known = getattr(message, "timestamp", None) or next((time for time in times if time is not None), None)
+    return known or _DAY_ONE
+
+
+def assemble(history: History, frozen: Frozen, base: Mapping[int, Shape], reader: Reader) -> list[ModelMessage]:
+    """The messages of a view, freshly built but for those that stand whole.
+
+    Args:
+        history: The raw history.
+        frozen: What stays of its prefix, and what stands before it.
+        base: The shapes of broken messages after that prefix.
+        reader: Prices what is cut to size.
+    """
+    return [*opening(history, frozen, reader), *since(history, frozen.decided, base, reader)]
+
+
+def opening(history: History, frozen: Frozen, reader: Reader) -> list[ModelMessage]:
+    """The part of a view that a cycle fixed: what belongs to others, note, quotes, and what it kept."""
+    before: list[ModelMessage] = []
+    kept: list[ModelMessage] = []
+    for index, shape in frozen.kept:
+        message = shaped(history.messages[index], history.readings[index], shape, reader.counter)
+        if message is not None:
+            (before if shape.bare else kept).append(message)
+    stamp = stamp_of(history.messages[frozen.decided - 1]) if frozen.decided else _DAY_ONE
+    mark = {"v": 1, "tip": frozen.tip}
+    first = head(frozen, stamp=stamp, mark=mark)
+    lead = ModelRequest(parts=[_user(LEFT_OUT, stamp, mark)])
+    if any(isinstance(message, ModelResponse) for message in before):
+        before.insert(0, lead)
+    elif first is None and _answers([*kept, *history.messages[frozen.decided : frozen.decided + 1]]):
+        first = lead
+    return [*before, *([first] if first else []), *kept]
+
+
+def _answers(messages: Sequence[ModelMessage]) -> bool:
+    """Whether messages begin with a response."""
+    return bool(messages) and isinstance(messages[0], ModelResponse)
+
+
+def since(
+    history: History, start: int, base: Mapping[int, Shape], reader: Reader, recalled: Mapping[int, str] = NOTHING
+) -> list[ModelMessage]:
+    """Everything after a position, whole but for what is broken; with what was recalled before a prompt."""
+    if not recalled and not any(index >= start for index in base):
+        return list(history.messages[start:])
+    messages: list[ModelMessage] = []
+    for index in range(start, len(history)):
+        shape = base.get(index, WHOLE)
+        message = shaped(history.messages[index], history.readings[index], shape, reader.counter)
+        if isinstance(message, ModelRequest) and index in recalled:
+            message = with_recalled(message, recalled[index])
+        if message is not None:
+            messages.append(message)
+    if not start and _answers(messages):
+        messages.insert(0, ModelRequest(parts=[_user(LEFT_OUT, _DAY_ONE, {"v": 1, "tip": ""})]))
+    return messages
+
+
+def summary_of(frozen: Frozen) -> str:
+    """What stands for the turns that are left out, without prefix and preface."""
+    body = frozen.note.partition("\n\n")[2] if frozen.own else ""
+    return frozen.summary or body or frozen.quotes or frozen.note

@@ -1,0 +1,14 @@
+"""An earlier path of `context_compiler.messages.importers`."""
+
+from __future__ import annotations
+
+from context_compiler.lazy import public
+
+__getattr__, __dir__ = public(
+    __name__,
+    {
+        "read_transcripts": "messages.importers",
+        "parse_transcripts": "messages.importers",
+        "Transcript": "messages.importers",
+    },
+)

@@ -1,0 +1,135 @@
+"""Where a session goes to be kept, and where it comes back from: checkpoints, and the state that is current."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from itertools import compress, count
+
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler.errors import ContextMemoryError, SettingsError
+from context_compiler.ids import chained
+from context_compiler.manager.memory import AUTHOR, MemoryRepository, MemorySystem, SessionShelf, Snapshot
+from context_compiler.manager.results import Score
+from context_compiler.manager.session import Session, Turn, facts_of, restored
+from context_compiler.manager.summary import Made
+from context_compiler.messages.history import Reader, message_body, searchable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnChain:
+    """The messages of some turns as names and bodies; it is a `Chain`."""
+
+    turns: tuple[Turn, ...]
+    starts: tuple[int, ...]
+    """The position of the first message of each turn, and the number of all messages."""
+    ids: tuple[str, ...]
+    reader: Reader
+
+    def message(self, index: int) -> ModelMessage:
+        """The message at a position."""
+        turn = bisect_right(self.starts, index) - 1
+        return self.turns[turn].messages[index - self.starts[turn]]
+
+    def body(self, index: int) -> bytes:
+        """The canonical JSON of message `index`."""
+        return message_body(self.message(index))
+
+    def text(self, index: int) -> str:
+        """The searchable text of message `index`."""
+        return searchable(self.reader.one(self.message(index)))
+
+
+def chained_turns(turns: tuple[Turn, ...], last: TurnChain | None, reader: Reader) -> TurnChain:
+    """Turns by name; what they share with those that were named last is not read again."""
+    known = last.turns if last else ()
+    differ = compress(count(), map(operator.is_not, turns, known))
+    kept = next(differ, min(len(turns), len(known)))
+    starts = list(last.starts[: kept + 1]) if last else [0]
+    ids = list(last.ids[: starts[-1]]) if last else []
+    for turn in turns[kept:]:
+        for message in turn.messages:
+            ids.append(chained(ids[-1] if ids else None, reader.one(message).name))
+        starts.append(len(ids))
+    return TurnChain(turns=turns, starts=tuple(starts), ids=tuple(ids), reader=reader)
+
+
+class Versions:
+    """The repository and the shelf of one manager, as far as there are any.
+
+    A repository that keeps sessions gives them back itself; those of any other are kept here, which costs nothing,
+    because sessions are values.
+    """
+
+    def __init__(self, memory: MemorySystem, repo: MemoryRepository | None, reader: Reader) -> None:
+        if repo is not None and not isinstance(repo, MemoryRepository):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SettingsError(f"repo={repo!r}: give a MemoryRepository: commit, checkout, log and diff")
+        self._repo, self._reader = repo, reader
+        self._past = repo if isinstance(repo, SessionShelf) else None
+        self._shelf = memory if isinstance(memory, SessionShelf) else self._past
+        self._own: dict[str, Session] = {}
+        self._last: TurnChain | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """There is a repository."""
+        return self._repo is not None
+
+    async def commit(self, session: Session, message: str) -> str | None:
+        """Keep a session and the memory as they stand; None without a repository."""
+        if self._repo is None:
+            return None
+        kept = replace(session, since_checkpoint=0)
+        commit = await self._repo.commit(message, AUTHOR, self._snapshot(kept))
+        if self._past is None:
+            self._own[commit] = kept
+        return commit
+
+    async def back(self, commit: str | None) -> Session:
+        """The session of a checkpoint, once the memory is as it was then.
+
+        Raises:
+            SettingsError: there is no repository.
+            ContextMemoryError: there is no such checkpoint.
+        """
+        if self._repo is None:
+            raise SettingsError(
+                "Versioning not enabled: make the manager with ContextManager.with_versioning(memory, repo, llm)"
+            )
+        if commit is None:
+            raise ContextMemoryError("No checkpoint to rollback to: `checkpoint` makes one, and each serves once")
+        session = await self._then(commit)
+        await self._repo.checkout(commit)
+        return session
+
+    async def _then(self, commit: str) -> Session:
+        known = self._own.get(commit)
+        saved = None if known is not None or self._past is None else await self._past.session_at(commit)
+        if known is None and saved is None:
+            raise ContextMemoryError(f"commit {commit} holds no session; `log` names the others")
+        return known or restored(saved, self._reader)  # pyright: ignore[reportArgumentType] # one of the two is there
+
+    async def keep(self, session: Session, score: Score | None = None, made: Made | None = None) -> None:
+        """Keep a session as it stands, where there is a shelf, and how a summary was made."""
+        if self._shelf is None:
+            return
+        chain = self._chained(session)
+        compile = None
+        if made is not None:
+            end = chain.starts[min(made.covered, len(session.turns))]
+            compile = replace(made.compile, covered_tip=chain.ids[end - 1] if end else "")
+        await self._shelf.keep(self._snapshot(session), score, compile)
+
+    async def latest(self) -> Session | None:
+        """The session as it was kept last."""
+        saved = None if self._shelf is None else await self._shelf.latest()
+        return None if saved is None else restored(saved, self._reader)
+
+    def _chained(self, session: Session) -> TurnChain:
+        self._last = chained_turns(session.turns, self._last, self._reader)
+        return self._last
+
+    def _snapshot(self, session: Session) -> Snapshot:
+        return Snapshot(turns=self._chained(session), count=len(session.turns), facts=facts_of(session))

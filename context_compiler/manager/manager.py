@@ -1,0 +1,250 @@
+"""`ContextManager`: keeps a long session grounded in memory, short, scored, and able to go back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+from uuid import uuid4
+
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+
+from context_compiler.errors import SettingsError
+from context_compiler.manager.arguments import refuse, text
+from context_compiler.manager.budget import Cap
+from context_compiler.manager.checkpoints import Versions
+from context_compiler.manager.config import ContextConfig, as_config, spoken
+from context_compiler.manager.context import grounded
+from context_compiler.manager.errors import Reports
+from context_compiler.manager.live import ManagedContext, ManagedHistory
+from context_compiler.manager.llm import Questions
+from context_compiler.manager.memory import MemoryRepository, MemorySystem
+from context_compiler.manager.quality import QualityScorer, Scorer
+from context_compiler.manager.results import (
+    ContextTurnResult,
+    GroundedContext,
+    RollbackResult,
+    Score,
+    SummarizationResult,
+)
+from context_compiler.manager.session import Session, session_from, session_text, turn_of, with_turn
+from context_compiler.manager.summary import TEMPLATE
+from context_compiler.manager.turns import Desk
+from context_compiler.messages.history import Reader
+from context_compiler.template import Template
+from context_compiler.template.library import TemplateLibrary
+from context_compiler.tokens import Count, TokenCounter, as_counter
+
+
+class ContextManager:
+    """Manages one session. Calls may come from several tasks at once; they are served one after the other.
+
+    Args:
+        memory: Where the session is grounded, and where summaries are remembered.
+        llm: Writes summaries: a model, its name, an agent (its model alone), or a function from a prompt to a text;
+            `"none"` asks nobody and quotes instead.
+        config: The settings; None is the defaults.
+        repo: Keeps states to go back to; see `with_versioning`.
+        session_id: The name of the session; None makes one up.
+        system_prompt: Stands before everything that is sent.
+        scorer: Scores each turn; None is `QualityScorer()`.
+        template: What a summary is asked with: a name or a `Template`.
+        counter: What counts tokens.
+        on_error: Called with everything that failed and was done without.
+
+    Raises:
+        SettingsError: an argument is of no use, or two contradict each other.
+    """
+
+    def __init__(
+        self,
+        memory: MemorySystem,
+        llm: object,
+        config: ContextConfig | None = None,
+        *,
+        repo: MemoryRepository | None = None,
+        session_id: str | None = None,
+        system_prompt: str | None = None,
+        scorer: Scorer | None = None,
+        template: str | Template = TEMPLATE,
+        counter: TokenCounter | Count | None = None,
+        on_error: Callable[[Exception], object] | None = None,
+    ) -> None:
+        self.config = as_config(config)
+        refuse(memory=memory, repo=repo, scorer=scorer, template=template, on_error=on_error, config=self.config)
+        self.session_id = uuid4().hex if session_id is None else text("session_id", session_id)
+        reader = Reader(as_counter(counter))
+        self._desk = Desk(
+            memory=memory,
+            versions=Versions(memory, repo, reader),
+            llm=Questions(llm, self.config.timeout),
+            config=self.config,
+            scorer=scorer or QualityScorer(),
+            template=lambda: TemplateLibrary().find(template),
+            reader=reader,
+            reports=Reports(on_error),
+            cap=Cap(reader, self.config.max_tokens),
+            session=Session(system_prompt=text("system_prompt", system_prompt or "", empty=True)),
+        )
+
+    @classmethod
+    def with_versioning(
+        cls,
+        memory: MemorySystem,
+        repo: MemoryRepository,
+        llm: object,
+        config: ContextConfig | None = None,
+        **more: Any,
+    ) -> Self:
+        """A manager that makes checkpoints in `repo` and can go back to them; `more` is as for the constructor."""
+        if repo is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise SettingsError("repo=None: give a MemoryRepository, or make a manager without versioning")
+        return cls(memory, llm, config, repo=repo, **more)
+
+    @property
+    def has_versioning(self) -> bool:
+        """It can make checkpoints."""
+        return self._desk.versions.enabled
+
+    async def process_turn(self, input: str) -> ContextTurnResult:
+        """Take in what the user says: add, ground, summarise where due, score, roll back or checkpoint where due.
+
+        Memory, model and repository may fail: the turn goes on, and `trouble` says what was done without.
+
+        Raises:
+            SettingsError: there is nothing in the input.
+        """
+        said = spoken("process_turn", input)
+        async with self._desk.lock:
+            return await self._desk.turn([ModelRequest(parts=[UserPromptPart(content=said)])])
+
+    def add_response(self, response: str | ModelResponse) -> bool:
+        """Answer the open turn; False where there is none, and then nothing has changed.
+
+        Raises:
+            SettingsError: it is neither a text nor a response.
+        """
+        if not isinstance(response, str | ModelResponse):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SettingsError(f"add_response got {response!r:.80}: give a text or a ModelResponse")
+        desk = self._desk
+        turn = desk.session.turns[-1] if desk.session.turns else None
+        if turn is None or not turn.open or turn.key in desk.live:
+            return False
+        answer = ModelResponse(parts=[TextPart(content=response)]) if isinstance(response, str) else response
+        ended = turn_of((*turn.messages, answer), desk.reader, open=False, key=turn.key)
+        desk.session = with_turn(desk.session, ended)
+        return True
+
+    async def ground_query(self, query: str) -> GroundedContext:
+        """What memory has to say to a query, at most `grounding_memories` of it.
+
+        Raises:
+            SettingsError: there is nothing in the query.
+            Exception: whatever the memory raises; the shipped ones raise `ContextMemoryError` and `StoreError`.
+        """
+        return grounded(await self._desk.found(spoken("ground_query", query)))
+
+    def get_context_messages(self) -> list[ModelMessage]:
+        """System prompt, what memory said to the last turn, the summary, and the turns that it does not stand for.
+
+        Where these are over `max_tokens`, the turns are cut as in a view without a model, the newest last.
+        """
+        return self._desk.cap.messages(self._desk.session)
+
+    def estimated_tokens(self) -> int:
+        """Exact tokens of everything that `get_context_messages` gives."""
+        return self._desk.tokens
+
+    def quality_score(self) -> float:
+        """How the last turn was scored, from 0 to 1; before the first, how the session would be."""
+        scores = self._desk.session.scores
+        return scores[-1].quality if scores else self._desk.scores()[0]
+
+    @property
+    def quality_history(self) -> tuple[Score, ...]:
+        """How the last fifty turns were scored, oldest first."""
+        return self._desk.session.scores
+
+    @property
+    def turn_count(self) -> int:
+        """Turns of the session, also those that a summary stands for."""
+        return len(self._desk.session.turns)
+
+    @property
+    def next_checkpoint(self) -> str | None:
+        """The commit that a rollback goes back to; None for none."""
+        return self._desk.session.checkpoint
+
+    def transcript(self) -> list[ModelMessage]:
+        """Every message of the session, oldest first."""
+        return list(self._desk.session.messages())
+
+    async def summarize(self) -> SummarizationResult:
+        """Let a summary stand for all but the newest turns, whatever they cost; nothing to sum up changes nothing.
+
+        Raises:
+            CompileError: the model failed, or its answer saves nothing; the session is as it was.
+            TemplateError: the template is missing or wrong.
+        """
+        async with self._desk.lock:
+            try:
+                return await self._desk.summarize()
+            finally:
+                await self._desk.keep()
+
+    async def checkpoint(self, message: str = "Checkpoint") -> str | None:
+        """Keep memory and session as they stand; the commit, or None without versioning.
+
+        Raises:
+            SettingsError: the message is no text.
+            Exception: whatever the repository raises; nothing has changed then.
+        """
+        text("message", message, empty=True)
+        async with self._desk.lock:
+            commit = await self._desk.checkpoint(message)
+            await self._desk.keep()
+            return commit
+
+    async def rollback(self) -> RollbackResult:
+        """Go back to the newest checkpoint that has not served yet, memory and session both.
+
+        Raises:
+            SettingsError: versioning is not enabled.
+            ContextMemoryError: there is no checkpoint.
+            Exception: whatever the repository raises; memory, session and checkpoints are as they were then.
+        """
+        async with self._desk.lock:
+            done = await self._desk.rollback()
+            await self._desk.keep()
+            return done
+
+    async def resume(self) -> bool:
+        """Go on with the session as memory or repository kept it last; False where they keep none.
+
+        Raises:
+            ContextMemoryError: what was kept is damaged.
+        """
+        async with self._desk.lock:
+            found = await self._desk.versions.latest()
+            if found is not None:
+                self._desk.session = found
+            return found is not None
+
+    def to_json(self) -> str:
+        """The whole session as JSON, for `load_json` of another manager; memory is not in it."""
+        return session_text(self.session_id, self._desk.session)
+
+    def load_json(self, text: str) -> None:
+        """Go on with a session that `to_json` wrote.
+
+        Raises:
+            ContextMemoryError: it is none; the session is as it was.
+        """
+        self.session_id, self._desk.session = session_from(text, self._desk.reader)
+
+    def as_capability(self) -> ManagedContext:
+        """The session on a live agent, whose own history stays as it is."""
+        return ManagedContext(self._desk)
+
+    def as_history_processor(self) -> ManagedHistory:
+        """The session for `ProcessHistory`, where only a processor can be given."""
+        return ManagedHistory(self._desk)

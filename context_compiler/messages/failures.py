@@ -1,0 +1,208 @@
+"""A reflection is what went wrong and what came of it, in one line: the note that keeps a mistake from being repeated.
+
+The policy says when one is written, and it is written from what the conversation itself shows: a failed call, how
+often it was tried again, and the call that then worked. No model is asked; a `reflector` may say it better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from context_compiler.errors import SettingsError
+from context_compiler.messages.history import History
+from context_compiler.messages.items import Item, Kind
+from context_compiler.messages.lines import one_line
+from context_compiler.messages.tool_lines import call_line, outcome_line
+
+WIDTH = 200
+"""Characters of an observation, and of an adjustment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A call that failed, however often in a row, and what came after it."""
+
+    turn: int
+    """The ordinal of its user turn, from 1."""
+    tool: str
+    """Empty where an answer was sent back instead of a call."""
+    call: str
+    """The call on one line."""
+    said: str
+    """What came back the last time, on one line."""
+    times: int = 1
+    worked: str = ""
+    """The next call of the same tool that did not fail, on one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occasion:
+    """Why a reflection is due: one failure, or the end of so many turns with everything that failed in them."""
+
+    first_turn: int
+    last_turn: int
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reflection:
+    """What was observed, and what was done about it."""
+
+    observation: str
+    adjustment: str
+
+    def __str__(self) -> str:
+        return f"- {self.observation} -> {self.adjustment}"
+
+
+Reflector = Callable[[Occasion], Reflection | None]
+"""Writes a reflection in its own words; None writes none."""
+
+
+def observed(occasion: Occasion) -> Reflection | None:
+    """A reflection in the words of the conversation; None where nothing failed."""
+    if not occasion.failures:
+        return None
+    if occasion.first_turn == occasion.last_turn and len(occasion.failures) == 1:
+        return _of_one(occasion.failures[0])
+    counts: dict[str, int] = {}
+    for failure in occasion.failures:
+        counts[failure.tool or "answer"] = counts.get(failure.tool or "answer", 0) + failure.times
+    what = ", ".join(f"{name} {count}" for name, count in counts.items())
+    worked = list(dict.fromkeys(one.worked for one in occasion.failures if one.worked))
+    return Reflection(
+        observation=one_line(f"turns {occasion.first_turn} to {occasion.last_turn}: failed calls: {what}", WIDTH),
+        adjustment=one_line(f"worked afterwards: {', '.join(worked)}" if worked else "nothing else worked", WIDTH),
+    )
+
+
+def _of_one(failure: Failure) -> Reflection:
+    times = "failed" if failure.times == 1 else f"failed {failure.times} times"
+    what = f"{failure.call} {times}" if failure.tool else "an answer was sent back"
+    if failure.worked:
+        then = f"then {failure.worked} worked"
+    else:
+        then = "it was not tried again with success" if failure.tool else "it was answered again"
+    return Reflection(
+        observation=one_line(f"turn {failure.turn}: {what}: {failure.said}", WIDTH), adjustment=one_line(then, WIDTH)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReflectionPolicy:
+    """When reflections are written, and how many a template is given.
+
+    Raises:
+        SettingsError: a number is below 0.
+    """
+
+    every_n_turns: int = 0
+    """One after each so many turns, about all that failed in them; 0: never."""
+    on_tool_failure: bool = True
+    """One for each call that failed."""
+    keep: int = 3
+    """The newest that are kept; 0 keeps none."""
+    reflector: Reflector = observed
+    """Writes each; the default asks no model."""
+
+    def __post_init__(self) -> None:
+        for name in ("every_n_turns", "keep"):
+            value: object = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise SettingsError(f"{name}={value!r}: give a whole number from 0 up")
+
+    def reflections(self, history: History, positions: Sequence[int]) -> list[Reflection]:
+        """The newest reflections on these messages, oldest first."""
+        if not self.keep or not (self.on_tool_failure or self.every_n_turns):
+            return []
+        found = list(failures(history, positions))
+        occasions = [_alone(one) for one in found] if self.on_tool_failure else []
+        if self.every_n_turns:
+            occasions += list(_rounds(found, self.every_n_turns, _last_turn(history, positions)))
+        occasions.sort(key=lambda one: one.last_turn)
+        kept: list[Reflection] = []
+        for occasion in reversed(occasions):
+            reflection = self.reflector(occasion)
+            if reflection is not None:
+                kept.append(reflection)
+            if len(kept) == self.keep:
+                break
+        return kept[::-1]
+
+
+def reflected(history: History, positions: Sequence[int], policy: ReflectionPolicy) -> str:
+    """The section of a template: one line a reflection."""
+    return "\n".join(map(str, policy.reflections(history, positions)))
+
+
+def failures(history: History, positions: Sequence[int]) -> Iterator[Failure]:
+    """What failed in these messages; failures of one tool in a row are one."""
+    calls: dict[str, Item] = {}
+    results: list[tuple[int, Item]] = []
+    for turn, item in _said(history, set(positions)):
+        if item.kind is Kind.CALL and item.call_id is not None:
+            calls[item.call_id] = item
+        elif item.kind in (Kind.RETURN, Kind.FEEDBACK):
+            results.append((turn, item))
+    named = sorted(enumerate(results), key=lambda one: (one[1][1].tool or "", one[0]))
+    told: list[tuple[int, Failure]] = []
+    for tool, group in groupby(named, key=lambda one: one[1][1].tool or ""):
+        told += _failing(tool, list(group), calls)
+    yield from (failure for _, failure in sorted(told, key=lambda one: one[0]))
+
+
+def _failing(
+    tool: str, results: Sequence[tuple[int, tuple[int, Item]]], calls: dict[str, Item]
+) -> Iterator[tuple[int, Failure]]:
+    """The failures of one tool, each with its place among all results."""
+    at = 0
+    while at < len(results):
+        start = at
+        while at < len(results) and results[at][1][1].failed:
+            at += 1
+        if at == start:
+            at += 1
+            continue
+        place, (turn, item) = results[at - 1]
+        yield (
+            place,
+            Failure(
+                turn=turn,
+                tool=tool,
+                call=_call(calls, item),
+                said=outcome_line(item.text, failed=True),
+                times=at - start,
+                worked=_call(calls, results[at][1][1]) if at < len(results) else "",
+            ),
+        )
+
+
+def _call(calls: dict[str, Item], result: Item) -> str:
+    made = calls.get(result.call_id or "")
+    return call_line(result.tool or "", made.text if made else "{}", width=WIDTH // 2) if result.tool else ""
+
+
+def _said(history: History, wanted: set[int]) -> Iterator[tuple[int, Item]]:
+    """Every item of the wanted messages with the ordinal of its user turn, from 1."""
+    turn = 0
+    for index, reading in enumerate(history.readings):
+        turn += reading.asks
+        if index in wanted:
+            for item in reading.items:
+                yield max(turn, 1), item
+
+
+def _last_turn(history: History, positions: Sequence[int]) -> int:
+    return max((turn for turn, _ in _said(history, set(positions))), default=0)
+
+
+def _alone(failure: Failure) -> Occasion:
+    return Occasion(first_turn=failure.turn, last_turn=failure.turn, failures=(failure,))
+
+
+def _rounds(found: Sequence[Failure], size: int, last: int) -> Iterator[Occasion]:
+    for stop in range(size, last + 1, size):
+        inside = tuple(one for one in found if stop - size < one.turn <= stop)
+        yield Occasion(first_turn=stop - size + 1, last_turn=stop, failures=inside)

@@ -1,0 +1,228 @@
+"""A history is a chain of messages, each read once: its items, its price, and its name by content.
+
+What reading costs depends on what is new. A message already seen is found by object identity; one that was
+just deserialised is found by its content.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import accumulate, compress, count
+
+from pydantic_ai.messages import ModelMessage, ModelRequest
+
+from context_compiler.cache import Memo
+from context_compiler.ids import blob_id, chained, identity, objects_of
+from context_compiler.messages.items import Item, Kind, read_items
+from context_compiler.messages.serialization import load_messages, message_body
+from context_compiler.tokens import TokenCounter, as_counter
+
+__all__ = ["History", "Reader", "Reading", "day", "day_of", "load_messages", "message_body", "reader_of", "searchable"]
+
+REMEMBERED = 50_000_000
+"""Characters of the readings that are remembered by content."""
+
+ENTRY = 1_000
+"""What remembering one reading costs beside its texts."""
+
+RECENT = 8
+"""How many histories read lately may lend their ids to the next."""
+
+CLOSE = 16
+"""So few new messages, and no other history can be a much nearer relative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One message as it was read."""
+
+    items: tuple[Item, ...]
+    tokens: int
+    name: str
+    """Its `identity`: what it says, whatever came before."""
+    request: bool
+    prompts: bool
+    """It holds a user prompt that this package did not write."""
+    calls: tuple[str, ...]
+    """Ids of the function calls it makes."""
+    answers: tuple[str, ...]
+    """Ids of the function calls it answers."""
+    exchanges: bool
+    """It calls a tool or answers a call, the provider's own tools included."""
+    stays: int
+    """Tokens of what stays when the message goes: another's system text, and what the host keeps for itself."""
+    run_id: str | None
+
+    @property
+    def asks(self) -> bool:
+        """Whether a user says something there; a file beside an answer is what a tool returned."""
+        said = [item for item in self.items if item.kind is Kind.USER and item.mark is None]
+        return self.prompts and not (self.answers and all(item.media for item in said))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """A whole history, read. Position `i` means the same in every tuple; it is also a `Chain`."""
+
+    messages: tuple[ModelMessage, ...]
+    readings: tuple[Reading, ...]
+    ids: tuple[str, ...]
+    sums: tuple[int, ...]
+    """`sums[i]` is the price of the first `i` messages."""
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @property
+    def tip(self) -> str | None:
+        """The name of the whole history; None when it is empty."""
+        return self.ids[-1] if self.ids else None
+
+    @property
+    def tokens(self) -> int:
+        """What all its messages cost, in exact tokens."""
+        return self.sums[-1]
+
+    def body(self, index: int) -> bytes:
+        """The canonical JSON of message `index`."""
+        return message_body(self.messages[index])
+
+    def text(self, index: int) -> str:
+        """The searchable text of message `index`."""
+        return searchable(self.readings[index])
+
+    def items(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Item]]:
+        """Every item between two positions, each with the position of its message."""
+        for index in range(start, len(self.messages) if stop is None else stop):
+            for item in self.readings[index].items:
+                yield index, item
+
+
+SPOKEN = frozenset({Kind.USER, Kind.TEXT, Kind.CALL, Kind.RETURN, Kind.FEEDBACK, Kind.COMPACTION, Kind.OTHER})
+
+
+def searchable(reading: Reading) -> str:
+    """The text by which a message can be found: what was said, called and returned."""
+    said = (f"{item.tool} {item.text}" if item.tool else item.text for item in reading.items if item.kind in SPOKEN)
+    return "\n".join(text for text in said if text)
+
+
+class Reader:
+    """Reads histories, and remembers what it read by identity and by content. Shared by concurrent runs."""
+
+    def __init__(self, counter: TokenCounter) -> None:
+        """Price messages with `counter`."""
+        self.counter = counter
+        self._seen: dict[int, tuple[weakref.ref[ModelMessage], list[object], Reading]] = {}
+        self._known: Memo[str, Reading] = Memo(REMEMBERED, _size)
+        self._recent: deque[History] = deque(maxlen=RECENT)
+
+    def read(self, messages: Sequence[ModelMessage], *, last: History | None = None) -> History:
+        """Read a history; `last` is what it was at the previous request of the same run.
+
+        The host may stamp or edit the last messages of a request but leaves older ones alone, so what `last`
+        shares with `messages` object for object is taken over without a second look.
+        """
+        kept = _shared(last, messages)
+        readings = (last.readings[:kept] if last else ()) + tuple(map(self.one, messages[kept:]))
+        known, share = (last, kept) if last and kept else self._kin(readings)
+        ids = list(known.ids[max(0, share - 1) : share]) if known else []
+        for reading in readings[share:]:
+            ids.append(chained(ids[-1] if ids else None, reading.name))
+        sums = accumulate((reading.tokens for reading in readings[share:]), initial=known.sums[share] if known else 0)
+        history = History(
+            messages=tuple(messages),
+            readings=readings,
+            ids=(known.ids[: max(0, share - 1)] if known else ()) + tuple(ids),
+            sums=(known.sums[:share] if known else ()) + tuple(sums),
+        )
+        self._recent.append(history)
+        return history
+
+    def _kin(self, readings: Sequence[Reading]) -> tuple[History | None, int]:
+        """The history read lately that shares most with this one, and how much."""
+        best: tuple[History | None, int] = (None, 0)
+        for history in reversed(tuple(self._recent)):  # another thread may read meanwhile
+            share = _same(history.readings, readings)
+            if share > best[1]:
+                best = history, share
+            if share >= len(readings) - CLOSE:
+                break
+        return best
+
+    def one(self, message: ModelMessage) -> Reading:
+        """Read one message, or remember it."""
+        seen = self._seen.get(id(message))
+        look = objects_of(message)
+        if seen and seen[0]() is message and seen[1] == look:
+            return seen[2]
+        reading = self._by_content(message)
+        key = id(message)
+        self._seen[key] = (weakref.ref(message, lambda _: self._seen.pop(key, None)), look, reading)
+        return reading
+
+    def _by_content(self, message: ModelMessage) -> Reading:
+        body = message_body(message)
+        name = blob_id(body)
+        known = self._known.get(name)
+        if known is None:
+            known = _read(message, body, self.counter)
+            self._known.keep(name, known)
+        return known
+
+
+def _size(reading: Reading) -> int:
+    return ENTRY + sum(len(item.text) for item in reading.items)
+
+
+_common = Reader(as_counter(None))
+
+
+def reader_of(counter: TokenCounter) -> Reader:
+    """What reads with a counter; with the counter that all share it is shared too, so that nothing is read twice."""
+    return _common if counter is _common.counter else Reader(counter)
+
+
+def _shared(last: History | None, messages: Sequence[ModelMessage]) -> int:
+    """How many leading messages are the same objects as last time, leaving out the two that a host may edit."""
+    if last is None:
+        return 0
+    return max(0, min(_same(last.messages, messages), len(last) - 2))
+
+
+def _same(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many leading elements are the same objects."""
+    return next(compress(count(), map(operator.is_not, one, other)), min(len(one), len(other)))
+
+
+def _read(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:
+    items = read_items(message, counter)
+    request = isinstance(message, ModelRequest)
+    functions = [item for item in items if item.call_id is not None and not item.native]
+    return Reading(
+        items=items,
+        tokens=sum(item.tokens for item in items),
+        name=identity(body),
+        request=request,
+        prompts=request and any(item.kind is Kind.USER and item.mark is None for item in items),
+        calls=tuple(str(item.call_id) for item in functions if item.kind is Kind.CALL),
+        answers=tuple(str(item.call_id) for item in functions if item.kind is Kind.RETURN),
+        exchanges=any(item.call_id is not None for item in items),
+        stays=sum(item.tokens for item in items if item.stays),
+        run_id=message.run_id,
+    )
+
+
+def day_of(message: ModelMessage) -> str:
+    """The day a message was made, as YYYY-MM-DD; empty where it does not say."""
+    return next(filter(None, (day(getattr(one, "timestamp", None)) for one in (*message.parts, message))), "")
+
+
+def day(when: object) -> str:
+    """A time as YYYY-MM-DD; empty where there is none, or only the zero that stands for none in a transcript."""
+    return when.date().isoformat() if isinstance(when, datetime) and when.year > 1970 else ""

@@ -1,0 +1,54 @@
+"""Anthropic messages: a system text beside messages of users and assistants, whose blocks hold the tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from pydantic_ai.messages import ModelRequestPart
+
+from context_compiler.messages.importers.content import answer, blocks, prompt, spoken, system
+from context_compiler.messages.importers.draft import Draft
+from context_compiler.messages.importers.openai_chat import read_role
+from context_compiler.messages.importers.shape import Json, mapping, text, time_of
+
+
+def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
+    """Read messages, oldest first, after the system text of the object that holds them."""
+    if head.get("system"):
+        system(draft, {"content": head["system"]})
+    for entry in draft.each(entries):
+        read_role(draft, entry, _ROLES)
+
+
+def _user(draft: Draft, entry: Json) -> None:
+    """Tool results and what the user says beside them are parts of one request, in their order."""
+    said = blocks(draft, entry.get("content"))
+    parts: list[ModelRequestPart] = []
+    for results, group in groupby(said or [""], key=_is_result):
+        if results:
+            parts += [_result(draft, mapping(block) or {}, entry) for block in group]
+        else:
+            parts.append(prompt(draft, list(group) if said else None, entry))
+    draft.request(parts, time=time_of(entry))
+
+
+def _is_result(block: object) -> bool:
+    return (mapping(block) or {}).get("type") == "tool_result"
+
+
+def _result(draft: Draft, block: Json, entry: Json) -> ModelRequestPart:
+    return draft.result(
+        answer(draft, block.get("content")),
+        call_id=text(block.get("tool_use_id")),
+        name=None,
+        failed=block.get("is_error") is True,
+        time=time_of(entry),
+    )
+
+
+def _assistant(draft: Draft, entry: Json) -> None:
+    draft.respond(spoken(draft, entry.get("content"), provider="anthropic"), time=time_of(entry))
+
+
+_ROLES: dict[str, Callable[[Draft, Json], None]] = {"user": _user, "assistant": _assistant, "system": system}

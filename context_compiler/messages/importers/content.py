@@ -1,0 +1,194 @@
+"""Content is a string, nothing, or a list of typed blocks; the same block means the same in every format.
+
+A block of a type that nobody knows stays as the text of its JSON, with a note.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from pydantic_ai.messages import (
+    BinaryContent,
+    FilePart,
+    ModelResponsePart,
+    SystemPromptPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    UserPromptPart,
+)
+from pydantic_core import to_json
+
+from context_compiler.messages.importers import media
+from context_compiler.messages.importers.document import strict
+from context_compiler.messages.importers.draft import Draft
+from context_compiler.messages.importers.shape import UNDATED, Json, kind, mapping, sequence, text, time_of
+
+DEEP = 100
+"""Levels of nesting beyond which arguments stay a string."""
+
+
+def blocks(draft: Draft, content: object) -> list[object]:
+    """Content as a list of blocks: strings and objects.
+
+    Raises:
+        TranscriptError: it is neither a string nor null nor a list of these.
+    """
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    given = sequence(content)
+    if given is None:
+        raise draft.wrong(f"content is {kind(content)}; it must be a string, null or a list of blocks")
+    for place, block in enumerate(given):
+        if not isinstance(block, str | dict):
+            raise draft.wrong(f"block {place} of the content is {kind(block)}; it must be an object or a string")
+    return given
+
+
+def _text_of(block: Json) -> str | None:
+    return text(block.get("text"))
+
+
+_PIECES: dict[str, Callable[[Json], media.Piece | None]] = {
+    "text": _text_of,
+    "input_text": _text_of,
+    "output_text": _text_of,
+    "refusal": lambda block: text(block.get("refusal")),
+    "image_url": media.image_url,
+    "input_image": media.image_url,
+    "input_audio": media.input_audio,
+    "file": media.file,
+    "image": media.image,
+    "document": media.document,
+}
+
+
+def pieces(draft: Draft, content: object) -> list[media.Piece]:
+    """Content as texts and media, in order."""
+    return [_piece(draft, block) for block in blocks(draft, content)]
+
+
+def _piece(draft: Draft, block: object) -> media.Piece:
+    if isinstance(block, str):
+        return block
+    given = mapping(block) or {}
+    name = text(given.get("type")) or "no type"
+    read = _PIECES.get(name)
+    piece = read(given) if read else None
+    if piece is not None:
+        return piece
+    draft.note(f"block of {'unreadable' if read else 'unknown'} type {name[:40]!r} kept as text")
+    return json.dumps(given, ensure_ascii=False)
+
+
+def system(draft: Draft, entry: Json) -> None:
+    """A system message leads the request that follows it."""
+    said = [_as_text(draft, piece) for piece in pieces(draft, entry.get("content"))]
+    if not said:
+        draft.note("system message without content")
+    when = time_of(entry)
+    draft.request([SystemPromptPart(content=text, timestamp=when or UNDATED) for text in said or [""]], time=when)
+
+
+def _as_text(draft: Draft, piece: media.Piece) -> str:
+    if isinstance(piece, str):
+        return piece
+    draft.note("medium kept as its name where only text can stand")
+    return f"[{media.name(piece)}]"
+
+
+def prompt(draft: Draft, content: object, entry: Json) -> UserPromptPart:
+    """What a user said, as one part."""
+    said = pieces(draft, content)
+    if not said:
+        draft.note("user message without content")
+    alone = said[0] if len(said) == 1 else None if said else ""
+    return UserPromptPart(content=alone if isinstance(alone, str) else said, timestamp=time_of(entry) or UNDATED)
+
+
+def answer(draft: Draft, content: object) -> object:
+    """What a tool returned: its texts as one text; a list where media stand among them."""
+    said = pieces(draft, content)
+    return "\n".join(cast("list[str]", said)) if all(isinstance(piece, str) for piece in said) else said
+
+
+def spoken(draft: Draft, content: object, *, provider: str | None = None) -> list[ModelResponsePart]:
+    """What a model said: text, thinking and tool calls, in order; empty texts are left out."""
+    parts: list[ModelResponsePart] = []
+    for block in blocks(draft, content):
+        given = mapping(block) or {}
+        read = _SPOKEN.get(text(given.get("type")) or "")
+        if read:
+            parts.append(read(draft, given, len(parts), provider))
+            continue
+        piece = _piece(draft, block)
+        if isinstance(piece, BinaryContent):
+            parts.append(FilePart(content=piece))
+        elif piece:
+            parts.append(TextPart(content=_as_text(draft, piece)))
+    return parts
+
+
+def _thinking(draft: Draft, block: Json, place: int, provider: str | None) -> ModelResponsePart:
+    signature = text(block.get("signature")) or text(block.get("thinkingSignature"))
+    return ThinkingPart(content=text(block.get("thinking")) or "", signature=signature, provider_name=provider)
+
+
+def _redacted(draft: Draft, block: Json, place: int, provider: str | None) -> ModelResponsePart:
+    return ThinkingPart(
+        content="", id="redacted_thinking", signature=text(block.get("data")), provider_name=provider or "anthropic"
+    )
+
+
+def _tool_use(draft: Draft, block: Json, place: int, provider: str | None) -> ModelResponsePart:
+    given = block.get("input") if "input" in block else block.get("arguments")
+    return call(draft, block.get("name"), given, call_id=block.get("id"), place=place)
+
+
+_SPOKEN: dict[str, Callable[[Draft, Json, int, str | None], ModelResponsePart]] = {
+    "thinking": _thinking,
+    "redacted_thinking": _redacted,
+    "tool_use": _tool_use,
+    "toolCall": _tool_use,
+}
+
+
+def call(draft: Draft, name: object, given: object, *, call_id: object, place: int) -> ToolCallPart:
+    """A tool call; one without an id is given one that only depends on where it stands.
+
+    Raises:
+        TranscriptError: it has no name.
+    """
+    if not isinstance(name, str) or not name:
+        raise draft.wrong("a tool call has no name; give it the name of its tool")
+    return ToolCallPart(
+        tool_name=name,
+        args=arguments(given),
+        tool_call_id=call_id if isinstance(call_id, str) and call_id else f"call-{draft.at}-{place}",
+    )
+
+
+def arguments(given: object) -> Json | str | None:
+    """Arguments as an object; as they stand when they are something else, or broken."""
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        whole = mapping(given)
+        return whole if whole is not None else json.dumps(given, ensure_ascii=False)
+    try:
+        read = mapping(strict(given))
+        if read is None or not _shallow(read, DEEP):
+            return given
+        to_json(read)
+    except (ValueError, RecursionError):
+        return given
+    return read
+
+
+def _shallow(value: object, levels: int) -> bool:
+    inner: Sequence[object] = list((mapping(value) or {}).values()) or sequence(value) or ()
+    return not inner or (levels > 0 and all(_shallow(one, levels - 1) for one in inner))

@@ -1,0 +1,143 @@
+"""A transcript being read: the messages so far, where the reader stands, and what it let pass.
+
+Parts become messages here and nowhere else. Consecutive tool results share a request, a system message leads
+the request that follows it, and nothing is repaired: what is broken in the file stays broken.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+from pydantic import ValidationError
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelRequest,
+    ModelRequestPart,
+    ModelResponse,
+    ModelResponsePart,
+    SystemPromptPart,
+    ToolCallPart,
+    ToolReturnPart,
+)
+
+from context_compiler.errors import TranscriptError
+from context_compiler.messages.importers.shape import UNDATED, Transcript
+
+NAMELESS = "unknown"
+"""The tool of a result that names none and answers no call."""
+
+
+class Draft:
+    """One conversation on its way to a `Transcript`."""
+
+    def __init__(self, *, file: str, label: str = "") -> None:
+        """Read from `file`; `label` says which of its conversations, where it holds several."""
+        self.file, self.label = file, label
+        self.at = 0
+        """The 0-based index of the message that is being read."""
+        self.messages: list[ModelMessage] = []
+        self._starts: list[int] = []
+        self._notes: dict[str, list[int]] = {}
+        self._names: dict[str, str] = {}
+        self._waiting: OrderedDict[str, str] = OrderedDict()
+        self._parts: list[ModelRequestPart] | None = None
+        self._leads = self._answers = False
+
+    def wrong(self, message: str) -> TranscriptError:
+        """The error for what is wrong with the message being read."""
+        return TranscriptError(
+            f"in conversation {self.label}: {message}" if self.label else message, file=self.file, index=self.at
+        )
+
+    def each(self, entries: Sequence[object], positions: Iterable[int] | None = None) -> Iterator[object]:
+        """Every entry, or those at `positions`, remembering where the reader stands."""
+        for at in range(len(entries)) if positions is None else positions:
+            self.at = at
+            yield entries[at]
+
+    def note(self, what: str, at: int | None = None) -> None:
+        """Remember what was read leniently, and where: `at` an index, or where the reader stands."""
+        self._notes.setdefault(what, []).append(self.at if at is None else at)
+
+    def add(self, message: ModelMessage) -> None:
+        """Take over a whole message."""
+        self._parts = None
+        self.messages.append(message)
+        self._starts.append(self.at)
+
+    def request(self, parts: Sequence[ModelRequestPart], *, time: datetime | None) -> None:
+        """Add parts to the request they continue: one that only leads so far, or answers as they do."""
+        answers = all(isinstance(part, ToolReturnPart) for part in parts)
+        if self._parts is not None and (self._leads or (answers and self._answers)):
+            self._parts.extend(parts)
+        else:
+            started = list(parts)
+            self.add(ModelRequest(parts=started, timestamp=time))
+            self._parts, self._leads = started, True
+        self._leads = self._leads and all(isinstance(part, SystemPromptPart) for part in parts)
+        self._answers = answers
+
+    def respond(self, parts: Sequence[ModelResponsePart], *, time: datetime | None) -> ModelResponse:
+        """Add a response; results without an id answer its calls in order."""
+        if not parts:
+            self.note("response without content")
+        calls = (part for part in parts if isinstance(part, ToolCallPart))
+        self._waiting = OrderedDict((part.tool_call_id, part.tool_name) for part in calls)
+        self._names.update(self._waiting)
+        response = ModelResponse(parts=list(parts), timestamp=time or UNDATED)
+        self.add(response)
+        return response
+
+    def result(
+        self, content: object, *, call_id: str | None, name: str | None, failed: bool = False, time: datetime | None
+    ) -> ToolReturnPart:
+        """The answer to a call; its name is the call's when it has none of its own."""
+        if not call_id:
+            self.note("tool result without an id, taken for the oldest call that still waits")
+            waiting = (id for id, tool in self._waiting.items() if not name or name == tool)
+            call_id = next(waiting, f"result-{self.at}")
+        if not name and call_id not in self._names:
+            self.note("tool result without a name or a call")
+        self._waiting.pop(call_id, None)
+        return ToolReturnPart(
+            tool_name=name or self._names.get(call_id, NAMELESS),
+            content=content,
+            tool_call_id=call_id,
+            timestamp=time or UNDATED,
+            outcome="failed" if failed else "success",
+        )
+
+    def transcript(self, *, name: str, format: str) -> Transcript:
+        """The finished transcript, which is certain to survive being stored as JSON.
+
+        Raises:
+            TranscriptError: a message holds what JSON cannot: a lone surrogate, endless nesting, a number too long.
+        """
+        if _harm(self.messages):
+            for at, message in zip(self._starts, self.messages, strict=True):
+                if why := _harm([message]):
+                    self.at = at
+                    raise self.wrong(why)
+        notes = tuple(f"{what} (at {_indexes(where)})" for what, where in self._notes.items())
+        return Transcript(name=name, format=format, messages=tuple(self.messages), notes=notes)
+
+
+def _harm(messages: list[ModelMessage]) -> str | None:
+    """Why messages cannot be stored as JSON and loaded again; None when they can."""
+    try:
+        ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(messages, warnings=False))
+    except ValidationError as error:
+        return f"cannot be kept as JSON: {error.errors(include_url=False, include_input=False)[0]['msg']}"
+    except ValueError as error:
+        if "surrogates" in str(error):
+            return "holds half a character (a lone surrogate such as \\ud83d); replace it, for example by \\ufffd"
+        return f"cannot be kept as JSON: {str(error)[:200]}"
+    return None
+
+
+def _indexes(where: list[int]) -> str:
+    shown = ", ".join(map(str, where[:5]))
+    return f"{shown} and {len(where) - 5} more" if len(where) > 5 else shown

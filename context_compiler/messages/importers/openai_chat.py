@@ -1,0 +1,88 @@
+"""OpenAI chat messages: roles system, developer, user, assistant, tool, and the older function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart, ToolCallPart
+
+from context_compiler.messages.importers.content import answer, call, prompt, spoken, system
+from context_compiler.messages.importers.draft import Draft
+from context_compiler.messages.importers.shape import Json, kind, mapping, sequence, text, time_of
+
+
+def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
+    """Read chat messages, oldest first."""
+    for entry in draft.each(entries):
+        read_role(draft, entry, ROLES)
+
+
+def read_role(draft: Draft, entry: object, roles: dict[str, Callable[[Draft, Json], None]]) -> None:
+    """Read one message by its role.
+
+    Raises:
+        TranscriptError: it is no object, or its role is missing or unknown.
+    """
+    given = mapping(entry)
+    if given is None:
+        raise draft.wrong(f"a message is {kind(entry)}; it must be an object with a role")
+    role = given.get("role")
+    if role is None:
+        raise draft.wrong(f"a message has no role; use one of {', '.join(roles)}")
+    reader = roles.get(role) if isinstance(role, str) else None
+    if reader is None:
+        raise draft.wrong(f"unknown role {str(role)[:40]!r}; use one of {', '.join(roles)}")
+    reader(draft, given)
+
+
+def user(draft: Draft, entry: Json) -> None:
+    """A user message begins a request, or ends the one that system messages lead."""
+    draft.request([prompt(draft, entry.get("content"), entry)], time=time_of(entry))
+
+
+def assistant(draft: Draft, entry: Json) -> None:
+    """An assistant message is a response: reasoning, text, refusal and calls."""
+    thought = text(entry.get("reasoning_content"))
+    parts: list[ModelResponsePart] = [ThinkingPart(content=thought)] if thought else []
+    parts += spoken(draft, entry.get("content"))
+    refusal = text(entry.get("refusal"))
+    if refusal:
+        draft.note("refusal kept as text")
+        parts.append(TextPart(content=refusal))
+    parts += _calls(draft, entry, len(parts))
+    draft.respond(parts, time=time_of(entry))
+
+
+def _calls(draft: Draft, entry: Json, first: int) -> list[ToolCallPart]:
+    given = entry.get("tool_calls")
+    listed = [] if given is None else sequence(given)
+    if listed is None:
+        raise draft.wrong(f"tool_calls is {kind(given)}; it must be a list")
+    calls: list[ToolCallPart] = []
+    for one in listed:
+        wrapper = mapping(one) or {}
+        function = mapping(wrapper.get("function")) or mapping(wrapper.get("custom")) or {}
+        said = function.get("arguments") if "arguments" in function else function.get("input")
+        calls.append(call(draft, function.get("name"), said, call_id=wrapper.get("id"), place=first + len(calls)))
+    legacy = mapping(entry.get("function_call"))
+    if legacy is not None:
+        calls.append(call(draft, legacy.get("name"), legacy.get("arguments"), call_id=None, place=first + len(calls)))
+    return calls
+
+
+def tool(draft: Draft, entry: Json) -> None:
+    """A tool message answers a call; consecutive ones share a request."""
+    when = time_of(entry)
+    name = text(entry.get("name")) or text(entry.get("tool_name"))
+    said = answer(draft, entry.get("content"))
+    draft.request([draft.result(said, call_id=text(entry.get("tool_call_id")), name=name, time=when)], time=when)
+
+
+ROLES: dict[str, Callable[[Draft, Json], None]] = {
+    "system": system,
+    "developer": system,
+    "user": user,
+    "assistant": assistant,
+    "tool": tool,
+    "function": tool,
+}

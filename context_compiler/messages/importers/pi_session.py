@@ -1,0 +1,144 @@
+"""Coding-agent sessions as JSONL: a header, then entries, of which those of type `message` are the conversation.
+
+Newer sessions are trees, whose last entry is the end of the branch that counts. Compaction entries are skipped:
+the conversation is read as it was before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from pydantic_ai.usage import RequestUsage
+
+from context_compiler.messages.importers.content import answer, prompt, spoken
+from context_compiler.messages.importers.draft import Draft
+from context_compiler.messages.importers.openai_chat import read_role
+from context_compiler.messages.importers.shape import Json, kind, mapping, text, time_of
+
+_FINISH: dict[object, Literal["stop", "length", "tool_call", "error"]] = {
+    "stop": "stop",
+    "length": "length",
+    "toolUse": "tool_call",
+    "error": "error",
+}
+
+_CUT_OFF = ("aborted", "error")
+
+
+def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
+    """Read the entries of the branch that the session ends on, oldest first."""
+    for given in draft.each(entries, _branch(draft, entries)):
+        entry = mapping(given)
+        if entry is None:
+            raise draft.wrong(f"an entry is {kind(given)}; it must be an object with a type")
+        if entry.get("type") == "message":
+            message = mapping(entry.get("message"))
+            if message is None:
+                raise draft.wrong(f"the message of an entry is {kind(entry.get('message'))}; it must be an object")
+            read_role(draft, {"timestamp": entry.get("timestamp"), **message}, _ROLES)
+        elif entry.get("type") in _INSERTS:
+            _inserted(draft, entry)
+        elif entry.get("type") != "session":
+            draft.note(f"skipped entry of type {str(entry.get('type'))[:40]!r}")
+
+
+def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
+    """Positions of the entries to read: all of a plain session; of a tree those from its root to its last entry."""
+    ids = {str(id): at for at, entry in enumerate(entries) if (id := (mapping(entry) or {}).get("id")) is not None}
+    tree = [at for at, entry in enumerate(entries) if "parentId" in (mapping(entry) or {})]
+    if not tree:
+        return list(range(len(entries)))
+    path: set[int] = set()
+    at: int | None = tree[-1]
+    while at is not None and at not in path:
+        path.add(at)
+        parent = (mapping(entries[at]) or {}).get("parentId")
+        at = None if parent is None else ids.get(str(parent), at - 1 if at else None)
+    left_out = set(tree) - path
+    for at in sorted(left_out):
+        draft.note("left out an entry of another branch", at)
+    return [at for at in range(len(entries)) if at not in left_out]
+
+
+def _user(draft: Draft, message: Json) -> None:
+    draft.request([prompt(draft, message.get("content"), message)], time=time_of(message))
+
+
+def _assistant(draft: Draft, message: Json) -> None:
+    """A response with what its provider reported; one that was cut off is kept as it stood."""
+    provider, stop = text(message.get("provider")), message.get("stopReason")
+    response = draft.respond(spoken(draft, message.get("content"), provider=provider), time=time_of(message))
+    response.usage = _usage(mapping(message.get("usage")) or {})
+    response.provider_name = provider
+    response.model_name = text(message.get("model"))
+    response.finish_reason = _FINISH.get(stop) if isinstance(stop, str) else None
+    if stop in _CUT_OFF:
+        response.state = "interrupted"
+        reason = text(message.get("errorMessage")) or "no reason given"
+        draft.note(f"response {stop}, {reason[:80]!r}")
+
+
+def _usage(given: Json) -> RequestUsage:
+    """Tokens as the host counts them: what was read from or written to a cache is part of the input."""
+    read, written = _count(given, "cacheRead"), _count(given, "cacheWrite")
+    return RequestUsage(
+        input_tokens=_count(given, "input") + read + written,
+        output_tokens=_count(given, "output"),
+        cache_read_tokens=read,
+        cache_write_tokens=written,
+    )
+
+
+def _count(given: Json, key: str) -> int:
+    value = given.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**48 else 0
+
+
+def _tool_result(draft: Draft, message: Json) -> None:
+    when = time_of(message)
+    part = draft.result(
+        answer(draft, message.get("content")),
+        call_id=text(message.get("toolCallId")),
+        name=text(message.get("toolName")),
+        failed=message.get("isError") is True,
+        time=when,
+    )
+    draft.request([part], time=when)
+
+
+def _command(draft: Draft, message: Json) -> None:
+    """A command that the user ran; the model saw it as something the user said."""
+    if message.get("excludeFromContext") is True:
+        draft.note("skipped a command kept from the model")
+        return
+    draft.note("command run by the user, kept as a user message")
+    code = message.get("exitCode")
+    said = f"Ran `{text(message.get('command')) or ''}`\n```\n{text(message.get('output')) or ''}\n```"
+    ended = f"\nexit code {code}" if isinstance(code, int) and code else ""
+    _user(draft, {**message, "content": said + ended})
+
+
+def _inserted(draft: Draft, message: Json) -> None:
+    """What an extension, or a summary of another branch, told the model."""
+    draft.note("inserted message kept as a user message")
+    _user(draft, {**message, "content": message.get("content", message.get("summary"))})
+
+
+def _summary(draft: Draft, message: Json) -> None:
+    draft.note("skipped entry of type 'compactionSummary'")
+
+
+_ROLES: dict[str, Callable[[Draft, Json], None]] = {
+    "user": _user,
+    "assistant": _assistant,
+    "toolResult": _tool_result,
+    "bashExecution": _command,
+    "custom": _inserted,
+    "hookMessage": _inserted,
+    "branchSummary": _inserted,
+    "compactionSummary": _summary,
+}
+
+_INSERTS = ("custom_message", "branch_summary")
+"""Entries beside messages that the model saw."""

@@ -1,0 +1,35 @@
+"""Pydantic AI's own JSON: what `all_messages_json()` writes, read by the host that is installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+from pydantic_ai.messages import ModelMessagesTypeAdapter
+
+from context_compiler.messages.importers.draft import Draft
+from context_compiler.messages.importers.shape import Json
+
+
+def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
+    """Read messages one by one, so that the one at fault is known.
+
+    Raises:
+        TranscriptError: the installed host does not know the message.
+    """
+    for entry in draft.each(entries):
+        try:
+            (message,) = ModelMessagesTypeAdapter.validate_json(json.dumps([entry]))
+        except ValidationError as error:
+            raise draft.wrong(_why(error)) from None
+        draft.add(message)
+
+
+def _why(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    if first["type"] == "json_invalid" and "hex escape" in first["msg"]:
+        return "holds half a character (a lone surrogate such as \\ud83d); replace it, for example by \\ufffd"
+    place = ".".join(str(step) for step in first["loc"][2:5])
+    newer = "; was it written by a newer Pydantic AI?" if first["type"] == "union_tag_invalid" else ""
+    return f"is not a message that the installed Pydantic AI reads ({place or 'message'}: {first['msg'][:160]}){newer}"

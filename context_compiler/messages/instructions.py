@@ -1,0 +1,207 @@
+"""A standing instruction announces itself: "from now on", "never push …", "unless I say so".
+
+Pure text. Each cue is one pattern of a table, and the tables differ in where a cue counts: `ORDERS` only where
+a clause begins, so that "I never went" and "have you ever" say nothing. Questions set nothing but in the polite
+form of an order. The tables were tuned on what people really say to assistants.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from context_compiler.cache import Memo
+from context_compiler.ids import text_hash
+from context_compiler.messages.lines import one_line
+
+LONGEST = 2_000
+"""What has no sentence end for so many characters is no instruction but data."""
+
+REMEMBERED = 1_024
+"""Texts whose instructions are remembered: the same prompts are asked about at every compile."""
+
+_ENDS = re.compile(
+    r"""(?x)
+      (?<=[.!?…]) \s+ | (?<=[.!?…]["')\]*’”»]) \s+ | (?<=[؟۔।॥]) \s+
+    | (?<=[。！？]) (?![。！？”」』）]) \s* | (?<=[。！？][”」』）]) \s*
+    | \n \s*
+    """
+)
+_ABBREVIATED = re.compile(
+    r"(?i)(?:^|[\s(])(?:e\.g|i\.e|etc|vs|cf|no|approx|dr|mrs?|ms|st|fig|resp|incl|z\.b|bzw|usw|[a-z])\.$"
+)
+
+
+def sentence_ends(text: str, start: int = 0) -> Iterator[int]:
+    """Where the next sentence or line begins, for every sentence but the last; those that end after `start`."""
+    for match in _ENDS.finditer(text, start):
+        at = match.start()
+        if "\n" in match.group() or text[at - 1] != "." or not _ABBREVIATED.search(text, max(0, at - 8), at):
+            yield match.end()
+
+
+_ASKING = "(?:ask|tell|say|request|mention|type|write|send|paste|give)"
+_DEGREE = "(?:(?:strongly|really|actually|generally|usually|always|much|also|do|still|just|simply) ){0,3}"
+
+ANYWHERE = (
+    r"from (?:now|here|this (?:point|moment|day)) on(?:wards?)?\b",
+    r"henceforth\b|at all times\b|under no circumstances?\b|(?<=, )in future\b",
+    r"(?:(?<=, )|(?<=; ))(?:going|moving) forward(?:,|\.?$)",
+    r"for the rest of (?:this|the|our) (?:conversation|chat|session|project|task)\b",
+    r"no matter what\b[^.]{0,80}\b(?:do|don't|not|never|you|keep|use|must)\b",
+    r"(?:do|don't|never|keep|use|must)\b[^.]{0,80}\bno matter what\b",
+    rf"(?:when|whenever|if|every time|each time|any ?time) (?:i|we) {_ASKING}\b",
+    r"(?:whenever|every time|each time|any ?time) you\b(?=[^.]{0,200}, )",
+    r"un(?:less|til) (?:i|we) (?:\w+ ){0,2}(?:say|tell|ask|approve|confirm|agree|request)\b",
+    r"without (?:first )?(?:asking|checking with|telling|consulting) (?:me|us|first)\b",
+    r"without my (?:\w+ )?(?:permission|approval|ok|okay|consent|confirmation|say-so)\b",
+    r"(?:ask|check with|consult|tell|warn) me (?:first|before)\b",
+    # what the user wants and does not want
+    rf"i(?: would|'d)? {_DEGREE}prefer\b|i(?: would|'d) {_DEGREE}rather (?:you|not)\b",
+    r"i (?:always|never|don't ever) (?:want (?!to (?:go|be|feel|leave|do)\b)|need you|expect)",
+    rf"i {_DEGREE}(?:don't|do not|dont) (?:want|wish)\b(?! to (?:know|sound|seem|bother|lie|brag|miss|think)\b)",
+    r"i(?:'d| would)? (?:want|need|expect|require|like) you to "
+    r"(?:always|never|only|not|keep|stop|avoid|remember|ask me|use)\b",
+    r"(?:agree|important|essential) that you (?:always|never|only|don't|do not)\b",
+    # what must be and what may not
+    r"(?:must|shall) (?:not|never|always|only) (?!have\b)|mustn't (?!have\b)",
+    r"(?<!\bi )(?<!\bwe )should (?:never|always|only)\b",
+    r"you (?:should not|shouldn't|may not|may only|must|can only) "
+    r"(?!(?:be|have|love|feel|really|know|think|enjoy|miss|like|see)\b)",
+    r"you are (?:not |only |never )(?:allowed|permitted|to)\b",
+    # German, French, Spanish, Portuguese, Italian, Dutch, Polish, Russian
+    r"(?:ab (?:jetzt|sofort)|von (?:jetzt|nun) an|künftig|in zukunft|auf keinen fall|unter keinen umständen)\b",
+    r"(?:jedes mal,? wenn|denk daran|à partir de maintenant|dorénavant|désormais|en aucun cas|sous aucun prétexte)\b",
+    r"chaque fois que (?:je|tu|vous)\b|n'oublie[zs]? (?:pas|jamais)\b|(?:a partir de ahora|de ahora en adelante)\b",
+    r"(?:en ningún caso|bajo ninguna circunstancia|no olvides|cada vez que|de agora em diante|a partir de agora)\b",
+    r"(?:em hipótese alguma|d'ora in poi|in nessun caso|vanaf nu|in geen geval|od teraz|pod żadnym pozorem)\b",
+    r"(?:отныне|впредь|с этого момента|ни в коем случае|ни при каких обстоятельствах)\b",
+)
+"""Said anywhere in a sentence, these bind for longer than the moment."""
+
+UNSPACED = (
+    r"从现在(?:起|开始)|今后|以后(?:请|都|不要|每次)|务必|切勿|绝对?不(?:要|能|可)|永远不要|无论如何|请(?:始终|总是|一直|不要|勿)",
+    r"從現在(?:起|開始)|請(?:始終|不要|勿)|務必|今後は|これからは|必ず|絶対に|決して|ないでください",
+    r"(?:앞으로는?|지금부터|항상|반드시|절대로?)\s|من الآن فصاعد|מעכשיו|अब से",
+)
+"""The same, in scripts where words have no edges or take endings."""
+
+OPENINGS = (
+    r"(?:going|moving) forward(?:,|\.?$)|in (?:the )?future,|in future [a-z]+, |(?:in particular, )?prefer [a-z]",
+    r"(?!.*\bi'll\b).*\bunless (?:explicitly |otherwise )?(?:asked|told|instructed|requested)\b",
+    r"(?:every|each|all) [a-z ]{1,40} (?:should|must)\b",
+    r"(?:when|whenever|before|after|while) (?:you|[a-z]+ing)\b[^?]*, "
+    r"(?:please|use|run|re-run|ask|check|read|write|tell|show) ",
+    r"(?:please,? |and |omfg |omg )?(?:make )?no (?!(?:need|problems?|prob|worries|worry|ideas?|thanks|thank|way|doubt"
+    r"|one|rush|wonder|longer|matter|luck|kidding|big|it|i|we|that|this|the|there|you|not|clue|yes|guarantees?|errors?|more"
+    r"|less|other|regrets?)\b)[a-z][\w-]*(?: (?!(?:since|here|yet|so)\b)[\w-]+(?<!ed)){0,6}(?:, please)?[!.]?$",
+    r"(?:bitte )?(?:antworte (?:mir )?(?:immer|nur|auf)|immer|nie|niemals|nur|verwende (?:nie|immer|nur|keine?))\b",
+    r"(?:toujours|réponds toujours|veuillez (?:toujours|ne)|ne [\w']+(?: \w+)? (?:jamais|pas))\b",
+    r"¡?(?:nunca|jamás|siempre|sempre|mai|responde siempre|всегда|никогда)\b",
+    r"(?:不要|禁止|一定要|始终|总是)|(?:دائم|أبد|لا ت)|(?:תמיד|לעולם)|हमेशा",
+)
+"""With these a sentence begins that binds."""
+
+ORDERS = (
+    # "don't" and "never" before a verb; what follows here is no verb, or no order
+    r"(?:do not|don't|dont|never),? (?:you |ever,? |under any circumstances,? ){0,2}(?!(?:you|i|we|they|worry|mind"
+    r"|hesitate|know|think|have|want|need|like|care|see|understand|recall|remember|believe|get|feel|really|even|seem|expect|bother"
+    r"|been|was|had|went|got|did|saw|heard|knew|thought|made|felt|done|gone|seen|a|the|again|once|before|in|on|too|quite"
+    r"|yet|any|so|much|more|less|better|enough|to|tired|forget (?!to)|say never|[a-z]+ed)\b)[a-z]",
+    r"(?<!, )(?<!and )always "
+    r"(?!(?:been|was|had|a|the|in|here|there|up|on|so|good|great|nice|fun|happy|[a-z]+ed|[a-z]+ing)\b)[a-z]",
+    r"(?:please|you(?:'ll| will| should| must| need to| have to)) (?:always|never|only)\b",
+    r"(?:make sure|be sure|make certain|ensure|see to it) (?!i\b)[a-z]",
+    r"(?:remember|keep in mind|bear in mind|don't forget|do not forget)[,:]? (?:to|that|never|always|not) "
+    r"(?!(?:time|day|night|trip)\b)",
+    r"(?:only|solely) (?:use|write|answer|reply|respond|edit|change|modify|touch|run|call|read|commit|include|output"
+    r"|return|show|give|suggest|recommend|book|buy|ask|look|work|make|send|contact|consider|speak|mention|quote|add|remove"
+    r"|delete|install|import|fix|update|charge|pay)\b",
+    r"use only\b|use [^.?!]{1,80}(?:, (?:not|no|never)\b| instead of\b| rather than\b)",
+    r"(?:answer|reply|respond|speak|talk|write) (?:to me |everything |back )?(?:only|in (?!the\b)[a-z]+"
+    r"(?:\.?$|, | only| please| from| whenever| unless))",
+    r"(?:(?:try to )?avoid|refrain from|stick (?:to|with)|stop [a-z]+ing) [a-z]",
+    r"please keep\b|keep (?:your|answers|responses|replies|it|everything|all|each|the)\b(?! (?:up|going|real|coming))",
+    r"leave [^.]{1,60} (?:alone|untouched|as (?:is|they are|it is))\b",
+)
+"""Said where a clause begins, these are orders."""
+
+FRIENDLY = (
+    r"give up|lose (?:hope|heart|faith)|stop (?:believing|dreaming|trying)",
+    r"be (?:so |too )?(?:hard|afraid|shy|sad|silly|sorry|discouraged|scared)",
+    r"let (?:it|that|this|them|anyone|anything|fear)\b",
+    r"\b(?:yourself|stress|panic|sweat|dreams?|your (?:heart|passions?|best|goals?))\b",
+)
+"""What friends wish each other in the form of an order."""
+
+POLITE = (
+    r"\bfrom now on\b",
+    r"\b(?:can|could|would|will) you (?:please )?(?:always|never|only|stop|avoid)\b(?! (?:find|see|get)\b)",
+    rf"\bi {_DEGREE}prefer\b|\bi always (?:want|expect)\b",
+    r"\b(?:whenever|every time|each time) i (?:ask|say|tell)\b",
+)
+"""In a question, only these set something."""
+
+_FILLER = (
+    r"(?:(?:and|but|so|or|then|also|just|please|pls|plz|kindly|ok|okay|well|yes|yeah|no|oh|omfg|omg|wtf|hey|hi|dude|again"
+    r"|in particular|as a rule|next|instead|note|remember|important|finally|lastly|in general)[,:!.]? ){0,4}"
+)
+_BEGINS = r"(?:^|[,;:(…] |\.\.\.? | [-–—] |\b(?:and|but|then) (?=do not|don't|dont|never|please))"
+_ANYWHERE = re.compile(rf"\b(?:{'|'.join(ANYWHERE)})|{'|'.join(UNSPACED)}")
+_OPENING = re.compile("|".join(OPENINGS))
+_ORDER = re.compile(rf"{_BEGINS}{_FILLER}(?:{'|'.join(ORDERS)})")
+_FRIENDLY = re.compile("|".join(FRIENDLY))
+_POLITE = re.compile("|".join(POLITE))
+
+_QUOTED = re.compile(
+    r"`[^`]{0,400}`|\"[^\"]{0,400}\"|“[^”]{0,400}”|«[^»]{0,400}»|「[^」]{0,400}」|(?<!\w)'[^']{0,400}'(?!\w)"
+)
+_LISTED = re.compile(r"^(?:[-*•·] +|\(?\d{1,3}[.)] +|\[[ x]\] +|#+ +){1,3}")
+_CODE = re.compile(r"[{}<>=;|\\\[\]$^~]")
+_PASTED = (">", "+ ", "@", "//", "/*", "$ ", "\u279c")
+
+
+_known: Memo[str, tuple[str, ...]] = Memo(REMEMBERED)
+"""By the hash of the text: a prompt may be megabytes."""
+
+
+def instructions(text: str) -> tuple[str, ...]:
+    """The sentences of a user's text that set something for good, verbatim but each on one line.
+
+    Fenced code, quoted lines and what looks like code are passed over.
+    """
+    name = text_hash(text)
+    found = _known.get(name)
+    if found is None:
+        found = _found(text)
+        _known.keep(name, found)
+    return found
+
+
+def _found(text: str) -> tuple[str, ...]:
+    found: list[str] = []
+    start = 0
+    fenced = False
+    for end in (*sentence_ends(text), len(text)):
+        sentence, start = text[start:end], end
+        if "```" in sentence or "~~~" in sentence:
+            fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
+        elif not fenced and 3 < len(sentence) <= LONGEST:
+            shown = one_line(sentence, LONGEST)
+            if sets_something(shown):
+                found.append(shown)
+    return tuple(found)
+
+
+def sets_something(sentence: str) -> bool:
+    """Whether a sentence of a user's sets an instruction or prohibition for longer than the moment."""
+    if sentence.startswith(_PASTED):
+        return False
+    said = _LISTED.sub("", _QUOTED.sub("_", sentence.replace("’", "'"))).strip(" *_").lower()
+    if len(_CODE.findall(said)) > 1 + len(said) // 16:
+        return False
+    if said.endswith(("?", "？", "؟")):
+        return bool(_POLITE.search(said))
+    if _ANYWHERE.search(said) or _OPENING.match(said):
+        return True
+    return bool(_ORDER.search(said)) and not _FRIENDLY.search(said)

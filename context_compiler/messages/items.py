@@ -1,0 +1,246 @@
+"""One part of one message is one `Item`: the only place that knows what Pydantic AI's parts look like.
+
+Parts are told apart by `part_kind`, so that a part the installed host does not have yet needs no class
+here; a kind nobody knows becomes an `OTHER` item, is priced by its text, and passes through untouched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, cast
+
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler.messages import content
+from context_compiler.tokens import TokenCounter
+
+MARK = "context_compiler"
+"""The metadata key that says a part was written by this package. Users cannot set it through text."""
+
+MESSAGE_OVERHEAD = 4
+"""Tokens that a provider's framing costs for every part that becomes a message of its own."""
+
+RETRY_OVERHEAD = 12
+"""Tokens of what a host puts around the text of a retry."""
+
+CALL_OVERHEAD = 8
+"""Tokens that the framing of one tool call costs: its id, type and name fields."""
+
+
+class Kind(StrEnum):
+    """What a part is for, across hosts and providers."""
+
+    SYSTEM = "system"
+    USER = "user"
+    TEXT = "text"
+    THINKING = "thinking"
+    CALL = "call"
+    RETURN = "return"
+    FEEDBACK = "feedback"
+    """A retry prompt that answers no call."""
+    MEDIA = "media"
+    CONTROL = "control"
+    """What the host keeps in a history for itself: instruction baselines, deltas, availability."""
+    COMPACTION = "compaction"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One part, read once: what it says and what it costs."""
+
+    kind: Kind
+    text: str
+    tokens: int
+    """Exact tokens as sent, framing included."""
+    call_id: str | None = None
+    tool: str | None = None
+    native: bool = False
+    """The provider runs this tool itself; call and return share a response."""
+    loads: bool = False
+    """A capability load or tool search: the host forgets what was loaded if this goes."""
+    failed: bool = False
+    media: int = 0
+    """Tokens of pictures, sound and documents, already within `tokens`."""
+    mark: dict[str, Any] | None = None
+    """Our own metadata, when this package wrote the part."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether it stays when its message goes: another's system text, or what the host keeps for itself."""
+        return self.loads or self.kind is Kind.CONTROL or (self.kind is Kind.SYSTEM and self.mark is None)
+
+
+ERRORS = ("failed", "retried")
+"""Outcomes that a host wraps in JSON, where every quotation mark and line end costs more."""
+
+LOADS = ("capability-load", "tool-search")
+
+CONTROL_KINDS = {
+    "instruction-baseline": "",
+    "instruction-delta": "content",
+    "tool-availability-delta": "tools_added",
+    "model-settings-delta": "settings",
+    "capability-load-delta": "loaded",
+}
+"""What the host notes in a history for itself, and the field of it that a model may come to read."""
+
+
+def read_items(message: ModelMessage, counter: TokenCounter) -> tuple[Item, ...]:
+    """Every part of a message as an item, in order."""
+    return tuple(read_part(part, counter) for part in message.parts)
+
+
+def read_part(part: Any, counter: TokenCounter) -> Item:
+    """One part as an item; a kind that nobody knows is `OTHER`."""
+    kind = getattr(part, "part_kind", "")
+    if kind in CONTROL_KINDS:
+        text = content.plain(getattr(part, CONTROL_KINDS[kind], None))
+        return Item(kind=Kind.CONTROL, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD)
+    return _READERS.get(kind, _other)(part, counter)
+
+
+def _user(part: Any, counter: TokenCounter) -> Item:
+    texts: list[str] = []
+    media = 0
+    mark: dict[str, Any] | None = None
+    for piece in content.user_content(part.content):
+        text, cost = _piece(piece)
+        media += cost
+        texts.append(text)
+        mark = mark or mark_of(piece)
+    tokens = sum(map(counter.text, texts)) + media + MESSAGE_OVERHEAD
+    text = "\n".join(text for text in texts if text)
+    return Item(kind=Kind.USER, text=text, tokens=tokens, media=media, mark=mark)
+
+
+def _piece(piece: object) -> tuple[str, int]:
+    """The text and the media tokens of one piece of content."""
+    if isinstance(piece, str):
+        return piece, 0
+    kind = getattr(piece, "kind", None)
+    if kind == "cache-point":
+        return "", 0
+    if content.is_media(piece):
+        return content.placeholder(piece), content.media_cost(piece)
+    said = getattr(piece, "content", None)
+    return (said, 0) if isinstance(said, str) else (content.plain(piece), 0)
+
+
+def mark_of(thing: Any) -> dict[str, Any] | None:
+    """Our own metadata on a part or a piece of content, if this package wrote it."""
+    metadata = getattr(thing, "metadata", None)
+    mark: object = cast(dict[str, object], metadata).get(MARK) if isinstance(metadata, dict) else None
+    return cast(dict[str, Any], mark) if isinstance(mark, dict) else None
+
+
+def _return(part: Any, counter: TokenCounter) -> Item:
+    said = part.content
+    outcome = getattr(part, "outcome", "success")
+    media = 0
+    if not isinstance(said, str):
+        media = sum(map(content.media_cost, content.media_in(said)))
+        said = content.plain(content.without_media(said) if media else said)
+    sent = content.plain({"error": said}) if outcome in ERRORS else said
+    return Item(
+        kind=Kind.RETURN,
+        text=said,
+        tokens=counter.text(sent) + counter.text(part.tool_name) + media + MESSAGE_OVERHEAD,
+        call_id=part.tool_call_id,
+        tool=part.tool_name,
+        native=part.part_kind.startswith("builtin"),
+        loads=getattr(part, "tool_kind", None) in LOADS,
+        failed=outcome not in ("success", None),
+        media=media,
+    )
+
+
+def _retry(part: Any, counter: TokenCounter) -> Item:
+    text = content.plain(part.content)
+    tool = getattr(part, "tool_name", None)
+    return Item(
+        kind=Kind.RETURN if tool is not None else Kind.FEEDBACK,
+        text=text,
+        tokens=counter.text(text) + counter.text(tool or "") + MESSAGE_OVERHEAD + RETRY_OVERHEAD,
+        call_id=part.tool_call_id if tool is not None else None,
+        tool=tool,
+        failed=True,
+    )
+
+
+def _call(part: Any, counter: TokenCounter) -> Item:
+    text = part.args if isinstance(part.args, str) else content.plain(part.args if part.args is not None else {})
+    return Item(
+        kind=Kind.CALL,
+        text=text,
+        tokens=counter.text(text) + counter.text(part.tool_name) + CALL_OVERHEAD,
+        call_id=part.tool_call_id,
+        tool=part.tool_name,
+        native=part.part_kind.startswith("builtin"),
+        loads=getattr(part, "tool_kind", None) in LOADS,
+    )
+
+
+def _thinking(part: Any, counter: TokenCounter) -> Item:
+    text = part.content or ""
+    signature = part.signature if isinstance(part.signature, str) else ""
+    return Item(kind=Kind.THINKING, text=text, tokens=counter.text(text) + counter.text(signature) + MESSAGE_OVERHEAD)
+
+
+def _said(kind: Kind) -> Callable[[Any, TokenCounter], Item]:
+    """A reader of parts whose `content` is their text."""
+
+    def read(part: Any, counter: TokenCounter) -> Item:
+        text = content.plain(part.content)
+        return Item(kind=kind, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD, mark=mark_of(part))
+
+    return read
+
+
+def _file(part: Any, counter: TokenCounter) -> Item:
+    cost = content.media_cost(part.content)
+    return Item(kind=Kind.MEDIA, text=content.placeholder(part.content), tokens=cost + MESSAGE_OVERHEAD, media=cost)
+
+
+def _speech(part: Any, counter: TokenCounter) -> Item:
+    """What was spoken: its transcript, and the sound of what a user said where the host has kept it."""
+    by_user = part.speaker == "user"
+    sound = content.media_cost(part.audio) if by_user and part.audio is not None else 0
+    text = part.transcript or (content.placeholder(part.audio) if sound else "")
+    kind = Kind.USER if by_user else Kind.TEXT
+    return Item(kind=kind, text=text, tokens=counter.text(text) + sound + MESSAGE_OVERHEAD, media=sound)
+
+
+def _other(part: Any, counter: TokenCounter) -> Item:
+    said = getattr(part, "content", None)
+    text = said if isinstance(said, str) else content.plain(part)
+    return Item(kind=Kind.OTHER, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD)
+
+
+_READERS: dict[str, Callable[[Any, TokenCounter], Item]] = {
+    "system-prompt": _said(Kind.SYSTEM),
+    "user-prompt": _user,
+    "text": _said(Kind.TEXT),
+    "thinking": _thinking,
+    "tool-call": _call,
+    "builtin-tool-call": _call,
+    "tool-return": _return,
+    "builtin-tool-return": _return,
+    "retry-prompt": _retry,
+    "retry-feedback": _retry,
+    "compaction": _said(Kind.COMPACTION),
+    "file": _file,
+    "speech": _speech,
+}
+
+
+def arguments(text: str) -> dict[str, object] | None:
+    """Tool arguments as a mapping, when their text is one."""
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return cast(dict[str, object], value) if isinstance(value, dict) else None

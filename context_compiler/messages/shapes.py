@@ -1,0 +1,248 @@
+"""A message stands in a view whole, in one of a few smaller shapes, or not at all.
+
+A shape never mutates: it builds new parts, and only the parts that change. A shape keeps pairs valid: a
+call keeps its id and name, an answer its id, whatever happens to what they say. What the provider ran
+itself can only be read whole by it, so such an exchange becomes text where it is too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage, TextPart, ToolReturnPart, UserPromptPart
+
+from context_compiler.messages.content import is_media, media_cost, placeholder, plain, user_content
+from context_compiler.messages.history import Reading
+from context_compiler.messages.items import (
+    CALL_OVERHEAD,
+    MESSAGE_OVERHEAD,
+    Item,
+    Kind,
+    arguments,
+    read_items,
+    read_part,
+)
+from context_compiler.messages.tool_lines import call_line, outcome_line
+from context_compiler.messages.truncate import Knife
+from context_compiler.tokens import TokenCounter
+
+SKELETON = {Kind.CALL: 64, Kind.RETURN: 48, Kind.TEXT: 60}
+"""Parts with more tokens than this are cut down in a skeleton."""
+
+SKELETON_CALL = 96
+"""Tokens that the arguments of a call keep in a skeleton."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How a message stands in a view; the default is whole."""
+
+    skip: frozenset[int] = frozenset()
+    """Parts left out, by position: they are broken, or were said before."""
+    without: frozenset[str] = frozenset()
+    """Kinds of part left out that nothing can shorten; what stays for others is never among them."""
+    limit: int | None = None
+    """The most tokens one part may have; longer ones keep head and tail."""
+    system: int | None = None
+    """The same for system text of others, which no other limit touches."""
+    skeleton: bool = False
+    """Tool exchanges keep name, key arguments and an outcome line."""
+    bare: bool = False
+    """Only what the host would forget remains: foreign system parts, control parts, loads."""
+    ref: str = ""
+    """The name by which an agent can read what was cut away here; empty where it cannot."""
+    tools: str = "paired"
+    """paired: tool exchanges stand; drop: they go; render: they stand as text."""
+
+
+WHOLE = Shape()
+
+
+def shaped(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenCounter) -> ModelMessage | None:
+    """The message in that shape: itself when whole, None when nothing of it is left."""
+    if shape == WHOLE:
+        return message
+    told = _told(reading.items, shape)
+    knife = Knife(counter, shape.ref)
+    parts: list[Any] = []
+    for position, (part, item) in enumerate(zip(message.parts, reading.items, strict=True)):
+        kept = None if position in shape.skip else _part(part, item, shape, told, knife)
+        if kept is not None:
+            parts.append(kept)
+    return replace(message, parts=parts) if parts else None
+
+
+def price(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenCounter) -> int:
+    """What the message costs in that shape, in exact tokens."""
+    if shape == WHOLE:
+        return reading.tokens
+    left = shaped(message, reading, shape, counter)
+    return 0 if left is None else sum(item.tokens for item in read_items(left, counter))
+
+
+def _told(items: Sequence[Item], shape: Shape) -> frozenset[str | None]:
+    """Ids of what the provider ran itself within this message and what is too long for the shape."""
+    limit = shape.limit if shape.limit is not None else SKELETON[Kind.RETURN] if shape.skeleton else None
+    own = [item.call_id for item in items if item.native]
+    if limit is None or not own:
+        return frozenset()
+    return frozenset(item.call_id for item in items if item.tokens > limit and own.count(item.call_id) > 1)
+
+
+def _part(part: Any, item: Item, shape: Shape, told: frozenset[str | None], knife: Knife) -> Any | None:
+    if item.stays:
+        long = item.kind is Kind.SYSTEM and shape.system is not None and item.tokens > shape.system
+        return _clamped(part, item, shape.system or 0, knife) if long else part
+    if shape.bare or item.kind in shape.without or (item.call_id is not None and shape.tools == "drop"):
+        return None
+    if item.call_id is not None and (shape.tools == "render" or (item.native and item.call_id in told)):
+        return _as_text(part, item, shape.limit, knife)
+    if item.native:
+        return part
+    if shape.skeleton:
+        part, item = _skeleton(part, item, knife)
+    long = shape.limit is not None and item.tokens > shape.limit
+    return _clamped(part, item, shape.limit or 0, knife) if long else part
+
+
+def _clamped(part: Any, item: Item, limit: int, knife: Knife) -> Any:
+    write = _WRITERS.get(item.kind)
+    return write(part, item, max(1, limit - MESSAGE_OVERHEAD), knife) if write else part
+
+
+def _saying(part: Any, text: str) -> Any:
+    """The same part with another text; parts that a host only takes over from elsewhere become plain ones."""
+    if part.part_kind == "speech":
+        return UserPromptPart(content=text) if part.speaker == "user" else TextPart(content=text)
+    if part.part_kind != "retry-prompt":
+        return replace(part, content=text)
+    if part.tool_name is None:
+        return UserPromptPart(content=text, timestamp=part.timestamp)
+    return ToolReturnPart(part.tool_name, text, part.tool_call_id, timestamp=part.timestamp, outcome="retried")
+
+
+def _write_text(part: Any, item: Item, limit: int, knife: Knife) -> Any:
+    return _saying(part, knife.clamp(item.text, limit))
+
+
+def _write_user(part: Any, item: Item, limit: int, knife: Knife) -> Any:
+    if part.part_kind == "speech" or isinstance(part.content, str):
+        return _write_text(part, item, limit, knife)
+    pieces: list[Any] = []
+    left = limit
+    for piece in user_content(part.content):
+        short, cost = _piece(piece, left, knife)
+        pieces.append(short)
+        left -= cost
+        if left <= 0:
+            break
+    return replace(part, content=pieces)
+
+
+def _piece(piece: Any, left: int, knife: Knife) -> tuple[Any, int]:
+    """A piece of a prompt cut to what is left, and what it costs."""
+    if is_media(piece):
+        cost = media_cost(piece)
+        if cost <= left:
+            return piece, cost
+        piece = placeholder(piece)
+    if getattr(piece, "kind", None) == "cache-point":
+        return piece, 0
+    said = getattr(piece, "content", None)
+    if isinstance(said, str):
+        text = knife.clamp(said, left)
+        return replace(piece, content=text), knife.text(text)
+    text = knife.clamp(plain(piece), left)
+    return text, knife.text(text)
+
+
+def _write_answer(part: Any, item: Item, limit: int, knife: Knife) -> Any:
+    return _saying(part, knife.clamp(item.text, max(1, limit - knife.text(item.tool or ""))))
+
+
+def _write_call(part: Any, item: Item, limit: int, knife: Knife) -> Any:
+    room = limit - (CALL_OVERHEAD - MESSAGE_OVERHEAD) - knife.text(item.tool or "")
+    return replace(part, args=_short_arguments(item.text, room, knife))
+
+
+def _short_arguments(text: str, limit: int, knife: Knife) -> dict[str, object]:
+    """Arguments with long values cut, all of them where that fits, else as many as fit, in their order."""
+    given = arguments(text)
+    if given is None:
+        given = {"arguments": text}
+    width = limit
+    while width >= 4:
+        short = {key: _short_value(value, width, knife) for key, value in given.items()}
+        if knife.text(plain(short)) <= limit:
+            return short
+        width //= 2
+    short = dict[str, object]()
+    for key, value in given.items():
+        longer = {**short, key: _short_value(value, 4, knife)}
+        if knife.text(plain(longer)) > limit:
+            break
+        short = longer
+    return short
+
+
+def _short_value(value: object, width: int, knife: Knife) -> object:
+    said = plain(value)
+    return value if knife.text(said) <= width else knife.clamp(said, width)
+
+
+def _write_file(part: Any, item: Item, limit: int, knife: Knife) -> Any:
+    return TextPart(content=knife.clamp(item.text, limit))
+
+
+def _write_summary(part: Any, item: Item, limit: int, knife: Knife) -> Any:
+    """An application's own summary is text; a provider's is only good whole."""
+    return part if part.provider_name else _write_text(part, item, limit, knife)
+
+
+_WRITERS: dict[Kind, Callable[[Any, Item, int, Knife], Any]] = {
+    Kind.SYSTEM: _write_text,
+    Kind.TEXT: _write_text,
+    Kind.USER: _write_user,
+    Kind.RETURN: _write_answer,
+    Kind.FEEDBACK: _write_text,
+    Kind.CALL: _write_call,
+    Kind.MEDIA: _write_file,
+    Kind.COMPACTION: _write_summary,
+}
+"""How each kind is clamped; the others (thinking, unknown parts) can only stay whole or go."""
+
+
+def _as_text(part: Any, item: Item, limit: int | None, knife: Knife) -> Any:
+    """A call or an answer as a line of text, each on its own side of the conversation."""
+    name = item.tool or "tool"
+    line = call_line(name, item.text) if item.kind is Kind.CALL else outcome_line(item.text, failed=item.failed)
+    said = f"[tool] {line}" if item.kind is Kind.CALL else f"[tool] {name}: {line}"
+    if limit is not None:
+        said = knife.clamp(said, max(1, limit - MESSAGE_OVERHEAD))
+    if item.kind is Kind.CALL or item.native:
+        return TextPart(content=said)
+    return UserPromptPart(content=said, timestamp=part.timestamp)
+
+
+def _skeleton(part: Any, item: Item, knife: Knife) -> tuple[Any, Item]:
+    """The part as it stands in a skeleton, read again."""
+    if item.kind is Kind.USER and item.media:
+        shown = [placeholder(piece) if is_media(piece) else piece for piece in user_content(part.content)]
+        part = replace(part, content=shown) if part.part_kind == "user-prompt" else _saying(part, item.text)
+    elif item.tokens <= SKELETON.get(item.kind, item.tokens):
+        return part, item
+    elif item.kind is Kind.CALL:
+        part = replace(part, args=_short_arguments(item.text, SKELETON_CALL, knife))
+    elif item.kind is Kind.RETURN:
+        line = outcome_line(item.text, failed=item.failed)
+        part = _saying(part, f"{line}\n[outcome only; {item.tokens:,} tokens in full{knife.reading}]")
+    else:
+        part = _saying(part, knife.clamp(item.text, SKELETON[Kind.TEXT]))
+    return part, read_part(part, knife.counter)
+
+
+def largest(items: Sequence[Item]) -> int:
+    """The price of the largest part."""
+    return max((item.tokens for item in items), default=0)

@@ -1,0 +1,208 @@
+"""A tool exchange has a skeleton: one line for the call, one for what came of it.
+
+Pure text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
+
+from context_compiler.messages.items import arguments
+from context_compiler.messages.lines import SCANNED, TERMINAL, WIDTH, clip, one_line
+from context_compiler.messages.nested_ids import inner, names
+
+PARSED = 200_000
+"""Longer JSON is read as text."""
+
+NAMED, OTHER = 96, 40
+"""Characters that the value of a telling argument, and of any other, may have on a line with several."""
+
+SLIVER = 24
+"""A field is clipped to what room is left, but not to less than this."""
+
+_TELLING = (
+    "command", "cmd", "file_path", "filepath", "path", "file", "filename", "id", "name", "query", "pattern", "url",
+    "question", "expression", "code",
+)  # fmt: skip
+"""Names of arguments that say most, in the order of how much."""
+_TELLING_ENDS = ("_id", "_ids", "path", "file", "number", "name")
+
+_FAILURE = re.compile(
+    r"""(?ix)
+    ^\W{0,4} (?:
+        (?:\w+\s){0,3} error\b (?: \[ | \s?:\s | ! )
+      | errors?$
+      | (?-i: [A-Z][\w.]{0,80} (?:Error|Exception|Failure)\b )
+      | (?: fatal | panic | critical ) \s?:
+      | (?: failed | failure | traceback | unable\s to | invalid\s | cannot\s | can't\s | no\ such\s )
+      | (?: access | permission ) \s denied
+    )
+    | \b (?:exit|exited|return|returned) (?:\ with)? [ _] (?:code|status) \ ?[:=]?\ ? -?[1-9]\d{0,4} \b
+    | \b (?: command\ not\ found | no\ such\ file\ or\ directory | permission\ denied | segmentation\ fault ) \b
+    | \b (?: timed\ out | HTTP\s?[45]\d\d ) \b
+    | ^ (?: npm\ (?:ERR!|error)\s | make:\ \*\*\* | E\s{1,4}\S )
+    """
+)
+"""A line that says what went wrong. Every repetition is bounded, so a line costs its length."""
+
+_MENTION = re.compile(r"(?i)\b(?:error|exception|failed|failure|denied|invalid|not found|refused|aborted|timeout)\b")
+_EXCEPTION = re.compile(r"^\W{0,4}[A-Za-z_][\w.]{0,80}(?:Error|Exception|Interrupt|Exit|Warning)\b\s*(?::|$)")
+_FAILING = ("error", "errors", "exception", "message", "detail", "reason", "stderr", "exit_code", "status")
+"""Keys under which a result says whether it went well."""
+
+
+def call_line(tool: str, args_text: str, *, width: int = WIDTH) -> str:
+    """A call as `name(key=value, …)`: what says most first, long values clipped in the middle.
+
+    Args:
+        tool: The tool's name.
+        args_text: Its arguments as JSON; what is no JSON object is shown as it is.
+        width: The most characters of the line.
+    """
+    name = one_line(tool, 64) or "tool"
+    given = arguments(args_text) if len(args_text) <= PARSED else None
+    if given is None:
+        bare = one_line(args_text, max(width - len(name) - 2, 1))
+        return clip(f"{name}({bare})", width)
+    alone = len(given) == 1
+    room = width - len(name) - 2
+    said = (_field(key, given[key], room if alone else _width(key, given[key])) for key in _ranked(given))
+    return clip(f"{name}({_joined(said, len(given), room)})", width)
+
+
+def _joined(fields: Iterable[str], total: int, room: int) -> str:
+    """As many of `total` fields as fit, in order, the last one clipped; a `…` says that there were more."""
+    shown: list[str] = []
+    for at, field in enumerate(fields, 1):
+        left = room - (2 if shown else 0) - (3 if at < total else 0)
+        if len(field) > left:
+            shown.append(clip(field, left) if left >= SLIVER else "…")
+            shown.extend(["…"] if left >= SLIVER and at < total else [])
+            break
+        shown.append(field)
+        room -= len(field) + (2 if len(shown) > 1 else 0)
+    return ", ".join(shown)
+
+
+def _ranked(fields: Mapping[str, object]) -> list[str]:
+    """The keys of what says most first: scalars, among them telling names; equals stay in the order given."""
+    return sorted(fields, key=lambda key: _rank(key, fields[key]))
+
+
+def _rank(key: str, value: object) -> tuple[bool, int, bool]:
+    lowered = key.lower()
+    named = _TELLING.index(lowered) if lowered in _TELLING else len(_TELLING)
+    if named == len(_TELLING) and lowered.endswith(_TELLING_ENDS):
+        named -= 1
+    return _nested(value), named, isinstance(value, str) and len(value) > 400
+
+
+def _nested(value: object) -> bool:
+    """Whether a value is more than a scalar or a short list of scalars."""
+    if isinstance(value, list):
+        entries = cast(list[object], value)
+        return len(entries) > 8 or any(isinstance(entry, dict | list) for entry in entries)
+    return isinstance(value, dict)
+
+
+def _width(key: str, value: object) -> int:
+    lowered = key.lower()
+    if isinstance(value, dict | list):
+        return NAMED
+    return NAMED if lowered in _TELLING or lowered in _FAILING or lowered.endswith(_TELLING_ENDS) else OTHER
+
+
+def _field(key: str, value: object, width: int) -> str:
+    name = one_line(key, 40)
+    return f"{name}={one_line(_shown(value), max(width - len(name) - 1, 1))}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def outcome_line(text: str, *, failed: bool, width: int = WIDTH) -> str:
+    """What came of a call: what went wrong if something did, else the first line that says something.
+
+    Args:
+        text: The result, as the model would read it.
+        failed: The host says that the call failed; then a line that only mentions an error is enough.
+        width: The most characters of the line.
+    """
+    if not text.strip():
+        return clip("(empty)", width)
+    said = _from_json(text, width) or _from_lines(text, failed)
+    return one_line(said, width) or clip("(empty)", width)
+
+
+def _from_json(text: str, width: int) -> str:
+    """The key scalars of a JSON result; empty where it is none."""
+    if len(text) > PARSED or text.lstrip()[:1] not in ("{", "["):
+        return ""
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    if isinstance(value, list):
+        entries = cast(list[object], value)
+        count = f"[{len(entries)} entries]"
+        if held := inner(entries):
+            return one_line(f"{count} {held}", width)
+        return f"{count} {_from_value(entries[0], width - len(count) - 1)}" if entries else count
+    return _from_value(value, width)
+
+
+def _from_value(value: object, width: int) -> str:
+    shown = _shown(value)
+    if not isinstance(value, dict) or not value:
+        return one_line(shown, width)
+    given = cast(dict[str, object], value)
+    keys = sorted(_ranked(given), key=lambda key: _urgency(key, given[key]))
+    return _joined((_field(key, _counted(given[key]), _width(key, given[key])) for key in keys), len(keys), width)
+
+
+def _urgency(key: str, value: object) -> int:
+    """What went wrong comes first, then what names something, then what holds names further in."""
+    if key in _FAILING:
+        return _FAILING.index(key)
+    return len(_FAILING) + (2 if not names(key) and not (_nested(value) and inner(value)) else int(_nested(value)))
+
+
+def _counted(value: object) -> object:
+    """A nested value as how much it holds."""
+    if not _nested(value):
+        return value
+    size = len(cast(Sequence[object], value))
+    if held := inner(value):
+        return f"{{{size} keys: {held}}}" if isinstance(value, dict) else f"[{size}: {held}]"
+    return f"{{{size} keys}}" if isinstance(value, dict) else f"[{size} entries]"
+
+
+def _from_lines(text: str, failed: bool) -> str:
+    lines = [line for line in _scanned(text) if line.strip()]
+    wrong = _failure(lines, failed)
+    if wrong:
+        return wrong
+    telling = next((line for line in lines if sum(map(str.isalnum, line[:200])) >= 3), lines[0] if lines else text)
+    return f"{clip(telling.strip(), WIDTH)} (+{len(lines) - 1} lines)" if len(lines) > 1 else telling
+
+
+def _scanned(text: str) -> Iterator[str]:
+    for part in (text,) if len(text) <= SCANNED * 2 else (text[:SCANNED], text[-SCANNED:]):
+        yield from TERMINAL.sub("", part).splitlines()
+
+
+def _failure(lines: Sequence[str], failed: bool) -> str:
+    """The line that says what went wrong: of a traceback its last, else the first; empty where there is none."""
+    heads = [line.strip()[:400] for line in lines]
+    wrong = [line for line in heads if _FAILURE.search(line)]
+    if wrong and wrong[0].lower().startswith("traceback"):
+        return next((line for line in reversed(wrong) if _EXCEPTION.match(line)), wrong[0])
+    if wrong:
+        return wrong[0]
+    return next((line for line in heads if _MENTION.search(line)), "") if failed else ""

@@ -1,0 +1,239 @@
+"""A history falls into turns, a turn into groups, and a group is in, out, or rendered whole: never half.
+
+A cut is safe where every rule in `RULES` tolerates it; what lies between two safe cuts is a group. A call
+that is answered late (deferred tools, approvals) ties the two messages together across any distance instead
+of making one giant group of all between.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from context_compiler.messages.history import History
+from context_compiler.messages.items import Kind
+
+NEAR = 8
+"""How many messages back the run before a prompt is looked for; hosts stamp nearly every message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """Which message answers which, and what has no partner."""
+
+    pairs: tuple[tuple[int, int], ...]
+    """Position of a call, position of its answer."""
+    broken: Mapping[int, frozenset[int]]
+    """Parts without a partner, by position of their message: orphaned and repeated answers, unanswered calls,
+    and thinking that signs nothing else."""
+    told: int | None
+    """The last message, where nothing of it has a partner: a view ends with it, so it is told as text."""
+    length: int
+    tip: str | None
+    """How much of which history was paired."""
+    waiting: bool
+    """What comes next may change this: a call has no answer yet, or the last message is only told."""
+
+
+NOTHING = Pairing(pairs=(), broken={}, told=None, length=0, tip=None, waiting=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Messages `start` to before `stop`, which stay together."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """From a user prompt to just before the next."""
+
+    index: int
+    """0-based ordinal among user turns; -1 for what stands before the first prompt."""
+    start: int
+    stop: int
+    groups: tuple[Group, ...]
+    """In order; the first is the prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """A history as turns, with what holds messages of different groups together."""
+
+    turns: tuple[Turn, ...]
+    ties: Mapping[int, tuple[int, ...]]
+    """For a message with a call that is answered late, or with such an answer: all messages that go only
+    when it goes, itself among them."""
+
+    @property
+    def active(self) -> Turn:
+        """The turn that the next answer belongs to."""
+        return self.turns[-1]
+
+
+def pair(history: History, before: Pairing | None = None) -> Pairing:
+    """Pair calls with answers by id, across any distance. An id that is called again gives up its open call.
+
+    `before` is the pairing of a history that this one may continue; only what is new is then looked at.
+    """
+    if before is None or before.waiting or not continues(history, before):
+        before = NOTHING
+    calls: dict[tuple[str, bool], tuple[int, int]] = {}
+    pairs = list(before.pairs)
+    broken: defaultdict[int, set[int]] = defaultdict(set)
+    for index, reading in enumerate(history.readings[before.length :], before.length):
+        for position, item in enumerate(reading.items if reading.exchanges else ()):
+            if item.call_id is None:
+                continue
+            open_call = calls.pop((item.call_id, item.native), None)
+            if item.kind is Kind.CALL:
+                calls[item.call_id, item.native] = index, position
+                if open_call is not None:
+                    broken[open_call[0]].add(open_call[1])
+            elif open_call is not None:
+                pairs.append((open_call[0], index))
+            else:
+                broken[index].add(position)
+    for index, position in calls.values():
+        broken[index].add(position)
+    found = {index: _unsigned(history, index, parts) for index, parts in broken.items()}
+    last = len(history) - 1
+    lost = last in found and history.readings[last].request and len(found[last]) == len(history.readings[last].items)
+    return Pairing(
+        pairs=tuple(pairs),
+        broken={**before.broken, **found},
+        told=last if lost else None,
+        length=len(history),
+        tip=history.tip,
+        waiting=bool(calls) or lost,
+    )
+
+
+def continues(history: History, before: Pairing) -> bool:
+    """Whether a history begins with the one that was paired before."""
+    return 0 < before.length <= len(history) and history.ids[before.length - 1] == before.tip
+
+
+def _unsigned(history: History, index: int, parts: set[int]) -> frozenset[int]:
+    """Broken parts, with the thinking beside them when nothing else is left for it to sign."""
+    items = history.readings[index].items
+    rest = [position for position in range(len(items)) if position not in parts]
+    if all(items[position].kind is Kind.THINKING for position in rest):
+        return frozenset(range(len(items)))
+    return frozenset(parts)
+
+
+def turn_starts(history: History) -> list[int]:
+    """Where turns begin; 0 is always among them.
+
+    A request with a user prompt begins one, unless it belongs to the run before it or only carries what a
+    tool returned beside its result.
+    """
+    readings = history.readings
+    starts = [0]
+    for index in [index for index, reading in enumerate(readings) if reading.prompts and index]:
+        own = readings[index].run_id
+        before = readings[max(0, index - NEAR) : index] if own is not None else ()
+        joins = own is not None and own == next((one.run_id for one in reversed(before) if one.run_id), None)
+        if not joins and not (readings[index].answers and own is None):
+            starts.append(index)
+    return starts
+
+
+def turn_index(history: History) -> int:
+    """The 0-based ordinal of the active user turn."""
+    starts = turn_starts(history)
+    return max(0, len(starts) - 1 if history.readings and history.readings[0].prompts else len(starts) - 2)
+
+
+Rule = Callable[[History, Pairing, list[int]], Iterable[int]]
+"""The cuts that a rule does not tolerate."""
+
+
+def keeps_pairs(history: History, pairing: Pairing, starts: list[int]) -> Iterable[int]:
+    """A call and its answer stay on the same side, unless the answer is so late that a tie must do."""
+    steps = _steps(history)
+    for call, answer in pairing.pairs:
+        if not _late(call, answer, steps, starts):
+            yield from range(call + 1, answer + 1)
+
+
+def keeps_continuations(history: History, pairing: Pairing, starts: list[int]) -> Iterable[int]:
+    """A request that nobody prompted (results, retries) stays with the response it reacts to."""
+    for index in range(1, len(history)):
+        reading = history.readings[index]
+        if reading.request and not reading.prompts and not history.readings[index - 1].request:
+            yield index
+
+
+def keeps_one_voice(history: History, pairing: Pairing, starts: list[int]) -> Iterable[int]:
+    """Two responses in a row are one message to a provider, and stay together."""
+    for index in range(1, len(history)):
+        if not history.readings[index].request and not history.readings[index - 1].request:
+            yield index
+
+
+RULES: tuple[Rule, ...] = (keeps_pairs, keeps_continuations, keeps_one_voice)
+
+
+def _steps(history: History) -> list[int]:
+    """For every message, how often a response followed a request up to there."""
+    before = (True, *(reading.request for reading in history.readings))
+    return list(accumulate(was and not reading.request for was, reading in zip(before, history.readings, strict=False)))
+
+
+def _late(call: int, answer: int, steps: list[int], starts: list[int]) -> bool:
+    """Whether an answer comes in another turn, or after another response."""
+    return steps[call] != steps[answer] or bisect_right(starts, call) != bisect_right(starts, answer)
+
+
+def cut_points(history: History, pairing: Pairing, starts: list[int]) -> frozenset[int]:
+    """Every position where it is safe to cut: all rules tolerate it; 0 is always among them."""
+    everywhere = frozenset(range(len(history)))
+    return everywhere.difference(*(rule(history, pairing, starts) for rule in RULES)) | {0}
+
+
+def ties(history: History, pairing: Pairing, starts: list[int]) -> dict[int, tuple[int, ...]]:
+    """What late answers hold together: their calls, and whatever else these messages call and answer."""
+    steps = _steps(history)
+    late = [pair for pair in pairing.pairs if _late(*pair, steps, starts)]
+    partners: defaultdict[int, list[int]] = defaultdict(list)
+    for call, answer in pairing.pairs if late else ():
+        partners[call].append(answer)
+        partners[answer].append(call)
+    found: dict[int, tuple[int, ...]] = {}
+    for start, _ in late:
+        if start not in found:
+            whole = _reached(start, partners)
+            found.update(dict.fromkeys(whole, whole))
+    return found
+
+
+def _reached(start: int, partners: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
+    reached = {start}
+    waiting = [start]
+    while waiting:
+        new = set(partners[waiting.pop()]) - reached
+        reached |= new
+        waiting.extend(new)
+    return tuple(sorted(reached))
+
+
+def outline(history: History, pairing: Pairing) -> Outline:
+    """A history as turns and groups. An empty history has no turns."""
+    if not len(history):
+        return Outline(turns=(), ties={})
+    starts = turn_starts(history)
+    cuts = sorted(cut_points(history, pairing, starts) | set(starts))
+    first = 0 if history.readings[0].prompts else -1
+    turns: list[Turn] = []
+    for ordinal, (start, stop) in enumerate(pairwise([*starts, len(history)]), first):
+        edges = [*cuts[bisect_left(cuts, start) : bisect_left(cuts, stop)], stop]
+        groups = tuple(Group(start=a, stop=b) for a, b in pairwise(edges))
+        turns.append(Turn(index=ordinal, start=start, stop=stop, groups=groups))
+    return Outline(turns=tuple(turns), ties=ties(history, pairing, starts))

@@ -1,0 +1,201 @@
+"""What a compiler keeps and finds again: views, compiles, cycles and the raw history, through one store.
+
+A store that fails is reported, left alone for a while after three failures, and never stops a request.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from sqlite3 import IntegrityError
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler.cache import Memo
+from context_compiler.compiler.agent import Answer
+from context_compiler.compiler.cycle import Frozen
+from context_compiler.errors import StoreError
+from context_compiler.messages.history import History, load_messages
+from context_compiler.middleware.arguments import Wanted
+from context_compiler.middleware.cycles import Cycles
+from context_compiler.middleware.state import Result
+from context_compiler.record.redaction import Redactor
+from context_compiler.record.store import Store, open_store
+from context_compiler.record.values import Compile, Cycle, Entry, Record, with_null_reasons
+from context_compiler.resilience import Breaker, Report, attempted
+
+ANSWERS = 200
+"""Answers remembered in memory, for records that may not keep them."""
+
+CONTENT = (
+    "raw_tip",
+    "view_tip",
+    "cache_key",
+    "compiled_prompt",
+    "raw_output",
+    "summary",
+    "summary_json",
+    "input_payload",
+)
+"""Columns that hold or name what was said."""
+
+
+class Archive:
+    """The record of one compiler."""
+
+    def __init__(self, wanted: Wanted, cycles: Cycles, report: Report) -> None:
+        """Open nothing yet."""
+        self._wanted = wanted
+        self._cycles = cycles
+        self._report = report
+        self._store: Store | None = None
+        self._breaker = Breaker()
+        self._redactor = Redactor(wanted.redact) if wanted.redact else None
+        self._answers: Memo[str, Answer] = Memo(ANSWERS)
+
+    @property
+    def store(self) -> Store:
+        """The store, opened when it is first asked for."""
+        if self._store is None:
+            self._store = open_store(self._wanted.store)
+        return self._store
+
+    @property
+    def whole(self) -> bool:
+        """Whether the record keeps content as it is, so that it can be used again."""
+        return self._wanted.record == "full" and self._redactor is None
+
+    async def keep(self, record: Record, result: Result, frozen: Frozen | None) -> Record:
+        """Keep one request; the record as it was kept, or as it was given when it could not be."""
+        if self._wanted.record == "off":
+            return with_null_reasons(record, {"summary_id": "record is off"})
+        kept = await self._tried(lambda: self._save(record, result, frozen), writes=True)
+        if kept is None:
+            return with_null_reasons(record, {"summary_id": "not stored"})
+        return replace(kept, compile=result.row)
+
+    async def _save(self, record: Record, result: Result, frozen: Frozen | None) -> Record:
+        if self._wanted.record == "metadata":
+            entry = _bare(record, result.row)
+        elif self._redactor is not None:
+            entry = _redacted(self._redactor, record, result)
+        else:
+            cycle = Cycle(tip=frozen.tip, config=frozen.config, state=frozen.to_json()) if frozen else None
+            entry = Entry(record=record, raw=result.raw, view=result.sent, compile=result.row, cycle=cycle)
+        try:
+            return await self.store.save(entry)
+        except StoreError as error:
+            if record.summary_id is None or not isinstance(error.__cause__, IntegrityError):
+                raise
+        gone = with_null_reasons(replace(entry.record, summary_id=None), {"summary_id": "its row is gone"})
+        return await self.store.save(replace(entry, record=gone))
+
+    async def raw(self, session_id: str, history: History) -> None:
+        """Keep a raw history without a request: what the last answer of a run adds to it."""
+        if self._wanted.record == "full":
+            await self._tried(lambda: self._archived(session_id, history), writes=True)
+
+    async def _archived(self, session_id: str, history: History) -> bool:
+        chain = self._redactor.chain(history) if self._redactor else history
+        await self.store.archive(session_id, self._wanted.vault_name, chain)
+        return True
+
+    async def _tried(self, work: Callable[[], Awaitable[Any]], *, writes: bool = False) -> Any:
+        """What came of working with the store; None when that failed, or when it is left alone for now."""
+        if self._breaker.open:
+            return None
+        outcome = await attempted(_done(work))
+        if outcome.error is None:
+            if writes:  # a full disk and a file that another process holds can still be read
+                self._breaker.succeeded()
+            return outcome.value
+        self._breaker.failed()
+        await self._report(outcome.error)
+        return None
+
+    def shared(self, key: str) -> Hashable:
+        """The name of a compile among all compilers of this process that keep the same record."""
+        given = self._wanted.store
+        if not self.whole or given is None:
+            return id(self), key
+        path = given if isinstance(given, str | Path) else getattr(given, "path", None)
+        return os.path.abspath(path) if isinstance(path, str | Path) else id(given), key
+
+    async def answered(self, key: str) -> Answer | None:
+        """An earlier answer to the same order."""
+        made = self._answers.get(key)
+        if made is not None or not self.whole:
+            return made
+        found = await self._tried(lambda: self.store.find_compile(key))
+        return Answer(text=found[1].raw_output, row=found[0]) if found and found[1].raw_output else None
+
+    def remember(self, key: str, answer: Answer) -> None:
+        """Keep an answer in memory until it is on the record, or for good where the record may not have it."""
+        self._answers.keep(key, replace(answer, usage={}, cost=None))
+
+    async def cycle(self, ids: Sequence[str], config: str) -> Frozen | None:
+        """The newest cycle of the longest known ancestor, in memory or on the record."""
+        found = self._cycles.find(ids, config)
+        if found is None and self.whole:
+            stored = await self._tried(lambda: self.store.find_cycle(ids, config))
+            found = Frozen.from_json(stored.state) if stored else None
+        return found
+
+    async def transcript(self, session_id: str) -> list[ModelMessage]:
+        """The raw history of a conversation, as last seen."""
+        return load_messages(await self.store.transcript(session_id))
+
+    async def rest(self) -> None:
+        """Let go of the store's connections."""
+        if self._store is not None:
+            await attempted(_done(self._store.close))
+
+
+async def _done(work: Callable[[], Awaitable[Any]]) -> Any:
+    """What came of some work, which may fail before there is anything to wait for."""
+    return await work()
+
+
+def _bare(record: Record, row: Compile | None) -> Entry:
+    """A request and its compile without any content: what `record="metadata"` keeps."""
+    why: dict[str, str] = dict.fromkeys(CONTENT, "record is metadata")
+    kept = replace(record, raw_tip=None, view_tip=None, error=_class_of(record.error))
+    if row is not None:
+        row = replace(
+            row,
+            covered_tip="",
+            cache_key=None,
+            compiled_prompt=None,
+            raw_output=None,
+            summary=None,
+            summary_json=None,
+            input_payload=None,
+            error=_class_of(row.error),
+        )
+        row = with_null_reasons(row, why)
+    return Entry(record=with_null_reasons(kept, why), raw=None, view=None, compile=row)
+
+
+def _class_of(error: str | None) -> str | None:
+    """Of an error only its kind and what was sent: what it says may repeat what somebody said."""
+    if error is None:
+        return None
+    _, sent, what = error.rpartition("; sent:")
+    return error.partition(":")[0].partition("(")[0].strip() + (f"{sent}{what}" if sent else "")
+
+
+def _redacted(redactor: Redactor, record: Record, result: Result) -> Entry:
+    """A request as `redact` leaves it."""
+    raw, view, row = redactor.chain(result.raw), redactor.chain(result.sent), result.row
+    kept = replace(
+        record,
+        raw_tip=raw.ids[-1] if raw.ids else None,
+        view_tip=view.ids[-1] if view.ids else None,
+        error=redactor(record.error) if record.error else None,
+    )
+    if row is not None:
+        row = redactor.compile(row, dict(zip(result.raw.ids, raw.ids, strict=True)))
+    return Entry(record=kept, raw=raw, view=view, compile=row)

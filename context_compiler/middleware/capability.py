@@ -1,0 +1,179 @@
+"""`ContextCompiler`: attach it to an agent, and every request carries a view instead of its whole history.
+
+The raw history is never touched, every view goes on the record before it is sent, and whatever fails here,
+the run goes on: with the last good view, with raw history, or with the least that is possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from copy import copy
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from pydantic_ai import RunContext
+from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, durable_operation
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
+from pydantic_ai.models import Model, ModelRequestContext
+
+from context_compiler.compiler.agent import Answer
+from context_compiler.compiler.prompt import Order
+from context_compiler.compiler.view import View
+from context_compiler.errors import SettingsError
+from context_compiler.middleware.arguments import Wanted
+from context_compiler.middleware.middleware import Middleware
+from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
+from context_compiler.middleware.request import Request, charged, host_request, session_of
+from context_compiler.middleware.state import Run
+from context_compiler.record.values import Record
+from context_compiler.resilience import attempt
+
+
+@dataclass
+class ContextCompiler(Wanted, AbstractCapability[Any]):
+    """Compiles what each model request carries, within a token budget.
+
+    With `model=None` the run's own model writes the summaries, at its usual price; `model="none"` asks none.
+    """
+
+    _: KW_ONLY
+    id: str | None = "context_compiler"
+    """Stable, because durable engines name their steps by it."""
+    _ware: Middleware = field(init=False, repr=False, compare=False)
+    _run: Run = field(init=False, repr=False, compare=False, default_factory=Run)
+    _request: Request | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Check every value: a YAML spec hands them over unchecked.
+
+        Raises:
+            SettingsError: A value is wrong; the message says what is allowed.
+        """
+        if self.defer_loading:
+            raise SettingsError("defer_loading would keep the compiler silent until the model loads it: leave it out")
+        self._ware = Middleware(self)
+
+    @property
+    def last_view(self) -> View | None:
+        """The view that was sent last, by whichever run."""
+        return self._ware.last_view
+
+    async def views(self, session: str | None = None) -> list[Record]:
+        """What was sent, newest first; of one conversation, or of all.
+
+        Raises:
+            StoreError: the record cannot be read.
+        """
+        return await self._ware.views(session)
+
+    async def transcript(self, session: str) -> list[ModelMessage]:
+        """The raw history of a conversation as last seen, without loss.
+
+        Raises:
+            StoreError: the record cannot be read.
+        """
+        return await self._ware.transcript(session)
+
+    def get_ordering(self) -> CapabilityOrdering | None:
+        """Innermost: nobody edits a view after it was counted and recorded."""
+        return CapabilityOrdering(position="innermost")
+
+    async def for_run(self, ctx: RunContext[Any]) -> ContextCompiler:
+        """A copy with its own run state; everything else is shared."""
+        mine = copy(self)
+        mine._run, mine._request = Run(), None
+        return mine
+
+    async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[Any]]) -> Any:
+        """Keep the last answer too, and let go of the store when the last run ends, however it ends."""
+        self._ware.runs += 1
+        try:
+            result = await handler()
+            await self._ware.finished(self._run, session_of(ctx), result.all_messages())
+            return result
+        finally:
+            self._ware.runs -= 1
+            await self._ware.rest()
+
+    async def _view(self, ctx: RunContext[Any], given: ModelRequestContext) -> ModelRequestContext:
+        self._request = None
+        if not given.messages or not isinstance(given.messages[-1], ModelRequest):
+            return given  # a suspended response goes on: the provider has its context already
+        begin, ask = partial(self.begin, ctx), partial(self._ask, ctx)
+        seen = attempt(lambda: host_request(ctx, given, self._ware.live.counter, begin=begin, ask=ask))
+        if seen.value is None:
+            await self._ware.report(seen.error or RuntimeError("the request could not be read"))
+            return given
+        self._request = seen.value
+        with ctx.tracer.start_as_current_span("context_compiler.view") as span:
+            view = await self._ware.view(self._run, seen.value)
+            span.set_attributes(_figures(view))
+        return given if self.dry_run else replace(given, messages=view.messages)
+
+    if RetryModelRequest is not None:
+
+        async def prepare_model_request(
+            self, ctx: RunContext[Any], request_context: ModelRequestContext
+        ) -> ModelRequestContext:
+            """Send a view instead of the whole history."""
+            return await self._view(ctx, request_context)
+
+        async def on_model_request_error(
+            self, ctx: RunContext[Any], *, request_context: ModelRequestContext, error: Exception
+        ) -> ModelResponse:
+            """Try once more with less when the provider says that the context is too long."""
+            if RetryModelRequest is None or not self._refused(error):
+                raise error
+            raise RetryModelRequest from error
+
+    else:
+
+        async def before_model_request(
+            self, ctx: RunContext[Any], request_context: ModelRequestContext
+        ) -> ModelRequestContext:
+            """Send a view instead of the whole history."""
+            return await self._view(ctx, request_context)
+
+        def get_wrapper_model(self, model: Model) -> Model | None:
+            """Try once more with less when the provider says that the context is too long."""
+            return TightModel(model, self._tighter)
+
+    def _refused(self, error: BaseException) -> bool:
+        """Whether to try again with less: once a run, and only where a view of ours was what was too long."""
+        if self._request is None or self._run.refused or self.dry_run or not is_overflow(error):
+            return False
+        self._run.tighten()
+        return True
+
+    async def _tighter(self, error: BaseException) -> list[ModelMessage] | None:
+        if self._request is None or not self._refused(error):
+            return None
+        return (await self._ware.view(self._run, self._request)).messages
+
+    async def after_model_request(
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
+    ) -> ModelResponse:
+        """Learn how the model counts from what it reports."""
+        self._ware.learn(self._run, self._request, response.usage.input_tokens)
+        return response
+
+    async def _ask(self, ctx: RunContext[Any], order: Order) -> Answer:
+        return charged(ctx, Answer(**await self.compile(ctx, {"key": order.key, "prompts": list(order.prompts)})))
+
+    @durable_operation(name="compile")
+    async def compile(self, ctx: RunContext[Any], order: dict[str, Any]) -> dict[str, Any]:
+        """One compile as the host's durable operation: a resumed workflow replays its result."""
+        return asdict(await self._ware.compile(order["key"], order["prompts"], ctx.model))  # pyright: ignore[reportArgumentType]
+
+    @durable_operation(name="begin")
+    async def begin(self, ctx: RunContext[Any], ids: list[str], config: str) -> dict[str, Any]:
+        """What a run starts from, replayed too: what a resumed run finds must not have changed meanwhile."""
+        return await self._ware.begin(ids, config)
+
+
+def _figures(view: View) -> dict[str, str | int]:
+    """What a span may say of a view: figures, no content."""
+    facts: dict[str, str | int] = {"status": view.status, "budget": view.budget}
+    facts |= {name: getattr(view.record, name) for name in ("tokens_raw", "tokens_sent") if view.record}
+    return {f"context_compiler.{name}": value for name, value in facts.items()}

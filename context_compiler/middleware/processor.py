@@ -1,0 +1,164 @@
+"""The same compiler for `ProcessHistory`, whose host replaces the stored history by what a processor returns.
+
+So the raw messages are archived first, and our own part in a history says which archived chain stands behind
+it: the next call continues from the raw history, not from our own output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic_ai import RunContext
+from pydantic_ai.messages import ModelMessage, ModelResponse
+
+from context_compiler.cache import Memo
+from context_compiler.compiler.agent import Answer
+from context_compiler.compiler.prompt import Order
+from context_compiler.compiler.view import LEFT_OUT, View, mark_in, marked_request
+from context_compiler.messages.content import user_content
+from context_compiler.messages.history import load_messages
+from context_compiler.messages.items import MARK, mark_of
+from context_compiler.middleware.arguments import Wanted
+from context_compiler.middleware.middleware import Middleware
+from context_compiler.middleware.request import Request, charged, run_request, session_of
+from context_compiler.middleware.state import Run
+from context_compiler.record.values import Record
+from context_compiler.resilience import attempted
+from context_compiler.template import Template
+
+REMEMBERED = 64
+"""Runs and conversations that are remembered."""
+
+
+class CompilingHistoryProcessor:
+    """An async history processor, `(ctx, messages) -> messages`, that loses nothing."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        """Open nothing before the first call."""
+        self._ware = Middleware(wanted)
+        self._runs: Memo[str, Run] = Memo(REMEMBERED)
+        self._raw: Memo[str, list[ModelMessage]] = Memo(REMEMBERED)
+        self._stored: Memo[str, list[ModelMessage]] = Memo(REMEMBERED)
+
+    async def __call__(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
+        """The view of what really was said, with a mark that says where all of it is. Never raises."""
+        outcome = await attempted(self._view(ctx, messages))
+        if outcome.value is None:
+            await self._ware.report(outcome.error or RuntimeError("no view"))
+        return outcome.value or messages
+
+    async def _view(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
+        self._stored.keep(session_of(ctx), ctx.messages)
+        raw = await self._restored(messages)
+        run_id = ctx.run_id or ""
+        run = self._runs.get(run_id) or Run()
+        self._runs.keep(run_id, run)
+        made = await self._ware.view(run, self._request(ctx, raw))
+        await self._ware.rest()
+        view = raw if self._ware.wanted.dry_run else made.messages
+        if view == raw or run.raw is None or run.raw.tip is None:
+            return view
+        self._raw.keep(run.raw.tip, raw)
+        return tagged(view, run.raw.tip)
+
+    def _request(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> Request:
+        async def asked(order: Order) -> Answer:
+            return charged(ctx, await self._ware.compile(order.key, order.prompts, ctx.model))  # pyright: ignore[reportArgumentType]
+
+        return run_request(ctx, messages, self._ware.live.counter, begin=self._ware.begin, ask=asked)
+
+    @property
+    def last_view(self) -> View | None:
+        """The view that was returned last."""
+        return self._ware.last_view
+
+    async def views(self, session: str | None = None) -> list[Record]:
+        """What was sent, newest first; of one conversation, or of all."""
+        return await self._ware.views(session)
+
+    async def transcript(self, session: str) -> list[ModelMessage]:
+        """The raw history of a conversation, without loss, whatever the host has stored.
+
+        A processor does not hear the last answer of a run. It is there all the same while this process lives, and
+        from the next request on.
+
+        Raises:
+            StoreError: the record cannot be read.
+        """
+        outcome = await attempted(self._ware.transcript(session))
+        archived = outcome.value or []
+        said = await self._restored(list(self._stored.get(session) or ()))
+        if outcome.error is not None and (not said or any(map(mark_in, said))):
+            raise outcome.error
+        read = self._ware.live.reader.read
+        longer = len(said) > len(archived) and read(said).ids[: len(archived)] == read(archived).ids
+        return [*archived, *said[len(archived) :]] if longer else archived
+
+    async def _restored(self, messages: list[ModelMessage]) -> list[ModelMessage]:
+        """The raw history behind our own output, and what came after it."""
+        mark = next((found for message in messages if (found := mark_in(message)) is not None), None)
+        if mark is None or not isinstance(mark.get("responses"), int) or not isinstance(mark.get("tail"), int):
+            return messages
+        tip = str(mark.get("tip"))
+        raw = self._raw.get(tip)
+        if raw is None and self._ware.archive.whole:
+            bodies = (await attempted(self._ware.archive.store.chain(tip))).value
+            raw = load_messages(bodies) if bodies else None
+        if raw is None:
+            return messages
+        return [*raw, *after(messages, mark["responses"], mark["tail"])]
+
+
+def build_compiling_history_processor(
+    template: str | Template = "chat_compiler", **wanted: Any
+) -> CompilingHistoryProcessor:
+    """A history processor for `ProcessHistory`, with the arguments of `ContextCompiler`.
+
+    Prefer `ContextCompiler`: it leaves the stored history alone. This one is for where only a processor can
+    be given; the host then stores views, and `transcript(session)` gives back what they stand for.
+
+    Raises:
+        SettingsError: A value is wrong.
+    """
+    return CompilingHistoryProcessor(Wanted(template, **wanted))
+
+
+def tagged(view: Sequence[ModelMessage], tip: str) -> list[ModelMessage]:
+    """A view whose own part says which raw history stands behind it, and where the view ends."""
+    own = next((index for index, message in enumerate(view) if mark_in(message) is not None), None)
+    if own is None:
+        view, own = [marked_request(LEFT_OUT, {"v": 1}), *view], 0
+    answers = [index for index, message in enumerate(view) if isinstance(message, ModelResponse)]
+    tail = sum(len(message.parts) for message in view[answers[-1] + 1 if answers else 0 :])
+    mark = {"v": 1, "tip": tip, "responses": len(answers), "tail": tail}
+    return [*view[:own], _marked(view[own], mark), *view[own + 1 :]]
+
+
+def _marked(message: ModelMessage, mark: dict[str, Any]) -> ModelMessage:
+    """The message with another mark on its own parts."""
+    parts: list[Any] = []
+    for part in message.parts:
+        pieces: Any = getattr(part, "content", None)
+        if mark_of(part) is not None:
+            part = replace(part, metadata={MARK: mark})  # pyright: ignore[reportCallIssue]
+        elif any(mark_of(piece) is not None for piece in user_content(pieces)):
+            part = replace(part, content=[replace(piece, metadata={MARK: mark}) for piece in pieces])  # pyright: ignore[reportCallIssue]
+        parts.append(part)
+    return replace(message, parts=parts)
+
+
+def after(messages: Sequence[ModelMessage], responses: int, tail: int) -> list[ModelMessage]:
+    """What came after a view with that many responses and, after the last of them, that many parts."""
+    answers = [index for index, message in enumerate(messages) if isinstance(message, ModelResponse)]
+    start = answers[responses - 1] + 1 if 0 < responses <= len(answers) else 0
+    left = tail
+    for index in range(start, len(messages)):
+        message = messages[index]
+        if isinstance(message, ModelResponse):
+            return list(messages[index:])
+        if len(message.parts) > left:
+            return [replace(message, parts=message.parts[left:]), *messages[index + 1 :]]
+        left -= len(message.parts)
+    return []

@@ -1,0 +1,178 @@
+"""`Recall`: two tools with which an agent reads what its views leave out.
+
+They read the raw history of the run that calls them and nothing else: no other conversation can be named.
+What they return is data, fenced, attributed and bounded, whatever it says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from pydantic_ai import FunctionToolset, RunContext
+from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.embeddings import Embedder
+from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
+
+from context_compiler.errors import SettingsError
+from context_compiler.messages.fences import fence
+from context_compiler.messages.history import History, Reader
+from context_compiler.messages.items import Item, Kind
+from context_compiler.messages.turns import Outline, outline, pair
+from context_compiler.middleware.request import session_of
+from context_compiler.recall import Question, Ranking, Relevance, indexed
+from context_compiler.recall.embeddings import Likeness
+from context_compiler.recall.passages import Passage, Quotation, passages, quoted
+from context_compiler.resilience import attempted
+from context_compiler.tokens import TokenCounter
+
+Transcript = Callable[[str], Awaitable[list[ModelMessage]]]
+"""The raw history of a conversation by its label, where the host's own is not the whole one."""
+
+FOUND, READ = "FOUND IN EARLIER TURNS", "EARLIER IN THIS CONVERSATION"
+
+FRAME = 64
+"""Tokens of a result that the fence takes, and the line that says how to go on."""
+
+MOST = 200
+"""Messages whose passages are ranked."""
+
+_REF = re.compile(r"(?i)\s*[\[\"'(]?\s*(turn|message|m|t)?\s*#?\s*(\d{1,9})\b")
+
+
+@dataclass
+class Recall(AbstractCapability[Any]):
+    """Gives an agent `recall_search(query)` and `recall_read(ref)` over all of its conversation."""
+
+    _: KW_ONLY
+    tokens: int = 2_000
+    """What one result may have, in tokens."""
+    embedder: Embedder | None = None
+    """Ranks by meaning too; None, the default, ranks by words alone and asks nobody."""
+    transcript: Transcript | None = None
+    """Where the whole raw history is; None takes the run's own, which is whole but with a history processor."""
+    id: str | None = "recall"
+    """Stable, because durable engines name their steps by it."""
+    _reader: Reader = field(init=False, repr=False, compare=False)
+    _likeness: Likeness | None = field(init=False, repr=False, compare=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Check every value.
+
+        Raises:
+            SettingsError: A value is wrong; the message says what is allowed.
+        """
+        if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or self.tokens < 100:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SettingsError(f"tokens={self.tokens!r}: give at least 100 tokens as an int")
+        self._reader = Reader(TokenCounter())
+        self._likeness = Likeness(self.embedder) if self.embedder is not None else None
+
+    def get_toolset(self) -> FunctionToolset[Any]:
+        """The two tools."""
+        return FunctionToolset[Any]([self.recall_search, self.recall_read], id=self.id)
+
+    async def recall_search(self, ctx: RunContext[Any], query: str) -> str:
+        """Search everything said and done earlier in this conversation, also what is no longer shown.
+
+        Use it before saying that something is unknown or asking again. The result quotes passages word for
+        word, each with its turn; `recall_read` shows a whole turn.
+
+        Args:
+            ctx: The run.
+            query: What to look for: names, ids, paths and words as they were used.
+        """
+        chosen = await self._best(*await self._read(ctx), query)
+        if not chosen:
+            return "Nothing was found. Try the words, names or ids that were used at the time."
+        return fence(FOUND, quoted(chosen))
+
+    async def recall_read(self, ctx: RunContext[Any], ref: str, start: int = 0) -> str:
+        """Read a turn or message of this conversation word for word, also when it is no longer shown.
+
+        Args:
+            ctx: The run.
+            ref: "turn 12" as quoted passages name it, or "m37" as a shortened message names itself.
+            start: Where to go on, in characters, when a result ended early.
+        """
+        history, turns = await self._read(ctx)
+        found = _positions(ref, history, turns)
+        if found is None:
+            last = turns.turns[-1].index + 1 if turns.turns else 0
+            return f'There is no "{ref[:40]}". Give "turn 1" to "turn {last}", or "m0" to "m{len(history) - 1}".'
+        start = max(0, start)
+        text = "\n".join(line for at in found for line in _lines(history.readings[at].items, at))[start:]
+        head = self._reader.counter.head(text, self.tokens - FRAME)
+        more = f"\n[recall_read(ref={ref[:40]!r}, start={start + len(head)}) goes on]"
+        return fence(READ, head) + (more if len(head) < len(text) else "")
+
+    async def passages(self, messages: Sequence[ModelMessage], query: str) -> tuple[Passage, ...]:
+        """What answers a query best among all of these messages, in the order in which it was said."""
+        history = self._reader.read([*messages, ModelRequest(parts=[UserPromptPart(query)])])
+        return await self._best(history, outline(history, pair(history)), query)
+
+    async def _read(self, ctx: RunContext[Any]) -> tuple[History, Outline]:
+        messages = list(ctx.messages)
+        if self.transcript is not None:
+            outcome = await attempted(self.transcript(session_of(ctx)))
+            messages = outcome.value or messages
+        history = self._reader.read(messages)
+        return history, outline(history, pair(history))
+
+    async def _best(self, history: History, turns: Outline, query: str) -> tuple[Passage, ...]:
+        """The passages that answer best, within the bound, in the order in which they were said."""
+        stop = turns.active.start if turns.turns else 0
+        index, question = indexed(history), Question.of(query)
+        ranking = Ranking(index, question, stop)
+        best = ranking.best(MOST)
+        counter = self._reader.counter
+        candidates = passages(history, turns, range(stop) if self._likeness else best, counter)
+        relevant = Relevance(index, question)
+        ranked = [
+            score if relevant.of(passage.text) else 0.0
+            for score, passage in zip(ranking.passages(candidates), candidates, strict=True)
+        ]
+        if self._likeness is not None:
+            ranked = await self._likeness.fused(query, candidates, ranked)
+        quotation = Quotation(candidates, self.tokens - FRAME)
+        for place in sorted(range(len(candidates)), key=lambda place: -ranked[place]):
+            if ranked[place] > 0:
+                quotation.take(place)
+        return quotation.passages
+
+
+def _positions(ref: str, history: History, turns: Outline) -> range | None:
+    """The messages that a reference names; None for no such."""
+    named = _REF.match(ref)
+    if named is None:
+        return None
+    number = int(named[2])
+    if (named[1] or "turn").lower() in ("m", "message"):
+        return range(number, number + 1) if number < len(history) else None
+    found = next((turn for turn in turns.turns if turn.index + 1 == number), None)
+    return range(found.start, found.stop) if found else None
+
+
+_SAID = {
+    Kind.USER: "user",
+    Kind.TEXT: "assistant",
+    Kind.MEDIA: "assistant",
+    Kind.RETURN: "tool",
+    Kind.FEEDBACK: "retry",
+    Kind.COMPACTION: "summary",
+}
+
+
+def _lines(items: Sequence[Item], at: int) -> list[str]:
+    """What a message says, part by part, each with who says it; nothing of the host's or of this package's own."""
+    lines: list[str] = []
+    for item in items:
+        if item.mark is not None or not item.text.strip():
+            continue
+        if item.kind is Kind.CALL:
+            lines.append(f"[m{at} · assistant called {item.tool}] {item.text}")
+        elif item.kind in _SAID:
+            who = f"{_SAID[item.kind]} {item.tool}" if item.kind is Kind.RETURN else _SAID[item.kind]
+            lines.append(f"[m{at} · {who}] {item.text}")
+    return lines

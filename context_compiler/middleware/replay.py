@@ -1,0 +1,141 @@
+"""A recorded session is lived through again, request by request, with nobody answering but the recording.
+
+Each request is a run of a live agent. What the agent then holds as its history is what the next request starts
+from, with what the recording says came in between; so whoever shortens the stored history has to live with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, Protocol
+
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.usage import RequestUsage
+
+from context_compiler.compiler.metrics import PromptCache, Sent, broken_pairs
+from context_compiler.messages.history import Reader
+
+View = Callable[[list[ModelMessage], int], Awaitable[Sequence[ModelMessage]]]
+"""A history up to a request, and a budget in tokens; the messages to send."""
+
+Seen = Callable[[int, Sequence[ModelMessage]], object]
+"""Called with the position of a request in the recording and with what it sent."""
+
+
+class Session(Protocol):
+    """One way of sending, in the middle of a conversation."""
+
+    stored: list[ModelMessage]
+    """The history as it is kept for the next request."""
+
+    async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+        """Send a request after `new` was added to the history; what reached the model."""
+        ...
+
+
+class LiveSession:
+    """An agent with some capabilities, and the history that the host would store for it."""
+
+    def __init__(self, capabilities: Sequence[Any]) -> None:
+        """Attach `capabilities` to an agent whose model answers at once."""
+        self.stored: list[ModelMessage] = []
+        self._sent: list[ModelMessage] = []
+        self._agent: Agent[None, str] = Agent(FunctionModel(self._answer), capabilities=list(capabilities))
+
+    def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        self._sent = list(messages)
+        return ModelResponse(parts=[TextPart("ok")])
+
+    async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+        """Run the agent on its history and `new`; the answer it makes up is forgotten again."""
+        self.stored = [*self.stored, *new]
+        result = await self._agent.run(message_history=self.stored)
+        self.stored = result.all_messages()[:-1]
+        return self._sent
+
+
+class PlainSession:
+    """A function from history and budget to messages; the history is kept whole."""
+
+    def __init__(self, view: View, budget: int) -> None:
+        """Send what `view` makes of the history."""
+        self.stored: list[ModelMessage] = []
+        self._view, self._budget = view, budget
+
+    async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+        """Make the messages of the next request."""
+        self.stored = [*self.stored, *new]
+        return await self._view(self.stored, self._budget)
+
+
+def request_points(messages: Sequence[ModelMessage]) -> list[int]:
+    """Positions of the responses that answer a request: before each, a request was sent."""
+    return [
+        index
+        for index, message in enumerate(messages)
+        if index and isinstance(message, ModelResponse) and isinstance(messages[index - 1], ModelRequest)
+    ]
+
+
+async def replayed(
+    messages: Sequence[ModelMessage],
+    session: Session,
+    reader: Reader,
+    *,
+    points: Sequence[int] | None = None,
+    seen: Seen | None = None,
+) -> list[Sent]:
+    """Every request of a recorded session as `session` sends it, measured.
+
+    Args:
+        messages: The whole recording.
+        session: A fresh one; it is used up.
+        reader: Counts what is sent; shared between replays, it reads every message once.
+        points: Where requests were sent; None finds them.
+        seen: Told of every request.
+    """
+    cache = PromptCache()
+    found: list[Sent] = []
+    before = tokens = 0
+    for point in request_points(messages) if points is None else points:
+        new = [reported(message, tokens) for message in messages[before:point]]
+        started = perf_counter()
+        view = await session.request(new)
+        seconds = perf_counter() - started
+        readings = [reader.one(message) for message in view]
+        orphans, half_open = broken_pairs(readings)
+        tokens = sum(reading.tokens for reading in readings)
+        cost = cache.charge(readings)
+        found.append(Sent(tokens=tokens, orphans=orphans, half_open=half_open, cost=cost, seconds=seconds))
+        if seen is not None:
+            seen(point, view)
+        before = point
+        await asyncio.sleep(0)
+    return found
+
+
+def reported(message: ModelMessage, tokens: int) -> ModelMessage:
+    """A recorded answer as if it had been given to a request of so many tokens, which is what its usage then says."""
+    return replace(message, usage=RequestUsage(input_tokens=tokens)) if isinstance(message, ModelResponse) else message
+
+
+def newest(reader: Reader) -> View:
+    """The tail window: the newest messages that fit, wherever that cuts; the last one always."""
+
+    async def tail(messages: list[ModelMessage], budget: int) -> list[ModelMessage]:
+        start, room = len(messages), budget
+        while start and (room := room - reader.one(messages[start - 1]).tokens) >= 0:
+            start -= 1
+        return messages[min(start, len(messages) - 1) :]
+
+    return tail
+
+
+async def everything(messages: list[ModelMessage], budget: int) -> list[ModelMessage]:
+    """The whole history, whatever the budget."""
+    return messages

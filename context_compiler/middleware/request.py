@@ -1,0 +1,233 @@
+"""One model request as we see it: its messages, what it costs beside them, and what its model allows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+from pydantic_ai import RunContext
+from pydantic_ai.messages import ModelMessage
+from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.usage import RequestUsage
+
+from context_compiler.compiler.agent import Answer
+from context_compiler.compiler.prompt import Order
+from context_compiler.errors import CompileError
+from context_compiler.layers.context import NOTHING, Told
+from context_compiler.messages.items import MESSAGE_OVERHEAD
+from context_compiler.tokens import TokenCounter
+from context_compiler.tokens.calibration import model_family
+
+Begin = Callable[[list[str], str], Awaitable[dict[str, Any]]]
+"""What a run starts from, as plain data: `cycle`, the JSON of the newest cycle of the last of these chain ids that
+has one made with this configuration, and `ratios`, what was learnt so far."""
+
+AskFor = Callable[[Order], Awaitable[Answer]]
+Affords = Callable[[int, int], bool]
+"""Whether the run's usage limits leave room for a compile of that many tokens in and out."""
+
+HOST_IDS = 7
+"""The version of the UUIDs by which the host names conversations that nobody named."""
+
+READ = "recall_read"
+"""The tool that reads what a view leaves out."""
+
+TOOL_OVERHEAD = 12
+"""Tokens that the framing of one tool definition costs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One model request, free of the host's own types but for messages."""
+
+    messages: list[ModelMessage]
+    overhead: int
+    """Exact tokens of instructions, tools and output schema."""
+    refs: bool
+    """The agent has the tool that reads what a view leaves out."""
+    hash: str
+    """SHA-256 of instructions, tools and settings."""
+    model: str
+    family: str
+    window: int | None
+    max_tokens: int | None
+    framing: Callable[[list[ModelMessage]], list[ModelMessage]] | None
+    """What the host makes of messages before they go out, where it says so."""
+    session_id: str
+    scope: str
+    """Whose compiles this conversation may share; empty for those without a name of their own."""
+    run_id: str | None
+    affords: Affords
+    begin: Begin
+    ask: AskFor
+    marked: bool = False
+    """A view that is not raw history must carry a part of ours, so that it is known again."""
+    told: Told = NOTHING
+    """What the run is told of the layers, directly before its prompt."""
+    instead: str = ""
+    """What happens where there is no view, if not that something else is sent."""
+
+    @property
+    def fixed(self) -> int:
+        """Exact tokens of everything but the history."""
+        return self.overhead + self.told.tokens
+
+
+def host_request(
+    ctx: RunContext[Any], context: ModelRequestContext, counter: TokenCounter, *, begin: Begin, ask: AskFor
+) -> Request:
+    """A request as the host is about to send it."""
+    model = context.model
+    settings, parameters = model.prepare_request(context.model_settings, context.model_request_parameters)
+    given: dict[str, object] = dict(settings or {})
+    instructions = [part.content for part in parameters.instruction_parts or []]
+    tools = [_tool(tool) for tool in (*parameters.function_tools, *parameters.output_tools)]
+    native = parameters.output_object if parameters.output_mode == "native" else None
+    schema = json.dumps(native.json_schema, default=str) if native else ""
+    stable = {key: value for key, value in given.items() if isinstance(value, str | int | float | bool)}
+
+    def framing(messages: list[ModelMessage]) -> list[ModelMessage]:
+        return model.prepare_messages(messages, parameters)
+
+    return _request(
+        ctx,
+        model,
+        given,
+        messages=context.messages,
+        overhead=_overhead(instructions, tools, counter) + counter.text(schema),
+        refs=any(tool.name == READ for tool in parameters.function_tools),
+        hash=_hash([instructions, tools, schema, stable]),
+        framing=framing,
+        begin=begin,
+        ask=ask,
+    )
+
+
+def run_request(
+    ctx: RunContext[Any], messages: list[ModelMessage], counter: TokenCounter, *, begin: Begin, ask: AskFor
+) -> Request:
+    """The same for a history processor, which sees the run but not the request: tools as far as they are known."""
+    last = messages[-1] if messages else None
+    instructions = [text] if (text := getattr(last, "instructions", None)) else []
+    manager = getattr(ctx, "tool_manager", None)
+    known = list(getattr(manager, "tool_defs", None) or ())
+    tools = [_tool(tool) for tool in known]
+    given: dict[str, object] = dict(ctx.model_settings or {})
+    return _request(
+        ctx,
+        ctx.model,
+        given,
+        messages=messages,
+        overhead=_overhead(instructions, tools, counter),
+        refs=any(tool.name == READ for tool in known),
+        hash=_hash([instructions, tools]),
+        framing=None,
+        begin=begin,
+        ask=ask,
+        marked=True,
+    )
+
+
+def _request(
+    ctx: RunContext[Any],
+    model: Any,
+    settings: Mapping[str, object],
+    *,
+    messages: list[ModelMessage],
+    overhead: int,
+    refs: bool,
+    hash: str,
+    framing: Callable[[list[ModelMessage]], list[ModelMessage]] | None,
+    begin: Begin,
+    ask: AskFor,
+    marked: bool = False,
+) -> Request:
+    """A request with what its run and its model say of it."""
+    return Request(
+        messages=messages,
+        overhead=overhead,
+        refs=refs,
+        hash=hash,
+        framing=framing,
+        begin=begin,
+        ask=ask,
+        marked=marked,
+        model=model.model_name,
+        family=model_family(model.system, model.model_name),
+        window=_whole(getattr(model, "context_window", None)),
+        max_tokens=_whole(settings.get("max_tokens")),
+        session_id=session_of(ctx),
+        scope=scope_of(ctx),
+        run_id=ctx.run_id,
+        affords=lambda given, said: spares(ctx, given, said),
+    )
+
+
+def _overhead(instructions: Sequence[str], tools: Sequence[str], counter: TokenCounter) -> int:
+    said = sum(counter.text(text) + MESSAGE_OVERHEAD for text in instructions)
+    return said + sum(counter.text(tool) + TOOL_OVERHEAD for tool in tools)
+
+
+def _tool(tool: Any) -> str:
+    facts = {"name": tool.name, "description": tool.description, "parameters": tool.parameters_json_schema}
+    return json.dumps({"type": "function", "function": facts}, default=str)
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _hash(facts: object) -> str:
+    return sha256(json.dumps(facts, sort_keys=True, default=str).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def scope_of(ctx: RunContext[Any]) -> str:
+    """The conversation as the application names it; empty where the host made the id up, as it does for each run.
+
+    A summary is written around the question of one conversation, so another that begins alike does not get it.
+    A made-up id (a version 7 UUID) says nothing: it is another one for the same history on the next request.
+    """
+    try:
+        return "" if UUID(ctx.conversation_id or "").version == HOST_IDS else ctx.conversation_id or ""
+    except ValueError:
+        return ctx.conversation_id or ""
+
+
+def session_of(ctx: RunContext[Any]) -> str:
+    """The label of the conversation that a run belongs to."""
+    return ctx.conversation_id or ctx.run_id or "conversation"
+
+
+def spares(ctx: RunContext[Any], given: int, said: int) -> bool:
+    """Whether a compile takes at most half of what the run's usage limits leave: the request itself needs the rest."""
+    allowed, used = ctx.usage_limits, ctx.usage
+    if allowed is None:
+        return True
+    takes = (
+        (allowed.input_tokens_limit, used.input_tokens, given),
+        (allowed.output_tokens_limit, used.output_tokens, said),
+        (allowed.total_tokens_limit, used.total_tokens, given + said),
+    )
+    return all(limit is None or 2 * tokens <= limit - spent for limit, spent, tokens in takes)
+
+
+def charged(ctx: RunContext[Any], answer: Answer) -> Answer:
+    """The answer, its tokens added to the run's; its requests are not, because limits count those.
+
+    Raises:
+        CompileError: there is none; what was spent until then is the run's all the same.
+    """
+    spent = RequestUsage(
+        input_tokens=answer.usage.get("input_tokens", 0),
+        output_tokens=answer.usage.get("output_tokens", 0),
+        cost=None if answer.cost is None else Decimal(answer.cost),
+    )
+    ctx.usage.incr(spent)
+    if answer.failure is not None:
+        raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
+    return answer

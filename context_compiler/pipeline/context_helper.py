@@ -1,0 +1,153 @@
+"""What a stage is told of the outputs before it, compiled with a template that it names; nothing where that fails.
+
+A compile like any other: capped, on the record, never made twice, and no reason for a stage not to run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextContent, TextPart, UserPromptPart
+from pydantic_ai.models import Model, infer_model
+
+from context_compiler.compiler.agent import Answer
+from context_compiler.compiler.prompt import Order
+from context_compiler.compiler.view import View
+from context_compiler.errors import CompileError
+from context_compiler.messages.content import user_content
+from context_compiler.messages.items import mark_of
+from context_compiler.middleware.arguments import Wanted
+from context_compiler.middleware.middleware import Middleware, loggable
+from context_compiler.middleware.request import Request
+from context_compiler.middleware.state import Run
+from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.stage import Stage
+from context_compiler.resilience import attempted
+from context_compiler.tokens.calibration import model_family
+
+log = logging.getLogger("context_compiler.pipeline")
+
+CONVERSATION = "context-helper"
+"""What follows the name of the stage in that of the conversation under which its compiles are recorded."""
+INSTEAD = "the step ran as written"
+"""What the record says where a compile failed."""
+USED = ("compiled", "cycle")
+"""Statuses of a view that a stage is told of."""
+
+
+class Compiling:
+    """The compiles of one run, one compiler a template."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._wares: dict[str, Middleware] = {}
+
+    async def told(self, stage: Stage, model: Model | str | None) -> str:
+        """The compiled outputs before a stage; empty where it names no template, nothing was said, or it failed.
+
+        Args:
+            stage: Names the template as its `context_helper`.
+            model: The stage's model, which writes the summary unless the run's compiler has one of its own.
+        """
+        template = stage.node.context_helper
+        said = list(exchanges(stage)) if template else []
+        if not said:
+            return ""
+        done = await attempted(self._view(template, stage, said, model))
+        view = done.value
+        if view is None:
+            why = loggable(done.error) if done.error else "no view"
+            log.warning("%s: @context-helper %s failed, the stage runs as written: %s", stage.node.name, template, why)
+        text = told_in(view) if view is not None and view.status in USED else ""
+        await stage.emit("context_compiled", template=template, **_facts(view, done.error))
+        return text
+
+    async def _view(self, template: str, stage: Stage, said: Sequence[ModelMessage], model: Model | str | None) -> View:
+        """The view of what was said before a stage and of what it is asked, on the record."""
+        ware = self._wares.get(template) or Middleware(self._wanted(template))
+        self._wares[template] = ware
+        asked = infer_model(model) if model is not None and not self._config.simulated else None
+        session = f"{stage.run_id}/{stage.node.name}/{CONVERSATION}"
+
+        async def ask(order: Order) -> Answer:
+            if asked is None:
+                raise CompileError("there is no model", model="none", phase="call")
+            answer = await ware.compile(order.key, order.prompts, asked)
+            if answer.failure is not None:
+                raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
+            return answer
+
+        request = Request(
+            messages=[*said, _asked(stage.prompt)],
+            overhead=0,
+            refs=False,
+            hash="",
+            model=asked.model_name if asked is not None else "none",
+            family=model_family(asked.system, asked.model_name) if asked is not None else "",
+            window=None,
+            max_tokens=None,
+            framing=None,
+            session_id=session,
+            scope=session,
+            run_id=stage.run_id,
+            affords=lambda given, answered: True,
+            begin=ware.begin,
+            ask=ask,
+            instead=INSTEAD,
+        )
+        limit = stage.node.timeout
+        ware.runs += 1
+        try:
+            async with asyncio.timeout(limit / 2 if limit else None):  # the rest of its time is the stage's own
+                return await ware.view(Run(), request)
+        finally:
+            ware.runs -= 1
+            await ware.rest()
+
+    def _wanted(self, template: str) -> Wanted:
+        """The run's compiler, but with this template, and for the outputs before a stage as a whole."""
+        given: dict[str, Any] = {"store": self._config.store, **(self._config.compiler or {})}
+        given |= {"every_turn": True, "recent_turns": 0, "inject": "user", "dry_run": False}
+        given |= {"model": "none"} if self._config.simulated else {}
+        given["template"] = template
+        return Wanted(**given)
+
+
+def _facts(view: View | None, error: Exception | None) -> dict[str, Any]:
+    """What an event says of a compile: how it went, what it cost, and where it is on the record."""
+    if view is None:
+        return {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+    facts: dict[str, Any] = {"status": view.status, "error": (view.error or "").removesuffix(f"; {INSTEAD}")}
+    record = view.record
+    if record is not None:
+        facts |= {"view": record.id, "tokens_raw": record.tokens_raw, "tokens_sent": record.tokens_sent}
+        used: Mapping[str, int] = record.compile.usage if record.compile is not None else {}
+        facts |= {name: used[name] for name in ("input_tokens", "output_tokens") if name in used}
+    return facts
+
+
+def exchanges(stage: Stage) -> Iterator[ModelMessage]:
+    """What the stages before one were asked and put out, in order, but for those that put nothing out."""
+    for entry in stage.context.logs():
+        found: Mapping[str, Any] = cast("Mapping[str, Any]", entry) if isinstance(entry, Mapping) else {}
+        name, ref = str(found.get("node", "")), str(found.get("ref", ""))
+        kept: object = stage.artifacts.retrieve(ref) if ref and stage.artifacts.has(ref) else found.get("notes", "")
+        node = stage.graph.nodes.get(name)
+        if node is None or not isinstance(kept, str) or not kept.strip():
+            continue
+        yield _asked(stage.graph.with_goal(f"{node.label}: {node.prompt}" if node.prompt else node.label))
+        yield ModelResponse(parts=[TextPart(kept)])
+
+
+def told_in(view: View) -> str:
+    """What a view says of what it leaves out: its own parts, without what it only hands on."""
+    parts = [part for message in view.messages for part in message.parts]
+    things = [thing for part in parts for thing in user_content(getattr(part, "content", None))]
+    return "\n\n".join(thing.content for thing in things if isinstance(thing, TextContent) and mark_of(thing)).strip()
+
+
+def _asked(text: str) -> ModelRequest:
+    return ModelRequest(parts=[UserPromptPart(text)])

@@ -1,0 +1,233 @@
+"""Whom a human gate asks: a terminal, a function, a queue of answers, nobody, or any of them with a record of it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from threading import Thread
+from typing import Any, Protocol, TypeAlias
+
+from context_compiler.resilience import attempt
+
+
+class QuestionType(StrEnum):
+    """What kind of answer is wanted."""
+
+    YES_NO = "yes_no"
+    MULTIPLE_CHOICE = "multiple_choice"
+    FREEFORM = "freeform"
+    CONFIRMATION = "confirmation"
+
+
+class AnswerValue(StrEnum):
+    """Answers that are no choice of somebody's own."""
+
+    YES = "yes"
+    NO = "no"
+    SKIPPED = "skipped"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One choice: the key that picks it, and what it says."""
+
+    key: str
+    label: str
+    target: str = ""
+    """The stage it leads to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a person is asked."""
+
+    text: str
+    type: QuestionType = QuestionType.MULTIPLE_CHOICE
+    options: tuple[Option, ...] = ()
+    default: str | None = None
+    """The answer that stands for silence."""
+    timeout_seconds: float | None = None
+    stage: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What else is known of where it comes from, such as the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What a person answered."""
+
+    value: str
+    """A key, a label, a text, or an `AnswerValue`."""
+    option: Option | None = None
+    text: str = ""
+
+
+class Interviewer(Protocol):
+    """Asks people. Only `ask` has to be there; whoever derives from this has the others."""
+
+    async def ask(self, question: Question) -> Reply:
+        """The answer to a question; `AnswerValue.SKIPPED` when there will be none."""
+        ...
+
+    async def ask_multiple(self, questions: Sequence[Question]) -> list[Reply]:
+        """The answers to several questions, one after another."""
+        return [await self.ask(question) for question in questions]
+
+    async def inform(self, message: str, stage: str = "") -> None:
+        """Tell something that asks for no answer; `stage` is whom it is about. Nobody is told unless told how."""
+
+
+def reply_to(question: Question, said: str) -> Reply:
+    """What an answer means: an option by its key or label, in any capitals; else the text itself."""
+    word = said.strip()
+    for option in question.options:
+        if word.lower() in (option.label.lower(), option.target.lower()) and word:
+            return Reply(value=option.key, option=option, text=word)
+    for option in question.options:
+        if word.lower() == option.key.lower():
+            return Reply(value=option.key, option=option, text=word)
+    return Reply(value=word, text=word)
+
+
+class AutoApprove(Interviewer):
+    """Says yes, and takes the first option."""
+
+    async def ask(self, question: Question) -> Reply:
+        """The first option, yes, or `auto-approved`."""
+        if question.options:
+            first = question.options[0]
+            return Reply(value=first.key, option=first, text=first.label)
+        free = question.type is QuestionType.FREEFORM
+        return Reply(value="auto-approved" if free else AnswerValue.YES, text="auto-approved")
+
+
+class ConsoleInterviewer(Interviewer):
+    """Asks on the terminal: the question on standard error, the answer from standard input."""
+
+    def __init__(self, read: Callable[[], str] | None = None, show: Callable[[str], Any] | None = None) -> None:
+        """`read` gives one line, empty at the end of the input; `show` shows one line."""
+        self._read, self._show = read, show or _on_stderr
+        self._turn = asyncio.Lock()
+        self._coming: Future[str] | None = None
+
+    async def ask(self, question: Question) -> Reply:
+        """What is typed; the end of the input skips the question. Of two that ask at once, one waits for the other."""
+        async with self._turn:
+            self._show(question.text)
+            for option in question.options:
+                self._show(f"  [{option.key}] {option.label}")
+            line = await self._line()
+        return reply_to(question, line) if line else Reply(value=AnswerValue.SKIPPED)
+
+    async def inform(self, message: str, stage: str = "") -> None:
+        """Show it where questions are shown."""
+        self._show(f"{stage}: {message}" if stage else message)
+
+    async def _line(self) -> str:
+        """The next line. One that nobody waited for long enough is still being read, and answers what is asked next."""
+        loop, there = asyncio.get_running_loop(), asyncio.Event()
+        self._coming = coming = self._coming or _reading(self._read or sys.stdin.readline)
+
+        def wake(_: Future[str]) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(there.set)
+
+        coming.add_done_callback(wake)
+        await there.wait()
+        self._coming = None
+        return coming.result()
+
+
+def _reading(read: Callable[[], str]) -> Future[str]:
+    """A line that is read on a thread that keeps nobody from leaving: not a run that is cancelled, nor the process."""
+    coming: Future[str] = Future()
+
+    def work() -> None:
+        done = attempt(read)
+        if done.error is not None:
+            coming.set_exception(done.error)
+        else:
+            coming.set_result(done.value or "")
+
+    Thread(target=work, daemon=True).start()
+    return coming
+
+
+def _on_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+Answering: TypeAlias = Callable[[Question], Any]
+
+
+class CallbackInterviewer(Interviewer):
+    """Asks a function, async or not, that gives a text, an option or a reply; None skips."""
+
+    def __init__(self, answer: Answering, inform: Callable[[str, str], Any] | None = None) -> None:
+        """`inform` is given what asks for no answer, and the stage it is about."""
+        self._answer, self._inform = answer, inform
+
+    async def ask(self, question: Question) -> Reply:
+        """What the function gives."""
+        said: Any = self._answer(question)
+        return _reply(question, await said if inspect.isawaitable(said) else said)
+
+    async def inform(self, message: str, stage: str = "") -> None:
+        """Hand it to the function for that, if there is one."""
+        done: Any = self._inform(message, stage) if self._inform is not None else None
+        if inspect.isawaitable(done):
+            await done
+
+
+class QueueInterviewer(Interviewer):
+    """Gives prepared answers in their order; an empty queue skips."""
+
+    def __init__(self, answers: Iterable[str | Option | Reply] = ()) -> None:
+        self.answers: list[str | Option | Reply] = list(answers)
+
+    async def ask(self, question: Question) -> Reply:
+        """The next answer."""
+        return _reply(question, self.answers.pop(0) if self.answers else None)
+
+
+@dataclass
+class RecordingInterviewer(Interviewer):
+    """Asks another interviewer, and remembers every question with its answer."""
+
+    inner: Interviewer
+    asked: list[tuple[Question, Reply]] = field(default_factory=list[tuple[Question, Reply]])
+    told: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """Messages that asked for no answer, each with its stage."""
+
+    async def ask(self, question: Question) -> Reply:
+        """What the other one answers."""
+        reply = await self.inner.ask(question)
+        self.asked.append((question, reply))
+        return reply
+
+    async def inform(self, message: str, stage: str = "") -> None:
+        """What the other one is told."""
+        self.told.append((message, stage))
+        await inform(self.inner, message, stage)
+
+
+async def inform(whom: Interviewer, message: str, stage: str) -> None:
+    """Tell somebody who may only know how to be asked."""
+    telling: Any = getattr(whom, "inform", None)
+    if telling is not None:
+        await telling(message, stage)
+
+
+def _reply(question: Question, said: Any) -> Reply:
+    if said is None:
+        return Reply(value=AnswerValue.SKIPPED)
+    if isinstance(said, Option):
+        return Reply(value=said.key, option=said, text=said.label)
+    return said if isinstance(said, Reply) else reply_to(question, str(said))

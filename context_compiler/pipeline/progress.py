@@ -1,0 +1,163 @@
+"""What a run has done so far, from whatever tells of it: stages, outcomes, notes, retries, and the context to show.
+
+Everything is looked up by attribute or key and nothing is required, so any engine's objects will do. A log
+entry is a mapping with `node` (or `name`), `outcome` (or `status`), `notes`, `tools` and `duration`; of several
+about one stage, the last that says something counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from heapq import nsmallest
+from typing import Any, cast
+
+from context_compiler.pipeline.excerpts import as_text
+
+NODE = ("node", "name", "node_id", "stage")
+OUTCOME = ("outcome", "status")
+NOTES = ("notes", "note", "failure_reason")
+TOOLS = ("tools", "tools_used", "tool_calls")
+DURATION = ("duration", "elapsed", "duration_seconds")
+TOLD = (OUTCOME[0], NOTES[0], TOOLS[0], DURATION[0])
+"""What an entry holds that leaves nothing to older ones."""
+RETRIES = "internal.retry_count."
+
+_HIDDEN = frozenset(
+    {
+        *("current_node", "preamble", "fidelity_preamble", "outcome", "preferred_label", "run_id", "node_outcomes"),
+        *("completed_nodes", "thread_key", "fidelity", "internal", "graph", "node_retries"),
+    }
+)
+"""Keys of the context that are bookkeeping."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A completed stage, once, at its latest completion."""
+
+    name: str
+    outcome: str
+    told: Mapping[str, object] = field(default_factory=dict[str, object])
+    """What the logs say of it."""
+
+    def said(self, names: Sequence[str]) -> object:
+        """The first of some fields that the logs tell."""
+        return _first(self.told, names)
+
+
+def mapping(context: object) -> Mapping[str, object]:
+    """The values of a context: a mapping, or something with a snapshot, a mapping of values, or items."""
+    if isinstance(context, Mapping):
+        return cast("Mapping[str, object]", context)
+    for name in ("values", "snapshot", "to_dict", "data", "items"):
+        there: Any = getattr(context, name, None)
+        there = there() if callable(there) else there
+        there = _paired(there) if name == "items" else there
+        values: Any = getattr(there, "values", None)
+        for one in (there, values):
+            if isinstance(one, Mapping):
+                found = cast("Mapping[str, object]", one)
+                inner = found.get("values")
+                both = isinstance(inner, Mapping) and set(found) <= {"values", "logs"}
+                return cast("Mapping[str, object]", inner) if both else found
+    return {}
+
+
+def _paired(items: object) -> Mapping[str, object] | None:
+    """What pairs of keys and values say; None: these are none."""
+    try:
+        return dict(cast("Iterable[tuple[str, object]]", items))
+    except (TypeError, ValueError):
+        return None
+
+
+def completed(
+    names: Iterable[object], logs: Iterable[object], most: int
+) -> tuple[list[tuple[str, Mapping[str, object]]], int]:
+    """The last `most` completed stages with what the logs say of them, and how many stages are completed.
+
+    Each stage is there once, in the order of its latest completion.
+    """
+    order = list(dict.fromkeys(reversed([one if type(one) is str else node_name(one) for one in names])))
+    told: dict[str, dict[str, object]] = {name: {} for name in order[:most]}
+    open_ = set(told)
+    for entry in reversed(list(logs)) if told else ():
+        if not open_:
+            break
+        if isinstance(entry, Mapping):
+            fields = cast("Mapping[str, object]", entry)
+            name = fields.get("node") or _first(fields, NODE)
+            name = name if isinstance(name, str) else as_text(name)
+            if name in open_:
+                told[name] = {key: value for key, value in fields.items() if value is not None} | told[name]
+                if all(fields.get(key) is not None for key in TOLD):
+                    open_.discard(name)  # nothing that was said of it before can count
+    return [(name, told[name]) for name in reversed(order[:most])], len(order)
+
+
+def done(name: str, told: Mapping[str, object], context: Mapping[str, object]) -> Done:
+    """A completed stage with its outcome: from the logs, else from the context's `node_outcomes`."""
+    outcome = _first(told, OUTCOME)
+    if outcome is None:
+        outcomes = context.get("node_outcomes", context.get("internal.node_outcomes"))
+        if isinstance(outcomes, Mapping):
+            outcome = cast("Mapping[str, object]", outcomes).get(name)
+            if isinstance(outcome, Mapping):
+                told = {**cast("Mapping[str, object]", outcome), **told}
+                outcome = _first(told, OUTCOME)
+    outcome = getattr(outcome, "status", outcome)
+    outcome = getattr(outcome, "value", outcome)
+    return Done(name=name, outcome="unknown" if outcome is None else as_text(outcome), told=told)
+
+
+def _first(fields: Mapping[str, object], names: Sequence[str]) -> object:
+    return next((fields[name] for name in names if fields.get(name) is not None), None)
+
+
+def node_name(node: object) -> str:
+    """A stage's name, given itself or its name."""
+    return node if isinstance(node, str) else as_text(getattr(node, "name", node))
+
+
+def visible(context: Mapping[str, object], most: int) -> tuple[list[tuple[str, object]], int]:
+    """The first `most` entries of a context that are no bookkeeping, by key, and how many more there are."""
+    keys = {text: key for key in context if _shows(text := key if type(key) is str else as_text(key))}
+    first = nsmallest(most, keys) if len(keys) > most else sorted(keys)
+    return [(key, context[keys[key]]) for key in first], len(keys) - len(first)
+
+
+@lru_cache(maxsize=65_536)
+def _shows(key: str) -> bool:
+    if key.startswith(("_", "internal.", "graph.")) or "._" in key:
+        return False
+    return key not in _HIDDEN and not key.startswith(("context.internal.", "context.graph."))
+
+
+def retries(context: Mapping[str, object], pipeline: object) -> Iterator[tuple[str, str]]:
+    """Every stage that was tried again: its name, and how often of how often it may be."""
+    counts = {key: value for key, value in context.items() if as_text(key).startswith(RETRIES)}
+    if not counts:
+        return
+    nodes = _nodes(pipeline)
+    for key in sorted(counts, key=as_text):
+        name = as_text(key).removeprefix(RETRIES)
+        most: object = getattr(nodes.get(name), "max_retries", None)
+        most = getattr(pipeline, "default_max_retries", 0) if most is None else most
+        yield name, f"{as_text(counts[key])[:20]}/{as_text(most)[:20]}"
+
+
+def _nodes(pipeline: object) -> Mapping[str, object]:
+    nodes: object = getattr(pipeline, "nodes", None)
+    if isinstance(nodes, Mapping):
+        return cast("Mapping[str, object]", nodes)
+    if isinstance(nodes, list | tuple):
+        return {node_name(one): one for one in cast("Sequence[object]", nodes)}
+    return {}
+
+
+def stage_count(pipeline: object) -> int:
+    """How many stages a pipeline has; 0: it does not say."""
+    nodes: Any = getattr(pipeline, "nodes", None)
+    return len(cast("Sequence[object]", nodes)) if isinstance(nodes, Mapping | list | tuple | set | frozenset) else 0

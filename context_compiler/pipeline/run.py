@@ -1,0 +1,225 @@
+"""A pipeline is run in phases: transformed, checked, begun, gone through, and ended; `run_pipeline` is all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from inspect import isawaitable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from context_compiler.errors import PipelineError
+from context_compiler.middleware.middleware import loggable
+from context_compiler.paths import made
+from context_compiler.pipeline.checkpoint import write_checkpoint
+from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.engine import Engine, Surroundings
+from context_compiler.pipeline.events import Event
+from context_compiler.pipeline.graph import Graph
+from context_compiler.pipeline.handlers import handlers_of
+from context_compiler.pipeline.initial_state import begun, hashes, lineage_facts
+from context_compiler.pipeline.prepare import contents, graph_of, open_runs, prepare, root_of, run_info
+from context_compiler.pipeline.result import RunResult
+from context_compiler.pipeline.routing import ended
+from context_compiler.pipeline.state import RunState
+from context_compiler.pipeline.stores import RunStore
+from context_compiler.pipeline.stores.files import FileRuns
+from context_compiler.resilience import attempted
+
+log = logging.getLogger("context_compiler.pipeline")
+
+
+async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = None, **options: Any) -> RunResult:
+    """Run a pipeline to its end. A run that fails is a result too.
+
+    Args:
+        pipeline: A graph, DOT text, or the path of a DOT file.
+        config: How to run it.
+        options: Fields of `RunConfig`, in place of those of `config`.
+
+    Raises:
+        GraphError: the graph cannot be read, or has errors.
+        PipelineError: the run could not be begun, or not be kept.
+    """
+    config = replace(config or RunConfig(), **options)
+    graph = graph_of(pipeline)
+    prepared = prepare(graph, config)
+    run_id = config.run_id or f"{graph.name or 'run'}-{uuid4().hex[:8]}"
+    store = open_runs(config)
+    try:
+        async with store.own(run_id):
+            state = begun(prepared, hashes(graph), run_id, config.context)
+            await store.begin(run_info(graph, state), contents(graph, state))
+            await store.save(state)
+            return await go_through(prepared, config, store, state)
+    finally:
+        if store is not config.runs:
+            await store.close()
+
+
+async def go_through(
+    graph: Graph, config: RunConfig, store: RunStore, state: RunState, *, resumed: bool = False
+) -> RunResult:
+    """Run from a state to the end; the caller owns the run. Cancellation leaves the last checkpoint."""
+    running = Running(graph, config, store, state)
+    await running.open()
+    kind = "run_resumed" if resumed else "run_initialized"
+    await running.emit(kind, run_id=state.run_id, **lineage_facts(state), next_node=state.next_node)
+    try:
+        state = await running.engine.run(state)
+    except asyncio.CancelledError:
+        await running.emit("run_finalized", run_id=running.state.run_id, status="cancelled")
+        raise
+    finally:
+        await running.children()
+    if running.root is not None and not isinstance(store, FileRuns):
+        write_checkpoint(running.root, state)
+    await running.ended(state)
+    return RunResult(state=state)
+
+
+class Running:
+    """One run while it goes on: its engine, its events, its children."""
+
+    def __init__(self, graph: Graph, config: RunConfig, store: RunStore, state: RunState) -> None:
+        self.config, self.store, self.state = config, store, state
+        self.root = root_of(config, store, state.lineage.root_run_id)
+        around = Surroundings(
+            config=config,
+            handlers=handlers_of(config),
+            save=self.save,
+            emit=self.emit,
+            start=self.start,
+            root=self.root,
+        )
+        self.engine = Engine(graph, around)
+        self._sequence, self._began = 0, config.clock()
+        self._running: set[ChildRun] = set()
+
+    async def open(self) -> None:
+        """Make the folder of its files if need be, and number events on from those that are there."""
+        if self.root is not None:
+            with suppress(OSError):  # whoever writes there says it, with the file
+                made(self.root)
+        events = await self.store.events(self.state.lineage.root_run_id)
+        self._sequence = events[-1].sequence if events else 0
+
+    async def save(self, state: RunState) -> None:
+        """Keep a state."""
+        await self.store.save(state)
+        self.state = state
+        await self.emit("checkpoint_saved", run_id=state.run_id, node=state.current_node, number=state.sequence)
+
+    async def emit(self, kind: str, *, run_id: str, node: str | None = None, branch: str = "", **facts: Any) -> None:
+        """Tell what happened: the store, and whoever listens; a listener that fails is passed over."""
+        self._sequence += 1
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        data = {key: value for key, value in facts.items() if value not in (None, "")}
+        event = Event(kind=kind, run_id=run_id, sequence=self._sequence, at=at, node=node, branch=branch, data=data)
+        await self.store.add(self.state.lineage.root_run_id, event)
+        if self.config.on_event is not None:
+            heard = await attempted(_told(self.config.on_event, event))
+            if heard.error is not None:
+                log.warning("on_event failed: %s", loggable(heard.error))
+
+    async def ended(self, state: RunState) -> None:
+        """Tell how the run ended, and how long this process was at it."""
+        facts: dict[str, Any] = {"status": state.status, "reason": state.failure_reason, "completed": state.sequence}
+        facts |= {"duration": max(0.0, self.config.clock() - self._began), "artifact_count": self.engine.artifact_count}
+        await self.emit("run_finalized", run_id=state.run_id, **facts)
+
+    async def start(self, graph: Graph, run_id: str) -> ChildRun:
+        """Start a graph as a child of this run, or go on with it where it was begun before.
+
+        Raises:
+            PipelineError: it was begun with another graph, somebody else is running it, or it could not be kept.
+        """
+        store = self.store.below(run_id) if isinstance(self.store, FileRuns) else self.store
+        config = replace(self.config, run_id=run_id, runs=store, context={}, logs_root=self._below(run_id))
+        prepared, names = prepare(graph, config), hashes(graph)
+        async with AsyncExitStack() as owned:
+            await owned.enter_async_context(store.own(run_id))
+            known = await store.load(run_id)
+            state = known or begun(prepared, names, run_id, {})
+            if known is None:
+                await store.begin(run_info(graph, state), contents(graph, state))
+                await store.save(state)
+            elif known.graph.snapshot != names.snapshot:
+                raise PipelineError(f"run {run_id!r} is of another graph; give it the one it began with")
+            elif config.resume_threads == "degrade":
+                state = replace(known, threads={}, resumed=True)
+            child = ChildRun(Running(prepared, config, store, state), owned.pop_all())
+        self._running.add(child)
+        child.task.add_done_callback(lambda _: self._running.discard(child))
+        return child
+
+    async def children(self) -> None:
+        """No child outlives its parent."""
+        for child in list(self._running):
+            await child.stop()
+
+    def _below(self, run_id: str) -> Path | None:
+        if self.root is None or isinstance(self.store, FileRuns):
+            return None
+        return self.root / "children" / run_id.replace(":", "_").replace("/", "_")
+
+
+class ChildRun:
+    """A pipeline that a stage started."""
+
+    def __init__(self, run: Running, owned: AsyncExitStack) -> None:
+        """`owned` lets go of the run when it is closed."""
+        self._run, self._owned = run, owned
+        self.task = asyncio.create_task(self._go())
+
+    @property
+    def state(self) -> RunState:
+        """Where it stands."""
+        return self._run.state
+
+    @property
+    def running(self) -> bool:
+        """Whether it still runs."""
+        return not self.task.done()
+
+    def steer(self, message: str) -> None:
+        """Leave a message for its next stage."""
+        self._run.engine.inbox.append(message)
+
+    async def wait(self, sleeping: asyncio.Future[None]) -> None:
+        """Until it has ended, or `sleeping` has."""
+        await asyncio.wait({self.task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def stop(self) -> None:
+        """End it; its last checkpoint stays."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self._owned.aclose()  # a task that was never begun has not
+
+    async def _go(self) -> None:
+        run = self._run
+        async with self._owned:
+            gone = await attempted(self._gone())
+            if gone.error is not None:
+                log.warning("%s failed: %s", run.state.run_id, loggable(gone.error))
+                run.state = ended(run.state, f"{gone.error}")
+
+    async def _gone(self) -> None:
+        run = self._run
+        await run.open()
+        if not run.state.ended:
+            try:
+                await run.engine.run(run.state)
+            finally:
+                await run.children()
+        await run.ended(run.state)
+
+
+async def _told(listener: Any, event: Event) -> None:
+    said = listener(event)
+    if isawaitable(said):
+        await said

@@ -1,0 +1,162 @@
+"""Runs as folders that people can read: a checkpoint, events as lines, the graph, and what each stage left."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from context_compiler.errors import PipelineError
+from context_compiler.ids import text_hash
+from context_compiler.pipeline.artifacts import write_atomically
+from context_compiler.pipeline.checkpoint import read_checkpoint, write_checkpoint
+from context_compiler.pipeline.events import Event, event_of
+from context_compiler.pipeline.lock import owned
+from context_compiler.pipeline.stage import folder_name
+from context_compiler.pipeline.state import RunState
+from context_compiler.pipeline.stores import RunInfo, info_document, info_of, newest_first, progressed
+
+MANIFEST, EVENTS, GRAPH, NORMAL, LOCK = "manifest.json", "events.jsonl", "graph.dot", "graph.normal.dot", ".lock"
+
+
+class FileRuns:
+    """Runs in folders.
+
+    Args:
+        root: The folder of the runs' folders.
+        alone: Whether it is itself the folder of the one run that is kept.
+    """
+
+    def __init__(self, root: str | Path, *, alone: bool = False) -> None:
+        self.root = Path(root)
+        self._alone = alone
+        self._added: set[str] = set()
+        """Runs whose events end in a whole line, because this store has added one."""
+
+    def folder(self, run_id: str) -> Path:
+        """The folder of a run."""
+        return self.root if self._alone else self.root / folder_name(run_id)
+
+    def below(self, run_id: str) -> FileRuns:
+        """Where a run is kept that one of these has started."""
+        return FileRuns(self.root / "children" / folder_name(run_id), alone=True) if self._alone else self
+
+    @asynccontextmanager
+    async def own(self, run_id: str) -> AsyncGenerator[None]:
+        """Be the only one to go on with a run."""
+        with owned(self.folder(run_id) / LOCK, run_id):
+            yield
+
+    async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
+        """A new run."""
+        folder = self.folder(info.run_id)
+        if (folder / MANIFEST).exists():
+            raise PipelineError(f"{folder}: there is a run already: resume it, or give another id or folder")
+        for hash, text in contents.items():
+            self._write(folder / (GRAPH if hash == (info.source or info.snapshot) else NORMAL), text)
+        self._write(folder / MANIFEST, json.dumps(info_document(info), indent=1))
+
+    async def save(self, state: RunState) -> None:
+        """Keep a state: the whole of it, each time."""
+        write_checkpoint(self.folder(state.lineage.root_run_id), state)
+
+    async def add(self, run_id: str, event: Event) -> None:
+        """Keep an event."""
+        path = self.folder(run_id) / EVENTS
+        try:
+            cut = run_id not in self._added and _ends_within_a_line(path)
+            with open(path, "a", encoding="utf-8", opener=_for_its_owner) as file:
+                file.write("\n" * cut + json.dumps(event.document()) + "\n")
+            self._added.add(run_id)
+        except OSError as error:
+            raise PipelineError(f"{path}: {error.strerror or error}") from error
+
+    async def load(self, run_id: str) -> RunState | None:
+        """The state that was saved last."""
+        return read_checkpoint(self.folder(run_id))
+
+    async def events(self, run_id: str, after: int = 0) -> list[Event]:
+        """Events in their order; a line that was cut short by a crash or a full disk is passed over."""
+        path = self.folder(run_id) / EVENTS
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise PipelineError(f"{path}: {error.strerror or error}") from error
+        return [event for line in lines if (event := _event(line)) is not None and event.sequence > after]
+
+    async def runs(self) -> list[RunInfo]:
+        """Every run, the one begun last first."""
+        found = [self._info(path) for path in self.root.glob(f"*/{MANIFEST}")] if self.root.is_dir() else []
+        return newest_first(found)
+
+    async def content(self, hash: str) -> str | None:
+        """The text of that hash, from whichever run."""
+        for name in (GRAPH, NORMAL):
+            for path in (*self.root.glob(f"*/{name}"), self.root / name):
+                text = _text(path)
+                if text is not None and text_hash(text) == hash:
+                    return text
+        return None
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def _info(self, manifest: Path) -> RunInfo:
+        try:
+            data: Any = json.loads(manifest.read_bytes())
+            info = info_of(data)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise PipelineError(f"{manifest}: it cannot be read: {error}") from error
+        state = read_checkpoint(manifest.parent)
+        if state is None:
+            return info
+        when = (manifest.parent / "checkpoint.json").stat().st_mtime
+        return progressed(info, state, datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds"))
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            write_atomically(path, text.encode("utf-8", "surrogatepass"))
+        except OSError as error:
+            raise PipelineError(f"{path}: {error.strerror or error}; give a folder that may be written") from error
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    """Open a file that, where it is made, nobody else may read."""
+    return os.open(path, flags, 0o600)
+
+
+def _text(path: Path) -> str | None:
+    """What a file says, to the letter; None: it is no text, or not there."""
+    try:
+        return path.read_bytes().decode("utf-8", "surrogatepass")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _event(line: bytes) -> Event | None:
+    """The event of a line; None: the line is no whole event."""
+    try:
+        event = event_of(json.loads(line))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return event if type(event.sequence) is int else None
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    """Whether a crash, or a full disk, left the beginning of a line at the end of a file."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+
+
+def in_folder(folder: str | Path) -> FileRuns:
+    """A store of the one run that is in a folder."""
+    return FileRuns(folder, alone=True)

@@ -1,0 +1,195 @@
+"""Runs in one SQLite file: saving a state writes what changed in it, so a long run saves as fast as a short one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+from context_compiler.errors import PipelineError
+from context_compiler.paths import made
+from context_compiler.pipeline.checkpoint import state_of
+from context_compiler.pipeline.deltas import changes, gathered
+from context_compiler.pipeline.events import Event, event_of
+from context_compiler.pipeline.lock import owned
+from context_compiler.pipeline.state import RunState
+from context_compiler.pipeline.stores import RunInfo, info_document, info_of, newest_first, progressed
+from context_compiler.record.schema import transaction
+
+T = TypeVar("T")
+APPLICATION_ID, VERSION = 0x63747872, 1  # "ctxr"
+
+TABLES = """
+CREATE TABLE runs (run TEXT PRIMARY KEY, info TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE cells (                   -- a state in pieces: what changes alone is written alone
+    run TEXT NOT NULL, section TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL,
+    PRIMARY KEY (run, section, name)
+) WITHOUT ROWID;
+CREATE TABLE events (
+    run TEXT NOT NULL, sequence INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (run, sequence)
+) WITHOUT ROWID;
+CREATE TABLE contents (hash TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+class SQLiteRuns:
+    """Runs in one file, for several processes at once; opened at first use."""
+
+    def __init__(self, path: str | Path, *, busy_timeout: float = 5.0) -> None:
+        self.path = Path(path).expanduser().absolute()
+        self._timeout = busy_timeout
+        self._lock = Lock()
+        self._db: sqlite3.Connection | None = None
+        self._saved: dict[str, RunState] = {}
+
+    @asynccontextmanager
+    async def own(self, run_id: str) -> AsyncGenerator[None]:
+        """Be the only one to go on with a run."""
+        mark = blake2b(run_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        with owned(self.path.with_name(f"{self.path.name}-{mark}.lock"), run_id):
+            self._saved.pop(run_id, None)
+            try:
+                yield
+            finally:
+                self._saved.pop(run_id, None)
+
+    async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
+        """A new run."""
+        await self._run(partial(_begin, info=info, contents=contents))
+
+    async def save(self, state: RunState) -> None:
+        """Keep a state: what is other than in the one before."""
+        root = state.lineage.root_run_id
+        former = self._saved.pop(root, None)  # where this fails or is cancelled, nobody knows what is there
+        await self._run(partial(_save, state=state, former=former))
+        self._saved[root] = state
+
+    async def add(self, run_id: str, event: Event) -> None:
+        """Keep an event."""
+        row = (run_id, event.sequence, json.dumps(event.document()))
+        await self._run(lambda db: db.execute("INSERT OR REPLACE INTO events VALUES (?, ?, ?)", row))
+
+    async def load(self, run_id: str) -> RunState | None:
+        """The state that was saved last."""
+        query = "SELECT section, name, body FROM cells WHERE run = ? ORDER BY section, name"
+        rows: Sequence[Any] = await self._run(lambda db: db.execute(query, (run_id,)).fetchall())
+        if not rows:
+            return None
+        where = f"{self.path}, run {run_id!r}"
+        try:
+            found = gathered((section, name, json.loads(body)) for section, name, body in rows)
+        except (ValueError, RecursionError, LookupError, TypeError) as error:
+            raise PipelineError(f"{where}: the checkpoint is damaged ({error}); it cannot be resumed from") from error
+        return state_of(found, where=where)
+
+    async def events(self, run_id: str, after: int = 0) -> list[Event]:
+        """Events in their order."""
+        query = "SELECT body FROM events WHERE run = ? AND sequence > ? ORDER BY sequence"
+        rows: Sequence[Any] = await self._run(lambda db: db.execute(query, (run_id, after)).fetchall())
+        return [self._whole(event_of, body) for (body,) in rows]
+
+    async def runs(self) -> list[RunInfo]:
+        """Every run, the one begun last first."""
+        rows: Sequence[Any] = await self._run(lambda db: db.execute("SELECT info FROM runs").fetchall())
+        return newest_first([self._whole(info_of, body) for (body,) in rows])
+
+    def _whole(self, made: Callable[[Any], T], body: str) -> T:
+        try:
+            return made(json.loads(body))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise PipelineError(f"{self.path}: a row in it is damaged ({error})") from error
+
+    async def content(self, hash: str) -> str | None:
+        """The text of that hash."""
+        query = "SELECT body FROM contents WHERE hash = ?"
+        row: Any = await self._run(lambda db: db.execute(query, (hash,)).fetchone())
+        return None if row is None else row[0]
+
+    async def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            db, self._db = self._db, None
+            if db is not None:
+                db.close()
+
+    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        # On a thread, because another process may be writing; whoever is cancelled waits for it, because nothing may
+        # be written once the run is somebody else's, or the file closed.
+        working = asyncio.create_task(asyncio.to_thread(self._performed, work))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            await asyncio.gather(working, return_exceptions=True)
+            raise
+
+    def _performed(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self._lock:
+            try:
+                if self._db is None:
+                    self._db = _opened(self.path, self._timeout)
+                with transaction(self._db):
+                    return work(self._db)
+            except (sqlite3.Error, OSError) as error:
+                raise PipelineError(f"{self.path}: {error}; what was saved before is intact") from error
+
+
+def _opened(path: Path, timeout: float) -> sqlite3.Connection:
+    made(path.parent)
+    with suppress(FileExistsError):  # nobody else may read it; SQLite gives its -wal and -shm the same mode
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
+    with ExitStack() as undo:
+        undo.callback(db.close)
+        _prepared(db, path)
+        undo.pop_all()
+    return db
+
+
+def _prepared(db: sqlite3.Connection, path: Path) -> None:
+    owner, version = db.execute("PRAGMA application_id").fetchone()[0], db.execute("PRAGMA user_version").fetchone()[0]
+    there = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if there and owner != APPLICATION_ID:
+        raise PipelineError(f"{path}: the database belongs to something else; give runs a file of their own")
+    if version > VERSION:
+        raise PipelineError(f"{path}: written by a newer version; upgrade context-compiler")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    if not there:
+        with transaction(db):
+            if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                for statement in TABLES.split(";")[:-1]:
+                    db.execute(statement)
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _begin(db: sqlite3.Connection, *, info: RunInfo, contents: Mapping[str, str]) -> None:
+    if db.execute("SELECT 1 FROM runs WHERE run = ?", (info.run_id,)).fetchone():
+        raise PipelineError(f"there is a run {info.run_id!r} already: resume it, or give another id")
+    db.execute("INSERT INTO runs VALUES (?, ?)", (info.run_id, json.dumps(info_document(info))))
+    db.executemany("INSERT OR IGNORE INTO contents VALUES (?, ?)", list(contents.items()))
+
+
+def _save(db: sqlite3.Connection, *, state: RunState, former: RunState | None) -> None:
+    root = state.lineage.root_run_id
+    if former is None:
+        db.execute("DELETE FROM cells WHERE run = ?", (root,))
+    gone, new = changes(former, state)
+    db.executemany("DELETE FROM cells WHERE run = ? AND section = ? AND name = ?", [(root, *one) for one in gone])
+    rows = [(root, *cell[:2], json.dumps(cell[2])) for cell in new]
+    db.executemany("INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?)", rows)
+    row = db.execute("SELECT info FROM runs WHERE run = ?", (root,)).fetchone()
+    if row is None:
+        raise PipelineError(f"there is no run {root!r} to save a state of")
+    at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    info = progressed(info_of(json.loads(row[0])), state, at)
+    db.execute("UPDATE runs SET info = ? WHERE run = ?", (json.dumps(info_document(info)), root))

@@ -1,0 +1,112 @@
+"""A text as terms: stems of its words, and ids and paths both whole and in their parts.
+
+English and Russian words are stemmed with Snowball (Porter 1980, 2001), once for each word; words of other
+spaced scripts stand as they are, and scripts without spaces become pairs of characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] # it ships none
+
+from context_compiler.recall.informativeness import words
+
+LONGEST = 96
+"""Characters; what is longer is data, and nobody asks for it by name."""
+
+REMEMBERED = 65_536
+"""Words whose stems are remembered."""
+
+RUNS, SHORT = 32_768, 20
+"""Runs of characters without white space whose terms are remembered, and how many characters each may have: longer
+ones, such as paths and sentences of scripts that are written without spaces, seldom come again and take much room."""
+
+STOPS = frozenset(
+    "a about again all also am an and any are as at be because been before being but by can could did do does doing"
+    " done during for from further had has have having he her here hers him his how i if in into is it its just let me"
+    " more most my no nor not now of off on once only or other our ours out over own s same she should so some such t"
+    " than that the their theirs them then there these they this those through to too under until up us very was we"
+    " were what when where which while who whom why will with would you your yours d ll m o re ve y might must shall"
+    " don't didn't doesn't isn't aren't wasn't weren't can't couldn't won't wouldn't shouldn't haven't hasn't hadn't"
+    " i'm i've i'd i'll you're you've you'd you'll he's she's it's that's there's what's who's where's how's we're"
+    " we've we'd we'll they're they've they'd they'll let's go continue ok okay yes please thanks thank hi hello hey"
+    " и в на не что как это я ты мы вы он она они но а по за из у о к с от для или же ли бы то так был была было были"
+    " der die das und ist nicht ein eine ich du wir sie es mit auf für von zu den dem was wie wo wann le la les des et"
+    " est un une je tu nous vous il elle que qui dans pour sur el los las y en no por con una del se lo".split()
+)
+"""Words that say nothing about what is asked."""
+
+_JOINED = re.compile(r"[\w./\\:@#+-]+")
+_MARKED = re.compile(r"[\d_/\\@]|\w[.:]\w|[a-z][A-Z]")
+_APART = re.compile(r"[\W_]+")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|_")
+
+
+def _stemmer(language: str) -> Callable[[str], str]:
+    made: Any = snowballstemmer.stemmer(language)  # pyright: ignore[reportUnknownMemberType] # it has no types
+    return made.stemWord
+
+
+_STEMMERS = {language: _stemmer(language) for language in ("english", "russian")}
+
+
+@lru_cache(maxsize=REMEMBERED)
+def stem(word: str) -> str:
+    """The stem of one word in lower case; empty for a word that says nothing."""
+    if word in STOPS:
+        return ""
+    if word.isdigit():
+        return word
+    language = "english" if word.isascii() else "russian" if "\u0400" <= word[0] <= "\u04ff" else ""
+    return _STEMMERS[language](word.replace("ё", "е")) if language else word
+
+
+def terms(text: str) -> Iterator[str]:
+    """The terms of a text, in no certain order, as often as they occur."""
+    runs = text.split()
+    return chain.from_iterable([_remembered(run) if len(run) <= SHORT else _terms(run) for run in runs])
+
+
+def _terms(run: str) -> tuple[str, ...]:
+    """The terms of a run of characters without white space, which no term spans."""
+    spoken = words(run.replace("’", "'").replace("_", " "))
+    return *filter(None, map(stem, (word for word in spoken if len(word) <= LONGEST))), *identifiers(run)
+
+
+_remembered = lru_cache(maxsize=RUNS)(_terms)
+
+
+@lru_cache(maxsize=4_096)
+def said(passage: str) -> tuple[str, ...]:
+    """The terms of a passage: one is asked for again and again while a conversation goes on."""
+    return tuple(terms(passage))
+
+
+def folded(text: str) -> str:
+    """A text as it can be searched for what terms begin with."""
+    return text.lower().replace("’", "'").replace("ё", "е")
+
+
+def beginning(term: str) -> str:
+    """What every folded text that says a term holds: a stem differs from its words in at most so many letters."""
+    if term.startswith("="):
+        return folded(term[1:])
+    return term if term.isdigit() or not term.isascii() else term[: -2 if term.endswith("ie") else -1]
+
+
+def identifiers(text: str) -> Iterator[str]:
+    """Ids and paths as whole terms, and the parts that `words` does not see: `app2Main` is also app and main."""
+    for run in _JOINED.findall(text):
+        whole = run.strip("./\\:@#+-") if len(run) <= LONGEST else ""
+        if len(whole) < 3 or whole.isdigit() or whole.islower() and whole.isalpha() or not _MARKED.search(whole):
+            continue
+        yield f"={whole.lower()}"
+        for word in words(whole.replace("_", " ")) if whole.islower() else _APART.split(whole):
+            parts = _HUMP.sub(" ", word).split()
+            if len(parts) > 1:
+                yield from filter(None, (stem(part.lower()) for part in parts if len(part) > 1))

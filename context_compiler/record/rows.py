@@ -1,0 +1,248 @@
+"""A value is a row and back: records become columns, texts become bodies named by their hash."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+from context_compiler import ids
+from context_compiler.errors import StoreError
+from context_compiler.record.values import Chain, Compile, Drop, Entry, Record
+
+Column = str | int | float | None
+Row = Mapping[str, Any]
+"""One row as it was read: column name to value."""
+
+SESSION = ("session_id", "vault_name", "raw_tip", "created_at")
+CYCLE = ("session", "raw_tip", "config", "state")
+LAYERS = ("session", "version", "state")
+SCORE = (
+    *("session", "turn_index", "turns_tip", "quality", "health", "tokens", "summarized", "checkpoint"),
+    *("rolled_back", "trouble", "created_at"),
+)
+TEXTS = ("compiled_prompt", "raw_output", "summary", "input_payload")
+SUMMARY = (
+    *("session", "turn_index", "run_id", "covered_tip", "cache_key"),
+    *("template_name", "template_source", "template_path", "template_hash", "fidelity", "model_alias"),
+    *("compiled_prompt", "raw_output", "summary", "summary_json", "input_payload"),
+    *("sections_included", "sections_dropped", "budget_used", "survival", "latency_ms", "usage"),
+    *("status", "error", "created_at"),
+)
+VIEW = (
+    *("session", "turn_index", "run_id", "request_index", "raw_tip", "view_tip", "summary", "status", "error"),
+    *("budget", "tokens_raw", "tokens_sent", "tokens_exact", "ratio", "ledger", "request_hash"),
+    *("latency_ms", "created_at"),
+)
+SEALED: Mapping[str, Sequence[str]] = {
+    "sessions": SESSION,
+    "context_summaries": SUMMARY,
+    "cycles": CYCLE,
+    "views": VIEW,
+    "layers": LAYERS,
+    "scores": SCORE,
+}
+"""The columns of each row that does not prove itself; its `seal` covers them in this order."""
+
+TIPS = (
+    ("sessions", "raw_tip"),
+    ("views", "raw_tip"),
+    ("views", "view_tip"),
+    ("context_summaries", "covered_tip"),
+    ("cycles", "raw_tip"),
+)
+"""Columns that name a message; NULL or empty where no content is kept."""
+
+TURN_TIPS = (("commits", "turns_tip"), ("spaces", "turns_tip"), ("scores", "turns_tip"))
+"""The same of the sessions that a manager keeps, in a file alone."""
+
+LAST = 8
+"""Messages in which a history that was taken over is recognised: a prompt may be asked again after it."""
+
+
+def follows(session_id: str, found: tuple[str, int] | None, after: int) -> None:
+    """Refuse a state of layers that does not follow the newest `found`, with a StoreError."""
+    version = 0 if found is None else found[1]
+    if version != after:
+        raise StoreError(
+            f"session {session_id!r}: its layers were changed meanwhile (version {version}, expected {after});"
+            " read them again and repeat the turn"
+        )
+
+
+def pack(body: bytes) -> bytes | str:
+    """A body as it is stored: text, or compressed bytes when that saves a tenth or it is no text."""
+    small = zlib.compress(body) if len(body) > 100 else body
+    if len(small) < 0.9 * len(body):
+        return small
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return zlib.compress(body)
+
+
+def unpack(stored: object) -> bytes:
+    """The body that was packed; ValueError or zlib.error when it is damaged."""
+    if isinstance(stored, str):
+        return stored.encode()
+    if isinstance(stored, bytes):
+        return zlib.decompress(stored)
+    raise ValueError(f"a body is stored as {stored!r}")
+
+
+def to_bytes(text: str) -> bytes:
+    """A text as a body; lone surrogates survive."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def to_text(body: bytes) -> str:
+    """The text of a body."""
+    return body.decode("utf-8", "surrogatepass")
+
+
+def seal(row: int, values: Sequence[Column]) -> str:
+    """The checksum of a row by its number and its values."""
+    return ids.blob_id(json.dumps([row, *values], separators=(",", ":"), default=repr).encode())[:16]
+
+
+def named(row: sqlite3.Row) -> Row:
+    """A row as a mapping."""
+    return dict(zip(row.keys(), row, strict=True))
+
+
+def reusable(compile: Compile) -> str | None:
+    """The cache key of a compile whose status is ok; None for any other."""
+    return compile.cache_key if compile.status.split(";")[0].strip() == "ok" else None
+
+
+def whole(entry: Entry) -> Record:
+    """The record of an entry with what the entry says beside it: where its chains end, and its compile."""
+    return replace(
+        entry.record,
+        raw_tip=_tip(entry.record.raw_tip, entry.raw),
+        view_tip=_tip(entry.record.view_tip, entry.view),
+        compile=entry.compile or entry.record.compile,
+    )
+
+
+def _tip(given: str | None, chain: Chain | None) -> str | None:
+    return chain.ids[-1] if given is None and chain is not None and chain.ids else given
+
+
+def stamp(moment: datetime) -> str:
+    """UTC in ISO form and of one width, so that texts sort as times; a naive time is taken as UTC."""
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return aware.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def days_ago(days: float) -> str:
+    """The time so many days ago, at most 700,000: a date knows no more."""
+    return stamp(datetime.now(UTC) - timedelta(days=min(days, 700_000)))
+
+
+def moment(stamped: object) -> datetime:
+    """The time of a stamp; ValueError when it is damaged."""
+    return datetime.fromisoformat(str(stamped))
+
+
+def texts_of(compile: Compile) -> dict[str, bytes]:
+    """The texts and payloads of a compile that are kept in `contents`, by column."""
+    payload = None if compile.input_payload is None else _json(compile.input_payload)
+    texts = (compile.compiled_prompt, compile.raw_output, compile.summary, payload)
+    return {column: to_bytes(text) for column, text in zip(TEXTS, texts, strict=True) if text is not None}
+
+
+def summary_row(compile: Compile, session: int) -> tuple[Column, ...]:
+    """The columns `SUMMARY` of a compile; texts stand as hashes."""
+    hashes = {column: ids.blob_id(body) for column, body in texts_of(compile).items()}
+    dropped = [{"what": drop.what, "reason": drop.reason, "tokens": drop.tokens} for drop in compile.sections_dropped]
+    given: dict[str, Column] = {
+        **{name: getattr(compile, name) for name in SUMMARY if name != "session"},
+        **{column: hashes.get(column) for column in TEXTS},
+        "session": session,
+        "cache_key": reusable(compile),
+        "summary_json": None if compile.summary_json is None else _json(compile.summary_json),
+        "sections_included": _json(compile.sections_included),
+        "sections_dropped": _json(dropped),
+        "survival": None if compile.survival is None else _real(compile.survival),
+        "latency_ms": _real(compile.latency_ms),
+        "usage": _json(compile.usage),
+        "created_at": stamp(compile.created_at),
+    }
+    return tuple(_plain(given[name]) for name in SUMMARY)
+
+
+def view_row(record: Record, session: int) -> tuple[Column, ...]:
+    """The columns `VIEW` of a record."""
+    given: dict[str, Column] = {
+        **{name: getattr(record, name) for name in VIEW if name not in ("session", "summary")},
+        "session": session,
+        "summary": record.summary_id,
+        "ratio": _real(record.ratio),
+        "ledger": _json(record.ledger),
+        "latency_ms": _real(record.latency_ms),
+        "created_at": stamp(record.created_at),
+    }
+    return tuple(_plain(given[name]) for name in VIEW)
+
+
+def to_compile(row: Row, texts: Mapping[str, str]) -> Compile:
+    """The compile of a row that also holds `session_id` and `vault_name`; `texts` gives hashes their text."""
+    given = {name: row[name] for name in SUMMARY if name != "session"}
+    given |= {name: texts.get(row[name]) for name in TEXTS}
+    given |= {name: _mapping(given[name]) for name in ("summary_json", "input_payload")}
+    given["sections_included"] = tuple(str(name) for name in _list(row["sections_included"]))
+    given["sections_dropped"] = tuple(_drops(_list(row["sections_dropped"])))
+    given["usage"] = _mapping(row["usage"]) or {}
+    given["created_at"] = moment(row["created_at"])
+    return Compile(session_id=row["session_id"], vault_name=row["vault_name"], **given)
+
+
+def to_record(row: Row, compile: Compile | None) -> Record:
+    """The record of a row that also holds `id`, `session_id` and `vault_name`."""
+    given = {name: row[name] for name in VIEW if name not in ("session", "summary")}
+    given["ledger"] = _mapping(row["ledger"]) or {}
+    given["created_at"] = moment(row["created_at"])
+    place = {"session_id": row["session_id"], "vault_name": row["vault_name"]}
+    return Record(id=row["id"], summary_id=row["summary"], compile=compile, **place, **given)
+
+
+def _json(value: object) -> str:
+    plain = dict(cast(Mapping[str, object], value)) if isinstance(value, Mapping) else value
+    return json.dumps(plain, separators=(",", ":"), default=str)
+
+
+def _real(value: float) -> float:
+    return float(value) if value == value else 0.0  # SQLite keeps a NaN as NULL
+
+
+def _plain(value: Column) -> Column:
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def _loaded(text: object) -> object:
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+
+
+def _mapping(text: object) -> dict[str, Any] | None:
+    value = _loaded(text)
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def _list(text: object) -> list[object]:
+    value = _loaded(text)
+    return cast("list[object]", value) if isinstance(value, list) else []
+
+
+def _drops(items: Iterable[object]) -> Iterable[Drop]:
+    for item in items:
+        if isinstance(item, dict):
+            one = cast("dict[str, Any]", item)
+            yield Drop(what=str(one.get("what", "")), reason=str(one.get("reason", "")), tokens=one.get("tokens", 0))

@@ -1,0 +1,203 @@
+"""The record in one SQLite file.
+
+A request that was recorded survives the death of the process at any moment: each save is one transaction
+of a write-ahead log that the operating system holds. It does not wait for the disk (`synchronous =
+NORMAL`), so a power failure may take the last moments with it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+from context_compiler.errors import StoreError
+from context_compiler.record import layers as layering
+from context_compiler.record import maintenance as upkeep
+from context_compiler.record import read as reading
+from context_compiler.record import write as saving
+from context_compiler.record.connection import Connection
+from context_compiler.record.files import FAILURES, explained, locate
+from context_compiler.record.schema import version_of
+from context_compiler.record.values import Chain, Compile, Cycle, Entry, Record, SessionInfo
+from context_compiler.record.verify import verify
+
+T = TypeVar("T")
+DEFAULT_PATH = "system/context.db"
+PAGE = 500
+"""Rows an export fetches at once."""
+
+
+@dataclass(slots=True)
+class _Desk:
+    """What one event loop uses: a connection, and the lock that gives it to one task at a time."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    connection: Connection | None = None
+
+
+class SQLiteStore:
+    """A store in one file, for many tasks, event loops and processes at once.
+
+    The file is opened at first use and made if need be; `close` lets go of it, and the next use opens it
+    again. A program that never closes its store ends all the same.
+
+    Args:
+        path: the file. Where `context.db` is absent and `context_compiler.db` stands beside it, that one is used.
+        read_only: look only; nothing is made, and a missing file is an error.
+        busy_timeout_ms: how long a save waits for another process that is writing, in milliseconds.
+
+    Raises:
+        StoreError: from every method, with the path and what to do, when the file cannot be used.
+    """
+
+    def __init__(self, path: str | Path = DEFAULT_PATH, *, read_only: bool = False, busy_timeout_ms: int = 250) -> None:
+        if str(path) == ":memory:":
+            raise StoreError("':memory:' is no file; use MemoryStore()")
+        self.path = Path(os.path.abspath(Path(path).expanduser()))
+        self.read_only = read_only
+        self.busy_timeout_ms = busy_timeout_ms
+        self._desks: WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"SQLiteStore({str(self.path)!r}{', read_only=True' if self.read_only else ''})"
+
+    async def save(self, entry: Entry) -> Record:
+        """Keep an entry in one transaction and give back its record with `id` and `summary_id`."""
+        return await self.perform(partial(saving.save, entry=entry))
+
+    async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
+        """Keep a raw history without a request, as the newest of its conversation."""
+        await self.perform(partial(saving.archive, session_id=session_id, vault_name=vault_name, raw=raw))
+
+    async def find_compile(self, cache_key: str) -> tuple[int, Compile] | None:
+        """The reusable compile with that cache key and its row number."""
+        return await self.perform(partial(reading.find_compile, cache_key=cache_key))
+
+    async def find_cycle(self, tips: Sequence[str], config: str) -> Cycle | None:
+        """The newest cycle of the last of `tips` that has one of this `config`."""
+        return await self.perform(partial(reading.find_cycle, tips=tips, config=config))
+
+    async def chain(self, tip: str) -> list[bytes]:
+        """The message bodies of the chain that ends in `tip`, oldest first."""
+        return await self.perform(partial(reading.chain, tip=tip))
+
+    async def view(self, view_id: int) -> Record | None:
+        """One request with its compile."""
+        return await self.perform(partial(reading.view, view_id=view_id))
+
+    async def views(self, session_id: str | None = None, *, limit: int | None = None) -> list[Record]:
+        """Requests, newest first; each with its compile."""
+        return await self.perform(partial(reading.views, session_id=session_id, limit=limit))
+
+    async def summaries(self, session_id: str, *, limit: int | None = None) -> list[Compile]:
+        """Compiles of a session, newest first."""
+        return await self.perform(partial(reading.summaries, session_id=session_id, limit=limit))
+
+    async def sessions(self) -> list[SessionInfo]:
+        """Every conversation, the one used last first."""
+        return await self.perform(reading.sessions)
+
+    async def transcript(self, session_id: str) -> list[bytes]:
+        """The bodies of a session's raw history as last seen; empty when it is unknown."""
+        return await self.perform(partial(reading.transcript, session_id=session_id))
+
+    async def layers(self, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
+        """The newest state of a session's layers and its version; None where it has none."""
+        return await self.perform(partial(layering.load, session_id=session_id, vault_name=vault_name))
+
+    async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
+        """Keep a state of a session's layers in place of version `after`; its own version."""
+        given = {"session_id": session_id, "vault_name": vault_name, "state": state, "after": after}
+        return await self.perform(partial(layering.keep, **given))
+
+    async def delete(self, session_id: str) -> int:
+        """Remove a conversation and everything only it used; the number of requests removed."""
+        return await self.perform(partial(upkeep.delete, session_id=session_id))
+
+    async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
+        """Remove old requests; no kept chain is ever broken."""
+        return await self.perform(partial(upkeep.prune, older_than_days=older_than_days, keep_last=keep_last))
+
+    async def verify(self) -> tuple[str, ...]:
+        """Every defect found by deriving each name again from what reading returns; empty when sound."""
+        return await self.perform(verify)
+
+    async def export(self) -> AsyncGenerator[Mapping[str, object]]:
+        """Every row as it stood when this began, on a connection of its own, so that saving goes on meanwhile."""
+        await self.perform(version_of)
+        connection = Connection(locate(self.path), read_only=True, busy_timeout_ms=self.busy_timeout_ms)
+        with self._explaining():
+            await connection.open()
+            try:
+                found = await connection.perform(reading.export)
+                try:
+                    while page := await connection.perform(lambda _: list(islice(found, PAGE))):
+                        for row in page:
+                            yield row
+                finally:
+                    await connection.perform(lambda _: found.close())
+            finally:
+                await connection.close()
+
+    async def close(self) -> None:
+        """Let go of the file; the store opens it again when it is used again."""
+        await self._leave_closed_loops()
+        desk = self._desk()
+        async with desk.lock:
+            connection, desk.connection = desk.connection, None
+            if connection is not None:
+                with self._explaining():
+                    await connection.close()
+
+    async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function on the file, whole: one of this store, or of what else lives there, such as memories."""
+        desk = self._desk()
+        async with desk.lock:
+            with self._explaining():
+                connection = await self._connected(desk)
+                try:
+                    return await connection.perform(work)
+                except sqlite3.Error:
+                    desk.connection = None  # a connection that has failed is not trusted again
+                    connection.release()
+                    raise
+
+    async def _connected(self, desk: _Desk) -> Connection:
+        """The loop's connection, opened anew when the file has been removed or replaced."""
+        if desk.connection is not None and desk.connection.is_current():
+            return desk.connection
+        await self._leave_closed_loops()
+        former, desk.connection = desk.connection, None
+        if former is not None:
+            await former.abandon()
+        path = locate(self.path)
+        connection = Connection(path, read_only=self.read_only, busy_timeout_ms=self.busy_timeout_ms)
+        await connection.open()
+        desk.connection = connection
+        return connection
+
+    def _desk(self) -> _Desk:
+        return self._desks.setdefault(asyncio.get_running_loop(), _Desk())
+
+    async def _leave_closed_loops(self) -> None:
+        for loop in [loop for loop in self._desks if loop.is_closed()]:
+            desk = self._desks.pop(loop)
+            if desk.connection is not None:
+                desk.connection.release()
+                await desk.connection.ended()
+
+    @contextmanager
+    def _explaining(self) -> Generator[None]:
+        try:
+            yield
+        except FAILURES as error:
+            raise explained(error, locate(self.path)) from error

@@ -1,0 +1,14 @@
+"""An earlier path of `context_compiler.compiler.specifics`."""
+
+from __future__ import annotations
+
+from context_compiler.lazy import public
+
+__getattr__, __dir__ = public(
+    __name__,
+    {
+        "Told": "compiler.specifics",
+        "specifics": "compiler.specifics",
+        "Specific": "compiler.specifics",
+    },
+)

@@ -1,0 +1,50 @@
+"""A bench for tests: made, climbed rung by rung, and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic_ai.messages import (
+    ModelMessage,
+)
+
+from context_compiler.compiler.draft import Bench
+from context_compiler.compiler.ladder import Rung
+from context_compiler.messages.history import Reader
+from context_compiler.messages.shapes import WHOLE, Shape
+from context_compiler.messages.turns import outline, pair
+from tests.support.builders import prose
+from tests.support.views import counter
+
+LONG = prose(1, 400)
+
+
+def bench(
+    messages: Sequence[ModelMessage],
+    shapes: Sequence[Shape | None] | None = None,
+    *,
+    room: int = 1_000,
+    recent: int = 1,
+) -> Bench:
+    history = Reader(counter).read(messages)
+    whole = shapes or [WHOLE] * len(messages)
+    return Bench(history, outline(history, pair(history)), counter, whole, room=room, recent=recent)
+
+
+def climb(on: Bench, rung: Rung) -> list[str]:
+    """Everything that one rung does, to the end; the reasons it gives, in order."""
+    before = len(on.drops)
+    for _ in rung(on):
+        pass
+    return [drop.reason for drop in on.drops[before:]]
+
+
+def gone(on: Bench) -> list[int]:
+    return [index for index in range(len(on.shapes)) if on.here(index) is None]
+
+
+def checked(on: Bench) -> None:
+    """The running total is what everything costs, and what drops say they saved is what was saved."""
+    whole = bench(on.history.messages)
+    assert on.total == sum(on.costs) + on.summary
+    assert whole.total - sum(on.costs) == sum(drop.tokens for drop in on.drops)

@@ -1,0 +1,50 @@
+"""What a user laid down for good has its room in every view, and leaves two thirds of it to the rest."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler import TokenCounter
+from context_compiler.compiler.quotes import PINNED
+from tests.support.agents import Talker, compiler, run
+from tests.support.histories import assistant, long_history, prose, user
+from tests.support.views import own_texts
+
+COUNTER = TokenCounter()
+
+
+def rule(number: int, beside: str = "") -> list[ModelMessage]:
+    """A turn in which the user lays something down, after what else there was to say."""
+    said = f"Never move container {number} of the northern quay before the port office has signed its papers."
+    return [user(f"{beside} {said}".strip()), assistant("Understood.")]
+
+
+def pinned(texts: list[str]) -> tuple[str, str]:
+    """The instructions a view repeats, and what else stands within the fence."""
+    fenced = "\n".join(texts).partition("=== BEGIN QUOTED")[2].partition("=== END QUOTED")[0]
+    before, title, after = fenced.partition(PINNED)
+    pins, _, rest = after.partition("\n\n")
+    return (pins, before + rest) if title else ("", fenced)
+
+
+async def live_view(messages: list[ModelMessage], budget: int) -> list[str]:
+    """What a live agent is sent of this history beside its own messages."""
+    ours, talker = compiler(budget=budget), Talker("ok")
+    await run(Agent(talker.model, capabilities=[ours]), "What now?", message_history=messages)
+    assert talker.sent[0].tokens <= budget and ours.last_view is not None
+    return own_texts(ours.last_view)
+
+
+@pytest.mark.parametrize("budget", [700, 800, 900, 1_000])
+async def test_one_rule_has_room_in_a_small_view(budget: int) -> None:
+    told = await live_view([*rule(1, beside=f"{prose(1, 200)}."), *long_history(40, 2)], budget)
+    assert "Never move container 1" in pinned(told)[0]
+
+
+@pytest.mark.parametrize("budget", [4_000, 16_000])
+async def test_many_rules_leave_the_most_of_it_to_the_rest(budget: int) -> None:
+    rules = [message for number in range(200) for message in rule(number)]
+    pins, rest = (COUNTER.text(text) for text in pinned(await live_view([*rules, *long_history(60, 2)], budget)))
+    assert 0 < 2.8 * pins < pins + rest

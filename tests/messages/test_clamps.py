@@ -1,0 +1,139 @@
+"""A text, a part, a list of arguments is cut to its limit, and says how much it was."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_ai.messages import (
+    CachePoint,
+    CompactionPart,
+    FilePart,
+    ModelRequest,
+    RetryFeedbackPart,
+    RetryInfo,
+    SpeechPart,
+    TextContent,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+
+from context_compiler.messages.items import Kind
+from context_compiler.messages.truncate import clamp
+from tests.messages.cutting import LONG, cost, cut, part
+from tests.support.builders import answer, assistant, call, user
+from tests.support.parts import PNG, FuturePart, retry_prompt
+from tests.support.texts import texts
+from tests.support.views import counter
+
+
+@given(texts(surrogates=True), st.integers(0, 60))
+def test_a_clamped_text_is_within_its_limit(text: str, limit: int) -> None:
+    assert counter.text(clamp(text, limit, counter)) <= max(limit, 0)
+
+
+def test_a_clamped_text_keeps_head_and_tail_and_says_how_much_it_was() -> None:
+    short = clamp(LONG, 100, counter)
+    assert LONG.startswith(short.split("\n")[0])
+    assert LONG.endswith(short.split("\n")[-1])
+    assert f"{counter.text(LONG):,} tokens in full" in short
+    assert counter.text(short) > 90
+
+
+def test_where_no_marker_fits_the_beginning_is_kept() -> None:
+    short = clamp(LONG, 10, counter)
+    assert short.endswith("…")
+    assert LONG.startswith(short[:-1])
+    assert len(short) > 20
+
+
+def test_a_short_text_is_not_touched() -> None:
+    assert clamp("as it is", 10, counter) == "as it is"
+
+
+@pytest.mark.parametrize(
+    "long",
+    [
+        UserPromptPart(content=LONG),
+        answer("c", LONG),
+        answer("c", {"rows": [LONG]}),
+        answer("c", [LONG, PNG]),
+        RetryFeedbackPart(content=LONG, retry=RetryInfo(cause="model_retry")),
+        CompactionPart(content=LONG),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_parts_of_requests_are_cut_to_the_limit(long: Any) -> None:
+    left = part(ModelRequest(parts=[long]), limit=100)
+    assert type(left) is type(long)
+    assert 80 < cost(left) <= 116
+    assert "tokens in full" in left.content
+
+
+def test_an_old_retry_prompt_becomes_what_the_host_loads_it_as() -> None:
+    answers = part(ModelRequest(parts=[retry_prompt(LONG, tool="look", ident="c")]), limit=100)
+    assert isinstance(answers, ToolReturnPart)
+    assert (answers.tool_call_id, answers.outcome) == ("c", "retried")
+    feedback = part(ModelRequest(parts=[retry_prompt(LONG, tool=None)]), limit=100)
+    assert isinstance(feedback, UserPromptPart)
+
+
+def test_speech_becomes_the_text_that_it_was() -> None:
+    assert isinstance(
+        part(ModelRequest(parts=[SpeechPart(speaker="user", transcript=LONG)]), limit=100), UserPromptPart
+    )
+    assert isinstance(part(assistant(SpeechPart(speaker="assistant", transcript=LONG)), limit=100), TextPart)
+
+
+def test_a_prompt_in_pieces_is_cut_piece_by_piece() -> None:
+    message = user("short", CachePoint(), TextContent(content=LONG, metadata={"a": 1}), PNG, "never seen")
+    left = part(message, limit=100)
+    assert left.content[:2] == ["short", CachePoint()]
+    assert left.content[2].metadata == {"a": 1}
+    assert cost(left) <= 100
+    assert "never seen" not in left.content
+
+
+def test_a_file_that_fits_stays_and_one_that_does_not_is_named() -> None:
+    assert part(user("see", PNG, LONG), limit=2_000).content[1] is PNG
+    assert part(user("see", PNG), limit=100).content == ["see", "[image/png 1 kB]"]
+    assert part(assistant(FilePart(content=PNG)), limit=50).content == "[image/png 1 kB]"
+
+
+def test_arguments_are_cut_all_of_them_before_any_is_left_out() -> None:
+    left = part(assistant(call("write", "c", path="src/a.py", body=LONG, force=True)), limit=120)
+    assert left.args["path"] == "src/a.py"
+    assert left.args["force"] is True
+    assert "tokens in full" in left.args["body"]
+    assert cost(left) <= 120
+
+
+def test_where_not_all_arguments_fit_the_first_ones_do() -> None:
+    left = part(assistant(call("write", "c", **{f"key_{at}": at for at in range(100)})), limit=60)
+    assert 0 < len(left.args) < 100
+    assert list(left.args) == [f"key_{at}" for at in range(len(left.args))]
+    assert cost(left) <= 60
+
+
+def test_arguments_that_are_no_object_are_kept_under_a_name() -> None:
+    left = part(assistant(ToolCallPart(tool_name="w", args='["' + LONG, tool_call_id="c")), limit=60)
+    assert list(left.args) == ["arguments"]
+    assert json.loads(left.args_as_json_str())
+
+
+def test_a_summary_of_an_application_can_be_cut_and_one_of_a_provider_cannot() -> None:
+    own, foreign = CompactionPart(content=LONG), CompactionPart(content=LONG, provider_name="acme")
+    assert cost(part(assistant(own), limit=50)) <= 50
+    assert part(assistant(foreign), limit=50) is foreign
+
+
+@pytest.mark.parametrize("whole", [ThinkingPart(content=LONG, signature="s"), FuturePart(content=LONG)])
+def test_thinking_and_unknown_parts_stay_whole_or_go(whole: Any) -> None:
+    assert part(assistant(whole), limit=6) is whole
+    assert cut(assistant(whole), without=frozenset({Kind.THINKING, Kind.OTHER})) is None

@@ -1,0 +1,128 @@
+"""What went wrong and what then worked, as templates are told it."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    RetryFeedbackPart,
+    RetryInfo,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from context_compiler import ContextCompiler, MemoryStore
+from context_compiler.errors import SettingsError
+from context_compiler.messages.failures import Occasion, Reflection, ReflectionPolicy, reflected
+from context_compiler.messages.history import History, Reader
+from context_compiler.tokens import TokenCounter
+
+
+def asked(text: str) -> ModelRequest:
+    return ModelRequest(parts=[UserPromptPart(text)])
+
+
+def exchange(number: int, path: str, said: str, *, failed: bool) -> list[ModelMessage]:
+    """A call of `read` and what came of it."""
+    call = ToolCallPart("read", {"path": path}, tool_call_id=f"c{number}")
+    result = ToolReturnPart("read", said, tool_call_id=f"c{number}", outcome="failed" if failed else "success")
+    return [ModelResponse(parts=[call]), ModelRequest(parts=[result])]
+
+
+def read(messages: list[ModelMessage]) -> History:
+    return Reader(TokenCounter(len)).read(messages)
+
+
+def told(messages: list[ModelMessage], policy: ReflectionPolicy | None = None) -> list[str]:
+    history = read(messages)
+    return reflected(history, range(len(history)), policy or ReflectionPolicy()).splitlines()
+
+
+TWICE = [
+    asked("Read the settings."),
+    *exchange(1, "a.toml", "Error: no such file a.toml", failed=True),
+    *exchange(2, "b.toml", "Error: no such file b.toml", failed=True),
+    *exchange(3, "src/a.toml", "port = 8081", failed=False),
+    ModelResponse(parts=[TextPart("The port is 8081.")]),
+]
+
+
+def test_failures_in_a_row_are_one_reflection_that_says_what_then_worked() -> None:
+    assert told(TWICE) == [
+        "- turn 1: read(path=b.toml) failed 2 times: Error: no such file b.toml -> then read(path=src/a.toml) worked"
+    ]
+
+
+def test_a_failure_that_nothing_came_after_says_so() -> None:
+    assert told(TWICE[:3])[0].endswith("-> it was not tried again with success")
+
+
+def test_an_answer_that_was_sent_back_is_reflected_on() -> None:
+    retry = ModelRequest(
+        parts=[RetryFeedbackPart(content="Give a whole number.", retry=RetryInfo(cause="model_retry"))]
+    )
+    assert "an answer was sent back: Give a whole number." in told([asked("How many?"), retry])[0]
+
+
+def test_only_the_newest_are_kept() -> None:
+    many = [asked("Go on.")]
+    for number in range(6):
+        many += exchange(2 * number, f"{number}.txt", "Error: gone", failed=True)
+        many += exchange(2 * number + 1, f"{number}.md", "fine", failed=False)
+    assert [line.partition(" failed")[0] for line in told(many)] == [
+        f"- turn 1: read(path={number}.txt)" for number in (3, 4, 5)
+    ]
+    assert told(many, ReflectionPolicy(keep=0)) == []
+
+
+def test_every_so_many_turns_what_failed_in_them_is_summed_up() -> None:
+    turns = [message for _ in range(4) for message in TWICE]
+    lines = told(turns, ReflectionPolicy(on_tool_failure=False, every_n_turns=2))
+    assert len(lines) == 2
+    assert lines[0].startswith("- turns 1 to 2: failed calls: read 4 -> worked afterwards: read(path=")
+    assert lines[1].startswith("- turns 3 to 4")
+
+
+def test_a_reflector_writes_them_in_its_own_words() -> None:
+    def brief(occasion: Occasion) -> Reflection:
+        return Reflection(observation=f"turn {occasion.first_turn} failed", adjustment="look first")
+
+    assert told(TWICE, ReflectionPolicy(reflector=brief)) == ["- turn 1 failed -> look first"]
+
+
+def test_without_failures_there_is_nothing_to_reflect_on() -> None:
+    calm = [asked("Read it."), *exchange(1, "a", "text", failed=False)]
+    assert told(calm, ReflectionPolicy(every_n_turns=1)) == []
+
+
+def test_a_number_below_zero_is_refused() -> None:
+    with pytest.raises(SettingsError, match="keep=-1: give a whole number"):
+        ReflectionPolicy(keep=-1)
+
+
+async def test_a_compile_of_a_live_agent_is_told_of_them() -> None:
+    asked_of: list[str] = []
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        prompt = str(messages[-1].parts[-1].content)  # pyright: ignore[reportAttributeAccessIssue]
+        if "COMPILER TASK" in prompt:
+            asked_of.append(prompt)
+            return ModelResponse(parts=[TextPart("Notes: the port is 8081.")])
+        return ModelResponse(parts=[TextPart("Good.")])
+
+    compiler = ContextCompiler(budget=3_000, store=MemoryStore(), system=None)
+    agent = Agent(FunctionModel(answer), capabilities=[compiler])
+    long = [
+        message
+        for number in range(40)
+        for message in (asked(f"Question {number} " * 40), ModelResponse(parts=[TextPart("An answer. " * 20)]))
+    ]
+    await agent.run("And now?", message_history=[*TWICE, *long])
+    assert len(asked_of) >= 1
+    assert "then read(path=src/a.toml) worked" in asked_of[0]

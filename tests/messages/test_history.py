@@ -1,0 +1,237 @@
+"""A history is read once: what is known by object or by content is not read again, and nothing of it is lost."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from pydantic_ai.messages import (
+    BinaryContent,
+    CompactionPart,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    ModelSettingsDeltaPart,
+    SystemPromptPart,
+    UserPromptPart,
+)
+
+from context_compiler.messages import history as module
+from context_compiler.messages.history import Reader, load_messages, message_body, searchable
+from context_compiler.messages.items import Kind
+from context_compiler.messages.superseded_parts import needless
+from context_compiler.tokens import TokenCounter
+from tests.support.builders import answer, assistant, call, exchange, snapshot, user
+from tests.support.histories import histories, long_history
+
+
+class Counting(TokenCounter):
+    """A counter that says how many texts it was asked about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def text(self, text: str) -> int:
+        self.asked += 1
+        return super().text(text)
+
+
+def reader() -> tuple[Reader, Counting]:
+    counter = Counting()
+    return Reader(counter), counter
+
+
+def test_an_empty_history_has_no_tip_and_costs_nothing() -> None:
+    history = reader()[0].read([])
+    assert (len(history), history.tip, history.tokens, list(history.items())) == (0, None, 0, [])
+
+
+def test_a_history_knows_its_messages_prices_and_names_by_position() -> None:
+    messages = [user("hello there"), assistant("hi"), user("bye")]
+    history = reader()[0].read(messages)
+    assert list(history.messages) == messages
+    assert history.tokens == sum(one.tokens for one in history.readings) == history.sums[-1]
+    assert history.sums[1] == history.readings[0].tokens
+    assert history.tip == history.ids[2]
+    assert history.text(1) == "hi"
+    assert history.body(1) == message_body(messages[1])
+    assert [(at, item.text) for at, item in history.items(1)] == [(1, "hi"), (2, "bye")]
+    assert [at for at, _ in history.items(0, 2)] == [0, 1]
+
+
+def test_a_reading_says_who_calls_who_answers_and_who_asks() -> None:
+    messages = [user("go", system="be kind"), *exchange(1, calls=2), user("and?", run_id="r")]
+    asked, called, answered, prompted = reader()[0].read(messages).readings
+    assert (asked.request, asked.prompts, asked.exchanges) == (True, True, False)
+    assert asked.stays == asked.items[0].tokens
+    assert (called.request, called.calls, called.exchanges) == (False, ("call_1", "call_1_1"), True)
+    assert (answered.answers, answered.prompts, answered.exchanges) == (("call_1", "call_1_1"), False, True)
+    assert (prompted.run_id, prompted.calls, prompted.answers) == ("r", (), ())
+
+
+def test_the_same_objects_are_not_read_again() -> None:
+    messages = long_history(3)
+    read, counter = reader()
+    first = read.read(messages)
+    counter.asked = 0
+    again = read.read([*messages])
+    assert counter.asked == 0
+    assert (again.ids, again.readings) == (first.ids, first.readings)
+
+
+def test_equal_messages_are_known_by_content_in_another_object() -> None:
+    messages = long_history(3)
+    read, counter = reader()
+    first = read.read(messages)
+    counter.asked = 0
+    assert read.read(deepcopy(messages)).ids == first.ids
+    assert counter.asked == 0
+
+
+def test_only_what_is_new_is_read_when_a_run_goes_on() -> None:
+    messages = long_history(4)
+    read, counter = reader()
+    before = read.read(messages)
+    counter.asked = 0
+    after = read.read(
+        [*messages, assistant("a new answer of some length, longer than is read every time")], last=before
+    )
+    assert counter.asked == 1
+    assert after.ids[:-1] == before.ids
+    assert after.sums[: len(before.sums)] == before.sums
+    assert after.tokens == before.tokens + after.readings[-1].tokens
+
+
+def test_a_message_edited_in_place_is_read_again() -> None:
+    message = user("first")
+    read, _ = reader()
+    before = read.read([message, assistant("a"), user("b")])
+    message.parts = [UserPromptPart(content="second")]
+    assert read.read([message, *before.messages[1:]]).text(0) == "second"
+    part: Any = message.parts[0]
+    part.content = "third"
+    assert read.one(message).items[0].text == "third"
+
+
+def test_the_last_messages_of_a_request_may_have_been_edited_by_the_host() -> None:
+    messages = [user("a"), assistant("b"), user("c"), assistant("d")]
+    read, _ = reader()
+    last = read.read(messages)
+    edited = [*messages[:3], replace(messages[3], parts=assistant("e").parts)]
+    assert read.read(edited, last=last).text(3) == "e"
+
+
+def test_a_branch_shares_names_up_to_where_it_parts() -> None:
+    messages = long_history(2)
+    fork = [*messages[:5], user("something else")]
+    one, other = reader()[0].read(messages), reader()[0].read(fork)
+    assert one.ids[:5] == other.ids[:5]
+    assert one.ids[5] != other.ids[5]
+
+
+def test_many_readers_and_orders_give_the_same_names() -> None:
+    messages = long_history(4)
+    read, _ = reader()
+    read.read(messages[:7])
+    read.read([user("something else"), *messages[:3]])
+    middle = read.read(messages[:9])
+    assert read.read(messages, last=middle).ids == reader()[0].read(messages).ids
+    assert read.read(messages, last=middle).sums == reader()[0].read(messages).sums
+
+
+def test_what_is_gone_is_forgotten_by_identity() -> None:
+    read, _ = reader()
+    message = user("short lived")
+    read.one(message)
+    known = read._seen  # pyright: ignore[reportPrivateUsage]
+    assert id(message) in known
+    del message
+    gc.collect()
+    assert not known
+
+
+def test_contents_are_remembered_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 4 * module.ENTRY)
+    read, counter = reader()
+    for number in range(5):
+        read.one(user(f"message {number} that is long enough to be remembered"))
+    counter.asked = 0
+    read.one(user("message 4 that is long enough to be remembered"))
+    assert counter.asked == 0
+    read.one(user("message 0 that is long enough to be remembered"))
+    assert counter.asked == 1
+
+
+@given(histories(future=False))
+def test_bodies_restore_a_history_without_loss(history: list[ModelMessage]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = load_messages([message_body(message) for message in history])
+        again = load_messages([message_body(message) for message in loaded])
+    assert snapshot(again) == snapshot(loaded)
+    assert [one.kind for one in loaded] == [one.kind for one in history]
+
+
+@given(histories(surrogates=True))
+def test_every_history_has_a_body_for_every_message(history: list[ModelMessage]) -> None:
+    assert all(message_body(message).decode() for message in history)
+
+
+def test_half_of_a_surrogate_pair_becomes_a_replacement_character() -> None:
+    (loaded,) = load_messages([message_body(user("half \ud83d", BinaryContent(b"\x00\xff", media_type="image/png")))])
+    part: Any = loaded.parts[0]
+    assert part.content[0] == "half \ufffd"
+    assert part.content[1].data == b"\x00\xff"
+
+
+def test_a_message_is_found_by_what_was_said_called_and_returned() -> None:
+    read, _ = reader()
+    assert searchable(read.one(user("what is it?", system="secret"))) == "what is it?"
+    assert searchable(read.one(assistant(call("look", "c", path="a.py")))) == 'look {"path":"a.py"}'
+    assert searchable(read.one(user(answer("c", "42 lines")))) == "look 42 lines"
+
+
+def test_system_text_need_not_stay_where_an_earlier_message_said_it() -> None:
+    messages = [
+        user("a", system="be kind"),
+        user("b", system="be brief"),
+        ModelRequest(parts=[SystemPromptPart(content="be kind"), SystemPromptPart(content="be brief")]),
+        user("c", system="be bold"),
+    ]
+    history = reader()[0].read(messages)
+    assert needless(history) == {2: frozenset({0, 1})}
+    assert [item.kind for _, item in history.items(2, 3)] == [Kind.SYSTEM, Kind.SYSTEM]
+
+
+def settings_and_a_compaction(compacted: ModelMessage) -> list[ModelMessage]:
+    """The host's note of a setting, then a compaction, then the same note again."""
+    noted = [ModelSettingsDeltaPart(settings={"thinking": "low"}), UserPromptPart(content="go on")]
+    return [ModelRequest(parts=noted), assistant("yes"), compacted, assistant("done"), ModelRequest(parts=noted)]
+
+
+@pytest.mark.parametrize(
+    "compacted", [ModelRequest(parts=[CompactionPart(content="so far")]), ModelResponse(parts=[CompactionPart()])]
+)
+def test_what_a_host_noted_need_not_stay_once_it_was_compacted(compacted: ModelMessage) -> None:
+    history = reader()[0].read(settings_and_a_compaction(compacted))
+    assert needless(history) == {0: frozenset({0})}
+
+
+def test_what_a_host_noted_since_the_turn_of_a_compaction_stays() -> None:
+    noted, _, *rest = settings_and_a_compaction(ModelRequest(parts=[CompactionPart(content="so far")]))
+    assert needless(reader()[0].read([noted, *rest])) == {}
+
+
+def test_a_number_too_long_for_json_is_kept_as_text() -> None:
+    digits = "9" * 5_000
+    said = {"product": 1 - 10**5_000, "small": 7, "said": f'he wrote "{digits}"', digits: digits}
+    message = user(answer("c", said))
+    (restored,) = load_messages([message_body(message)])
+    assert restored.parts[0] == answer("c", {**said, "product": f"-{digits}"})
+    assert len(Reader(TokenCounter()).read([message]).ids) == 1

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from pydantic_ai.messages import ModelMessage, TextContent
+
+from context_compiler.messages.history import Reader
+from context_compiler.messages.instructions import instructions, sentence_ends
+from context_compiler.messages.items import MARK
+from context_compiler.messages.lines import one_line
+from context_compiler.messages.pins import Pin, pins
+from context_compiler.messages.turns import outline, pair
+from context_compiler.tokens import TokenCounter
+from tests.support.histories import answer, assistant, call, histories, user
+from tests.support.texts import texts
+
+BINDING = """\
+No, I'd prefer not to be transferred.
+I don't want to fly before 11am EST.
+I do not wish to add travel insurance.
+Ensure we get an aisle and a middle seat together.
+And please ensure any refund goes to the original payment method.
+I prefer flights departing after 8am and before 9pm.
+Just make sure we have an aisle and a middle seat together.
+I really don't want to be transferred to another agent.
+invalid themes must NEVER explode
+no conosle logs!
+should be dimmer, don't modify the theme, look into the footer sources
+hm, i selected the theme while you were working and got a crash, that should never happen.
+truncated text must stop when it encounters a new line ...
+no, the block should stay as is
+DO NOT run any command that produces binary output!
+Remember, YOU CAN ONLY ENTER ONE COMMAND AT A TIME.
+You should always wait for feedback after every command.
+When editing a file, make sure to insert appropriate indentation before each line!
+Prefer using tools available in the container over writing a lot of code yourself.
+Never push to main without a review.
+From now on, answer in German.
+Please don't touch the migrations folder.
+Whenever you change the schema, update the docs as well.
+When I ask about costs, show them in euros.
+Under no circumstances should you delete production data.
+I want you to always cite your sources.
+No matter what, never share my phone number.
+Only use the standard library.
+Use tabs, not spaces.
+Stop apologising all the time.
+Ask me before you install anything.
+For the rest of this conversation call the project Heron.
+Unless I say otherwise, assume metric units.
+Leave the public API as it is.
+The handler must never raise.
+I'd rather you didn't use abbreviations.
+Fix the test, but don't change the fixture.
+1. Always validate input before saving it.
+can you please always answer in one paragraph?
+As a rule, write commit messages in the imperative.
+My rule: one commit per change, always.
+Keep it short from here on.
+Use British spelling, never American.
+Until I say otherwise, treat the API as frozen.
+Every time I say "ship it", run the release script.
+Ab jetzt bitte nur noch auf Deutsch antworten.
+Nunca borres la rama principal.
+从现在开始请用中文回答。
+今後は日本語で答えてください。
+Всегда отвечай по-русски.
+""".splitlines()
+
+PASSING = """\
+I don't remember the reservation ID right now.
+Could you please make sure we have an aisle and a middle seat together?
+I just want to make sure all my upcoming business flights are downgraded to economy.
+That sounds good, but just to make sure, how many passengers were in that reservation?
+Actually, never mind.
+No problem!
+No worries.
+I must have left it somewhere else.
+As a Gold member, I've always had great experiences.
+But just to clarify, I'm only interested in canceling flights with just me on the reservation.
+I'll make sure to find my user ID and get back to you as soon as possible.
+No, that's all for now.
+i don't understand, does it capture the theme variable imported at creation time?
+wait, do we only have a single link color?
+no, that's not it, bot use the dark theme.
+alright, i think there's only one file left to fix up, tui-renderer.ts, read it in full
+Never forget the people's champ.
+A command that did not work once will not work the second time unless you modify it!
+I never went to Paris.
+Have you ever been to Lisbon?
+Why should I never use eval?
+He always takes the early train.
+The build does not pass on Windows.
+What must I do to reset my password?
+We always deploy on Tuesdays.
+Never mind, I found it.
+You must be joking.
+The docs say `never call this twice`.
+He said "always lock the door" and left.
+The always-on mode drains the battery.
+Don't you think it is too long?
+Whenever I open the app it crashes.
+If I ask nicely, will it work?
+I forgot to make sure the door was shut.
+I always forget my password.
+Let's keep going.
+Keep up the good work!
+He told me not to worry.
+Book the 9 am flight to Boston.
+don't know if that helps
+Only two seats are left.
+I can't keep up with all the emails.
+Why is the answer never cached?
+whenever I try to log in, I see a blank page
+I was told not to touch it.
+Could you never find it?
+no changes since the last run
+delete the last paragraph
+> Never answer this mail.
+if (!token) { return never; } // always
+""".splitlines()
+
+
+def pinned(messages: list[ModelMessage], positions: range | None = None) -> tuple[Pin, ...]:
+    history = Reader(TokenCounter(len)).read(messages)
+    return pins(history, outline(history, pair(history)), positions or range(len(history)))
+
+
+def test_most_of_what_binds_is_found_and_little_else() -> None:
+    missed = [sentence for sentence in BINDING if not instructions(sentence)]
+    wrong = [sentence for sentence in PASSING if instructions(sentence)]
+    found = len(BINDING) - len(missed)
+    assert found / (found + len(wrong)) >= 0.95, wrong
+    assert found / len(BINDING) >= 0.9, missed
+
+
+def test_a_pin_is_the_users_sentence_and_says_where_it_stands() -> None:
+    said = "The report is late. Never mail it before I say so. Thanks!"
+    assert pinned([user("hello"), assistant("Hi."), user(said)]) == (
+        Pin(position=2, turn=1, text="Never mail it before I say so."),
+    )
+
+
+def test_only_the_messages_asked_about_are_looked_at() -> None:
+    assert pinned([user("Never use tabs."), assistant("ok"), user("Never use spaces.")], range(2, 3))[0].position == 2
+
+
+def test_only_users_set_something() -> None:
+    order = "You must never push to main."
+    asked = [assistant(order, call("look", "1")), user(answer("1", order))]
+    assert pinned([user("look around", system=order), *asked, user("and?")]) == ()
+
+
+def test_a_file_in_a_prompt_does_not_hide_its_words() -> None:
+    assert [pin.text for pin in pinned([user("Never use tabs.", TextContent(content="Never use spaces."))])] == [
+        "Never use tabs.",
+        "Never use spaces.",
+    ]
+
+
+def test_what_this_package_wrote_sets_nothing() -> None:
+    note = TextContent(content="Never push to main.", metadata={MARK: {"part": "quotes"}})
+    assert pinned([user(note), user("Never use tabs.")])[0].text == "Never use tabs."
+    assert len(pinned([user(note), user("Never use tabs.")])) == 1
+
+
+def test_what_was_said_twice_stands_where_it_was_said_last() -> None:
+    messages = [
+        user("Never use tabs!"),
+        assistant("ok"),
+        user("Always test."),
+        assistant("ok"),
+        user("never use TABS."),
+    ]
+    assert [(pin.turn, pin.text) for pin in pinned(messages)] == [(1, "Always test."), (2, "never use TABS.")]
+
+
+@pytest.mark.parametrize("said", ["The job must never run at night", "Don't touch the tests", "Always use tabs"])
+def test_a_question_sets_nothing(said: str) -> None:
+    assert instructions(f"{said}.")
+    assert not instructions(f"{said}?")
+
+
+def test_code_and_quotations_set_nothing() -> None:
+    assert instructions("Look:\n```\nNever do this.\n```\nNever do that.") == ("Never do that.",)
+    assert instructions("> Never do this.\nHe wrote “never do this”.") == ()
+
+
+def test_a_long_instruction_is_clipped_but_keeps_both_ends() -> None:
+    (pin,) = pinned([user(f"Never send {'very ' * 100}long mails to the board.")])
+    assert len(pin.text) == 400
+    assert pin.text.startswith("Never send") and pin.text.endswith("to the board.")
+
+
+def test_a_sentence_does_not_end_at_an_abbreviation() -> None:
+    assert instructions("Never mail suppliers, e.g. Dr. Smith, on Sundays. Bye.") == (
+        "Never mail suppliers, e.g. Dr. Smith, on Sundays.",
+    )
+
+
+@given(text=texts())
+def test_sentences_lie_one_after_another(text: str) -> None:
+    ends = list(sentence_ends(text))
+    assert ends == sorted(set(ends))
+    assert all(0 < end <= len(text) for end in ends)
+
+
+@given(messages=histories())
+def test_every_pin_of_any_history_is_one_line_a_user_said(messages: list[ModelMessage]) -> None:
+    history = Reader(TokenCounter(len)).read(messages)
+    for pin in pinned(messages):
+        said = " ".join(item.text for item in history.readings[pin.position].items if item.mark is None)
+        assert "\n" not in pin.text and len(pin.text) <= 400
+        assert all(end in one_line(said, len(said)) or len(said) > 40_000 for end in pin.text.split("…"))
+
+
+def test_a_prompt_is_not_held_for_what_was_found_in_it() -> None:
+    text = "".join(["Never push to main. ", "What is this? " * 1_000])
+    held = sys.getrefcount(text)
+    assert instructions(text) == instructions(text) == ("Never push to main.",)
+    assert sys.getrefcount(text) == held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "unit", ["a", " ", "never do ", ". ", "\n", "don't, ", "`", "'", "use a, ", "漢。", "no matter what "]
+)
+def test_a_megabyte_of_anything_is_soon_read(unit: str) -> None:
+    started = time.perf_counter()
+    instructions(unit * (1_000_000 // len(unit)))
+    instructions((unit * (1_900 // len(unit)) + ". ") * 100)
+    assert time.perf_counter() - started < 60

@@ -1,0 +1,205 @@
+"""A shape makes a message smaller without touching it, and never leaves half of what belongs together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_ai.messages import (
+    LoadCapabilityReturnPart,
+    ModelMessage,
+    ModelRequest,
+    NativeToolReturnPart,
+    SpeechPart,
+    TextPart,
+    ToolAvailabilityDeltaPart,
+    UserPromptPart,
+)
+
+from context_compiler.messages.history import Reader
+from context_compiler.messages.items import Kind, read_items
+from context_compiler.messages.shapes import WHOLE, Shape, largest, price, shaped
+from tests.messages.cutting import LONG, cost, cut, part
+from tests.support.builders import answer, assistant, call, prose, snapshot, user
+from tests.support.histories import histories
+from tests.support.parts import PNG, native_pair
+from tests.support.views import counter
+
+# --- any message, any shape
+
+SHAPES = st.builds(
+    Shape,
+    skip=st.frozensets(st.integers(0, 3), max_size=2),
+    without=st.sampled_from([frozenset(), frozenset({Kind.THINKING}), frozenset({Kind.OTHER, Kind.COMPACTION})]),
+    limit=st.sampled_from([None, 6, 16, 40, 200]),
+    system=st.sampled_from([None, 6, 64]),
+    skeleton=st.booleans(),
+    bare=st.booleans(),
+    tools=st.sampled_from(["paired", "drop", "render"]),
+)
+
+
+@given(histories(), SHAPES)
+def test_a_shape_changes_no_message_and_its_price_is_what_it_leaves(history: list[ModelMessage], shape: Shape) -> None:
+    before = snapshot(history)
+    reader = Reader(counter)
+    for message in history:
+        reading = reader.one(message)
+        left = shaped(message, reading, shape, counter)
+        known = price(message, reading, shape, counter)
+        assert known == (sum(item.tokens for item in read_items(left, counter)) if left else 0)
+        assert left is None or left.parts
+        assert left is None or type(left) is type(message)
+    assert snapshot(history) == before
+
+
+@given(histories())
+def test_a_whole_message_is_the_same_object(history: list[ModelMessage]) -> None:
+    reader = Reader(counter)
+    assert all(shaped(message, reader.one(message), WHOLE, counter) is message for message in history)
+
+
+@given(histories(), st.sampled_from([6, 12, 40, 200]), st.booleans())
+def test_a_clamped_exchange_keeps_its_ids(history: list[ModelMessage], limit: int, skeleton: bool) -> None:
+    reader = Reader(counter)
+    for message in history:
+        reading = reader.one(message)
+        left = shaped(message, reading, Shape(limit=limit, skeleton=skeleton), counter)
+        kept = reader.one(left) if left else None
+        assert (kept.calls if kept else ()) == reading.calls
+        assert (kept.answers if kept else ()) == reading.answers
+        assert (kept.run_id if kept else None) == reading.run_id
+
+
+@given(histories(), st.sampled_from([6, 16, 40, 200]))
+def test_only_what_no_limit_can_shorten_is_above_the_limit(history: list[ModelMessage], limit: int) -> None:
+    reader = Reader(counter)
+    for message in history:
+        left = shaped(message, reader.one(message), Shape(limit=limit), counter)
+        for item in reader.one(left).items if left else ():
+            name = counter.text(item.tool or "")
+            spare = {Kind.CALL: 6 + name, Kind.RETURN: name}.get(item.kind, 0) + (16 if item.failed else 0)
+            free = (
+                item.stays
+                or item.native
+                or item.kind in (Kind.THINKING, Kind.OTHER, Kind.COMPACTION)
+                or item.text == ""
+            )
+            assert free or item.tokens <= limit + spare, item
+
+
+# --- what stays for others
+
+
+def test_no_limit_touches_what_the_host_reads_back() -> None:
+    loaded = LoadCapabilityReturnPart(content={"message": LONG}, tool_call_id="c")
+    delta = ToolAvailabilityDeltaPart(tools_added=["look"])
+    message = ModelRequest(parts=[loaded, delta])
+    left = cut(message, limit=6, system=6, skeleton=True, tools="drop", without=frozenset({Kind.CONTROL, Kind.RETURN}))
+    assert left.parts == [loaded, delta]
+
+
+def test_system_text_has_a_limit_of_its_own() -> None:
+    message = user("hi", system=LONG)
+    assert cut(message, limit=50).parts[0] is message.parts[0]
+    clamped = cut(message, system=50)
+    assert cost(clamped.parts[0]) <= 50
+    assert clamped.parts[1] is message.parts[1]
+
+
+def test_a_bare_message_keeps_only_what_stays() -> None:
+    message = user("hi", answer("c"), ToolAvailabilityDeltaPart(tools_added=["look"]), system="be kind")
+    assert [one.part_kind for one in cut(message, bare=True).parts] == ["system-prompt", "tool-availability-delta"]
+    assert cut(user("hi"), bare=True) is None
+
+
+def test_skipped_parts_are_gone() -> None:
+    assert part(assistant("a", call("look", "c")), skip=frozenset({1})).content == "a"
+
+
+# --- skeletons
+
+
+def test_a_skeleton_keeps_name_key_arguments_and_outcome() -> None:
+    asked = part(assistant(call("write", "c", path="src/a.py", body=LONG)), skeleton=True)
+    assert (asked.tool_name, asked.tool_call_id, asked.args["path"]) == ("write", "c", "src/a.py")
+    assert counter.text(asked.args_as_json_str()) <= 96
+    told = part(user(answer("c", f"Error: no such file\n{LONG}", tool="write")), skeleton=True)
+    assert told.content.startswith("Error: no such file")
+    assert "outcome only" in told.content
+
+
+def test_short_exchanges_are_their_own_skeleton() -> None:
+    asked, told = assistant("I look.", call("look", "c", path="a.py")), user(answer("c", "42 lines"))
+    assert cut(asked, skeleton=True).parts == asked.parts
+    assert cut(told, skeleton=True).parts == told.parts
+
+
+def test_what_was_said_around_a_call_is_cut_in_a_skeleton() -> None:
+    said, spoken = TextPart(content=LONG), SpeechPart(speaker="assistant", transcript=LONG)
+    for left in cut(assistant(said, spoken, call("look", "c")), skeleton=True).parts[:2]:
+        assert cost(left) <= 64
+
+
+def test_files_beside_an_answer_are_named_in_a_skeleton() -> None:
+    left = cut(user(answer("c", "See file 1."), "This is file 1:", PNG), skeleton=True)
+    assert left.parts[1].content == ["This is file 1:", "[image/png 1 kB]"]
+
+
+def test_a_skeleton_can_be_cut_further() -> None:
+    assert cost(part(user(answer("c", LONG)), skeleton=True, limit=12)) <= 12
+
+
+# --- what the provider ran itself
+
+
+def native(size: int) -> ModelMessage:
+    return assistant(*native_pair("n", prose(1, size)), "so")
+
+
+@pytest.mark.parametrize("shape", [{"limit": 60}, {"skeleton": True}, {"limit": 6, "skeleton": True}])
+def test_a_long_exchange_of_the_provider_becomes_text_on_both_sides(shape: dict[str, Any]) -> None:
+    left = cut(native(300), **shape)
+    assert [one.part_kind for one in left.parts] == ["text", "text", "text"]
+    assert all(cost(one) <= shape.get("limit", 60) for one in left.parts)
+
+
+def test_the_text_of_such_an_exchange_says_what_was_asked_and_what_came() -> None:
+    asked, told, _ = cut(native(300), limit=60).parts
+    assert asked.content.startswith("[tool] web_search(query=")
+    assert told.content.startswith("[tool] web_search: [1 entries]")
+
+
+def test_a_short_exchange_of_the_provider_stays_as_it_is() -> None:
+    message = native(3)
+    assert cut(message, limit=200, skeleton=True).parts == message.parts
+
+
+def test_half_an_exchange_of_the_provider_is_never_cut_alone() -> None:
+    _, told = native_pair("n", LONG)
+    assert isinstance(part(assistant(told), limit=20, skeleton=True), NativeToolReturnPart)
+
+
+# --- tool history of earlier turns
+
+
+def test_dropped_exchanges_leave_what_was_said_and_what_was_loaded() -> None:
+    loaded = LoadCapabilityReturnPart(content={"message": "loaded"}, tool_call_id="l")
+    assert [one.part_kind for one in cut(assistant("I look.", call("look", "c")), tools="drop").parts] == ["text"]
+    assert cut(user(answer("c")), tools="drop") is None
+    assert part(ModelRequest(parts=[answer("c"), loaded]), tools="drop") is loaded
+
+
+def test_rendered_exchanges_stand_as_text_each_on_its_side() -> None:
+    asked = part(assistant(call("look", "c", path="a.py")), tools="render")
+    assert asked == TextPart(content="[tool] look(path=a.py)")
+    told = part(user(answer("c", "42 lines")), tools="render")
+    assert isinstance(told, UserPromptPart)
+    assert told.content == "[tool] look: 42 lines"
+
+
+def test_the_largest_part_is_found() -> None:
+    assert largest(read_items(assistant("a", LONG), counter)) == cost(TextPart(content=LONG))
+    assert largest(()) == 0

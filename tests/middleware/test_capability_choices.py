@@ -1,0 +1,111 @@
+"""What a user chooses counts in every request: fidelity, recent turns, tool history, templates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+
+from context_compiler import ContextCompiler
+from tests.middleware.chatting import BUDGET, Chat, extends
+from tests.support.agents import Notes, Talker, run
+from tests.support.histories import assert_pairs_whole, long_history, prose
+
+FIDELITIES = {"truncate": 0, "compact": 500, "summary:low": 600, "summary:medium": 1_500, "summary:high": 3_000}
+
+
+@pytest.mark.parametrize("fidelity", FIDELITIES)
+async def test_a_fidelity_caps_what_stands_for_the_past(fidelity: str) -> None:
+    chat = Chat(fidelity=fidelity, budget=14_000, notes=Notes(prose(3, 4_000)))
+    await chat.turn(0, long_history(120, words=30))
+    tokens = chat.views[0].ledger["tokens"]
+    cap = FIDELITIES[fidelity]
+    assert tokens["summary"] + tokens["quotes"] <= cap
+    assert bool(chat.notes.asked) == bool(cap)
+    assert tokens["summary"] > cap * 0.7 if cap else not chat.views[0].summary
+    assert chat.talker.sent[0].tokens <= 14_000
+
+
+async def test_full_sends_everything_until_the_budget_is_passed() -> None:
+    chat = Chat(fidelity="full", trigger=500, budget=8_000)
+    await chat.turn(0, long_history(15))
+    await chat.turn(1, long_history(60))
+    assert chat.statuses == ["raw", "raw", "compiled", "cycle"]
+    assert chat.talker.sent[2].tokens <= 8_000
+
+
+@pytest.mark.parametrize("recent", [0, 1, 3, "all"])
+async def test_recent_turns_stay_as_they_are_if_they_fit(recent: Any) -> None:
+    chat = Chat(steps=0, recent_turns=recent, budget=30_000, every_turn=recent != "all")
+    await chat.turn(99, long_history(60, tools_per_turn=1))
+    kept = [number for number in range(60) if f'"Answer {number}: ' in chat.talker.last.text]
+    assert kept == (list(range(60)) if recent == "all" else list(range(61 - recent, 60)))
+    assert chat.statuses == ["raw" if recent == "all" else "compiled"]
+
+
+@pytest.mark.parametrize("way", ["paired", "drop", "render"])
+async def test_tool_exchanges_of_kept_turns_stand_as_was_asked(way: str) -> None:
+    chat = Chat(steps=1, tool_history=way, budget=30_000, every_turn=True)
+    await chat.turn(99, long_history(60)[:-1])
+    assert_pairs_whole(chat.talker.last.messages)
+    parts = [part for message in chat.talker.last.messages for part in message.parts]
+    calls = [part for part in parts if part.part_kind == "tool-call"]
+    assert len(calls) == (7 if way == "paired" else 1), "the active turn keeps its own"
+    assert any("[tool]" in str(part) for part in parts) == (way == "render")
+
+
+TEMPLATE = """---
+recent_turns: 1
+---
+Write notes, {word}.
+
+{{{{ recent_turns }}}}
+"""
+
+
+def vault(folder: Path, text: str) -> Path:
+    file = folder / "AssistantMD" / "ContextTemplates" / "mine.md"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+async def test_a_template_that_is_edited_between_two_runs_counts_from_the_next_compile_on(tmp_path: Path) -> None:
+    file = vault(tmp_path, TEMPLATE.format(word="in short"))
+    chat = Chat(steps=0, template="mine", vault=tmp_path)
+    await chat.turn(0, long_history(20))
+    file.write_text(TEMPLATE.format(word="at length"))
+    await chat.turn(1, long_history(60))
+    assert ["in short" in prompt for prompt in chat.notes.prompts] == [True, False]
+    assert "at length" in chat.notes.prompts[1]
+    hashes = [record.compile.template_hash for record in await chat.ours.views() if record.compile]
+    assert len(set(hashes)) == 2 and not chat.errors
+
+
+@pytest.mark.parametrize("harm", ["deleted", "broken"])
+async def test_a_template_that_is_gone_or_broken_costs_no_run(tmp_path: Path, harm: str) -> None:
+    file = vault(tmp_path, TEMPLATE.format(word="in short"))
+    chat = Chat(steps=1, template="mine", vault=tmp_path)
+    await chat.turn(0, long_history(20))
+    file.unlink() if harm == "deleted" else file.write_text("{% if %} nothing")
+    await chat.turn(1)
+    assert {type(error).__name__ for error in chat.errors} == {"TemplateError"}
+    assert chat.statuses[2:] == ["fallback", "fallback"]
+    assert max(sent.tokens for sent in chat.talker.sent) <= BUDGET
+    assert extends(chat.talker.sent[2], chat.talker.sent[3])
+    file.write_text(TEMPLATE.format(word="in short"))
+    await chat.turn(2)
+    assert chat.statuses[-1] in ("compiled", "cycle")
+
+
+async def test_the_shipped_default_needs_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    talker = Talker("done")
+    agent = Agent(talker.model, capabilities=[ContextCompiler(budget=4_000)])
+    await run(agent, "and now?", message_history=long_history(30))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["system"]
+    assert (tmp_path / "system" / "ContextTemplates" / "chat_compiler.md").is_file()
+    assert (tmp_path / "system" / "context.db").is_file()
+    assert talker.last.tokens <= 4_000

@@ -1,0 +1,205 @@
+"""The provider says that the context is too long: tried once more with less, over real HTTP, plain and streamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.models.fallback import FallbackModel
+from pydantic_ai.usage import UsageLimits
+
+from context_compiler import View
+from context_compiler.middleware.overflow import is_overflow
+from tests.support.agents import WAYS, Notes, Talker, compiler, unstamped
+from tests.support.anthropic_server import AnthropicServer
+from tests.support.histories import long_history, prose
+from tests.support.openai_server import OpenAIServer
+
+SERVERS: dict[str, tuple[Any, str]] = {
+    "openai": (OpenAIServer, "gpt-4o"),
+    "anthropic": (AnthropicServer, "claude-sonnet-4-6"),
+}
+PAST = long_history(30)
+"""About 10,000 tokens as the servers count them."""
+
+
+def look(path: str) -> str:
+    return prose(len(path), 30)
+
+
+class Overflowing:
+    """One agent whose provider refuses what is longer than `window`, and the compiler does not know it."""
+
+    def __init__(self, server: Any, name: str, *, notes: Notes | None = None, **wanted: Any) -> None:
+        self.server, self.errors, self.views = server, list[Exception](), list[View]()
+        given: dict[str, Any] = {"budget": None, "trigger": 1.0, "on_error": self.errors.append}
+        self.ours = compiler(notes, **{**given, "on_view": self.views.append, **wanted})
+        self.agent = Agent(server.model(name, profile={"context_window": None}), tools=[look], capabilities=[self.ours])
+
+    async def ask(self, way: str, history: Any = PAST, **given: Any) -> Any:
+        return await WAYS[way](self.agent, "and now?", message_history=history, **given)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("provider", SERVERS)
+async def test_raw_history_that_is_too_long_is_tried_once_more_with_less(provider: str, way: str) -> None:
+    kind, name = SERVERS[provider]
+    with kind("fine", window=7_000) as server:
+        talk = Overflowing(server, name)
+        done = await talk.ask(way, usage_limits=UsageLimits(request_limit=1))
+        assert server.statuses == [400, 200] and done.requests == 1 and not talk.errors
+        assert [view.status for view in talk.views] == ["raw", "compiled"]
+        assert all(kept is given for kept, given in zip(done.messages, PAST, strict=False))
+        more = await talk.ask(way, done.messages)
+        assert server.statuses == [400, 200, 200], "what was learnt holds in the next run"
+        assert more.requests == 1 and talk.views[-1].status == "cycle"
+
+
+@pytest.mark.parametrize("way", ["run", "run_stream"])
+@pytest.mark.parametrize("provider", SERVERS)
+async def test_a_view_that_is_too_long_is_tried_once_more_with_less(provider: str, way: str) -> None:
+    kind, name = SERVERS[provider]
+    notes = Notes()
+    with kind("fine", window=1_400) as server:
+        talk = Overflowing(server, name, notes=notes, budget=7_000)
+        await talk.ask(way, long_history(45))
+        assert server.statuses == [400, 200] and not talk.errors
+        assert [view.status for view in talk.views] == ["compiled", "compiled"] and notes.asked <= 2
+        assert talk.views[1].budget <= 0.7 * talk.views[0].budget
+
+
+@pytest.mark.parametrize("way", ["run", "run_stream", "iter and stream"])
+@pytest.mark.parametrize("provider", SERVERS)
+async def test_a_second_refusal_passes_through(provider: str, way: str) -> None:
+    kind, name = SERVERS[provider]
+    with kind("fine", window=100) as server:
+        talk = Overflowing(server, name)
+        with pytest.raises(ModelHTTPError) as failure:
+            await talk.ask(way)
+        assert is_overflow(failure.value)
+        assert server.statuses == [400, 400]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("provider", SERVERS)
+async def test_less_holds_for_the_rest_of_the_cycle_and_of_the_run(provider: str) -> None:
+    kind, name = SERVERS[provider]
+    steps = iter([[("look", {"path": f"src/{'x' * number}.py"})] for number in range(40)])
+    with kind(lambda body: next(steps, "fine"), window=9_500) as server:
+        talk = Overflowing(server, name)
+        await talk.ask("run", usage_limits=UsageLimits(request_limit=None))
+        assert server.statuses == [400] + [200] * 41
+        assert max(server.prompt_tokens) <= 9_500
+        first, rest = talk.views[0].record, [view.record for view in talk.views[1:]]
+        assert first and all(record and record.tokens_sent <= 0.7 * first.tokens_sent for record in rest)
+
+
+@pytest.mark.parametrize("provider", SERVERS)
+async def test_any_other_refusal_passes_through(provider: str) -> None:
+    kind, name = SERVERS[provider]
+    with kind("fine") as server:
+        server.fail(400)
+        talk = Overflowing(server, name)
+        with pytest.raises(ModelHTTPError):
+            await talk.ask("run")
+        assert server.statuses == [400] and [view.status for view in talk.views] == ["raw"]
+
+
+@pytest.mark.parametrize("way", ["run", "run_stream"])
+async def test_after_the_first_token_nothing_is_tried_again(way: str) -> None:
+    with OpenAIServer("fine " * 50) as server:
+        server.drop(after=3)
+        talk = Overflowing(server, "gpt-4o")
+        if way == "run":
+            await talk.ask(way)
+            return
+        with pytest.raises(Exception, match=r"(?i)peer closed|incomplete|connection"):
+            await talk.ask(way)
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("way", ["run", "run_stream"])
+async def test_a_group_of_models_counts_when_one_of_them_says_so(way: str) -> None:
+    with OpenAIServer("fine", window=7_000) as server, OpenAIServer("fine", window=7_000) as other:
+        talk = Overflowing(server, "gpt-4o")
+        group = FallbackModel(
+            server.model("gpt-4o", profile={"context_window": None}),
+            other.model("gpt-4o", profile={"context_window": None}),
+        )
+        agent = Agent(group, tools=[look], capabilities=[talk.ours])
+        done = await WAYS[way](agent, "and now?", message_history=PAST)
+        assert done.output == "fine"
+        assert server.statuses == [400, 200] and other.statuses == [400]
+
+
+async def test_a_dry_run_does_not_try_again() -> None:
+    with OpenAIServer("fine", window=7_000) as server:
+        talk = Overflowing(server, "gpt-4o", dry_run=True)
+        with pytest.raises(ModelHTTPError):
+            await talk.ask("run")
+        assert server.statuses == [400]
+
+
+async def test_a_compile_that_is_too_long_for_its_own_model_is_a_failure_like_any_other() -> None:
+    """The run's own model writes the notes: its refusal must not be taken for one of the request itself."""
+    with OpenAIServer("fine", window=5_000) as server:
+        talk = Overflowing(server, "gpt-4o", budget=4_000, model=None)
+        done = await talk.ask("run", long_history(60))
+        assert done.output == "fine"
+        assert [type(error).__name__ for error in talk.errors] == ["CompileError"]
+        assert server.statuses == [400, 200] and [view.status for view in talk.views] == ["fallback"]
+        assert "EXTRACTION TEMPLATE" in str(server.requests[0]) and "EXTRACTION TEMPLATE" not in str(server.requests[1])
+
+
+async def test_a_known_window_is_kept_without_a_refusal() -> None:
+    with OpenAIServer("fine", window=6_000, count=lambda text: len(text) // 4) as server:
+        talk = Overflowing(server, "gpt-4o")
+        agent = Agent(server.model("gpt-4o", profile={"context_window": 6_000}), capabilities=[talk.ours])
+        await WAYS["run"](agent, "and now?", message_history=PAST)
+        assert server.statuses == [200] and talk.views[0].budget <= 4_800
+
+
+async def test_what_the_host_stores_after_a_retry_is_what_it_would_store_without_one() -> None:
+    with OpenAIServer("fine", window=7_000) as server:
+        withal = await Overflowing(server, "gpt-4o").ask("run")
+    with OpenAIServer("fine") as server:
+        without = await WAYS["run"](Agent(server.model("gpt-4o"), tools=[look]), "and now?", message_history=PAST)
+    for done in (withal, without):
+        done.messages[-1].failed_attempts = []  # the host says itself that there was another attempt
+        done.messages[-1].provider_details = done.messages[-1].provider_url = None
+    assert unstamped(withal.messages) == unstamped(without.messages)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (400, {"error": {"message": "prompt is too long: 9 tokens > 8 maximum"}}, True),
+        (400, {"code": "context_length_exceeded"}, True),
+        (413, {"message": "Input is too long for requested model."}, True),
+        (400, {"message": "The input token count (9) exceeds the maximum number of tokens allowed (8)."}, True),
+        (400, {"error": "This model's maximum prompt length is 8 but the request contains 9 tokens."}, True),
+        (400, {"error": {"message": "Your request exceeded model token limit: 8"}}, True),
+        (400, {"error": {"message": "invalid params, context window exceeds limit"}}, True),
+        (400, {"error": {"message": "Your input exceeds the context window of this model."}}, True),
+        (400, {"error": {"message": "the request exceeds the available context size"}}, True),
+        (400, {"error": "The number of tokens to keep is greater than the context length"}, True),
+        (400, {"error": {"message": "max_tokens exceeds the limit of 8"}}, False),
+        (400, {"message": "messages must alternate"}, False),
+        (500, {"code": "context_length_exceeded"}, False),
+        (400, None, False),
+    ],
+)
+def test_a_refusal_is_known_by_its_words(status: int, body: Any, expected: bool) -> None:
+    error = ModelHTTPError(status, "some-model", body=body)
+    assert is_overflow(error) is expected
+    assert is_overflow(ExceptionGroup("all failed", [ValueError("x"), error])) is expected
+    assert not is_overflow(ValueError("context_length_exceeded"))
+
+
+async def test_a_model_that_fails_otherwise_fails_as_without_us() -> None:
+    for script in (ValueError("bug"), ModelHTTPError(503, "m", body="down")):
+        agent: Agent[None, str] = Agent(Talker(script).model, capabilities=[compiler(budget=2_000)])
+        with pytest.raises(type(script)):
+            await agent.run("hello")

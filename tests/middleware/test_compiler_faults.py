@@ -1,0 +1,173 @@
+"""A compiler that fails, hangs, says nothing or is cancelled costs no run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.exceptions import ModelHTTPError, UnexpectedModelBehavior
+from pydantic_ai.messages import ModelResponse, TextPart
+
+from tests.middleware.faulty import BUDGET, Faulty
+from tests.support.agents import NOTES, WAYS, Notes, run
+from tests.support.histories import assert_pairs_whole, long_history, prose, user
+
+
+async def leftovers() -> set[asyncio.Task[Any]]:
+    """Tasks that are still there once everything had a chance to end."""
+    await asyncio.sleep(0.01)
+    return asyncio.all_tasks() - {asyncio.current_task()}  # pyright: ignore
+
+
+FAILURES: dict[str, Callable[[], Notes]] = {
+    "an error of the model": lambda: Notes(UnexpectedModelBehavior("no")),
+    "an error of the provider": lambda: Notes(ModelHTTPError(500, "notes", body="down")),
+    "any other error": lambda: Notes(ValueError("bug")),
+    "a timeout": lambda: Notes(seconds=30),
+    "a cancellation of its own": lambda: Notes(asyncio.CancelledError()),  # pyright: ignore
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", FAILURES)
+async def test_a_compiler_that_fails_costs_no_run(case: str, way: str) -> None:
+    faulty = Faulty(FAILURES[case](), timeout=0.05)
+    done = await WAYS[way](faulty.agent, "and now?", message_history=faulty.history)
+    assert done.output == "done"
+    assert faulty.kinds == ["CompileError"] and faulty.statuses == ["fallback"]
+    assert faulty.talker.last.tokens <= BUDGET
+    assert_pairs_whole(faulty.talker.last.messages)
+    record = (await faulty.ours.views())[0]
+    assert record.error is not None and "sent: a view without a model" in record.error
+    assert record.compile is not None and record.compile.status.startswith("failed") and record.compile.compiled_prompt
+    assert not await leftovers()
+
+
+async def test_without_a_budget_raw_history_is_better_than_a_view_without_notes() -> None:
+    faulty = Faulty(Notes(ValueError("bug")), budget=None)
+    faulty.history = long_history(90)
+    await faulty.ask()
+    assert faulty.statuses == ["fallback"] and len(faulty.talker.last.messages) >= len(faulty.history)
+    record = (await faulty.ours.views())[0]
+    assert record.error is not None and record.error.endswith("sent: raw history")
+
+
+async def test_a_known_window_limits_what_goes_out_when_we_fail() -> None:
+    faulty = Faulty(Notes(ValueError("bug")), budget=None, window=6_000)
+    await faulty.ask()
+    assert faulty.talker.last.tokens <= 4_500
+    record = (await faulty.ours.views())[0]
+    assert record.error is not None and record.error.endswith("sent: a view without a model")
+
+
+async def test_with_a_cycle_the_last_good_view_goes_out_when_the_next_fails() -> None:
+    said = iter([NOTES])
+    notes = Notes(lambda number: next(said))
+    faulty = Faulty(notes, lambda messages, info: prose(len(messages), 60), trigger=1_500)
+    await faulty.ask()
+    assert faulty.statuses == ["compiled"]
+    number = 0
+    while "fallback" not in faulty.statuses:
+        number += 1
+        await faulty.ask(f"Question {number}: {prose(number, 60)}", message_history=faulty.done.messages)
+        assert number < 40
+    assert faulty.kinds == ["CompileError"]
+    record = (await faulty.ours.views())[0]
+    assert record.error is not None and record.error.endswith("sent: the last good view")
+    assert "find out why the build fails" in faulty.talker.last.text
+    assert faulty.talker.last.tokens <= BUDGET
+
+
+async def test_after_a_failure_the_turn_goes_on_without_a_model_and_with_stable_bytes() -> None:
+    notes = Notes(ValueError("bug"))
+    steps = iter([[("look", {"path": "a"})]] * 3)
+    faulty = Faulty(notes, lambda messages, info: next(steps, "done"))
+    await faulty.ask()
+    assert notes.asked == 1 and faulty.statuses == ["fallback", "cycle", "cycle", "cycle"]
+    sent = [sent.messages for sent in faulty.talker.sent]
+    assert all(later[: len(earlier)] == earlier for earlier, later in zip(sent, sent[1:], strict=False))
+
+
+async def test_what_was_spent_before_a_compile_failed_is_charged_and_on_the_record() -> None:
+    def said(number: int) -> str:
+        if number == 2:
+            raise ModelHTTPError(529, "notes")
+        return "- so far, so good"
+
+    faulty = Faulty(Notes(said))
+    long = [message for _ in range(9) for message in faulty.history]
+    result = await faulty.agent.run("and now?", message_history=long)
+    assert faulty.kinds == ["CompileError"]
+    alone = await Agent(faulty.talker.model).run("and now?", message_history=faulty.talker.last.messages[:-1])
+    assert result.usage.input_tokens - alone.usage.input_tokens >= 100 and result.usage.requests == 1
+    compile = (await faulty.ours.views())[0].compile
+    assert compile is not None and compile.status.startswith("failed")
+    assert compile.usage == {"input_tokens": 100, "output_tokens": 20, "requests": 1}
+
+
+@pytest.mark.parametrize("said", ["", "  \n\t ", "quite a lot " * 20_000])
+async def test_an_answer_that_says_nothing_or_saves_nothing_is_refused(said: str) -> None:
+    notes = Notes(said)
+    steps = iter([[("look", {"path": "a"})]] * 2)
+    faulty = Faulty(notes, lambda messages, info: next(steps, "done"))
+    await faulty.ask()
+    assert not faulty.errors and faulty.statuses == ["compiled", "cycle", "cycle"]
+    assert notes.asked == 1, "remembered for the turn"
+    compile = (await faulty.ours.views())[-1].compile
+    assert compile is not None and compile.status.startswith("refused") and compile.error
+    assert compile.raw_output == said.strip() and compile.compiled_prompt
+    assert faulty.talker.sent[0].tokens <= BUDGET and "quite a lot" not in faulty.talker.last.text
+
+
+async def test_a_compiler_that_keeps_failing_is_left_alone() -> None:
+    notes = Notes(ValueError("bug"))
+    faulty = Faulty(notes)
+    for number in range(6):
+        await faulty.ask(
+            message_history=[user(f"beginning {number}"), ModelResponse(parts=[TextPart("yes")]), *faulty.history]
+        )
+    assert notes.asked == 3
+    assert faulty.kinds == ["CompileError"] * 6
+    assert "left alone" in str(faulty.errors[-1])
+
+
+@pytest.mark.parametrize("when", [0.02, 0.1])
+async def test_a_run_that_is_cancelled_is_cancelled_and_leaves_nothing_behind(when: float, tmp_path: Path) -> None:
+    notes = Notes(seconds=30)
+    faulty = Faulty(notes, store=tmp_path / "record.db")
+    task = asyncio.create_task(faulty.ask())
+    while not notes.prompts:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(when)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert notes.cancelled == 1 and not faulty.errors
+    assert not await leftovers()
+
+
+async def test_a_run_that_is_cancelled_leaves_another_that_waits_for_the_same() -> None:
+    notes = Notes(seconds=0.2)
+    faulty = Faulty(notes)
+    first, second = (asyncio.create_task(run(faulty.agent, f"{n}", message_history=faulty.history)) for n in range(2))
+    while not notes.prompts:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.02)
+    first.cancel()
+    assert (await second).output == "done"
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert (notes.asked, notes.cancelled) == (1, 0) and faulty.statuses == ["compiled"]
+    assert not await leftovers()
+
+
+async def test_a_timeout_of_the_caller_passes_through() -> None:
+    faulty = Faulty(Notes(seconds=30))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await faulty.ask()
+    assert not await leftovers()

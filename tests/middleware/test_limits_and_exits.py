@@ -1,0 +1,133 @@
+"""What a compile costs counts in the run's limits, and nothing of ours keeps a script from ending."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.exceptions import UsageLimitExceeded
+from pydantic_ai.usage import UsageLimits
+
+from context_compiler import MemoryStore
+from tests.middleware.faulty import Faulty
+from tests.support.agents import Notes, Talker
+from tests.support.histories import exchange, user
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        UsageLimits(request_limit=1),
+        UsageLimits(total_tokens_limit=6_000),
+        UsageLimits(input_tokens_limit=6_000),
+        UsageLimits(output_tokens_limit=30),
+    ],
+    ids=["requests", "tokens", "input", "output"],
+)
+async def test_a_run_that_passes_its_limits_without_us_passes_with_us(limits: UsageLimits) -> None:
+    notes = Notes()
+    faulty = Faulty(notes)
+    await faulty.ask(usage_limits=limits)
+    assert faulty.done.output == "done" and faulty.done.requests == 1 and not faulty.errors
+    assert notes.asked == (1 if limits.request_limit == 1 else 0)
+    if not notes.asked:
+        compile = (await faulty.ours.views())[0].compile
+        assert compile is not None and "usage limits" in (compile.error or "")
+
+
+async def test_the_tokens_of_a_compile_count_and_its_requests_do_not() -> None:
+    faulty = Faulty(Notes())
+    faulty.talker = Talker("done", usage=50)
+    agent = Agent(faulty.talker.model, capabilities=[faulty.ours])
+    result = await agent.run("and now?", message_history=faulty.history)
+    assert result.usage.requests == 1
+    assert (result.usage.input_tokens, result.usage.output_tokens) == (50 + 100, 1 + 20)
+    again = await agent.run("and again?", message_history=result.all_messages())
+    assert (again.usage.input_tokens, again.usage.output_tokens) == (50, 1)
+
+
+async def test_a_limit_that_a_run_passes_without_us_stops_it_with_us_too() -> None:
+    faulty = Faulty(Notes(), [[("look", {"path": "a"})], "done"])
+    with pytest.raises(UsageLimitExceeded):
+        await faulty.ask(usage_limits=UsageLimits(request_limit=1))
+
+
+SCRIPTS = {
+    "run_sync": """
+from pydantic_ai import Agent
+from pydantic_ai.models.test import TestModel
+from context_compiler import ContextCompiler
+agent = Agent(TestModel(), capabilities=[ContextCompiler()])
+print(agent.run_sync("hello").output)
+print(agent.run_sync("hello again").output)
+""",
+    "asyncio.run": """
+import asyncio
+from pydantic_ai import Agent
+from pydantic_ai.models.test import TestModel
+from context_compiler import ContextCompiler
+compiler = ContextCompiler()
+agent = Agent(TestModel(), capabilities=[compiler])
+async def main():
+    print((await agent.run("hello")).output)
+    async with agent.run_stream("hello again") as stream:
+        print(await stream.get_output())
+    assert len(await compiler.views()) == 2
+asyncio.run(main())
+""",
+    "a loop that goes on": """
+import asyncio
+from pydantic_ai import Agent
+from pydantic_ai.models.test import TestModel
+from context_compiler import ContextCompiler
+loop = asyncio.new_event_loop()
+agent = Agent(TestModel(), capabilities=[ContextCompiler()])
+print(loop.run_until_complete(agent.run("hello")).output)
+print(loop.run_until_complete(agent.run("hello again")).output)
+loop.run_until_complete(loop.shutdown_asyncgens())
+loop.close()
+""",
+    "an error": """
+import asyncio
+from pydantic_ai import Agent
+from pydantic_ai.models.function import FunctionModel
+from context_compiler import ContextCompiler
+def fail(messages, info): raise ValueError("no")
+agent = Agent(FunctionModel(fail), capabilities=[ContextCompiler()])
+for _ in range(2):
+    try:
+        asyncio.run(agent.run("hello"))
+    except ValueError:
+        print("failed")
+""",
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) for case in SCRIPTS])
+def test_a_script_that_is_done_ends_and_says_nothing(case: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPTS[case]],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+    assert not done.stderr, done.stderr
+    assert (tmp_path / "system" / "context.db").is_file()
+
+
+async def test_memory_holds_no_run_that_is_over() -> None:
+    store = MemoryStore()
+    faulty = Faulty(Notes(), store=store)
+    await faulty.ask(message_history=[*exchange(1), user("x")])
+    assert faulty.ours._run.raw is None  # pyright: ignore

@@ -1,0 +1,207 @@
+"""Odd histories, templates, callbacks, counters and settings cost no run, and the log repeats nothing that was said."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import (
+    BinaryContent,
+    FilePart,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolReturn,
+    UserPromptPart,
+)
+from pydantic_ai.models.test import TestModel
+
+from context_compiler.errors import CompileError, TemplateError
+from context_compiler.messages.history import load_messages, message_body
+from context_compiler.resilience import floor
+from tests.middleware.faulty import BUDGET, Faulty
+from tests.support.agents import Notes, Talker, compiler, run
+from tests.support.histories import answer, assert_pairs_whole, call, long_history, user
+from tests.support.parts import FuturePart
+
+
+@pytest.mark.parametrize("text", ["{{ 1 // 0 }}", "{% for i in range(10**9) %}x{% endfor %}"])
+async def test_a_template_that_trips_costs_no_run(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "ContextTemplates" / "mine.md"
+    file.parent.mkdir()
+    file.write_text(text)
+    faulty = Faulty(Notes(), template="mine", system=tmp_path)
+    await faulty.ask()
+    assert faulty.statuses == ["fallback"] and isinstance(faulty.errors[0], TemplateError)
+    assert faulty.talker.last.tokens <= BUDGET
+
+
+@pytest.mark.parametrize("name", ["nowhere", "../secret", "/etc/passwd"])
+async def test_a_template_that_is_not_there_costs_no_run(name: str) -> None:
+    faulty = Faulty(Notes(), template=name)
+    await faulty.ask()
+    assert faulty.kinds == ["TemplateError"] and faulty.statuses == ["fallback"]
+    assert faulty.talker.last.tokens <= BUDGET
+
+
+async def test_a_counter_that_raises_is_replaced() -> None:
+    def count(text: str) -> int:
+        raise ValueError("no")
+
+    faulty = Faulty(Notes(), counter=count)
+    await faulty.ask()
+    assert faulty.statuses == ["compiled"] and faulty.talker.last.tokens <= BUDGET
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_callbacks_that_raise_cost_no_run(asynchronous: bool) -> None:
+    def fail(what: Any) -> Any:
+        raise ValueError("in a callback")
+
+    async def later(what: Any) -> Any:
+        raise ValueError("in a callback")
+
+    callback = later if asynchronous else fail
+    faulty = Faulty(Notes(ValueError("bug")), on_view=callback, on_error=callback)
+    await faulty.ask()
+    assert faulty.done.output == "done" and faulty.talker.last.tokens <= BUDGET
+
+
+async def test_an_error_can_be_told_to_a_coroutine() -> None:
+    heard: list[Exception] = []
+
+    async def later(error: Exception) -> None:
+        await asyncio.sleep(0)
+        heard.append(error)
+
+    faulty = Faulty(Notes(ValueError("bug")), on_error=later)
+    await faulty.ask()
+    assert [type(error) for error in heard] == [CompileError]
+
+
+WEIRD: dict[str, list[ModelMessage]] = {
+    "an empty request": [user("hello"), ModelResponse(parts=[TextPart("hi")]), ModelRequest(parts=[])],
+    "an empty response": [user("hello"), ModelResponse(parts=[])],
+    "a response first": [ModelResponse(parts=[TextPart("hi")]), user("hello"), ModelResponse(parts=[TextPart("ho")])],
+    "an empty prompt": [user("hello"), ModelResponse(parts=[TextPart("hi")]), ModelRequest(parts=[UserPromptPart("")])],
+    "a surrogate": [user("half of a pair: \ud83d"), ModelResponse(parts=[TextPart("hi")])],
+    "large parts": [user("x" * 200_000), ModelResponse(parts=[TextPart("y" * 200_000)])],
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("case", WEIRD)
+async def test_odd_histories_cost_no_run(case: str) -> None:
+    history = WEIRD[case]
+    faulty = Faulty(Notes())
+    await faulty.ask(message_history=history)
+    assert faulty.done.output == "done" and faulty.talker.last.tokens <= BUDGET
+    assert not faulty.errors
+    await faulty.ask(message_history=[*history, *long_history(40)])
+    assert faulty.talker.last.tokens <= BUDGET
+
+
+async def test_a_number_of_thousands_of_digits_does_not_make_the_agent_forget() -> None:
+    ours = compiler(budget=8_000)
+    agent = Agent(TestModel(), capabilities=[ours])
+    asked = ModelResponse(parts=[call("multiply", "big")])
+    done = await agent.run("go on", message_history=[user("I am Ada."), asked, user(answer("big", 10**5_000))])
+    assert ours.last_view is not None and ours.last_view.status == "raw"
+    (record,) = await ours.views()
+    assert len(await ours.transcript(record.session_id)) == len(done.all_messages())
+
+
+def endless() -> list[ModelMessage]:
+    """A history that cannot be read: what a tool returned holds itself."""
+    loop: dict[str, Any] = {}
+    loop["again"] = loop
+    asked = ModelResponse(parts=[call("look", "endless", path="a")])
+    return [user("begin"), asked, user(answer("endless", loop)), *long_history(40)[1:]]
+
+
+async def test_a_history_that_cannot_be_read_is_cut_to_the_last_exchange() -> None:
+    faulty = Faulty(Notes(), [[("look", {"path": "a"}), ("look", {"path": "b"})], "done"])
+    await faulty.ask("what now? " * 2_000, message_history=endless())
+    assert faulty.done.output == "done" and faulty.statuses == ["fallback", "fallback"]
+    assert max(sent.tokens for sent in faulty.talker.sent) <= BUDGET
+    for sent in faulty.talker.sent:
+        assert_pairs_whole(sent.messages)
+        assert "what now?" in sent.text
+    record = (await faulty.ours.views())[0]
+    assert record.raw_tip is None and "raw_tip" in record.status
+    assert record.error is not None and record.error.endswith("sent: the last exchange")
+
+
+async def test_the_least_that_is_sent_has_the_call_of_an_answer_with_a_file_beside_it() -> None:
+    def look() -> ToolReturn:
+        return ToolReturn(return_value="seen", content=["what it looks like"])
+
+    talker = Talker([[("look", {})], "done"])
+    agent = Agent(talker.model, tools=[look], capabilities=[compiler(budget=BUDGET)])
+    await run(agent, "look at it", message_history=endless())
+    assert_pairs_whole(talker.last.messages)
+    assert "seen" in talker.last.text and "look at it" in talker.last.text
+
+
+def test_in_the_least_that_is_sent_a_picture_is_a_word() -> None:
+    picture = FilePart(content=BinaryContent(b"x" * 1_000, media_type="image/png"))
+    drawn = ModelResponse(parts=[picture, call("look", "c", path="a")])
+    least = floor([user("draw it"), drawn, user(answer("c"))], 100)
+    assert [part.part_kind for part in least[1].parts] == ["text", "tool-call"]
+    assert load_messages([message_body(message) for message in least]) == least
+
+
+async def test_a_wrong_setting_in_the_environment_is_told_and_left_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTEXT_COMPILER_RECENT_TURNS", "several")
+    faulty = Faulty(Notes())
+    await faulty.ask()
+    await faulty.ask()
+    assert faulty.kinds == ["SettingsError"] and faulty.statuses == ["compiled", "cycle"]
+
+
+async def test_a_system_folder_that_cannot_be_made_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    faulty = Faulty(Notes(), system=tmp_path / "file")
+    await faulty.ask()
+    await faulty.ask()
+    assert faulty.kinds == ["TemplateError"] and faulty.statuses == ["compiled", "cycle"]
+
+
+async def test_what_stops_a_durable_run_passes_through() -> None:
+    stop = type("Stopped", (Exception,), {"__module__": "dbos._error"})
+    faulty = Faulty(Notes(stop("until later")))
+    with pytest.raises(stop):
+        await faulty.ask()
+
+
+async def test_parts_that_nobody_knows_fail_as_without_us() -> None:
+    odd = ModelRequest(parts=[UserPromptPart("hello"), FuturePart("what is this?")])  # pyright: ignore
+    history: list[ModelMessage] = [odd, ModelResponse(parts=[TextPart("hi")])]
+
+    async def outcome(*capabilities: Any) -> str:
+        talker = Talker("done")
+        agent = Agent(talker.model, capabilities=list(capabilities))
+        try:
+            return (await run(agent, "go", message_history=history)).output
+        except Exception as error:
+            return type(error).__name__
+
+    assert await outcome(compiler(Notes(), budget=BUDGET)) == await outcome()
+
+
+async def test_the_log_names_what_failed_and_repeats_nothing_of_what_was_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    def repeats(number: int) -> str:
+        raise ValueError(f"could not digest {notes.prompts[-1]}")
+
+    notes = Notes(repeats)
+    faulty = Faulty(notes)
+    await faulty.ask("my password is hunter2")
+    logged = "\n".join(record.getMessage() for record in caplog.records if "context_compiler" in record.name)
+    assert "CompileError" in logged and "hunter2" not in logged and "Question 1" not in logged

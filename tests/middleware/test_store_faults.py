@@ -1,0 +1,180 @@
+"""A record that fails costs no run: it is told, and left alone after a while."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from context_compiler import MemoryStore, Record, SQLiteStore
+from context_compiler.errors import StoreError
+from context_compiler.record.values import Chain, Cycle, Entry
+from context_compiler.resilience import Breaker
+from tests.middleware.faulty import BUDGET, Faulty
+from tests.support.agents import Notes
+
+
+class Broken:
+    """A store whose every method raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        def fail(*args: Any, **given: Any) -> Any:
+            raise ZeroDivisionError(name)
+
+        return fail
+
+
+METHODS = "save archive find_compile find_cycle close chain view views summaries sessions transcript delete prune"
+METHODS += " verify export"
+for method in METHODS.split():
+    setattr(Broken, method, lambda self, *args, **given: self.__getattr__("work")())
+
+
+def locked(folder: Path) -> tuple[Any, Callable[[], None]]:
+    """A file that another connection is writing to for good."""
+    file = folder / "record.db"
+    asyncio.run(SQLiteStore(file).verify())
+    other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    return file, other.close
+
+
+async def test_a_store_whose_every_method_raises_costs_no_run() -> None:
+    faulty = Faulty(Notes(), store=Broken())
+    for _ in range(4):
+        await faulty.ask()
+    assert faulty.done.output == "done" and faulty.talker.last.tokens <= BUDGET
+    assert set(faulty.kinds) == {"ZeroDivisionError"} and len(faulty.errors) == 3, "then it is left alone"
+    assert faulty.statuses == ["compiled"] + ["cycle"] * 3, "what is in memory goes on"
+    with pytest.raises(ZeroDivisionError):
+        await faulty.ours.views()
+
+
+class Unwritable(MemoryStore):
+    """A store that can be read and not written, as on a full disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tried = 0
+
+    async def save(self, entry: Entry) -> Record:
+        self.tried += 1
+        raise StoreError("the disk is full")
+
+    async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
+        self.tried += 1
+        raise StoreError("the disk is full")
+
+
+async def test_a_store_that_can_be_read_but_not_written_is_left_alone_too() -> None:
+    store = Unwritable()
+    faulty = Faulty(store=store)
+    for _ in range(6):
+        await faulty.ask()
+    assert store.tried == 3 and len(faulty.errors) == 3
+
+
+class Damaged(MemoryStore):
+    """A store that gives back cycles nobody can carry on."""
+
+    async def find_cycle(self, tips: Sequence[str], config: str) -> Cycle | None:
+        found = await super().find_cycle(tips, config)
+        return found and replace(found, state=json.dumps({**json.loads(found.state), "kept": [[900, 901, {}]]}))
+
+
+async def test_a_cycle_that_cannot_be_carried_on_fails_once_in_a_run_and_is_begun_anew() -> None:
+    store = Damaged()
+    await Faulty(store=store).ask()
+    later = Faulty(store=store, script=[[("look", {"path": "a"})], [("look", {"path": "b"})], "done"])
+    await later.ask()
+    assert later.statuses == ["fallback", "cycle", "cycle"] and len(later.errors) == 1
+    assert later.talker.last.tokens <= BUDGET
+
+
+def test_a_breaker_that_has_failed_for_days_still_only_pauses() -> None:
+    breaker = Breaker()
+    for _ in range(2_000):
+        breaker.failed()
+    assert breaker.open
+
+
+async def test_a_store_that_is_locked_costs_no_run(tmp_path: Path) -> None:
+    file, release = await asyncio.to_thread(locked, tmp_path)
+    faulty = Faulty(Notes(), store=file)
+    try:
+        await asyncio.wait_for(faulty.ask(), 10)
+    finally:
+        release()
+    assert faulty.done.output == "done" and set(faulty.kinds) == {"StoreError"}
+    await faulty.ask()
+    assert len(await faulty.ours.views()) == 1
+
+
+def corrupt(folder: Path) -> Path:
+    file = folder / "record.db"
+    file.write_bytes(b"this is no database " * 500)
+    return file
+
+
+def a_folder(folder: Path) -> Path:
+    (folder / "record.db").mkdir()
+    return folder / "record.db"
+
+
+def below_a_file(folder: Path) -> Path:
+    (folder / "file").write_text("")
+    return folder / "file" / "record.db"
+
+
+@pytest.mark.parametrize("make", [corrupt, a_folder, below_a_file])
+async def test_a_store_that_cannot_be_opened_costs_no_run(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    faulty = Faulty(Notes(), store=make(tmp_path))
+    await faulty.ask()
+    assert faulty.done.output == "done" and set(faulty.kinds) == {"StoreError"}
+    assert faulty.statuses == ["compiled"]
+    with pytest.raises(StoreError):
+        await faulty.ours.views()
+
+
+async def test_a_file_that_may_only_be_read_costs_no_run(tmp_path: Path) -> None:
+    file = tmp_path / "record.db"
+    await Faulty(Notes(), store=file).ask()
+    faulty = Faulty(Notes(), store=SQLiteStore(file, read_only=True))
+    await faulty.ask("another question")
+    assert faulty.done.output == "done" and set(faulty.kinds) == {"StoreError"}
+    assert faulty.statuses == ["cycle"], "what is there can be read"
+
+
+async def test_a_file_that_is_deleted_while_it_is_open_costs_no_run(tmp_path: Path) -> None:
+    file = tmp_path / "record.db"
+
+    def gone(messages: Any, info: Any) -> Any:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        return [("look", {"path": "a"})] if len(faulty.talker.sent) < 3 else "done"
+
+    faulty = Faulty(Notes(), gone, store=file)
+    await faulty.ask()
+    assert faulty.done.output == "done" and not faulty.errors
+    record = faulty.views[0].record
+    assert record is not None and len(await faulty.ours.transcript(record.session_id)) == len(faulty.done.messages)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+async def test_a_full_disk_costs_no_run(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "record.db")
+    await store.verify()
+
+    class Full(SQLiteStore):
+        async def save(self, entry: Any) -> Any:
+            raise StoreError(f"{self.path}: the disk is full")
+
+    faulty = Faulty(Notes(), store=Full(tmp_path / "record.db"))
+    await faulty.ask()
+    assert faulty.done.output == "done" and set(faulty.kinds) == {"StoreError"}

@@ -1,0 +1,213 @@
+"""Of what was said the most telling is chosen, within the room there is."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_ai.messages import (
+    ModelMessage,
+)
+
+from context_compiler.messages.history import Reader
+from context_compiler.messages.turns import outline, pair
+from context_compiler.recall.informativeness import words, worths
+from context_compiler.recall.selection import Quotation, choose, passages, quoted
+from context_compiler.tokens import TokenCounter
+from tests.recall.asking import COUNTER, all_of, asked, replied
+from tests.support.histories import answer, assistant, call, histories, long_history, user
+
+
+@given(messages=histories(), room=st.integers(0, 600))
+def test_a_choice_is_never_over_its_room(messages: list[ModelMessage], room: int) -> None:
+    assert COUNTER.text(quoted(choose(all_of(messages), room))) <= room
+
+
+@given(messages=histories(), room=st.integers(0, 2_000), seed=st.integers(0, 9))
+def test_what_a_quotation_uses_is_the_sum_of_its_lines(messages: list[ModelMessage], room: int, seed: int) -> None:
+    candidates = all_of(messages)
+    quotation = Quotation(candidates, room)
+    for index in random.Random(seed).sample(range(len(candidates)), len(candidates)):
+        quotation.take(index)
+    taken = quotation.passages
+    assert room - quotation.left == sum(
+        passage.cost_after(taken[at - 1] if at else None) for at, passage in enumerate(taken)
+    )
+
+
+@given(messages=histories(), room=st.integers(0, 300), divisor=st.integers(1, 9))
+def test_a_choice_is_never_over_its_room_whoever_counts(messages: list[ModelMessage], room: int, divisor: int) -> None:
+    counter = TokenCounter(lambda text: len(text) // divisor)
+    assert counter.text(quoted(choose(all_of(messages, counter), room))) <= room
+
+
+@given(messages=histories(), room=st.integers(0, 2_000), seed=st.integers(0, 9))
+def test_a_choice_stands_in_order_and_does_not_depend_on_the_order_given(
+    messages: list[ModelMessage], room: int, seed: int
+) -> None:
+    candidates = all_of(messages)
+    shuffled = list(candidates)
+    random.Random(seed).shuffle(shuffled)
+    chosen = choose(candidates, room)
+    assert chosen == choose(shuffled, room)
+    assert [(passage.position, passage.order) for passage in chosen] == sorted(
+        {(passage.position, passage.order) for passage in chosen}
+    )
+    assert set(chosen) <= set(candidates)
+
+
+@given(messages=histories())
+def test_what_is_quoted_was_said(messages: list[ModelMessage]) -> None:
+    history = Reader(COUNTER).read(messages)
+    for passage in all_of(messages):
+        said = [item for item in history.readings[passage.position].items if item.mark is None]
+        if passage.speaker != "tool" and "[" not in passage.text:
+            assert any(passage.text.strip() in item.text for item in said)
+
+
+def test_with_room_for_everything_everything_new_is_chosen() -> None:
+    candidates = all_of(
+        [asked("Order 17 is late."), replied("I will write to the supplier."), asked("Use the new address.")]
+    )
+    assert choose(candidates, sum(passage.tokens for passage in candidates)) == candidates
+
+
+def test_in_a_chat_the_users_own_words_come_first() -> None:
+    messages: list[ModelMessage] = []
+    for number in range(30):
+        messages += [
+            asked(f"My ticket {number} goes to gate {number * 7}."),
+            replied(f"Answer {number} is long. " * 40),
+        ]
+    candidates = all_of(messages)
+    chosen = choose(candidates, sum(passage.tokens for passage in candidates if passage.speaker == "user") // 2)
+    assert len(chosen) > 10 and {passage.speaker for passage in chosen} == {"user"}
+
+
+def test_beside_tools_the_users_own_words_come_first_too() -> None:
+    messages: list[ModelMessage] = []
+    for number in range(12):
+        look = assistant(f"Reading shelf {number} of hall {number * 3}.", call("look", f"c{number}", shelf=number))
+        messages += [asked(f"Please check shelf {number * 5}."), look, user(answer(f"c{number}", f"{number} books"))]
+    assert {passage.speaker for passage in choose(all_of(messages), 100)} == {"user"}
+
+
+def test_a_standing_instruction_comes_before_other_words_of_the_user() -> None:
+    said = ["Nobody paints old cranes here.", "Never paint new cranes there."]
+    messages = [message for line in said for message in (asked(line), replied(f"About {line} " * 60))]
+    (chosen,) = choose(all_of(messages), 24)
+    assert chosen.text == "Never paint new cranes there."
+
+
+def test_a_message_is_wanted_with_its_dull_half() -> None:
+    def rich(number: int, size: int) -> str:
+        return " ".join(f"Crate{at} of lot{at} holds pumps{at}." for at in range(number * 100, number * 100 + 50))[
+            :size
+        ]
+
+    dull = "The crew sat on the deck all day. It rained on the boat. All of us had tea there. Then it rained more."
+    messages: list[ModelMessage] = []
+    for number in range(8):
+        messages += [asked(f"{dull} {rich(number, 1060)}"), replied("Noted at length. " * 90)]
+    messages.append(asked(f"{rich(9, 460)}. {dull} It was all the same to us, on the deck and there."))
+    candidates = all_of(messages)
+    wanted = [passage for passage in candidates if passage.position == len(messages) - 1]
+    assert len(wanted) == 2
+    assert list(choose(candidates, sum(passage.tokens for passage in wanted))) == wanted
+
+
+def test_what_was_said_before_is_not_quoted_twice() -> None:
+    messages = [asked("The gate for flight HAT229 is B17."), replied("ok"), asked("The gate for flight HAT229 is B17!")]
+    assert [passage.position for passage in choose(all_of(messages), 500)] == [0, 1]
+
+
+def test_a_nod_gives_way_to_words_that_say_something() -> None:
+    nods = ["Splendid idea!", "Lovely.", "Marvellous!", "Perfect, cheers.", "Agreed.", "Brilliant stuff."]
+    towns = ["Zurich", "Bergen", "Porto", "Ghent", "Lyon", "Turin"]
+    messages: list[ModelMessage] = []
+    for number, (nod, town) in enumerate(zip(nods, towns, strict=True)):
+        messages += [asked(nod), replied("As you wish, of course. " * 40)]
+        messages += [asked(f"Customer {number} from {town} wants parcel {number * 31} delivered before noon.")]
+    chosen = choose(all_of(messages), 120)
+    assert sum("Customer" in passage.text for passage in chosen) >= 5
+
+
+def test_a_talk_between_two_people_is_not_only_one_of_them() -> None:
+    messages: list[ModelMessage] = []
+    for number in range(20):
+        messages += [
+            asked(f"Where did you spend last week, number {number}?"),
+            replied(f"I sailed to island {number} with Tom."),
+        ]
+    assert {passage.speaker for passage in choose(all_of(messages), 120)} == {"assistant"}
+
+
+def test_a_key_or_hash_does_not_count_as_words() -> None:
+    hashes = " ".join(f"{number:040x}" for number in range(11))
+    fillers: list[ModelMessage] = [asked(f"Filler text number {number} here.") for number in range(20)]
+    first, *others = worths(all_of([asked(hashes), *fillers]))
+    assert first < min(others)
+
+
+def test_scripts_without_spaces_fall_into_pairs_of_characters() -> None:
+    assert words("会议在三点 ok") == ["会议", "议在", "在三", "三点", "ok"]
+    assert words("Don't STOP, snake_case") == ["don't", "stop", "snake", "case"]
+    assert words("سلام دنیا") == ["سلام", "دنیا"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["a", "漢", "a. ", "\n[turn 1", "e\u0301"])
+def test_a_megabyte_on_one_line_is_soon_read(unit: str) -> None:
+    started = time.perf_counter()
+    chosen = choose(all_of([asked(unit * (1_000_000 // len(unit))), replied("Thanks.")]), 1_000)
+    assert time.perf_counter() - started < 60
+    assert COUNTER.text(quoted(chosen)) <= 1_000
+
+
+@pytest.mark.slow
+def test_a_very_long_history_costs_seconds_at_most() -> None:
+    messages = long_history(3_333, 2, 16)
+    history = Reader(COUNTER).read(messages)
+    turns = outline(history, pair(history))
+    started = time.process_time()
+    candidates = passages(history, turns, range(len(history)), TokenCounter())
+    chosen = choose(candidates, 100_000)
+    assert time.process_time() - started < 60
+    assert 90_000 < COUNTER.text(quoted(chosen)) <= 100_000
+
+
+@pytest.mark.slow
+def test_later_questions_about_a_talk_find_their_evidence(data_folder: Path) -> None:
+    scores: list[float] = []
+    for talk in json.loads((data_folder / "locomo" / "conversations.json").read_text()):
+        messages, said = _talk(talk["conversation"])
+        quote = quoted(choose(all_of(messages), 4_000))
+        for question in talk["qa"]:
+            named = [f"D{a}:{b}" for line in question["evidence"] for a, b in re.findall(r"D:?(\d+):(\d+)", line)]
+            evidence = [said[name] for name in dict.fromkeys(named) if name in said]
+            if evidence and question["category"] != 5:
+                scores.append(sum(text in quote for text in evidence) / len(evidence))
+    assert len(scores) == 760
+    assert sum(scores) / len(scores) >= 0.45
+
+
+def _talk(conversation: dict[str, Any]) -> tuple[list[ModelMessage], dict[str, str]]:
+    messages: list[ModelMessage] = []
+    said: dict[str, str] = {}
+    sessions = sorted((key for key in conversation if re.fullmatch(r"session_\d+", key)), key=lambda key: int(key[8:]))
+    for session in sessions:
+        when = datetime.strptime(conversation[f"{session}_date_time"], "%I:%M %p on %d %B, %Y").replace(tzinfo=UTC)
+        for turn in conversation[session]:
+            said[turn["dia_id"]] = turn["text"].strip()
+            line = f"{turn['speaker']}: {turn['text']}"
+            mine = turn["speaker"] == conversation["speaker_a"]
+            messages.append(asked(line, when) if mine else replied(line, when))
+    return messages, said

@@ -1,0 +1,75 @@
+"""What a request needs from earlier ones: a compile by its key, a cycle by the longest known ancestor."""
+
+from __future__ import annotations
+
+import pytest
+
+from context_compiler.record.store import Store
+from tests.record.entries import compiled, cycle, request, talk
+
+
+async def test_a_compile_is_found_by_its_key(store: Store):
+    await store.save(request(talk(1), compile=compiled(cache_key="k")))
+    assert await store.find_compile("k") == (1, compiled(cache_key="k"))
+    assert await store.find_compile("another") is None
+
+
+@pytest.mark.parametrize("status", ["deterministic", "refused; too long", "failed", "okay"])
+async def test_only_a_compile_that_went_well_is_found_again(store: Store, status: str):
+    await store.save(request(talk(1), compile=compiled(cache_key="k", status=status)))
+    assert await store.find_compile("k") is None
+    assert [found.cache_key for found in await store.summaries("s")] == [None]
+
+
+async def test_a_compile_with_notes_on_its_status_is_found_again(store: Store):
+    await store.save(request(talk(1), compile=compiled(cache_key="k", status="ok; survival: not measured")))
+    assert await store.find_compile("k") is not None
+
+
+async def test_the_first_compile_under_a_key_wins(store: Store):
+    first = await store.save(request(talk(1), compile=compiled(cache_key="k", summary="first")))
+    second = await store.save(request(talk(2), compile=compiled(cache_key="k", summary="second")))
+    assert (first.summary_id, second.summary_id) == (1, 1)
+    found = await store.view(2)
+    assert found is not None and found.compile is not None and found.compile.summary == "first"
+
+
+async def test_a_good_compile_is_kept_even_where_the_request_is_known(store: Store):
+    await store.save(request(talk(1)))
+    await store.save(request(talk(1), compile=compiled(cache_key="k")))
+    assert await store.find_compile("k") is not None
+
+
+async def test_a_request_names_the_stored_compile_that_it_uses(store: Store):
+    made = await store.save(request(talk(1), compile=compiled(cache_key="k")))
+    failed = compiled(status="failed", summary=None, raw_output=None, summary_json=None, survival=None)
+    used = await store.save(request(talk(2), summary_id=made.summary_id, compile=failed))
+    found = await store.view(used.id or 0)
+    assert found is not None and found.compile == made.compile
+    assert len(await store.summaries("s")) == 2
+
+
+async def test_the_cycle_of_the_longest_known_ancestor_is_found(store: Store):
+    raw = talk(4)
+    for at in (4, 2):
+        await store.save(request(raw, request_index=at, cycle=cycle(raw.ids[at], f"at {at}")))
+    assert await store.find_cycle(raw.then("more").ids, "c") == cycle(raw.ids[4], "at 4")
+    assert await store.find_cycle(raw.ids[:4], "c") == cycle(raw.ids[2], "at 2")
+    assert await store.find_cycle(raw.ids[:2], "c") is None
+    assert await store.find_cycle([], "c") is None
+
+
+async def test_a_cycle_that_is_saved_again_replaces_the_former(store: Store):
+    raw = talk(2)
+    for at, state in enumerate(["old", "new"]):
+        await store.save(request(raw, request_index=at, cycle=cycle(raw.tip, state)))
+    assert await store.find_cycle(raw.ids, "c") == cycle(raw.tip, "new")
+    assert [row["table"] async for row in store.export()].count("cycles") == 1
+
+
+async def test_of_several_cycles_with_one_tip_the_newest_is_found(store: Store):
+    raw = talk(2)
+    for at, session in enumerate(["a", "b", "a"]):
+        newest = cycle(raw.tip, f"{session} {at}")
+        await store.save(request(raw, session_id=session, request_index=at, cycle=newest))
+        assert await store.find_cycle(raw.ids, "c") == newest

@@ -1,0 +1,124 @@
+"""What was changed behind the store's back is found, and never brings a reader down."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from context_compiler.errors import StoreError
+from context_compiler.record.store import MemoryStore, SQLiteStore
+from tests.record.entries import compiled, cycle, request, talk
+
+
+def tamper(path: Path, statement: str, *values: object) -> None:
+    """Change the file behind the store's back."""
+    db = sqlite3.connect(path)
+    assert db.execute(statement, values).rowcount != 0
+    db.commit()
+    db.close()
+
+
+async def test_malformed_json_in_a_row_is_read_as_nothing(full: SQLiteStore):
+    tamper(full.path, "UPDATE views SET ledger = '{broken'")
+    tamper(full.path, "UPDATE context_summaries SET summary_json = '[1', sections_dropped = '', usage = 'null'")
+    tamper(full.path, "UPDATE context_summaries SET sections_included = '{}', input_payload = summary")
+    found = await full.view(1)
+    assert found is not None and found.compile is not None
+    assert found.ledger == {}
+    assert (found.compile.summary_json, found.compile.input_payload, found.compile.usage) == (None, None, {})
+    assert (found.compile.sections_included, found.compile.sections_dropped) == ((), ())
+
+
+async def test_a_damaged_row_is_an_error_and_not_a_crash(full: SQLiteStore):
+    tamper(full.path, "UPDATE views SET created_at = 'yesterday' WHERE id = 2")
+    with pytest.raises(StoreError, match="verify the record"):
+        await full.view(2)
+    tamper(full.path, "UPDATE contents SET body = x'00'")
+    with pytest.raises(StoreError, match="verify the record"):
+        await full.transcript("s")
+
+
+NODE = "(SELECT id FROM nodes ORDER BY position DESC LIMIT 1)"
+
+
+TAMPERING = {
+    "a body": "UPDATE contents SET body = replace(body, 'weather', 'wheather') WHERE body LIKE 'They%'",
+    "a compressed body": "UPDATE contents SET body = substr(body, 1, 40) || x'00' || substr(body, 42)"
+    " WHERE typeof(body) = 'blob'",
+    "a hash": "UPDATE contents SET hash = upper(hash)",
+    "a missing body": "DELETE FROM contents WHERE hash = (SELECT content FROM nodes LIMIT 1)",
+    "a node's content": "UPDATE nodes SET content = (SELECT max(content) FROM nodes) WHERE position = 0",
+    "a node's parent": "UPDATE nodes SET parent = NULL WHERE position = 2",
+    "a node's position": f"UPDATE nodes SET position = 7 WHERE id = {NODE}",
+    "a node's name": f"UPDATE nodes SET id = 'c1:x' WHERE id = {NODE}",
+    "a missing node": "DELETE FROM nodes WHERE position = 1",
+    "a missing tip": "UPDATE views SET view_tip = 'c1:x' WHERE id = 1",
+    "a covered tip": "UPDATE context_summaries SET covered_tip = 'c1:x'",
+    "a raw tip": "UPDATE sessions SET raw_tip = 'c1:x'",
+    "a cycle's tip": "UPDATE cycles SET raw_tip = 'c1:x'",
+    "a cycle's state": "UPDATE cycles SET state = (SELECT min(hash) FROM contents)",
+    "a cycle's session": "UPDATE cycles SET session = 9",
+    "a payload": "UPDATE context_summaries SET input_payload = 'x'",
+    "a summary": "UPDATE context_summaries SET summary = compiled_prompt",
+    "a status": "UPDATE context_summaries SET status = 'failed'",
+    "a count": "UPDATE views SET tokens_sent = tokens_sent + 1 WHERE id = 2",
+    "a ratio": "UPDATE views SET ratio = 1.2500001 WHERE id = 2",
+    "a time": "UPDATE views SET created_at = replace(created_at, '+00', '+01') WHERE id = 2",
+    "a row number": "UPDATE views SET id = 3 WHERE id = 2",
+    "a session's name": "UPDATE sessions SET session_id = 'z'",
+    "a summary of another": "UPDATE views SET summary = 1 WHERE id = 2",
+    "a table": "CREATE TRIGGER t AFTER INSERT ON views BEGIN DELETE FROM views; END",
+    "an indexed text": "UPDATE messages_fts_content SET c0 = 'something else' WHERE id = 1",
+    "an indexed node": "UPDATE messages_fts_content SET c1 = 'c1:x' WHERE id = 1",
+}
+
+
+@pytest.mark.parametrize("statement", TAMPERING.values(), ids=TAMPERING)
+async def test_tampering_is_found(full: SQLiteStore, statement: str):
+    tamper(full.path, statement)
+    assert await full.verify() != ()
+
+
+@pytest.mark.parametrize("given", [{"view_tip": "c1:x"}, {"compile": compiled("c1:x")}, {"cycle": cycle("c1:x")}])
+async def test_a_tip_that_never_was_is_found_in_both_stores(file: SQLiteStore, given: dict[str, Any]):
+    for store in (file, MemoryStore()):
+        await store.save(request(talk(1), **given))
+        (defect,) = await store.verify()
+        assert "c1:x is no known message" in defect
+
+
+async def test_a_cache_key_on_a_failure_is_found_even_when_it_is_sealed(full: SQLiteStore):
+    await full.save(request(talk(6), compile=compiled(talk(6).tip, status="failed")))
+    tamper(full.path, "UPDATE context_summaries SET cache_key = 'x' WHERE id = 2")
+    found = await full.verify()
+    assert "context_summaries 2: has a cache key with status 'failed'" in found
+
+
+@pytest.mark.slow
+async def test_a_tampered_byte_anywhere_is_found(full: SQLiteStore):
+    """Whatever byte is flipped: either nothing that is read changes, or verifying finds it."""
+    sound, honest = full.path.read_bytes(), await dump(full)
+    draw = Random(7)
+    missed: list[int] = []
+    for at in draw.sample(range(100, len(sound)), 400):
+        changed = bytearray(sound)
+        changed[at] ^= 1 << draw.randrange(8)
+        full.path.write_bytes(changed)
+        try:
+            if await dump(full) != honest and not await full.verify():
+                missed.append(at)
+        except StoreError:
+            pass
+        await full.close()
+    assert missed == []
+
+
+async def dump(store: SQLiteStore) -> str:
+    try:
+        return repr([row async for row in store.export()])
+    except StoreError as error:
+        return str(error)

@@ -1,0 +1,210 @@
+"""Removing: what nothing else needs is gone for good, and what anything else needs is untouched."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from context_compiler.errors import StoreError
+from context_compiler.record.store import SQLiteStore, Store
+from tests.record.entries import Talk, compiled, cycle, days_ago, request, talk
+
+
+async def rows(store: Store) -> list[str]:
+    return sorted([str(dict(row)) async for row in store.export()])
+
+
+async def test_deleting_the_only_conversation_leaves_nothing(store: Store):
+    raw = talk(3)
+    await store.save(request(raw, Talk("a summary"), compile=compiled(raw.ids[0], cache_key="k"), cycle=cycle(raw.tip)))
+    assert await store.delete("s") == 1
+    assert await rows(store) == []
+    assert await store.find_compile("k") is None
+    assert await store.find_cycle(raw.ids, "c") is None
+    with pytest.raises(StoreError):
+        await store.chain(raw.tip)
+
+
+async def test_nothing_is_older_than_time_itself(store: Store):
+    await store.save(request(talk(3), Talk("a summary")))
+    assert await store.prune(older_than_days=1e12) == 0
+    assert await rows(store)
+
+
+async def test_deleting_a_fork_leaves_the_trunk_as_it_was(store: Store):
+    trunk = talk(3)
+    await store.save(request(trunk, Talk("a summary", "of the trunk")))
+    before = await rows(store)
+    await store.save(request(trunk.then("yes", "and then"), session_id="fork", compile=compiled(trunk.ids[2])))
+    await store.delete("fork")
+    assert await rows(store) == before
+
+
+async def test_deleting_the_trunk_leaves_the_fork_whole(store: Store):
+    trunk = talk(3)
+    fork = trunk.then("yes", "and then")
+    await store.save(request(trunk.then("no")))
+    await store.save(request(fork, session_id="fork"))
+    await store.delete("s")
+    assert await store.transcript("fork") == fork.bodies
+    assert [info.session_id for info in await store.sessions()] == ["fork"]
+
+
+async def test_what_only_a_view_needs_is_kept(store: Store):
+    view = Talk("a summary", "and", "then")
+    await store.save(request(talk(2), view))
+    await store.save(request(talk(2), session_id="gone"))
+    await store.delete("gone")
+    assert await store.chain(view.tip) == view.bodies
+
+
+async def test_a_compile_that_another_conversation_uses_becomes_its_own(store: Store):
+    raw = talk(2)
+    made = await store.save(request(raw, compile=compiled(raw.ids[0], cache_key="k")))
+    await store.save(request(raw, session_id="heir", summary_id=made.summary_id))
+    await store.delete("s")
+    (found,) = await store.views()
+    assert found.compile is not None and found.compile.session_id == "heir"
+    assert await store.find_compile("k") == (1, found.compile)
+    assert await store.summaries("heir") == [found.compile]
+
+
+async def test_a_deleted_history_can_be_recorded_again(store: Store):
+    raw = talk(3)
+    await store.save(request(raw))
+    await store.delete("s")
+    await store.save(request(raw))
+    assert await store.transcript("s") == raw.bodies
+
+
+async def test_pruning_by_age_spares_the_young(store: Store):
+    for turn, age in ((1, 40), (2, 20), (3, 0)):
+        await store.save(request(talk(turn), created_at=days_ago(age)))
+    assert await store.prune(older_than_days=30) == 1
+    assert [record.turn_index for record in await store.views()] == [2, 1]
+
+
+async def test_pruning_by_number_spares_the_newest_of_each_session(store: Store):
+    for session in ("a", "b"):
+        for turn in range(1, 5):
+            await store.save(request(talk(turn, about=session), session_id=session))
+    assert await store.prune(keep_last=2) == 4
+    assert [record.turn_index for record in await store.views("a")] == [3, 2]
+    assert [record.turn_index for record in await store.views("b")] == [3, 2]
+
+
+async def test_pruning_by_both_removes_what_is_old_and_not_among_the_newest(store: Store):
+    for turn in range(1, 5):
+        await store.save(request(talk(turn), created_at=days_ago(50 - 10 * turn)))
+    assert await store.prune(older_than_days=15, keep_last=2) == 2
+    assert [record.turn_index for record in await store.views()] == [3, 2]
+
+
+async def test_pruning_nothing_removes_nothing_that_is_needed(store: Store):
+    raw = talk(2)
+    await store.save(request(raw, compile=compiled(raw.ids[0]), cycle=cycle(raw.ids[1])))
+    before = await rows(store)
+    assert await store.prune() == 0
+    assert await rows(store) == before
+
+
+async def test_pruning_keeps_the_raw_history_and_drops_old_views(store: Store):
+    first, last = Talk("first summary"), Talk("last summary")
+    await store.save(request(talk(2), first))
+    await store.save(request(talk(3), last))
+    assert await store.prune(keep_last=1) == 1
+    assert await store.transcript("s") == talk(3).bodies
+    assert await store.chain(last.tip) == last.bodies
+    with pytest.raises(StoreError):
+        await store.chain(first.tip)
+
+
+async def test_pruning_keeps_the_compiles_that_remaining_requests_use(store: Store):
+    raw = talk(4)
+    made = await store.save(request(talk(1), compile=compiled(raw.ids[0], cache_key="used")))
+    await store.save(request(talk(2), compile=compiled(raw.ids[0], cache_key="idle", turn_index=1)))
+    failed = compiled(raw.ids[0], status="failed", turn_index=3)
+    await store.save(request(raw, summary_id=made.summary_id, compile=failed))
+    assert await store.prune(keep_last=1) == 2
+    assert [found.cache_key for found in await store.summaries("s")] == [None, "used"]
+
+
+async def test_pruning_keeps_the_newest_cycle(store: Store):
+    raw = talk(4)
+    for at in (2, 4):
+        await store.save(request(raw, request_index=at, cycle=cycle(raw.ids[at], str(at))))
+    await store.prune(keep_last=5)
+    assert await store.find_cycle(raw.ids, "c") == cycle(raw.ids[4], "4")
+    assert await store.find_cycle(raw.ids[:4], "c") is None
+
+
+async def test_a_conversation_whose_requests_are_all_pruned_is_gone(store: Store):
+    await store.save(request(talk(3), session_id="old", created_at=days_ago(90)))
+    await store.save(request(talk(2)))
+    await store.prune(older_than_days=30)
+    assert [info.session_id for info in await store.sessions()] == ["s"]
+    assert await store.transcript("old") == []
+
+
+async def test_a_history_that_was_kept_without_requests_is_pruned_by_nobody(store: Store):
+    await store.archive("kept", "", talk(2))
+    await store.save(request(talk(3), session_id="old", created_at=days_ago(90)))
+    assert await store.prune(older_than_days=30, keep_last=0) == 1
+    assert await store.transcript("kept") == talk(2).bodies
+    assert await store.delete("kept") == 0
+    assert await rows(store) == []
+
+
+async def test_what_is_deleted_elsewhere_during_a_save_is_saved_again(file: SQLiteStore):
+    class Slow(Talk):
+        """While its first new body is read, another connection deletes what it builds on."""
+
+        def body(self, index: int) -> bytes:
+            if not self.read:
+                asyncio.run(SQLiteStore(file.path).delete("s"))
+            return super().body(index)
+
+    await file.save(request(talk(3)))
+    longer = Slow(*talk(4).texts)
+    await file.save(request(longer))
+    assert await file.transcript("s") == longer.bodies
+    assert await file.verify() == ()
+
+
+async def test_a_deleted_text_is_nowhere_in_the_files(file: SQLiteStore, tmp_path: Path):
+    await file.save(request(talk(20)))
+    await file.save(request(Talk("the password is swordfish"), session_id="secret"))
+    assert b"swordfish" in everything(tmp_path)
+    await file.delete("secret")
+    assert b"swordfish" not in everything(tmp_path)
+
+
+async def test_a_deleted_text_is_not_found_by_searching(file: SQLiteStore):
+    await file.save(request(talk(2, about="sailing")))
+    await file.save(request(talk(2, about="chess"), session_id="secret"))
+    await file.delete("secret")
+    assert search(file.path, "chess") == []
+    assert len(search(file.path, "sailing")) == 3
+
+
+async def test_removing_gives_its_space_back(file: SQLiteStore, tmp_path: Path):
+    await file.save(request(talk(2)))
+    small = len(everything(tmp_path))
+    await file.save(request(Talk(*(str(Random(n).random()) * 100 for n in range(500))), session_id="large"))
+    await file.delete("large")
+    assert len(everything(tmp_path)) < small + 20_000
+
+
+def everything(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.iterdir() if not path.name.endswith("-shm"))
+
+
+def search(path: Path, words: str) -> list[str]:
+    db = sqlite3.connect(path)
+    found = db.execute("SELECT node FROM messages_fts WHERE messages_fts MATCH ?", (words,)).fetchall()
+    db.close()
+    return [row[0] for row in found]
