@@ -148,10 +148,12 @@ def _generated(draw: random.Random, name: str) -> Conversation:
         thing, place = f"{draw.choice(WORDS)}{turn}", f"{draw.choice(WORDS)} {draw.randint(100, 999)}"
         fact = f"The {thing} is kept in {place}, since the {draw.choice(WORDS)} was moved."
         chatter = " ".join(draw.choices(WORDS, k=25))
+        if turn % 8 == 3:
+            asked = f"Where is the {thing} kept?"
+            at = len(messages)
+            questions.append(Question(text=asked, evidence=(fact,), kind="fact", answer=f"In {place}.", after=at))
         messages.append(ModelRequest(parts=[Prompt(fact)]))
         messages.append(ModelResponse(parts=[TextPart(f"Noted. {chatter.capitalize()}.")]))
-        if turn % 8 == 3:
-            questions.append(Question(text=f"Where is the {thing} kept?", evidence=(fact,), kind="fact"))
     return Conversation(name=name, messages=tuple(messages), questions=tuple(questions), whole=True)
 
 

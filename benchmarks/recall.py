@@ -37,6 +37,8 @@ NEUTRAL = "Go on."
 
 SETS = ("locomo", "beam-100k", "beam-500k")
 DEFAULTS = {"locomo": (1_000, 2_000, 4_000, 8_000), "beam-100k": (2_000, 4_000, 8_000, 16_000, 32_000)}
+ANSWERS = ("answer", "ideal_answer", "ideal_response", "ideal_summary", "expected_compliance")
+"""Where BEAM keeps the answer to a question."""
 GRAM = 5
 ENOUGH = 0.8
 DRAWS, SEED = 2_000, 7
@@ -53,6 +55,10 @@ class Question:
     text: str
     evidence: tuple[str, ...]
     kind: str
+    answer: str = ""
+    """As it is recorded."""
+    after: int = 0
+    """Position of the last message that holds evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,19 +101,26 @@ def _locomo(data: Mapping[str, Any]) -> Conversation:
     talk = data["conversation"]
     messages: list[ModelMessage] = []
     texts: dict[tuple[int, int], str] = {}
+    at: dict[tuple[int, int], int] = {}
     for session in range(1, 100):
         for line in talk.get(f"session_{session}", ()):
             when = datetime.strptime(talk[f"session_{session}_date_time"], "%I:%M %p on %d %B, %Y")
             shared = f" and shared {line['blip_caption']}." if line.get("blip_caption") else ""
             text = f"{line['text']}{shared}"
-            texts[_place(line["dia_id"])[0]] = text
+            place = _place(line["dia_id"])[0]
+            texts[place], at[place] = text, len(messages)
             role = "user" if line["speaker"] == talk["speaker_a"] else "assistant"
             messages.append(said(role, text, when.replace(tzinfo=UTC)))
     asked = [
-        Question(text=one["question"], evidence=evidence, kind=str(one["category"]))
+        Question(
+            text=one["question"],
+            evidence=tuple(texts[place] for place in places),
+            kind=str(one["category"]),
+            answer=str(one["answer"]),
+            after=max(at[place] for place in places),
+        )
         for one in data["qa"]
-        if one["category"] != 5
-        and (evidence := tuple(texts[at] for at in _place(" ".join(one["evidence"])) if at in texts))
+        if one["category"] != 5 and (places := [place for place in _place(" ".join(one["evidence"])) if place in texts])
     ]
     name = f"locomo {data['sample_id']}"
     return Conversation(name=name, messages=tuple(messages), questions=tuple(asked), whole=True)
@@ -120,6 +133,7 @@ def _place(text: str) -> list[tuple[int, int]]:
 def _beam(chat: Path) -> Conversation:
     messages: list[ModelMessage] = []
     texts: dict[int, str] = {}
+    at: dict[int, int] = {}
     for batch in _batches(_json(chat / "chat.json")):
         for line in (line for turn in batch["turns"] for line in turn):
             anchor = line.get("time_anchor") or batch.get("time_anchor") or ""
@@ -127,12 +141,19 @@ def _beam(chat: Path) -> Conversation:
                 _anchored(anchor) or (messages[-1].timestamp if messages else None) or datetime(2024, 1, 1, tzinfo=UTC)
             )
             texts[line["id"]] = re.sub(r"\s*->-> [\d, ]+$", "", line["content"])
+            at[line["id"]] = len(messages)
             messages.append(said(line["role"], texts[line["id"]], when))
     asked = [
-        Question(text=one["question"], evidence=evidence, kind=kind)
+        Question(
+            text=one["question"],
+            evidence=tuple(texts[place] for place in places),
+            kind=kind,
+            answer=next((str(one[name]) for name in ANSWERS if name in one), ""),
+            after=max(at[place] for place in places),
+        )
         for kind, group in _json(chat / "probing_questions.json").items()
         for one in group
-        if (evidence := tuple(texts[at] for at in dict.fromkeys(_ids(one.get("source_chat_ids"))) if at in texts))
+        if (places := [place for place in dict.fromkeys(_ids(one.get("source_chat_ids"))) if place in texts])
     ]
     name = f"beam {chat.parent.name} {chat.name}"
     return Conversation(name=name, messages=tuple(messages), questions=tuple(asked), whole=False)
