@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from statistics import fmean
 from typing import Any, Protocol
@@ -47,8 +47,8 @@ from benchmarks.measures.evidence import summariser
 from benchmarks.peers.baselines import READER, price
 from benchmarks.recall import Conversation, Question
 from context_compiler import ContextCompiler, compile_view
-from context_compiler.measures import CACHED, FRESH, PromptCache, broken_pairs
-from context_compiler.measures.replay import View
+from context_compiler.compiler.metrics import CACHED, FRESH, PromptCache, broken_pairs
+from context_compiler.middleware.replay import View
 
 SCENARIOS = ("plain", "tools5", "toolask", "output", "everyasks")
 MODELS = ("none", "bland", "good")
@@ -74,10 +74,12 @@ class Turn:
     question: Question | None = None
 
 
-def turns_of(conversation: Conversation, *, last: bool = False) -> tuple[list[Turn], list[Turn]]:
+def turns_of(
+    conversation: Conversation, *, last: bool = False, seed: int = recall.SEED
+) -> tuple[list[Turn], list[Turn]]:
     """The turns of a conversation with its questions among them; `last` puts all questions behind, as a second list."""
     plain, turn_of = _ordinary(conversation)
-    dice = random.Random(f"{recall.SEED} lived {conversation.name}")
+    dice = random.Random(f"{seed} lived {conversation.name}")
     drawn: list[tuple[int, float, Question]] = []
     for question in conversation.questions:
         place = dice.randint(turn_of[question.after] + 1, len(plain))
@@ -267,7 +269,9 @@ class PointedCache:
                 texts.append(None if isinstance(piece, CachePoint) else _block(piece))
         lengths = sum(len(text) for text in texts if text is not None) or 1
         tokens = READER.one(message).tokens
-        found = [(hash((message.kind, text)), round(tokens * len(text or "") / lengths), text is None) for text in texts]
+        found = [
+            (hash((message.kind, text)), round(tokens * len(text or "") / lengths), text is None) for text in texts
+        ]
         self._blocks[id(message)] = (message, found)
         return found
 
@@ -354,7 +358,13 @@ def _said(part: Any) -> str:
 
 
 async def live(
-    conversation: Conversation, life: Life, budget: int, *, scenario: str = "plain", paired: bool = True
+    conversation: Conversation,
+    life: Life,
+    budget: int,
+    *,
+    scenario: str = "plain",
+    paired: bool = True,
+    seed: int = recall.SEED,
 ) -> Lived:
     """Live through a conversation.
 
@@ -364,10 +374,11 @@ async def live(
         budget: Tokens of a request's messages.
         scenario: One of `SCENARIOS`.
         paired: Make a one-shot view at every question, too.
+        seed: Draws where questions are asked.
     """
     lived = Lived(name=conversation.name)
     ledger = Ledger(lived, budget)
-    known, turns = turns_of(conversation, last=scenario == "everyasks")
+    known, turns = turns_of(conversation, last=scenario == "everyasks", seed=seed)
     whole: list[ModelMessage] = [one for turn in known for one in (turn.prompt, _responses(turn, "plain", 0)[0])]
     tokens = price(whole)
     life.start(whole)
@@ -434,7 +445,15 @@ def bland() -> Model:
 
 
 async def ours(
-    conversation: Conversation, budget: int, data: Data, *, scenario: str, model: str, paired: bool, **given: Any
+    conversation: Conversation,
+    budget: int,
+    data: Data,
+    *,
+    scenario: str,
+    model: str,
+    paired: bool,
+    seed: int = recall.SEED,
+    **given: Any,
 ) -> Lived:
     """This package, live: `given` are arguments of `ContextCompiler`."""
     counting = Counting(model=summariser(data.summaries(conversation.name)) if model == "good" else bland())
@@ -446,7 +465,7 @@ async def ours(
         **{"store": None, "system": None, **given},
     )
     life = AgentLife([compiler], scenario=scenario)
-    lived = await live(conversation, life, budget, scenario=scenario, paired=paired)
+    lived = await live(conversation, life, budget, scenario=scenario, paired=paired, seed=seed)
     return replace(lived, compiles=began.count("compiled"), asked=counting.times)
 
 
@@ -506,6 +525,7 @@ def _run(number: int, chosen: argparse.Namespace, given: Mapping[str, Any]) -> L
         scenario=chosen.scenario,
         model=chosen.model,
         paired=not chosen.no_paired,
+        seed=chosen.seed,
         **given,
     )
     return asyncio.run(doing)
@@ -529,6 +549,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=None, help="only the first so many")
     parser.add_argument("--set", action="append", type=_given, default=[], metavar="NAME=VALUE", dest="given")
     parser.add_argument("--no-paired", action="store_true", help="no one-shot views")
+    parser.add_argument("--seed", type=int, default=recall.SEED, help="draws where questions are asked")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--each", action="store_true", help="a line for every conversation, too")
     chosen = parser.parse_args()
