@@ -130,7 +130,7 @@ def _report(chosen: Sequence[Measure], results: Results, out: Path) -> dict[str,
         for name, table in made.items():
             screen.raw(f"\n### {one.title}: {name}\n\n{table}")
     if not can_draw():
-        warn('no plots: they need matplotlib, pip install "context-compiler[bench]"')
+        warn('no plots: they need matplotlib, pip install "pydantic-ai-context-compiler[bench]"')
     screen.raw(f"\nwritten to {out}")
     return tables
 

@@ -1,12 +1,18 @@
-"""A folder that is made for what was said is its owner's alone, and stays out of version control."""
+"""Folders: private ones for recorded content, and the one that this package is installed in."""
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 NAME, EVERYTHING = ".gitignore", b"*\n"
+NAMESAKE = "context_compiler-*.dist-info/RECORD"
+"""The file list of a distribution named `context-compiler`, beside this package."""
+
+log = logging.getLogger("context_compiler")
 
 
 def made(folder: Path) -> None:
@@ -38,3 +44,21 @@ def _ignored(folder: Path) -> bool:
         if os.path.lexists(above / ".git"):
             return False
     return False
+
+
+@cache
+def warn_of_namesake() -> None:
+    """Log a warning, once, if the distribution `context-compiler` has put its own files into this package's folder.
+
+    That distribution is another project with the same import name and command. It is told from an earlier
+    installation of this one, which had that name too, by owning `context_compiler/__init__.py`.
+    """
+    package = Path(__file__).parent
+    with suppress(OSError):
+        for files in package.parent.glob(NAMESAKE):
+            if f"{package.name}/__init__.py," in files.read_text(encoding="utf-8", errors="replace"):
+                log.warning(
+                    "%s holds files of another project, the distribution context-compiler: pip uninstall"
+                    " context-compiler, then pip install --force-reinstall --no-deps pydantic-ai-context-compiler",
+                    package,
+                )

@@ -62,7 +62,7 @@ def libraries() -> tuple[Any, Any]:
     try:
         return import_module("matplotlib"), import_module("matplotlib.figure")
     except ImportError:
-        raise SettingsError('drawing needs matplotlib: pip install "context-compiler[bench]"') from None
+        raise SettingsError('drawing needs matplotlib: pip install "pydantic-ai-context-compiler[bench]"') from None
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:

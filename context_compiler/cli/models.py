@@ -51,8 +51,10 @@ def _remedy(error: Exception | None) -> str:
     said = one_line(str(error))
     if isinstance(error, ImportError):
         extra = next(iter(re.findall(r"pydantic-ai-slim\[([\w-]+)\]", said)), "")
-        package = "context-compiler" if extra in EXTRAS else "pydantic-ai-slim"
-        return "its provider's package is not installed: " + (f'pip install "{package}[{extra}]"' if extra else said)
+        missing = "its provider's package is not installed"
+        if extra in EXTRAS:
+            return f'{missing}: pip install "pydantic-ai-context-compiler[{extra}]"'
+        return f'{missing}: pip install "pydantic-ai-slim[{extra}]"' if extra else f"{missing}: {said}"
     missing = next(iter(re.findall(r"`([A-Z][A-Z0-9_]+)`", said)), "")
     if isinstance(error, UserError) and missing:
         return f"set the environment variable {missing}"

@@ -19,6 +19,7 @@ from context_compiler import __version__
 from context_compiler.cli.options import group
 from context_compiler.cli.screen import complain, warn
 from context_compiler.errors import BudgetError, CompileError, ContextCompilerError
+from context_compiler.paths import warn_of_namesake
 
 NO, WRONG, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 """Exit codes: the answer is no; bad usage or input; Ctrl-C; whoever was reading has left."""
@@ -70,6 +71,7 @@ class Commands(TyperGroup):
         """Run, and leave with an exit code; an error is one line on standard error."""
         _print_anything()
         log.addHandler(notes := _Notes(logging.WARNING))
+        warn_of_namesake()
         try:
             code = super().main(*args, **{**kwargs, "standalone_mode": False})
             sys.stdout.flush()

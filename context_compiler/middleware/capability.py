@@ -26,6 +26,7 @@ from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
 from context_compiler.middleware.request import Request, charged, host_request, session_of
 from context_compiler.middleware.state import Run
+from context_compiler.paths import warn_of_namesake
 from context_compiler.record.values import Record
 from context_compiler.resilience import attempt
 
@@ -52,6 +53,7 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
         """
         if self.defer_loading:
             raise SettingsError("defer_loading would keep the compiler silent until the model loads it: leave it out")
+        warn_of_namesake()
         self._ware = Middleware(self)
 
     @property

@@ -142,7 +142,7 @@ def _by_grandalf(
         graphs, layouts, routing = (import_module(f"grandalf.{name}") for name in ("graphs", "layouts", "routing"))
     except ImportError:
         raise PipelineError(
-            "drawing needs Graphviz, or pip install 'context-compiler[draw]'; neither is there"
+            "drawing needs Graphviz, or pip install 'pydantic-ai-context-compiler[draw]'; neither is there"
         ) from None
     boxes: list[Any] = [graphs.Vertex(at) for at in range(len(sizes))]
     for box, size in zip(boxes, sizes, strict=True):
