@@ -13,7 +13,7 @@ from context_compiler.errors import GraphError
 from context_compiler.pipeline import Severity, parse_dot, to_dot, validate
 from context_compiler.workflow import apply_directives, load_workflow, parse_workflow
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "release_notes.md"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "release_notes.md"
 
 FILE = """\
 ---
