@@ -30,8 +30,7 @@ from context_compiler.layers import (
     summarise_turn,
     to_json,
 )
-from context_compiler.layers.builders import build_context
-from context_compiler.layers.context import template_of, told_of
+from context_compiler.layers.context import build_context, template_of, told_of
 from context_compiler.manager import ContextConfig, ContextManager, SQLiteMemory
 from context_compiler.record.store import MemoryStore
 from context_compiler.template.library import TemplateLibrary

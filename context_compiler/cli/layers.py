@@ -13,11 +13,9 @@ from context_compiler.cli.options import DB, SYSTEM, Db, Json, System, Vault, ex
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, number
-from context_compiler.layers.builders import build_context, layer_texts
-from context_compiler.layers.context import layer_prompt, template_of
+from context_compiler.layers.context import NEEDS, build_context, layer_prompt, layer_texts, need_of, template_of
 from context_compiler.layers.session import Layers
 from context_compiler.layers.turn import TurnState, turn_of
-from context_compiler.layers.visibility import NEEDS, need_of
 from context_compiler.template import Template
 from context_compiler.template.library import TemplateLibrary
 from context_compiler.tokens import TokenCounter

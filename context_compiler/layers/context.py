@@ -1,19 +1,44 @@
-"""What a node is told of the layers stands in one fenced block directly before its prompt, within a share of the room.
+"""Visibility of the layers: the needs of each node, the values and texts that follow, and the block in a view.
 
-Each section has a budget and a priority in the node's template. Where room is short the least important one
-shrinks first, and everything that is cut is said so.
+Each section has a budget and a priority in the node's template. Where room is short the section of the lowest priority
+shrinks first, and every cut is reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 from pydantic_ai.messages import ModelMessage, ModelRequest
 
 from context_compiler.compiler.view import Quote, with_recalled
-from context_compiler.layers.builders import layer_texts
+from context_compiler.errors import LayersError
+from context_compiler.layers.conversation import (
+    Depth,
+    format_conversation_for_prompt,
+    get_conversation_history,
+    get_conversation_with_engagement,
+    get_recent_conversation,
+)
+from context_compiler.layers.entities import Mode, format_entity_context, get_entity_context
+from context_compiler.layers.models import ConversationHistory, record_of, text_of
+from context_compiler.layers.reasoning import (
+    format_curation,
+    format_decision_history,
+    format_reasoning_for_prompt,
+    get_current_curation,
+    get_current_turn_steps,
+    get_execution_outcomes,
+    get_outcomes,
+    get_own_decision_history,
+    get_reasoning_trace,
+)
+from context_compiler.layers.refs import CUT, label, one_line, shown_data, without_ids
+from context_compiler.layers.registry import registry_of
+from context_compiler.layers.turn import asked_now, results_of, turn_of
 from context_compiler.messages.fences import fence
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.truncate import clamp
@@ -22,6 +47,208 @@ from context_compiler.template import Template
 from context_compiler.template.choices import SectionRule
 from context_compiler.template.library import TemplateLibrary
 from context_compiler.tokens import TokenCounter
+
+Node = Literal["understand", "think", "act", "reply"]
+Reasoning = Literal["own decisions", "last turn", "current steps", "outcomes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What one kind of node is told."""
+
+    entity: Mode
+    """curation: all tiers, everything · refs_and_labels: and of retained ones refs only · full: active and generated
+    with content · reply: labels of active and generated."""
+    depth: Depth
+    """How many turns, and from 5 on older ones in short."""
+    reasoning: Reasoning
+    engagement: bool = False
+    """What the whole is about."""
+    pending: bool = False
+    """What the user has yet to answer."""
+    do_not_read: bool = False
+    """A line with what is known already and need not be read again."""
+    curation: bool = False
+    """What Understand kept and let go of in this turn."""
+    results: bool = False
+    """What the steps of this turn gave back, whole, with the last note and the archive."""
+
+
+_UNDERSTAND = Need(entity="curation", depth="full", reasoning="own decisions", engagement=True, pending=True)
+_THINK = replace(_UNDERSTAND, entity="refs_and_labels", depth=5, reasoning="last turn", do_not_read=True, curation=True)
+_ACT = Need(entity="full", depth=2, reasoning="current steps", results=True)
+_REPLY = Need(entity="reply", depth=2, reasoning="outcomes", engagement=True, pending=True)
+
+NEEDS = MappingProxyType[Node, Need]({"understand": _UNDERSTAND, "think": _THINK, "act": _ACT, "reply": _REPLY})
+
+
+def need_of(node: str) -> Need:
+    """What a node is told.
+
+    Raises:
+        LayersError: there is no such node; the message lists them.
+    """
+    found = next((need for name, need in NEEDS.items() if name == node), None)
+    if found is None:
+        raise LayersError(f"role {node!r} is unknown; use one of {', '.join(NEEDS)}")
+    return found
+
+
+Context = dict[str, Any]
+
+
+def build_understand_context(state: Mapping[str, Any]) -> Context:
+    """What Understand decides by: all entities, the whole conversation, and its own decisions so far."""
+    return build_context("understand", state)
+
+
+def build_think_context(state: Mapping[str, Any]) -> Context:
+    """What Think plans by: refs and labels, the conversation, the last turn, and what was just curated."""
+    return build_context("think", state)
+
+
+def build_act_context(state: Mapping[str, Any]) -> Context:
+    """What Act works with: entities with content, the last two turns, and this turn's steps and results."""
+    return build_context("act", state)
+
+
+build_act_entity_context = build_act_context
+
+
+def build_reply_context(state: Mapping[str, Any]) -> Context:
+    """What Reply answers by: labels, the last two turns with theme and open question, and what came of the turn."""
+    return build_context("reply", state)
+
+
+def build_context(node: str, state: Mapping[str, Any]) -> Context:
+    """What one node is told, as values.
+
+    Args:
+        node: understand, think, act or reply.
+        state: The state of the turn; every key of `TurnState` may be missing.
+
+    Returns:
+        `entity`, `conversation` and `reasoning`; for Think `curation` too, for Act `step_results`,
+        `prev_step_note` and `content_archive`, for Reply `outcomes`.
+
+    Raises:
+        LayersError: the node is unknown, or something in the state is wrong; the message says what.
+    """
+    need = need_of(node)
+    given = record_of(state, "state")
+    given = {**given, "id_registry": registry_of(given.get("id_registry"))}
+    told: Context = {
+        "entity": get_entity_context(given.get("id_registry"), turn_of(given), mode=need.entity),
+        "conversation": _conversation(need, given),
+        "reasoning": _REASONING[need.reasoning](given),
+    }
+    if need.curation:
+        told["curation"] = get_current_curation(given)
+    if need.results:
+        told |= _results(given)
+    if need.reasoning == "outcomes":
+        told["outcomes"] = get_execution_outcomes(given)
+    return told
+
+
+def _conversation(need: Need, state: Mapping[str, Any]) -> ConversationHistory:
+    """What was said as far as the node needs it; what this turn asks takes the place of what was asked before."""
+    stored = state.get("conversation")
+    if need.depth == 2:
+        found = get_conversation_with_engagement(stored) if need.engagement else get_recent_conversation(stored)
+    else:
+        found = get_conversation_history(stored)
+    asked = asked_now(state) if need.pending else None
+    return found if asked is None else found.model_copy(update={"pending": asked})
+
+
+def _answered(state: Mapping[str, Any]) -> bool:
+    """Whether what was pending is being answered: a plan was made."""
+    return text_of(record_of(state.get("think_output"), "think_output"), "decision") == "plan_direct"
+
+
+_REASONING: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
+    {
+        "own decisions": lambda state: get_own_decision_history(state.get("conversation")),
+        "last turn": lambda state: get_reasoning_trace(state.get("conversation"), state),
+        "current steps": lambda state: get_current_turn_steps(state),
+        "outcomes": lambda state: get_outcomes(state.get("conversation"), state),
+    }
+)
+
+
+def _results(state: Mapping[str, Any]) -> Context:
+    refs = registry_of(state.get("id_registry")).refs
+    steps = get_current_turn_steps(state)
+    note = state.get("prev_step_note") or next((step.note for step in reversed(steps) if step.note), None)
+    stored = record_of(state.get("conversation"), "conversation")
+    archive = {
+        **record_of(stored.get("content_archive"), "content_archive"),
+        **record_of(state.get("content_archive"), "content_archive"),
+    }
+    return {
+        "step_results": results_of(state),
+        "prev_step_note": None if note is None else str(note),
+        "content_archive": {name: shown_data(content, refs) for name, content in archive.items()},
+    }
+
+
+def layer_texts(node: str, state: Mapping[str, Any]) -> dict[str, str]:
+    """What one node is told, as the texts that its template asks for.
+
+    Raises:
+        LayersError: the node is unknown, or something in the state is wrong.
+    """
+    need, state = need_of(node), record_of(state, "state")
+    told = build_context(node, state)
+    texts = {
+        "entity": format_entity_context(told["entity"], need.entity),
+        "conversation": format_conversation_for_prompt(
+            told["conversation"],
+            need.depth,
+            include_pending=need.pending,
+            include_engagement=need.engagement,
+            answered=_answered(state),
+        ),
+        "reasoning": format_decision_history(told["reasoning"])
+        if need.reasoning == "own decisions"
+        else format_reasoning_for_prompt(told["reasoning"], node),
+    }
+    if need.do_not_read:
+        texts["do_not_read"] = format_entity_context(told["entity"], "do_not_read")
+    if need.curation:
+        texts["curation"] = format_curation(told["curation"])
+    if need.results:
+        texts["results"] = format_results(told["step_results"], told["prev_step_note"])
+        texts["archive"] = format_archive(told["content_archive"])
+    return texts
+
+
+RESULT = 8_000
+"""Characters of one step's result that are shown."""
+ARCHIVED = 160
+"""Characters of each archived content that are shown, to know what there is."""
+
+
+def format_results(results: Mapping[str, Any], note: str | None) -> str:
+    """The results of this turn's steps, whole, and the last note; empty where there are none."""
+    lines = [f"Result of step {number}: {_shown(result, RESULT)}" for number, result in results.items()]
+    if note:
+        lines.append(f"Note from the previous step: {without_ids(one_line(note))}")
+    return "\n".join(lines)
+
+
+def format_archive(archive: Mapping[str, Any]) -> str:
+    """What is archived and can be retrieved by its key, one line each; empty where nothing is."""
+    lines = [f"- {label(key)}: {_shown(content, ARCHIVED)}" for key, content in archive.items()]
+    return "\n".join(["Archived content:", *lines]) if lines else ""
+
+
+def _shown(content: object, most: int) -> str:
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
+    line = without_ids(one_line(text))
+    return line if len(line) <= most else f"{line[:most]}{CUT} ({len(line):,} characters)"
+
 
 TITLE = "CONTEXT LAYERS"
 GONE = "(left out: no room)"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypedDict, cast, get_args
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.formatting import one_line, paragraph
 from context_compiler.layers.models import (
     ConversationHistory,
     ConversationTurn,
     PendingState,
     PendingType,
     as_layer,
+    listed,
+    record_of,
+    text_of,
 )
+from context_compiler.layers.refs import encoded, one_line, paragraph
 
 Depth = Literal[2, 5, "full"]
 DEPTHS = (2, 5, "full")
@@ -157,34 +161,69 @@ def _awaited(pending: PendingState, answered: bool) -> Iterator[str]:
             yield f"- {one_line(question)}"
 
 
-def record_of(given: object, where: str) -> Mapping[str, Any]:
-    """Stored data as a mapping; None is an empty one.
+class ConversationContext(TypedDict):
+    """What is stored of a session."""
+
+    recent_turns: list[dict[str, Any]]
+    """The last five turns."""
+    history_summary: str
+    engagement_summary: str
+    pending_clarification: dict[str, Any] | None
+    id_registry: dict[str, Any]
+    turn_summaries: list[dict[str, Any]]
+    """What the last two turns decided and did."""
+    reasoning_summary: str
+    content_archive: dict[str, Any]
+    understand_decision_log: list[dict[str, Any]]
+    """The last twenty decisions about entities."""
+    step_summaries: list[Any]
+    """Of older versions; kept as it is."""
+
+
+def conversation_of(given: Mapping[str, Any] | None) -> ConversationContext:
+    """What is stored of a session, with every key; keys that nobody knows stay.
 
     Raises:
-        LayersError: it is none.
+        LayersError: it is no mapping.
     """
-    if given is None:
-        return {}
-    dump = getattr(given, "model_dump", None)
-    found: object = dump() if callable(dump) else given
-    if not isinstance(found, Mapping):
-        raise LayersError(f"{where} is a {type(given).__name__}; give a mapping")
-    return cast("Mapping[str, Any]", found)
+    known = {key: value for key, value in record_of(given, "conversation").items() if value is not None}
+    empty: ConversationContext = {
+        "recent_turns": [],
+        "history_summary": "",
+        "engagement_summary": "",
+        "pending_clarification": None,
+        "id_registry": {},
+        "turn_summaries": [],
+        "reasoning_summary": "",
+        "content_archive": {},
+        "understand_decision_log": [],
+        "step_summaries": [],
+    }
+    return cast(ConversationContext, {**empty, **known})
 
 
-def listed(given: Mapping[str, Any], key: str) -> list[Any]:
-    """A list that is stored under a key; missing is empty.
+def to_json(conversation: Mapping[str, Any]) -> str:
+    """As JSON text; what JSON does not know is kept as its text.
 
     Raises:
-        LayersError: it is no list.
+        LayersError: it contains itself.
     """
-    found: Any = given.get(key) or []
-    if not isinstance(found, list | tuple):
-        raise LayersError(f"{key} is a {type(found).__name__}; give a list")
-    return list(cast("Sequence[Any]", found))
+    try:
+        return encoded(conversation)
+    except (ValueError, RecursionError) as error:
+        raise LayersError(f"the conversation cannot be kept as JSON: {error}") from None
 
 
-def text_of(given: Mapping[str, Any], key: str) -> str:
-    """A text that is stored under a key; missing is empty, and what is no text becomes one."""
-    found = given.get(key)
-    return "" if found is None else str(found)
+def from_json(text: str) -> ConversationContext:
+    """Back from JSON text.
+
+    Raises:
+        LayersError: it is no JSON object.
+    """
+    try:
+        found: object = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise LayersError(f"the stored conversation is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise LayersError(f"the stored conversation is a JSON {type(found).__name__}; it should be an object")
+    return conversation_of(cast("dict[str, Any]", found))

@@ -7,12 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, cast, get_args
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.conversation import record_of
-from context_compiler.layers.deserialize import Row
-from context_compiler.layers.formatting import CUT, label, one_line, ref_order, without_ids
-from context_compiler.layers.models import EntityContext, EntitySnapshot, as_layer
-from context_compiler.layers.refs import NONE, shown_data
-from context_compiler.layers.registry import SessionIdRegistry, registry_of
+from context_compiler.layers.models import EntityContext, EntitySnapshot, as_layer, record_of
+from context_compiler.layers.refs import CUT, NONE, label, one_line, ref_order, shown_data, without_ids
+from context_compiler.layers.registry import Row, SessionIdRegistry, registry_of
 
 Mode = Literal["full", "refs_and_labels", "reply", "do_not_read", "curation"]
 MODES: tuple[str, ...] = get_args(Mode)

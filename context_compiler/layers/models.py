@@ -6,7 +6,8 @@ is wrong. Each survives JSON unchanged.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -42,6 +43,39 @@ def as_layer(kind: type[L], given: object, where: str) -> L:
         first = error.errors(include_url=False)[0]
         place = "".join(f".{step}" for step in first["loc"])
         raise LayersError(f"{where}{place}: {first['msg']}") from None
+
+
+def record_of(given: object, where: str) -> Mapping[str, Any]:
+    """Stored data as a mapping; None is an empty one.
+
+    Raises:
+        LayersError: it is none.
+    """
+    if given is None:
+        return {}
+    dump = getattr(given, "model_dump", None)
+    found: object = dump() if callable(dump) else given
+    if not isinstance(found, Mapping):
+        raise LayersError(f"{where} is a {type(given).__name__}; give a mapping")
+    return cast("Mapping[str, Any]", found)
+
+
+def listed(given: Mapping[str, Any], key: str) -> list[Any]:
+    """A list that is stored under a key; missing is empty.
+
+    Raises:
+        LayersError: it is no list.
+    """
+    found: Any = given.get(key) or []
+    if not isinstance(found, list | tuple):
+        raise LayersError(f"{key} is a {type(found).__name__}; give a list")
+    return list(cast("Sequence[Any]", found))
+
+
+def text_of(given: Mapping[str, Any], key: str) -> str:
+    """A text that is stored under a key; missing is empty, and what is no text becomes one."""
+    found = given.get(key)
+    return "" if found is None else str(found)
 
 
 class EntitySnapshot(Layer):

@@ -6,9 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.conversation import listed, record_of, text_of
-from context_compiler.layers.formatting import label, one_line, without_ids
-from context_compiler.layers.models import CurationSummary, ReasoningTrace, StepSummary, TurnExecutionSummary, as_layer
+from context_compiler.layers.models import (
+    CurationSummary,
+    ReasoningTrace,
+    StepSummary,
+    TurnExecutionSummary,
+    as_layer,
+    listed,
+    record_of,
+    text_of,
+)
+from context_compiler.layers.refs import label, one_line, without_ids
 from context_compiler.layers.turn import current_curation, done_steps, execution_outcomes, execution_summary
 
 Reader = Literal["think", "act", "reply"]

@@ -11,13 +11,12 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
-from context_compiler.layers.conversation import SHORT, listed, record_of, text_of
+from context_compiler.layers.conversation import SHORT, ConversationContext, conversation_of
 from context_compiler.layers.entities import get_entity_context
-from context_compiler.layers.formatting import CUT, one_line
-from context_compiler.layers.models import TurnExecutionSummary
+from context_compiler.layers.models import TurnExecutionSummary, listed, record_of, text_of
 from context_compiler.layers.reasoning import STORED
+from context_compiler.layers.refs import CUT, one_line
 from context_compiler.layers.registry import SessionIdRegistry, registry_of
-from context_compiler.layers.state import ConversationContext, conversation_of
 from context_compiler.layers.turn import asked_now, current_curation, execution_summary, turn_of
 from context_compiler.messages.fences import fence
 from context_compiler.resilience import attempted

@@ -12,13 +12,11 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.builders import build_context
-from context_compiler.layers.context import layer_prompt
-from context_compiler.layers.conversation import record_of
-from context_compiler.layers.curation import Curated, curate, joined
-from context_compiler.layers.registry import SessionIdRegistry
+from context_compiler.layers.context import build_context, layer_prompt
+from context_compiler.layers.conversation import ConversationContext, conversation_of, from_json, to_json
+from context_compiler.layers.models import record_of
+from context_compiler.layers.registry import Curated, SessionIdRegistry, curate, joined
 from context_compiler.layers.retention import Ask, summarise_turn
-from context_compiler.layers.state import ConversationContext, conversation_of, from_json, to_json
 from context_compiler.layers.turn import TurnState, current_curation
 from context_compiler.record.store import Store, open_store
 

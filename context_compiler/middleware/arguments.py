@@ -14,8 +14,8 @@ from context_compiler.compiler.limits import Asked
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
+from context_compiler.layers.context import NEEDS
 from context_compiler.layers.session import Layers, Source
-from context_compiler.layers.visibility import NEEDS
 from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.middleware.config import RECALL, Many, Wishes, chosen, how_many, share
 from context_compiler.record.redaction import Redact

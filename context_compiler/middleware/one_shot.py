@@ -22,9 +22,17 @@ from context_compiler.compiler.rows import Where, ledger, now
 from context_compiler.compiler.view import View, assemble, summary_of
 from context_compiler.errors import BudgetError, SettingsError
 from context_compiler.fidelity import Fidelity
-from context_compiler.layers.context import NOTHING, Told, room_of, template_of, told_of, with_layers, with_told
+from context_compiler.layers.context import (
+    NOTHING,
+    Told,
+    need_of,
+    room_of,
+    template_of,
+    told_of,
+    with_layers,
+    with_told,
+)
 from context_compiler.layers.session import Source, state_from
-from context_compiler.layers.visibility import need_of
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import pair

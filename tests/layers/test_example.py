@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from context_compiler import Record, View
-from context_compiler.layers.state import ConversationContext
+from context_compiler.layers.conversation import ConversationContext
 from examples.recipe_assistant import WALK, RecipeAssistant, Script, block_of
 
 ROOT = Path(__file__).parents[2]

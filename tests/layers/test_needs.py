@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from context_compiler.layers import NEEDS, build_reply_context, build_understand_context, layer_texts
-from context_compiler.layers.builders import build_context
+from context_compiler.layers.context import build_context
 from tests.layers.states import IDS, registry, state
 
 NODES = ("understand", "think", "act", "reply")

@@ -16,7 +16,7 @@ from context_compiler.layers import (
     summarise_turn,
     to_json,
 )
-from context_compiler.layers.state import ConversationContext
+from context_compiler.layers.conversation import ConversationContext
 from tests.layers.states import conversation, state
 
 KEYS = {

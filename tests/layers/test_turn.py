@@ -14,8 +14,7 @@ from context_compiler.layers import (
     get_execution_outcomes,
     get_reasoning_trace,
 )
-from context_compiler.layers.outcomes import blocked_reason, generic_outcome
-from context_compiler.layers.turn import execution_summary, expressed
+from context_compiler.layers.turn import blocked_reason, execution_summary, expressed, generic_outcome
 from tests.layers.states import CHICKEN, conversation, registry, state
 
 
