@@ -8,8 +8,7 @@ from context_compiler.lazy import public
 
 if TYPE_CHECKING:
     from context_compiler.pipeline.directives import Directive, Directives, Finding, read_directives
-    from context_compiler.pipeline.lowering import apply_directives
-    from context_compiler.pipeline.workflow import load_workflow, parse_workflow
+    from context_compiler.pipeline.workflow import apply_directives, load_workflow, parse_workflow
 
 __all__ = [
     "Directive",
@@ -25,7 +24,7 @@ _HOMES = {
     "Directive": "pipeline.directives",
     "Directives": "pipeline.directives",
     "Finding": "pipeline.directives",
-    "apply_directives": "pipeline.lowering",
+    "apply_directives": "pipeline.workflow",
     "load_workflow": "pipeline.workflow",
     "parse_workflow": "pipeline.workflow",
     "read_directives": "pipeline.directives",

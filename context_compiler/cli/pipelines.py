@@ -15,10 +15,9 @@ from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, plural, safe
 from context_compiler.errors import GraphError, SettingsError
 from context_compiler.pipeline.check import Rule, validate
-from context_compiler.pipeline.diagnostics import Diagnostic, Severity
 from context_compiler.pipeline.dot import parse_dot
 from context_compiler.pipeline.draw import to_svg
-from context_compiler.pipeline.graph import Graph
+from context_compiler.pipeline.graph import Diagnostic, Graph, Severity
 from context_compiler.pipeline.workflow import SUFFIXES, load_workflow
 
 app = group("Check and draw pipelines: DOT graphs whose stages are agents.", shown="pipeline check plan.dot")

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import number, one_line, plural, safe
-from context_compiler.pipeline.events import Event
+from context_compiler.pipeline.stores import Event
 
 STYLES = {"success": "green", "partial_success": "yellow", "fail": "red", "skipped": "dim", "running": "cyan"}
 MOST = 200

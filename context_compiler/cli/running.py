@@ -18,7 +18,7 @@ from context_compiler.cli.progress import Watch
 from context_compiler.cli.screen import Screen, warn
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import SettingsError
-from context_compiler.pipeline.lowering import apply_directives
+from context_compiler.pipeline.workflow import apply_directives
 
 Runs = Annotated[
     Path, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Where runs are kept: a .db file or a folder.")
@@ -149,13 +149,20 @@ def _values(said: list[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _ended(result: pipeline.RunResult, *, as_json: bool) -> None:
+def _ended(result: pipeline.RunState, *, as_json: bool) -> None:
     screen = Screen()
     if as_json:
-        facts = {"kind": "result", "run_id": result.run_id, "status": result.status, "reason": result.failure_reason}
+        facts = {
+            "kind": "result",
+            "run_id": result.lineage.root_run_id,
+            "status": result.status,
+            "reason": result.failure_reason,
+        }
         screen.raw(json_text(facts, indent=None))
     else:
         why = f": {result.failure_reason}" if result.failure_reason else ""
-        screen.line((f"{result.run_id} {result.status}", "bold green" if result.ok else "bold red"), one_line(why))
+        screen.line(
+            (f"{result.lineage.root_run_id} {result.status}", "bold green" if result.ok else "bold red"), one_line(why)
+        )
     if not result.ok:
         raise typer.Exit(1)

@@ -33,7 +33,7 @@ from context_compiler.cli.screen import Screen
 from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import PipelineError, TemplateError
-from context_compiler.pipeline.initial_state import hashes
+from context_compiler.pipeline.state import hashes
 from context_compiler.template.library import TemplateLibrary
 from context_compiler.workflow import apply_directives, load_workflow
 

@@ -14,14 +14,12 @@ if TYPE_CHECKING:
     from context_compiler.pipeline.check import validate, validate_or_raise
     from context_compiler.pipeline.checkpoint import checkpoint_document, read_checkpoint
     from context_compiler.pipeline.conditions import Condition, ConditionError, parse_condition
-    from context_compiler.pipeline.config import RunConfig
+    from context_compiler.pipeline.config import Backoff, RunConfig
     from context_compiler.pipeline.context import ContextStore
-    from context_compiler.pipeline.diagnostics import Diagnostic, Severity
-    from context_compiler.pipeline.dot import parse_dot
+    from context_compiler.pipeline.dot import parse_dot, to_dot
     from context_compiler.pipeline.draw import to_svg
     from context_compiler.pipeline.engine import Engine
-    from context_compiler.pipeline.events import Event
-    from context_compiler.pipeline.graph import Edge, Graph, Node, Pipeline
+    from context_compiler.pipeline.graph import Diagnostic, Edge, Graph, Node, Pipeline, Severity
     from context_compiler.pipeline.handlers.agent import Verdict
     from context_compiler.pipeline.interviewers import (
         AnswerValue,
@@ -37,19 +35,15 @@ if TYPE_CHECKING:
     )
     from context_compiler.pipeline.outcome import Outcome, StageStatus
     from context_compiler.pipeline.prepare import open_runs
-    from context_compiler.pipeline.result import RunResult
-    from context_compiler.pipeline.resume import resume_pipeline
-    from context_compiler.pipeline.retry import Backoff
-    from context_compiler.pipeline.route import select_edge
-    from context_compiler.pipeline.run import run_pipeline
+    from context_compiler.pipeline.routing import select_edge
+    from context_compiler.pipeline.run import resume_pipeline, run_pipeline
     from context_compiler.pipeline.stage import Handler, Stage
-    from context_compiler.pipeline.state import RunState
-    from context_compiler.pipeline.stores import MemoryRuns, RunInfo, RunStore
+    from context_compiler.pipeline.state import RunResult, RunState
+    from context_compiler.pipeline.stores import Event, MemoryRuns, RunInfo, RunStore
     from context_compiler.pipeline.stores.files import FileRuns, in_folder
     from context_compiler.pipeline.stores.sqlite import SQLiteRuns
     from context_compiler.pipeline.stylesheet import StylesheetError, apply_stylesheet, parse_stylesheet
     from context_compiler.pipeline.threads import Session
-    from context_compiler.pipeline.writing import to_dot
 
 __all__ = [
     "AnswerValue",
@@ -113,16 +107,16 @@ _HOMES = {
     "ArtifactInfo": "pipeline.artifacts",
     "ArtifactStore": "pipeline.artifacts",
     "AutoApprove": "pipeline.interviewers",
-    "Backoff": "pipeline.retry",
+    "Backoff": "pipeline.config",
     "CallbackInterviewer": "pipeline.interviewers",
     "Condition": "pipeline.conditions",
     "ConditionError": "pipeline.conditions",
     "ConsoleInterviewer": "pipeline.interviewers",
     "ContextStore": "pipeline.context",
-    "Diagnostic": "pipeline.diagnostics",
+    "Diagnostic": "pipeline.graph",
     "Edge": "pipeline.graph",
     "Engine": "pipeline.engine",
-    "Event": "pipeline.events",
+    "Event": "pipeline.stores",
     "FileRuns": "pipeline.stores.files",
     "Graph": "pipeline.graph",
     "Handler": "pipeline.stage",
@@ -138,12 +132,12 @@ _HOMES = {
     "Reply": "pipeline.interviewers",
     "RunConfig": "pipeline.config",
     "RunInfo": "pipeline.stores",
-    "RunResult": "pipeline.result",
+    "RunResult": "pipeline.state",
     "RunState": "pipeline.state",
     "RunStore": "pipeline.stores",
     "SQLiteRuns": "pipeline.stores.sqlite",
     "Session": "pipeline.threads",
-    "Severity": "pipeline.diagnostics",
+    "Severity": "pipeline.graph",
     "Stage": "pipeline.stage",
     "StageStatus": "pipeline.outcome",
     "StylesheetError": "pipeline.stylesheet",
@@ -156,10 +150,10 @@ _HOMES = {
     "parse_dot": "pipeline.dot",
     "parse_stylesheet": "pipeline.stylesheet",
     "read_checkpoint": "pipeline.checkpoint",
-    "resume_pipeline": "pipeline.resume",
+    "resume_pipeline": "pipeline.run",
     "run_pipeline": "pipeline.run",
-    "select_edge": "pipeline.route",
-    "to_dot": "pipeline.writing",
+    "select_edge": "pipeline.routing",
+    "to_dot": "pipeline.dot",
     "to_svg": "pipeline.draw",
     "validate": "pipeline.check",
     "validate_or_raise": "pipeline.check",

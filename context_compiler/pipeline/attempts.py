@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 from context_compiler.errors import PipelineError
+from context_compiler.pipeline.config import attempts, backoff
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failed, outcome_in, outcome_of
-from context_compiler.pipeline.retry import attempts, backoff
 from context_compiler.pipeline.stage import STATUS_FILE, Handles, Stage, traits
 from context_compiler.resilience import attempted
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from context_compiler.errors import PipelineError
 from context_compiler.middleware.middleware import loggable
 from context_compiler.pipeline.artifacts import ArtifactStore
+from context_compiler.pipeline.context import ContextStore
 from context_compiler.pipeline.outcome import outcome_of
 from context_compiler.pipeline.state import RunState
 
@@ -107,3 +108,32 @@ def _after(before: RunState, found: Mapping[str, Any]) -> RunState:
         recheck=tuple(found["recheck"]),
         context={**kept, **found["context"]},
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchResult:
+    """A branch of a parallel stage that came to its end."""
+
+    place: int
+    """The place of its edge in the graph's edges."""
+    before: RunState
+    after: RunState
+
+
+def merge_branches(state: RunState, context: ContextStore, branches: Sequence[BranchResult]) -> RunState:
+    """The state with what stages in branches did, in the order of the branches' edges; their contexts stay theirs."""
+    for one in sorted(branches, key=lambda one: one.place):
+        before, after = one.before, one.after
+        for entry in after.logs[len(before.logs) :]:
+            context.append_log(entry)
+        new = {name: outcome for name, outcome in after.outcomes.items() if before.outcomes.get(name) is not outcome}
+        more = {name: count - before.visits.get(name, 0) for name, count in after.visits.items()}
+        state = replace(
+            state,
+            completed=(*state.completed, *after.completed[len(before.completed) :]),
+            outcomes={**state.outcomes, **new},
+            visits={**state.visits, **{name: state.visits.get(name, 0) + by for name, by in more.items() if by}},
+            recheck=tuple(gate for gate in state.recheck if gate not in new),
+            sequence=state.sequence + after.sequence - before.sequence,
+        )
+    return state

@@ -10,12 +10,9 @@ from functools import partial
 from typing import TypeAlias
 
 from context_compiler.errors import GraphError
-from context_compiler.pipeline.advice import ADVICE
-from context_compiler.pipeline.diagnostics import Diagnostic, Severity
-from context_compiler.pipeline.graph import HANDLERS, Graph
-from context_compiler.pipeline.lowering import directives_known
-from context_compiler.pipeline.structure import STRUCTURE, of_node
-from context_compiler.pipeline.wording import WORDING
+from context_compiler.pipeline.graph import HANDLERS, Diagnostic, Graph, Severity
+from context_compiler.pipeline.rules import ADVICE, STRUCTURE, WORDING, of_node
+from context_compiler.pipeline.workflow import directives_known
 
 Rule: TypeAlias = Callable[[Graph], Iterable[Diagnostic]]
 

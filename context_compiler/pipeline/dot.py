@@ -1,14 +1,11 @@
-"""A pipeline is read from DOT: strict about what it means, lenient about how it is punctuated.
-
-What has to be forgiven is a warning of the graph; what cannot be read is a `GraphError` with file, line and
-column. Reading takes time in proportion to the text, and no more memory than a few times its size.
-"""
+"""Attributes, ids and values of a source become values; what had to be forgiven on the way is remembered."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -16,9 +13,146 @@ from lark import Token, Tree
 
 from context_compiler.errors import GraphError
 from context_compiler.pipeline.attributes import Value
-from context_compiler.pipeline.blocks import Leniencies, block, hop, identifier, setting
-from context_compiler.pipeline.dot_syntax import LARGEST, Unreadable, statements
-from context_compiler.pipeline.graph import Edge, Graph, Node, Subgraph
+from context_compiler.pipeline.dot_syntax import KEY, LARGEST, Unreadable, attribute, past, statements, unreadable
+from context_compiler.pipeline.graph import Diagnostic, Edge, Graph, Node, Severity, Subgraph
+
+LONGEST_NUMBER = 15
+"""Characters of a number; a longer one stays text, so that nothing of it is lost."""
+
+FORGIVEN = {
+    "missing_separator": ("there is no comma between two attributes", "put one"),
+    "semicolon_separator": ("attributes are separated with a semicolon", "use a comma"),
+    "trailing_separator": ("there is a comma after the last attribute", "leave it out"),
+    "line_continuation": ("a backslash at the end of a line joins it with the next", "leave the backslash out"),
+    "quoted_id": ("a name is in quotes", "use letters, digits and _ without quotes"),
+    "dotted_id": ("the id of a stage has a dot in it", "use letters, digits and _ only"),
+    "anonymous_graph": ("the graph has no name", "write digraph name {"),
+    "several_blocks": ("a statement has more than one block of attributes", "put them into one"),
+}
+"""What is no part of the dialect and read all the same, by rule: what to say, and what to do."""
+
+_ESCAPE = re.compile(r"\\([\s\S])")
+_ESCAPES = {'"': '"', "\\": "\\", "n": "\n", "t": "\t", "\n": ""}
+
+
+class Leniencies:
+    """What a source had to be forgiven: each kind once, with the first place and how often."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._found: dict[str, tuple[int, int]] = {}
+
+    def add(self, rule: str, at: int) -> None:
+        """Remember that a rule was bent at a character."""
+        first, times = self._found.get(rule, (at, 0))
+        self._found[rule] = (first, times + 1)
+
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """One warning for each kind, in the order of the source."""
+        return tuple(self._warning(rule, *found) for rule, found in sorted(self._found.items(), key=lambda one: one[1]))
+
+    def _warning(self, rule: str, first: int, times: int) -> Diagnostic:
+        message, fix = FORGIVEN[rule]
+        return Diagnostic(
+            rule=rule,
+            severity=Severity.WARNING,
+            message=message + (f" ({times:,} times)" if times > 1 else ""),
+            fix=fix,
+            line=self.text.count("\n", 0, first) + 1,
+            column=first - self.text.rfind("\n", 0, first),
+        )
+
+
+def identifier(token: Token, lenient: Leniencies, *, offset: int = 0) -> str:
+    """The name of a stage, a graph or a subgraph, from a token or from a hop that ends in it."""
+    start = (token.start_pos or 0) + offset
+    word = token[offset:]
+    if word.startswith('"'):
+        lenient.add("quoted_id", start)
+        return _unescaped(word, start, lenient)
+    if "." in word:
+        lenient.add("dotted_id", start)
+    return word
+
+
+def hop(token: Token, lenient: Leniencies) -> str:
+    """Where a hop leads."""
+    return identifier(token, lenient, offset=past(token, 2))
+
+
+def setting(token: Token, lenient: Leniencies) -> tuple[str, Value]:
+    """The key and value of a `key=value` that is a statement."""
+    key, value, separator = _split(token, token.start_pos or 0, lenient)
+    if separator == ",":
+        lenient.add("trailing_separator", (token.end_pos or 1) - 1)
+    return key, value
+
+
+def block(token: Token, lenient: Leniencies) -> dict[str, Value]:
+    """The attributes in a pair of brackets; of a key that is there twice, the last counts.
+
+    Raises:
+        Unreadable: there is something else in it.
+    """
+    text, start = lenient.text, token.start_pos or 0
+    at, end = past(text, start + 1), start + token.rindex("]")
+    attributes: dict[str, Value] = {}
+    pattern, separator = attribute(), ","
+    while at < end:
+        found = pattern.match(text, at, end)
+        if found is None:
+            raise unreadable(text, start)
+        if not separator:
+            lenient.add("missing_separator", at)
+        key, value, separator = _split(found[0], at, lenient)
+        attributes[key] = value
+        at = past(text, found.end())
+        if separator == ";":
+            lenient.add("semicolon_separator", found.end() - 1)
+    if attributes and separator == ",":
+        lenient.add("trailing_separator", end)
+    return attributes
+
+
+def _split(text: str, start: int, lenient: Leniencies) -> tuple[str, Value, str]:
+    """Key, value and separator of a text that the grammar has accepted as an attribute at `start`."""
+    found = KEY.match(text)
+    if found is None:
+        raise Unreadable("an attribute begins with a name", start)
+    key = found[0]
+    if key.startswith('"'):
+        lenient.add("quoted_id", start)
+        key = _unescaped(key, start, lenient)
+    at = past(text, past(text, found.end()) + 1)
+    separator = text[-1] if text[-1] in ",;" else ""
+    if text[at] == '"':
+        string = KEY.match(text, at)
+        last = string.end() if string else len(text)
+        return key, _unescaped(text[at:last], start + at, lenient), separator if last < len(text) else ""
+    word = _WORD.match(text, at)
+    return key, _plain(word[0] if word else ""), separator
+
+
+_WORD = re.compile(r"[\w.:-]*", re.ASCII)
+
+
+def _unescaped(quoted: str, start: int, lenient: Leniencies) -> str:
+    inner = quoted[1:-1]
+    if "\\" not in inner:
+        return inner
+    if "\\\n" in inner:
+        lenient.add("line_continuation", start)
+    return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[0]), inner)
+
+
+def _plain(word: str) -> Value:
+    """A value without quotes: true, false, a number, or the word itself (a duration is one)."""
+    if word in ("true", "false"):
+        return word == "true"
+    if word[:1].isalpha() or word[:1] == "_" or word[-1:].isalpha() or len(word) > LONGEST_NUMBER:
+        return word
+    return float(word) if "." in word else int(word)
+
 
 WIDTH = 100
 """Characters of a source line that an error shows."""
@@ -214,3 +348,71 @@ def derived(subgraphs: Sequence[Subgraph], inside: Sequence[int]) -> tuple[str, 
 
 
 _UNFIT = re.compile(r"[^a-z0-9-]")
+
+
+_BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
+_WORDS = frozenset({"digraph", "graph", "node", "edge", "subgraph", "strict"})
+_QUOTING = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
+
+
+def to_dot(graph: Graph) -> str:
+    """The graph as DOT: settings, then stages, then subgraphs with their members, then edges; defaults are spelt out.
+
+    Classes that do not come from a subgraph of the graph are part of `class` already.
+    """
+    lines = [f"digraph {_name(graph.name)} {{" if graph.name else "digraph {"]
+    lines += [f"  {_key(key)}={_value(value)}" for key, value in graph.attrs.items()]
+    lines += [f"  {_name(node.name)}{_block(node.attrs)}" for node in graph.nodes.values()]
+    lines += _subgraphs(graph)
+    for edge in graph.edges:
+        lines.append(f"  {_name(edge.source)} -> {_name(edge.target)}{_block(edge.attrs)}")
+    return "\n".join([*lines, "}", ""])
+
+
+def _subgraphs(graph: Graph) -> Iterable[str]:
+    """Subgraphs inside each other, in their order; a stack instead of recursion."""
+    inner: dict[int | None, list[int]] = {}
+    for place, one in enumerate(graph.subgraphs):
+        inner.setdefault(one.parent, []).append(place)
+    waiting: list[tuple[int | None, int]] = [(place, 1) for place in reversed(inner.get(None, ()))]
+    while waiting:
+        place, depth = waiting.pop()
+        indent = "  " * depth
+        if place is None:
+            yield f"{indent}}}"
+            continue
+        one = graph.subgraphs[place]
+        yield f"{indent}subgraph {_name(one.name)} {{" if one.name else f"{indent}subgraph {{"
+        yield from (f"{indent}  {_key(key)}={_value(value)}" for key, value in one.attrs.items())
+        yield from (f"{indent}  {_name(name)}" for name in one.nodes)
+        waiting.append((None, depth))
+        waiting += [(child, depth + 1) for child in reversed(inner.get(place, ()))]
+
+
+def _block(attrs: Mapping[str, Value]) -> str:
+    inner = ", ".join(f"{_key(key)}={_value(value)}" for key, value in attrs.items())
+    return f" [{inner}]" if inner else ""
+
+
+def _name(name: str) -> str:
+    return name if _BARE.fullmatch(name) and name not in _WORDS else _quoted(name)
+
+
+def _key(key: str) -> str:
+    return key if _KEY.fullmatch(key) and key not in _WORDS else _quoted(key)
+
+
+def _value(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        number = format(Decimal(repr(value)), "f")
+        return number if "." in number else f"{number}.0"
+    return _quoted(value)
+
+
+def _quoted(text: str) -> str:
+    return f'"{text.translate(_QUOTING)}"'

@@ -13,8 +13,7 @@ from math import hypot
 from rich.cells import cell_len
 
 from context_compiler.pipeline.graph import Edge, Graph, Node
-from context_compiler.pipeline.labels import label_places
-from context_compiler.pipeline.layout import Layout, Point, laid_out
+from context_compiler.pipeline.layout import Layout, Point, label_places, laid_out
 
 COLUMN = 7.2
 """Width of one column of text, in points."""

@@ -14,18 +14,14 @@ from typing import Any
 
 from context_compiler.pipeline.artifacts import ArtifactStore
 from context_compiler.pipeline.attempts import perform
-from context_compiler.pipeline.branches import Branches
+from context_compiler.pipeline.branches import Branches, BranchResult, merge_branches
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.context import ContextStore
-from context_compiler.pipeline.graph import Graph, Node
-from context_compiler.pipeline.initial_state import branched, lineage_facts, restarted
-from context_compiler.pipeline.join import shared
-from context_compiler.pipeline.nodes import DEFAULT_HANDLER
+from context_compiler.pipeline.graph import DEFAULT_HANDLER, Graph, Node, shared
 from context_compiler.pipeline.outcome import StageStatus
-from context_compiler.pipeline.routing import Ended, Router, completed, ended, merged
-from context_compiler.pipeline.stage import Emit, Handles, Stage, Start, folder_name, traits
-from context_compiler.pipeline.stage_input import arrive
-from context_compiler.pipeline.state import RunState, Thread, Touched
+from context_compiler.pipeline.routing import Router, completed, ended
+from context_compiler.pipeline.stage import Emit, Handles, Stage, Start, arrive, folder_name, traits
+from context_compiler.pipeline.state import RunState, Thread, Touched, branched, lineage_facts, restarted
 from context_compiler.pipeline.threads import Session, session_of
 
 ASKING_WITH_PROMPT = ("parallel.fan_in", "stack.manager_loop")
@@ -63,7 +59,7 @@ class Engine:
         self._artifacts = ArtifactStore()
         self._router = Router(graph, around.config, gates=not branch_id)
         self._exits = {node.name for node in graph.exits}
-        self._branches: list[Ended] = []
+        self._branches: list[BranchResult] = []
         self._ended = Branches(around.save)
 
     async def run(self, state: RunState) -> RunState:
@@ -133,7 +129,7 @@ class Engine:
                 stage.session.cut_back(node.name)
             outcome, retries = await perform(handler, stage)
         duration = max(0.0, self.config.clock() - started)
-        begun = merged(begun, stage.context, self._branches)
+        begun = merge_branches(begun, stage.context, self._branches)
         names = frozenset((node.name, *(name for one in self._branches for name in one.after.visits)))
         begun, outcome = completed(begun, stage, outcome, retries, duration)
         touched = Touched(since=state.sequence, names=names, keys=stage.context.touched())
@@ -222,7 +218,7 @@ class Engine:
             engine._thread_sessions = {key: session.copy() for key, session in self._thread_sessions.items()}
             now = await engine._to(begun, stop)
             await self._ended.keep(here, begun, now)
-        self._branches.append(Ended(place=place, before=begun, after=now))
+        self._branches.append(BranchResult(place=place, before=begun, after=now))
         return now
 
     async def _to(self, state: RunState, stop: str) -> RunState:

@@ -8,17 +8,15 @@ from pathlib import Path
 from context_compiler.errors import GraphError
 from context_compiler.pipeline.check import validate_or_raise
 from context_compiler.pipeline.config import RunConfig
-from context_compiler.pipeline.dot import load_dot, parse_dot
+from context_compiler.pipeline.dot import load_dot, parse_dot, to_dot
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers import handlers_of
-from context_compiler.pipeline.lowering import apply_directives
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import MemoryRuns, RunInfo, RunStore
 from context_compiler.pipeline.stores.files import FileRuns, in_folder
 from context_compiler.pipeline.stores.sqlite import SQLiteRuns
 from context_compiler.pipeline.stylesheet import StylesheetError, apply_stylesheet
-from context_compiler.pipeline.workflow import SUFFIXES, load_workflow
-from context_compiler.pipeline.writing import to_dot
+from context_compiler.pipeline.workflow import SUFFIXES, apply_directives, load_workflow
 
 
 def graph_of(pipeline: Graph | str | Path) -> Graph:

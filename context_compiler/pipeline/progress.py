@@ -7,13 +7,12 @@ about one stage, the last that says something counts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import nsmallest
 from typing import Any, cast
-
-from context_compiler.pipeline.excerpts import as_text
 
 NODE = ("node", "name", "node_id", "stage")
 OUTCOME = ("outcome", "status")
@@ -89,7 +88,7 @@ def completed(
         if isinstance(entry, Mapping):
             fields = cast("Mapping[str, object]", entry)
             name = fields.get("node") or _first(fields, NODE)
-            name = name if isinstance(name, str) else as_text(name)
+            name = name if isinstance(name, str) else safe_str(name)
             if name in open_:
                 told[name] = {key: value for key, value in fields.items() if value is not None} | told[name]
                 if all(fields.get(key) is not None for key in TOLD):
@@ -109,7 +108,7 @@ def done(name: str, told: Mapping[str, object], context: Mapping[str, object]) -
                 outcome = _first(told, OUTCOME)
     outcome = getattr(outcome, "status", outcome)
     outcome = getattr(outcome, "value", outcome)
-    return Done(name=name, outcome="unknown" if outcome is None else as_text(outcome), told=told)
+    return Done(name=name, outcome="unknown" if outcome is None else safe_str(outcome), told=told)
 
 
 def _first(fields: Mapping[str, object], names: Sequence[str]) -> object:
@@ -118,12 +117,12 @@ def _first(fields: Mapping[str, object], names: Sequence[str]) -> object:
 
 def node_name(node: object) -> str:
     """A stage's name, given itself or its name."""
-    return node if isinstance(node, str) else as_text(getattr(node, "name", node))
+    return node if isinstance(node, str) else safe_str(getattr(node, "name", node))
 
 
 def visible(context: Mapping[str, object], most: int) -> tuple[list[tuple[str, object]], int]:
     """The first `most` entries of a context that are no bookkeeping, by key, and how many more there are."""
-    keys = {text: key for key in context if _shows(text := key if type(key) is str else as_text(key))}
+    keys = {text: key for key in context if _shows(text := key if type(key) is str else safe_str(key))}
     first = nsmallest(most, keys) if len(keys) > most else sorted(keys)
     return [(key, context[keys[key]]) for key in first], len(keys) - len(first)
 
@@ -137,15 +136,15 @@ def _shows(key: str) -> bool:
 
 def retries(context: Mapping[str, object], pipeline: object) -> Iterator[tuple[str, str]]:
     """Every stage that was tried again: its name, and how often of how often it may be."""
-    counts = {key: value for key, value in context.items() if as_text(key).startswith(RETRIES)}
+    counts = {key: value for key, value in context.items() if safe_str(key).startswith(RETRIES)}
     if not counts:
         return
     nodes = _nodes(pipeline)
-    for key in sorted(counts, key=as_text):
-        name = as_text(key).removeprefix(RETRIES)
+    for key in sorted(counts, key=safe_str):
+        name = safe_str(key).removeprefix(RETRIES)
         most: object = getattr(nodes.get(name), "max_retries", None)
         most = getattr(pipeline, "default_max_retries", 0) if most is None else most
-        yield name, f"{as_text(counts[key])[:20]}/{as_text(most)[:20]}"
+        yield name, f"{safe_str(counts[key])[:20]}/{safe_str(most)[:20]}"
 
 
 def _nodes(pipeline: object) -> Mapping[str, object]:
@@ -161,3 +160,18 @@ def stage_count(pipeline: object) -> int:
     """How many stages a pipeline has; 0: it does not say."""
     nodes: Any = getattr(pipeline, "nodes", None)
     return len(cast("Sequence[object]", nodes)) if isinstance(nodes, Mapping | list | tuple | set | frozenset) else 0
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_FAILING = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What the `__str__` of a stranger's object can trip over."""
+
+
+def safe_str(value: object) -> str:
+    """`str` of anything: never raises, and says nothing of where in memory a thing lies."""
+    if type(value) is str:
+        return value
+    try:
+        return _ADDRESS.sub("", str(value))
+    except _FAILING:
+        return f"<{type(value).__name__}>"

@@ -1,23 +1,111 @@
-"""After a stage: what it said becomes part of the state, and the state says where the run goes on."""
+"""Which way a run goes on after a stage: conditions first, then what the stage asked for, then weight, then name."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from context_compiler.pipeline.artifacts import PREFIX, artifact_id
+from context_compiler.pipeline.conditions import ConditionError, parse_condition
 from context_compiler.pipeline.config import RunConfig
-from context_compiler.pipeline.context import ContextStore, segment
-from context_compiler.pipeline.excerpts import KEPT, LARGEST, artifact_reference
-from context_compiler.pipeline.graph import Edge, Graph, Node
-from context_compiler.pipeline.join import meeting
+from context_compiler.pipeline.context import segment
+from context_compiler.pipeline.graph import Edge, Graph, Node, meeting
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
-from context_compiler.pipeline.route import gate_target, retry_target, select_edge, unmet_gate
-from context_compiler.pipeline.stage import Stage
-from context_compiler.pipeline.stage_input import PASSING
+from context_compiler.pipeline.preamble import KEPT, LARGEST, artifact_reference
+from context_compiler.pipeline.stage import PASSING, Stage
 from context_compiler.pipeline.state import RunState
+
+_ACCELERATOR = re.compile(r"\s*(?:\[(?P<bracketed>[^\]]{1,20})\]\s*|(?P<closed>\w{1,3})\)\s*|(?P<dashed>\w)\s+-\s+)")
+
+
+def normalized(label: str) -> str:
+    """A label without accelerator, blanks at its ends and capitals, as labels are compared."""
+    return accelerator(label)[1].strip().lower()
+
+
+def accelerator(label: str) -> tuple[str, str]:
+    """The key that a label gives itself, as in `[Y] Yes`, `Y) Yes` and `Y - Yes`, and the rest; empty: none."""
+    found = _ACCELERATOR.match(label)
+    if found is None or not label[found.end() :].strip():
+        return "", label.strip()
+    return found["bracketed"] or found["closed"] or found["dashed"], label[found.end() :].strip()
+
+
+def select_edge(graph: Graph, name: str, outcome: Outcome, values: Mapping[str, Any]) -> Edge | None:
+    """The edge that is taken out of a stage; None: none is open.
+
+    Args:
+        graph: The graph.
+        name: The stage.
+        outcome: What it said.
+        values: The context as it is now.
+    """
+    edges = graph.outgoing(name)
+    true = [edge for edge in edges if edge.condition and _holds(edge, outcome, values)]
+    if true:
+        return _best(true)
+    free = [edge for edge in edges if not edge.condition]
+    wanted = normalized(outcome.preferred_label)
+    if wanted:
+        for edge in free:
+            if normalized(edge.label) == wanted:
+                return edge
+    for id in outcome.suggested_next_ids:
+        for edge in free:
+            if edge.target == id:
+                return edge
+    return _best(free) if free else None
+
+
+def _holds(edge: Edge, outcome: Outcome, values: Mapping[str, Any]) -> bool:
+    """Whether a condition holds; one that cannot be read never does."""
+    try:
+        condition = parse_condition(edge.condition)
+    except ConditionError:
+        return False
+    return condition.holds(values, outcome=outcome.status, preferred_label=outcome.preferred_label, raw=outcome.raw)
+
+
+def _best(edges: Iterable[Edge]) -> Edge:
+    return min(edges, key=lambda edge: (-edge.weight, edge.target))
+
+
+def retry_target(graph: Graph, node: Node) -> str | None:
+    """Where to go on after a stage failed and no edge is open; None: nowhere."""
+    return _first(graph, (node.retry_target, node.fallback_retry_target))
+
+
+def gate_target(graph: Graph, gate: Node) -> str | None:
+    """Where to go on when a goal gate is not satisfied at the end; None: nowhere."""
+    own = (gate.retry_target, gate.fallback_retry_target)
+    return _first(graph, (*own, graph.text("retry_target"), graph.text("fallback_retry_target")))
+
+
+def unmet_gate(graph: Graph, state: RunState, *, unvisited: bool = False) -> Node | None:
+    """The first goal gate, in the order of the graph, that keeps a run from ending well.
+
+    Args:
+        graph: The graph.
+        state: Where the run stands.
+        unvisited: Whether a gate that never ran counts as not satisfied.
+    """
+    for node in graph.nodes.values():
+        if not node.goal_gate:
+            continue
+        outcome = state.outcomes.get(node.name)
+        if node.name in state.recheck or (outcome is None and unvisited):
+            return node
+        if outcome is not None and not outcome.status.good:
+            return node
+    return None
+
+
+def _first(graph: Graph, names: Iterable[str]) -> str | None:
+    return next((name for name in names if name in graph.nodes), None)
+
 
 OUTPUTS = ("last_response_ref", "tool.output_ref")
 """Keys under which a stage leaves the reference of all that it put out."""
@@ -81,35 +169,6 @@ def _kept_aside(state: RunState, stage: Stage) -> None:
     if own and stage.branch_id:
         known: object = values.get(KEPT)
         stage.context.set(KEPT, {**cast("dict[str, Any]", known if isinstance(known, dict) else {}), **own})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A branch of a parallel stage that came to its end."""
-
-    place: int
-    """The place of its edge in the graph's edges."""
-    before: RunState
-    after: RunState
-
-
-def merged(state: RunState, context: ContextStore, branches: Sequence[Ended]) -> RunState:
-    """The state with what stages in branches did, in the order of the branches' edges; their contexts stay theirs."""
-    for one in sorted(branches, key=lambda one: one.place):
-        before, after = one.before, one.after
-        for entry in after.logs[len(before.logs) :]:
-            context.append_log(entry)
-        new = {name: outcome for name, outcome in after.outcomes.items() if before.outcomes.get(name) is not outcome}
-        more = {name: count - before.visits.get(name, 0) for name, count in after.visits.items()}
-        state = replace(
-            state,
-            completed=(*state.completed, *after.completed[len(before.completed) :]),
-            outcomes={**state.outcomes, **new},
-            visits={**state.visits, **{name: state.visits.get(name, 0) + by for name, by in more.items() if by}},
-            recheck=tuple(gate for gate in state.recheck if gate not in new),
-            sequence=state.sequence + after.sequence - before.sequence,
-        )
-    return state
 
 
 class Router:

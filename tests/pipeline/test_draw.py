@@ -11,8 +11,7 @@ import pytest
 
 from context_compiler.errors import PipelineError
 from context_compiler.pipeline import Graph, parse_dot, to_svg
-from context_compiler.pipeline.labels import label_places
-from context_compiler.pipeline.layout import Layout, laid_out
+from context_compiler.pipeline.layout import Layout, label_places, laid_out
 from tests.pipeline.test_fidelity import EXAMPLE
 
 pytest.importorskip("grandalf")

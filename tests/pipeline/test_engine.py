@@ -25,7 +25,7 @@ from context_compiler.pipeline import (
     run_pipeline,
     validate,
 )
-from context_compiler.pipeline.events import KINDS
+from context_compiler.pipeline.stores import KINDS
 from tests.pipeline.playing import Heard, graph, play
 
 OK, FAIL, RETRY = (

@@ -10,8 +10,8 @@ from context_compiler.pipeline import (
     Outcome,
     StageStatus,
 )
-from context_compiler.pipeline.retry import PRESETS
-from context_compiler.pipeline.wording import RETRY_POLICIES
+from context_compiler.pipeline.config import PRESETS
+from context_compiler.pipeline.rules import RETRY_POLICIES
 from tests.pipeline.playing import graph, play
 
 OK, FAIL, RETRY = (

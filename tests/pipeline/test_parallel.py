@@ -9,7 +9,7 @@ import pytest
 
 from context_compiler.errors import GraphError
 from context_compiler.pipeline import Event, Outcome, Stage, StageStatus, parse_dot, run_pipeline
-from context_compiler.pipeline.join import meeting
+from context_compiler.pipeline.graph import meeting
 from tests.pipeline.playing import Heard, Script, graph, play
 
 OK, FAIL = Outcome(), Outcome(status=StageStatus.FAIL, failure_reason="broken")

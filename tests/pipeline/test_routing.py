@@ -11,7 +11,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler.pipeline import Outcome, StageStatus, parse_dot, run_pipeline, select_edge
-from context_compiler.pipeline.route import accelerator, normalized
+from context_compiler.pipeline.routing import accelerator, normalized
 from tests.pipeline.playing import graph, play
 
 

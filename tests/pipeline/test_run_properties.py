@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from context_compiler.errors import GraphError
 from context_compiler.pipeline import Outcome, RunResult, Stage, resume_pipeline, run_pipeline
-from context_compiler.pipeline.deltas import changes, gathered
+from context_compiler.pipeline.checkpoint import changes, gathered
 from context_compiler.pipeline.state import RunState
 from tests.pipeline.playing import no_wait
 from tests.pipeline.resuming import Stopping, told

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.handlers.agent import AgentHandler
-from context_compiler.pipeline.handlers.conditional import ConditionalHandler
-from context_compiler.pipeline.handlers.ends import EndHandler
 from context_compiler.pipeline.handlers.fan_in import FanInHandler
 from context_compiler.pipeline.handlers.human import HumanHandler
 from context_compiler.pipeline.handlers.manager_loop import ManagerLoopHandler
 from context_compiler.pipeline.handlers.parallel import ParallelHandler
 from context_compiler.pipeline.handlers.tool import ToolHandler
-from context_compiler.pipeline.stage import Handles
+from context_compiler.pipeline.outcome import Outcome
+from context_compiler.pipeline.stage import Handles, Stage
 
 __all__ = ["handlers_of"]
 
@@ -32,3 +33,25 @@ def handlers_of(config: RunConfig) -> dict[str, Handles]:
         "stack.manager_loop": ManagerLoopHandler(agent),
     }
     return {**builtin, **config.handlers}
+
+
+class EndHandler:
+    """Succeeds."""
+
+    reads_past = False
+
+    async def execute(self, stage: Stage) -> Outcome:
+        """Nothing."""
+        return Outcome()
+
+
+class ConditionalHandler:
+    """Passes the outcome before it on, without what that one left in the context."""
+
+    reads_past = False
+    retries = False
+
+    async def execute(self, stage: Stage) -> Outcome:
+        """The outcome of the stage before, or a success where there is none."""
+        before = stage.previous
+        return replace(before, context_updates={}, tools=()) if before else Outcome()

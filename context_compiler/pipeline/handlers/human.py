@@ -7,7 +7,7 @@ import asyncio
 from context_compiler.pipeline.graph import Edge
 from context_compiler.pipeline.interviewers import AnswerValue, Option, Question, Reply, inform
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
-from context_compiler.pipeline.route import accelerator
+from context_compiler.pipeline.routing import accelerator
 from context_compiler.pipeline.stage import Stage
 from context_compiler.resilience import attempted
 

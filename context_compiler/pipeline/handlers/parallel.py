@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from context_compiler.pipeline.artifacts import artifact_id
-from context_compiler.pipeline.initial_state import OWN
-from context_compiler.pipeline.join import meeting
+from context_compiler.pipeline.graph import meeting
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
+from context_compiler.pipeline.rules import POLICIES
 from context_compiler.pipeline.stage import Stage
-from context_compiler.pipeline.state import RunState
-from context_compiler.pipeline.wording import POLICIES
+from context_compiler.pipeline.state import OWN, RunState
 from context_compiler.resilience import attempted
 
 AT_ONCE = 4

@@ -14,11 +14,10 @@ from context_compiler.errors import PipelineError
 from context_compiler.ids import text_hash
 from context_compiler.pipeline.artifacts import write_atomically
 from context_compiler.pipeline.checkpoint import read_checkpoint, write_checkpoint
-from context_compiler.pipeline.events import Event, event_of
 from context_compiler.pipeline.lock import owned
 from context_compiler.pipeline.stage import folder_name
 from context_compiler.pipeline.state import RunState
-from context_compiler.pipeline.stores import RunInfo, info_document, info_of, newest_first, progressed
+from context_compiler.pipeline.stores import Event, RunInfo, event_of, info_document, info_of, newest_first, progressed
 
 MANIFEST, EVENTS, GRAPH, NORMAL, LOCK = "manifest.json", "events.jsonl", "graph.dot", "graph.normal.dot", ".lock"
 

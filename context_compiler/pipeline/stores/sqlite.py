@@ -17,12 +17,10 @@ from typing import Any, TypeVar
 
 from context_compiler.errors import PipelineError
 from context_compiler.paths import made
-from context_compiler.pipeline.checkpoint import state_of
-from context_compiler.pipeline.deltas import changes, gathered
-from context_compiler.pipeline.events import Event, event_of
+from context_compiler.pipeline.checkpoint import changes, gathered, state_of
 from context_compiler.pipeline.lock import owned
 from context_compiler.pipeline.state import RunState
-from context_compiler.pipeline.stores import RunInfo, info_document, info_of, newest_first, progressed
+from context_compiler.pipeline.stores import Event, RunInfo, event_of, info_document, info_of, newest_first, progressed
 from context_compiler.record.schema import transaction
 
 T = TypeVar("T")

@@ -1,0 +1,453 @@
+"""Rules about the shape of a graph: one way in, one way out, and every stage on a way between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from functools import lru_cache
+
+from context_compiler.errors import FidelityError
+from context_compiler.fidelity import Fidelity
+from context_compiler.pipeline.attributes import (
+    DRAWING,
+    EDGE_ATTRIBUTES,
+    GRAPH_ATTRIBUTES,
+    GRAPH_SPELLINGS,
+    NODE_ATTRIBUTES,
+    NODE_SPELLINGS,
+    READERS,
+    Attributed,
+)
+from context_compiler.pipeline.conditions import Clause, ConditionError, parse_condition, status_word
+from context_compiler.pipeline.graph import DEFAULT_HANDLER, HANDLERS, Diagnostic, Edge, Graph, Node, Severity, meeting
+from context_compiler.pipeline.stylesheet import EFFORTS, PROPERTIES, StylesheetError, parse_stylesheet
+
+ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
+
+
+def of_node(node: Node, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
+    """A finding about a stage."""
+    return Diagnostic(
+        rule=rule,
+        severity=severity,
+        message=message,
+        node_id=node.name,
+        fix=fix,
+        line=node.line,
+        column=node.column,
+    )
+
+
+def of_edge(edge: Edge, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
+    """A finding about an edge."""
+    return Diagnostic(
+        rule=rule,
+        severity=severity,
+        message=message,
+        edge=(edge.source, edge.target),
+        fix=fix,
+        line=edge.line,
+        column=edge.column,
+    )
+
+
+def start_node(graph: Graph) -> Iterator[Diagnostic]:
+    """A pipeline begins at exactly one stage."""
+    starts = graph.starts
+    if not starts:
+        fix = "add one: start [shape=Mdiamond]"
+        yield Diagnostic(rule="start_node", severity=ERROR, message="there is no stage to start at", fix=fix)
+    for node in starts[1:]:
+        yield of_node(node, "start_node", ERROR, f"{starts[0].name!r} is the start already", "keep one start")
+
+
+def terminal_node(graph: Graph) -> Iterator[Diagnostic]:
+    """A pipeline ends at exactly one stage."""
+    exits = graph.exits
+    if not exits:
+        fix = "add one: done [shape=Msquare]"
+        yield Diagnostic(rule="terminal_node", severity=ERROR, message="there is no stage to end at", fix=fix)
+    for node in exits[1:]:
+        yield of_node(node, "terminal_node", ERROR, f"{exits[0].name!r} is the exit already", "keep one exit")
+
+
+def start_no_incoming(graph: Graph) -> Iterator[Diagnostic]:
+    """No edge leads back to the start."""
+    for start in graph.starts:
+        for edge in graph.incoming(start.name):
+            fix = f"lead it to the stage after {start.name!r}"
+            yield of_edge(edge, "start_no_incoming", ERROR, "an edge leads to the start", fix)
+
+
+def exit_no_outgoing(graph: Graph) -> Iterator[Diagnostic]:
+    """No edge leaves the exit."""
+    for node in graph.exits:
+        for edge in graph.outgoing(node.name):
+            fix = f"let it leave a stage before {node.name!r}"
+            yield of_edge(edge, "exit_no_outgoing", ERROR, "an edge leaves the exit", fix)
+
+
+def edge_target_exists(graph: Graph) -> Iterator[Diagnostic]:
+    """Both ends of an edge are declared."""
+    for edge in graph.edges:
+        for name in dict.fromkeys((edge.source, edge.target)):
+            if name not in graph.nodes:
+                fix = f'declare it: {name} [prompt="..."]'
+                yield of_edge(edge, "edge_target_exists", ERROR, f"there is no stage {name!r}", fix)
+
+
+def reachability(graph: Graph) -> Iterator[Diagnostic]:
+    """Every stage can be reached from the start, along edges or by a jump to a retry target."""
+    if not graph.starts:
+        return
+    reached = {node.name for node in graph.starts}
+    waiting = [*reached]
+    jumps = [graph.text("retry_target"), graph.text("fallback_retry_target")]
+    while waiting or jumps:
+        name = waiting.pop() if waiting else ""
+        node = graph.nodes.get(name)
+        targets = [edge.target for edge in graph.outgoing(name)] if name else jumps
+        targets = [*targets, *((node.retry_target, node.fallback_retry_target) if node else ())]
+        jumps = [] if not name else jumps
+        for target in targets:
+            if target in graph.nodes and target not in reached:
+                reached.add(target)
+                waiting.append(target)
+    for name, node in graph.nodes.items():
+        if name not in reached:
+            message = "an orphan: it is unreachable from the start"
+            yield of_node(node, "reachability", ERROR, message, "lead an edge to it, or take it out")
+
+
+def retry_target_exists(graph: Graph) -> Iterator[Diagnostic]:
+    """A retry target is a stage."""
+    for key in ("retry_target", "fallback_retry_target"):
+        if graph.text(key) and graph.text(key) not in graph.nodes:
+            message = f"{key} of the graph names no stage: {graph.text(key)!r}"
+            fix = "name a stage that is declared"
+            yield Diagnostic(rule="retry_target_exists", severity=WARNING, message=message, fix=fix)
+    for node in graph.nodes.values():
+        for key, target in (("retry_target", node.retry_target), ("fallback_retry_target", node.fallback_retry_target)):
+            if target and target not in graph.nodes:
+                message = f"{key} names no stage: {target!r}"
+                yield of_node(node, "retry_target_exists", WARNING, message, "name a stage that is declared")
+
+
+STRUCTURE = (
+    *(start_node, terminal_node, edge_target_exists, reachability),
+    *(start_no_incoming, exit_no_outgoing, retry_target_exists),
+)
+
+
+POLICIES = frozenset({"wait_all", "first_success", "k_of_n", "quorum", "all_success", "any_success", "ignore"})
+"""How the branches of a parallel stage are joined."""
+
+LOOKED_UP = 1_000
+"""Unknown attributes for which a known one of a similar name is looked for."""
+ERROR_POLICIES = frozenset({"continue", "fail_fast", "ignore"})
+RETRY_POLICIES = frozenset({"none", "standard", "aggressive", "linear", "patient"})
+
+WANTED = {
+    "flag": "true or false",
+    "whole": "a whole number, not below 0",
+    "number": "a number, not below 0",
+    "duration": "a duration such as 900s, 15m or 250ms",
+}
+
+_Say = Callable[[str, Severity, str, str], Diagnostic]
+
+
+def _things(graph: Graph) -> Iterator[tuple[Attributed, Mapping[str, str], Mapping[str, tuple[str, ...]], _Say]]:
+    """Everything that has attributes: what it may say, other spellings, and how to speak of it."""
+    yield graph, GRAPH_ATTRIBUTES, GRAPH_SPELLINGS, _of_graph
+    for node in graph.nodes.values():
+        yield node, NODE_ATTRIBUTES, NODE_SPELLINGS, _speaking(node)
+    for edge in graph.edges:
+        yield edge, EDGE_ATTRIBUTES, {}, _speaking(edge)
+
+
+def _of_graph(rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
+    return Diagnostic(rule=rule, severity=severity, message=message, fix=fix)
+
+
+def _speaking(thing: Node | Edge) -> _Say:
+    def say(rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
+        if isinstance(thing, Node):
+            return of_node(thing, rule, severity, message, fix)
+        return of_edge(thing, rule, severity, message, fix)
+
+    return say
+
+
+def attributes_known(graph: Graph) -> Iterator[Diagnostic]:
+    """An attribute is one that somebody reads; a new name for an old one is said so."""
+    looked = 0
+    for thing, known, spellings, say in _things(graph):
+        for name in thing.attrs:
+            if name in known or name in DRAWING:
+                continue
+            looked += 1
+            meant = next((one for one, others in spellings.items() if name in others), "")
+            if meant:
+                yield say("old_spelling", INFO, f"{name!r} is read as {meant!r}", f"write {meant}")
+            else:
+                near = _near(name, tuple(known)) if looked <= LOOKED_UP else ""
+                severity = WARNING if near else INFO
+                fix = f"did you mean {near}?" if near else "nothing here reads it; handlers of your own can"
+                yield say("unknown_attribute", severity, f"unknown attribute {name!r}", fix)
+
+
+@lru_cache(maxsize=4096)
+def _near(name: str, known: tuple[str, ...]) -> str:
+    return next(iter(get_close_matches(name[:100], known, n=1, cutoff=0.75)), "")
+
+
+def value_type(graph: Graph) -> Iterator[Diagnostic]:
+    """A value can be read as what its attribute is."""
+    for thing, known, _, say in _things(graph):
+        for name in thing.attrs:
+            kind = known.get(name, "text")
+            raw = thing.raw(name) if kind != "text" else None
+            if raw is None:
+                continue
+            value = READERS[kind](raw)
+            negative = isinstance(value, int | float) and kind != "flag" and name != "weight" and value < 0
+            if value is None or negative:
+                yield say("value_type", WARNING, f"{name}={raw!r} is not read", f"give {WANTED[kind]}")
+
+
+def fidelity_valid(graph: Graph) -> Iterator[Diagnostic]:
+    """A fidelity is one of the six modes; another one is passed over when a run resolves it."""
+    for thing, _, _, say in _things(graph):
+        name = "default_fidelity" if thing is graph else "fidelity"
+        said = thing.text(name)
+        if not said:
+            continue
+        try:
+            Fidelity.parse(said, where=name)
+        except FidelityError:
+            fix = f"use one of {', '.join(Fidelity)}"
+            yield say("fidelity_valid", WARNING, f"unknown fidelity {said!r}", fix)
+
+
+def reasoning_effort_known(graph: Graph) -> Iterator[Diagnostic]:
+    """A reasoning effort is low, medium or high."""
+    for node in graph.nodes.values():
+        if node.reasoning_effort and node.reasoning_effort not in EFFORTS:
+            message = f"unknown reasoning_effort {node.reasoning_effort!r}"
+            yield of_node(node, "reasoning_effort_known", WARNING, message, f"use one of {', '.join(EFFORTS)}")
+
+
+def condition_syntax(graph: Graph) -> Iterator[Diagnostic]:
+    """A condition can be read."""
+    for edge in graph.edges:
+        try:
+            condition = parse_condition(edge.condition)
+        except ConditionError as error:
+            message = f"condition {edge.condition[:80]!r}, character {error.at + 1}: {error.message}"
+            yield of_edge(edge, "condition_syntax", ERROR, message, "write key=value && key!=value")
+            continue
+        for warning in condition.warnings:
+            yield of_edge(
+                edge, "condition_operator", WARNING, f"condition {edge.condition[:80]!r}: {warning}", "write ="
+            )
+
+
+def stylesheet_syntax(graph: Graph) -> Iterator[Diagnostic]:
+    """The stylesheet can be read, and says only what stages can take over."""
+    try:
+        rules = parse_stylesheet(graph.model_stylesheet)
+    except StylesheetError as error:
+        message = f"model_stylesheet, character {error.at + 1}: {error.message}"
+        fix = "write selector { llm_model: name; }"
+        yield Diagnostic(rule="stylesheet_syntax", severity=ERROR, message=message, fix=fix)
+        return
+    for rule in rules:
+        for name in rule.properties:
+            if name not in PROPERTIES:
+                message = f"model_stylesheet: unknown property {name!r}"
+                yield _of_graph("stylesheet_property", WARNING, message, f"use one of {', '.join(PROPERTIES)}")
+
+
+def shape_known(graph: Graph) -> Iterator[Diagnostic]:
+    """A shape stands for a handler; any other is drawn, and runs as an agent."""
+    for node in graph.nodes.values():
+        if not node.type and node.shape not in HANDLERS:
+            message = f"shape {node.shape!r} stands for no handler, so an agent runs the stage"
+            yield of_node(node, "shape_known", INFO, message, f"use one of {', '.join(HANDLERS)}, or give a type")
+
+
+def join_policy_known(graph: Graph) -> Iterator[Diagnostic]:
+    """A parallel stage is joined in a way that there is."""
+    yield from _chosen(graph, "join_policy", POLICIES, ERROR)
+
+
+def error_policy_known(graph: Graph) -> Iterator[Diagnostic]:
+    """What a branch that fails does to the others is one of three things."""
+    yield from _chosen(graph, "error_policy", ERROR_POLICIES, WARNING)
+
+
+def retry_policy_known(graph: Graph) -> Iterator[Diagnostic]:
+    """A retry policy is one that has a name here."""
+    yield from _chosen(graph, "retry_policy", RETRY_POLICIES, WARNING)
+
+
+def _chosen(graph: Graph, name: str, known: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
+    for node in graph.nodes.values():
+        said = node.text(name)
+        if said and said not in known:
+            fix = f"use one of {', '.join(sorted(known))}"
+            yield of_node(node, f"{name}_known", severity, f"unknown {name} {said!r}", fix)
+
+
+WORDING = (
+    *(condition_syntax, stylesheet_syntax, join_policy_known, error_policy_known, retry_policy_known),
+    *(fidelity_valid, value_type),
+    *(reasoning_effort_known, shape_known, attributes_known),
+)
+
+
+def goal_gate_has_retry(graph: Graph) -> Iterator[Diagnostic]:
+    """A gate that can keep a run from ending says where to try again."""
+    if graph.text("retry_target") or graph.text("fallback_retry_target"):
+        return
+    for node in graph.nodes.values():
+        if node.goal_gate and not (node.retry_target or node.fallback_retry_target):
+            message = "a goal gate without a retry_target: the run fails when it is not met"
+            yield of_node(node, "goal_gate_has_retry", WARNING, message, "give it a retry_target")
+
+
+def prompt_on_llm_nodes(graph: Graph) -> Iterator[Diagnostic]:
+    """A stage that a model runs says what to do."""
+    for node in graph.with_ends().nodes.values():
+        if node.handler == DEFAULT_HANDLER and not node.prompt and node.raw("label") is None:
+            message = "an agent's stage with neither prompt nor label"
+            yield of_node(node, "prompt_on_llm_nodes", WARNING, message, "give it a prompt")
+
+
+def tool_command_required(graph: Graph) -> Iterator[Diagnostic]:
+    """A tool's stage has a command."""
+    for node in graph.nodes.values():
+        if node.handler == "tool" and not node.text("tool_command"):
+            yield of_node(node, "tool_command_required", WARNING, "a tool's stage without tool_command", "give it one")
+
+
+def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
+    """A stage at `full` says whose conversation it continues."""
+    if graph.default_thread_id:
+        return
+    for node in graph.nodes.values():
+        if node.handler != DEFAULT_HANDLER or node.thread_id or node.classes:
+            continue
+        edges = graph.incoming(node.name)
+        if any(_mode(edge, node, graph) == "full" and not edge.thread_id for edge in edges):
+            message = "full without a thread: it continues a thread named after the stage before it"
+            yield of_node(
+                node, "full_without_thread", INFO, message, "give the stages that belong together a thread_id"
+            )
+
+
+def thread_without_full(graph: Graph) -> Iterator[Diagnostic]:
+    """A thread is named where a conversation is continued."""
+    for node in graph.nodes.values():
+        modes = {_mode(edge, node, graph) for edge in graph.incoming(node.name)} or {_mode(None, node, graph)}
+        if node.thread_id and "full" not in modes:
+            message = f"thread_id {node.thread_id!r} has no effect: it begins afresh every time"
+            yield of_node(node, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out")
+    for edge in graph.edges:
+        node = graph.nodes.get(edge.target)
+        if edge.thread_id and node is not None and _mode(edge, node, graph) != "full":
+            message = f"thread_id {edge.thread_id!r} has no effect: the target begins afresh"
+            yield of_edge(edge, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out")
+
+
+def _mode(edge: Edge | None, node: Node, graph: Graph) -> str:
+    said = (edge.fidelity if edge else "", node.fidelity, graph.default_fidelity)
+    return next((one.strip() for one in said if one.strip()), "")
+
+
+def all_conditional_edges(graph: Graph) -> Iterator[Diagnostic]:
+    """Some way out of a stage is always open."""
+    for node in graph.nodes.values():
+        edges = graph.outgoing(node.name)
+        if not edges or node.handler in ("parallel", "exit") or not all(edge.condition for edge in edges):
+            continue
+        covered = _covered(edges)
+        if covered == "all":
+            continue
+        message = "every edge that leaves it has a condition; the run ends here when none holds"
+        severity = INFO if covered == "success and fail" else WARNING
+        yield of_node(node, "all_conditional_edges", severity, message, "add an edge without a condition")
+
+
+def _covered(edges: tuple[Edge, ...]) -> str:
+    """What the conditions on some edges leave open: nothing (`all`), rare outcomes, or more."""
+    single = [clause for edge in edges if (clause := _only_clause(edge)) is not None]
+    equal = {(clause.key, status_word(clause.value)) for clause in single if clause.operator == "="}
+    if any((clause.key, status_word(clause.value)) in equal for clause in single if clause.operator == "!="):
+        return "all"
+    return "success and fail" if {("outcome", "success"), ("outcome", "fail")} <= equal else ""
+
+
+def _only_clause(edge: Edge) -> Clause | None:
+    try:
+        clauses = parse_condition(edge.condition).clauses
+    except ConditionError:
+        return None
+    return clauses[0] if len(clauses) == 1 else None
+
+
+def condition_on_human_gate(graph: Graph) -> Iterator[Diagnostic]:
+    """What a person chooses is what happens."""
+    for node in graph.nodes.values():
+        for edge in graph.outgoing(node.name) if node.handler == "wait.human" else ():
+            if edge.condition:
+                message = "a condition on an edge that a person chooses: when it holds, the choice is not looked at"
+                yield of_edge(edge, "condition_on_human_gate", WARNING, message, "use labels only")
+
+
+def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
+    """The choice that stands for silence is one of the choices."""
+    for node in graph.nodes.values():
+        choice = node.text("human.default_choice")
+        if choice and choice not in {edge.target for edge in graph.outgoing(node.name)}:
+            message = f"human.default_choice {choice!r} is no stage that an edge leads to from here"
+            yield of_node(node, "default_choice_exists", WARNING, message, "name the target of one of its edges")
+
+
+def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
+    """Branches that run at the same time do not talk in one thread."""
+    if not any(thing.thread_id for things in (graph.nodes.values(), graph.edges) for thing in things):
+        return
+    for node in graph.nodes.values():
+        if node.handler != "parallel" or not graph.outgoing(node.name):
+            continue
+        seen: dict[str, str] = {}
+        join = meeting(graph, node.name)
+        for edge in graph.outgoing(node.name):
+            for thread in dict.fromkeys(_threads(graph, edge, join)):
+                if seen.setdefault(thread, edge.target) != edge.target:
+                    message = f"the branches {seen[thread]!r} and {edge.target!r} both use the thread {thread!r}"
+                    fix = "give each branch a thread_id of its own: what one adds, the other does not see"
+                    yield of_node(node, "thread_across_branches", WARNING, message, fix)
+
+
+def _threads(graph: Graph, first: Edge, join: str | None) -> Iterator[str]:
+    """The threads that stages of a branch name, up to where the branches are joined."""
+    waiting, reached = [first], {first.target}
+    while waiting:
+        edge = waiting.pop()
+        node = graph.nodes.get(edge.target)
+        if node is None or node.name == join or node.handler == "exit":
+            continue
+        if _mode(edge, node, graph) == "full" and (node.thread_id or edge.thread_id):
+            yield node.thread_id or edge.thread_id
+        onward = [one for one in graph.outgoing(node.name) if one.target not in reached]
+        reached |= {one.target for one in onward}
+        waiting += onward
+
+
+ADVICE = (
+    *(goal_gate_has_retry, prompt_on_llm_nodes, tool_command_required, full_without_thread, thread_without_full),
+    *(all_conditional_edges, condition_on_human_gate, default_choice_exists, thread_across_branches),
+)
