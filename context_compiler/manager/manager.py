@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, cast
 from uuid import uuid4
 
+from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 
 from context_compiler.errors import SettingsError
-from context_compiler.manager.arguments import refuse, text
-from context_compiler.manager.budget import Cap
 from context_compiler.manager.checkpoints import Versions
 from context_compiler.manager.config import ContextConfig, as_config, spoken
-from context_compiler.manager.context import grounded
-from context_compiler.manager.errors import Reports
 from context_compiler.manager.live import ManagedContext, ManagedHistory
-from context_compiler.manager.llm import Questions
 from context_compiler.manager.memory import MemoryRepository, MemorySystem
 from context_compiler.manager.quality import QualityScorer, Scorer
 from context_compiler.manager.results import (
@@ -26,9 +22,9 @@ from context_compiler.manager.results import (
     Score,
     SummarizationResult,
 )
-from context_compiler.manager.session import Session, session_from, session_text, turn_of, with_turn
-from context_compiler.manager.summary import TEMPLATE
-from context_compiler.manager.turns import Desk
+from context_compiler.manager.session import Cap, Session, grounded, session_from, session_text, turn_of, with_turn
+from context_compiler.manager.summary import TEMPLATE, Questions
+from context_compiler.manager.turns import Desk, Reports
 from context_compiler.messages.history import Reader
 from context_compiler.template import Template
 from context_compiler.template.library import TemplateLibrary
@@ -248,3 +244,60 @@ class ContextManager:
     def as_history_processor(self) -> ManagedHistory:
         """The session for `ProcessHistory`, where only a processor can be given."""
         return ManagedHistory(self._desk)
+
+
+def refuse(
+    *, memory: object, repo: object, scorer: object, template: object, on_error: object, config: ContextConfig
+) -> None:
+    """Refuse what is of no use, and what contradicts something else.
+
+    Raises:
+        SettingsError: the message says what, and what to give instead.
+    """
+    if not isinstance(memory, MemorySystem):
+        raise SettingsError(f"memory={memory!r}: give a MemorySystem: search and remember")
+    if scorer is not None and not isinstance(scorer, Scorer):
+        raise SettingsError(f"scorer={scorer!r}: give something that calculates a score")
+    if not isinstance(template, Template) and not (isinstance(template, str) and template.strip()):
+        raise SettingsError(f"template={template!r}: give the name of a template, or a Template")
+    if on_error is not None and not callable(on_error):
+        raise SettingsError(f"on_error={on_error!r}: give a function of one error")
+    if config.auto_rollback and repo is None:
+        raise SettingsError("auto_rollback=True needs checkpoints: use ContextManager.with_versioning")
+
+
+def text(name: str, given: object, *, empty: bool = False) -> str:
+    """A text; only where `empty` says so may there be nothing in it.
+
+    Raises:
+        SettingsError: it is none.
+    """
+    if not isinstance(given, str) or not (empty or given.strip()):
+        raise SettingsError(f"{name}={cast(object, given)!r:.80}: give a text{'' if empty else ' that is not empty'}")
+    return given
+
+
+def context_manager(
+    agent: AbstractAgent[Any, Any], memory: MemorySystem, config: ContextConfig | None = None, **more: Any
+) -> ContextManager:
+    """A manager whose summaries the agent's model writes; `more` goes to `ContextManager`.
+
+    Raises:
+        SettingsError: the agent has no model.
+    """
+    return ContextManager(memory, agent, config, **more)
+
+
+def context_manager_with_versioning(
+    agent: AbstractAgent[Any, Any],
+    memory: MemorySystem,
+    repo: MemoryRepository,
+    config: ContextConfig | None = None,
+    **more: Any,
+) -> ContextManager:
+    """The same, with checkpoints to go back to.
+
+    Raises:
+        SettingsError: the agent has no model.
+    """
+    return ContextManager.with_versioning(memory, repo, agent, config, **more)

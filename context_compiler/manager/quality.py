@@ -7,10 +7,19 @@ first turn and 0 for every session in which a turn is not a summary, so it tells
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol, cast, runtime_checkable
 
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler.compiler.sections import lines
 from context_compiler.errors import SettingsError
+from context_compiler.manager.summary import Questions
+from context_compiler.messages.fences import fence
+from context_compiler.messages.history import Reader
+from context_compiler.template.prompts import prose
 
 UNKNOWN = 1.0
 """What nobody has measured is taken to be in order: an empty memory is no decay."""
@@ -118,3 +127,31 @@ def _weighed(scorer: QualityScorer | HealthScorer) -> None:
         or abs(sum(numbers) - 1) > ROUNDING
     ):
         raise SettingsError(f"{type(scorer).__name__}({said}): give weights from 0 up that are 1 together")
+
+
+UNPARSED_RATING = 0.7
+"""What an answer counts that holds no number from 0 to 1."""
+RATED_TOKENS = 4_000
+"""Tokens of the exchange that are shown."""
+
+_NUMBER = re.compile(r"(?<![\w.])(?:0?\.\d+|[01](?:\.\d+)?)(?![\w.]*\d|\w|%)")
+
+
+async def coherence_of(messages: Sequence[ModelMessage], llm: Questions, reader: Reader) -> float:
+    """How coherent a turn is, from 0 to 1; 0.7 where the answer is no number.
+
+    Raises:
+        CompileError: the model could not be asked.
+    """
+    history = reader.read(messages)
+    said = reader.counter.tail("\n".join(lines(history, range(len(history)), 1)), RATED_TOKENS)
+    prompt = f"{prose('coherence')}\n\n{fence('exchange', said)}"
+    answer = await llm([prompt], instructions="rating")
+    return rated(answer.text)
+
+
+def rated(text: str) -> float:
+    """The first number from 0 to 1 in a text, or 0.7."""
+    found = _NUMBER.search(text)
+    value = float(found[0]) if found else UNPARSED_RATING
+    return clamped(value) if value <= 1 else UNPARSED_RATING

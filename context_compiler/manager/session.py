@@ -1,7 +1,9 @@
-"""A session is a value: its turns, what stands for the older ones, and what it was grounded in and scored at.
+"""A session as a value: its turns, its stored form, and the messages it sends within a token budget.
 
-Nothing is ever changed in place, so that a checkpoint is the value itself and a failure leaves the one before.
-The turns are all kept, also those that a summary stands for.
+Nothing is changed in place: a checkpoint is the value itself, and a failure leaves the previous value. All turns are
+kept, including those that a summary replaces. Notes are data: they are sent on the user channel, text of users is
+fenced, and each note carries the mark by which this package recognizes its own messages. Where the newest turns alone
+exceed the budget, the compiler's cut order shortens them, without a model and in the copy alone.
 """
 
 from __future__ import annotations
@@ -15,10 +17,21 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
 
+from context_compiler.compiler.advance import cut, freeze
+from context_compiler.compiler.limits import Asked, limits
+from context_compiler.compiler.plan import Sight
+from context_compiler.compiler.quotes import QUOTES
+from context_compiler.compiler.view import assemble, marked_request, note_text, stamp_of
 from context_compiler.errors import ContextMemoryError
 from context_compiler.manager.memory import Saved
-from context_compiler.manager.results import Match, Memory, Score
+from context_compiler.manager.results import GroundedContext, Match, Memory, Score
+from context_compiler.messages.fences import fence, neutral
 from context_compiler.messages.history import Reader, load_messages, message_body
+from context_compiler.messages.turns import pair
+from context_compiler.middleware.config import Wishes
+from context_compiler.settings import Settings
+from context_compiler.template.library import TemplateLibrary
+from context_compiler.template.prompts import prose
 
 VERSION = 1
 REMEMBERED = 50
@@ -230,3 +243,116 @@ def _match(given: dict[str, Any]) -> Match:
 
 def _said(value: object) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+GROUNDED = "Relevant context from memory:"
+SUMMARIZED = "Summary of earlier conversation:"
+MARKED = {"v": 1}
+STAMP = stamp_of(marked_request("", MARKED))
+"""The time of what has none, so that the same session says the same again."""
+
+SHOWN, WIDTH = 3, 100
+"""So many memories, each cut to so many characters, are the summary of a grounding."""
+
+
+def opening(session: Session) -> list[ModelMessage]:
+    """What stands before the turns."""
+    found: list[ModelMessage] = []
+    own = [SystemPromptPart(content=session.system_prompt, timestamp=STAMP)] if session.system_prompt.strip() else []
+    if own or session.system:
+        found.append(ModelRequest(parts=[*own, *session.system]))
+    if session.grounding:
+        listed = "\n".join(f"- {match.memory.text.strip()}" for match in session.grounding)
+        found.append(marked_request(f"{GROUNDED}\n{fence('memory', listed)}", MARKED))
+    if session.summary:
+        found.append(marked_request(note_text(f"{SUMMARIZED}\n{neutral(session.summary)}", prose("preface")), MARKED))
+    if session.index:
+        found.append(marked_request(fence(QUOTES, session.index), MARKED))
+    return found
+
+
+def context_messages(session: Session, leaving_out: frozenset[int] = frozenset()) -> list[ModelMessage]:
+    """Everything that is sent, without the turns of these keys."""
+    turns = (turn for turn in session.verbatim if turn.key not in leaving_out)
+    return [*opening(session), *(message for turn in turns for message in turn.messages)]
+
+
+def tokens_of(session: Session, reader: Reader) -> int:
+    """What `context_messages` costs; the turns have been counted when they were added."""
+    return sum(reader.one(message).tokens for message in opening(session)) + sum(
+        turn.tokens for turn in session.verbatim
+    )
+
+
+def grounded(matches: Sequence[Match]) -> GroundedContext:
+    """Matches as they are told to a caller."""
+    return GroundedContext(
+        memories=tuple(match.memory for match in matches),
+        summary="; ".join(match.memory.text[:WIDTH] for match in matches[:SHOWN]),
+        relevance_scores=tuple(match.score for match in matches),
+    )
+
+
+class Cap:
+    """Keeps what is sent within a budget, and remembers what it cut last."""
+
+    def __init__(self, reader: Reader, most: int) -> None:
+        """Read by `reader`, at most `most` tokens."""
+        self._reader, self._most = reader, most
+        self._known: tuple[tuple[object, ...], list[ModelMessage], int] | None = None
+
+    def messages(self, session: Session) -> list[ModelMessage]:
+        """What the session sends."""
+        if tokens_of(session, self._reader) <= self._most:
+            return context_messages(session)
+        return list(self._cut(session)[0])
+
+    def tokens(self, session: Session) -> int:
+        """What that costs."""
+        held = tokens_of(session, self._reader)
+        return held if held <= self._most else self._cut(session)[1]
+
+    def within(self, session: Session, messages: list[ModelMessage]) -> list[ModelMessage]:
+        """Messages that begin with the session's opening, cut where they are too many or hold half a call."""
+        history = self._reader.read(messages)
+        if history.tokens <= self._most and not pair(history).broken:
+            return messages
+        head = opening(session)
+        turns = messages[len(head) :]
+        room = self._most - self._cost(head)
+        if room < self._most // 2:
+            head = opening(replace(session, grounding=(), summary="", index=""))
+            room = self._most - self._cost(head)
+        if room < self._most // 2:
+            return shortened([*head, *turns], self._most, self._reader)
+        return [*head, *shortened(turns, room, self._reader)]
+
+    def _cut(self, session: Session) -> tuple[list[ModelMessage], int]:
+        key = (
+            *(session.turns, session.covered, session.summary, session.index),
+            *(session.grounding, session.system_prompt, session.system),
+        )
+        if self._known is None or self._known[0] != key:
+            found = self.within(session, context_messages(session))
+            self._known = (key, found, self._cost(found))
+        return self._known[1:]
+
+    def _cost(self, messages: Sequence[ModelMessage]) -> int:
+        return sum(self._reader.one(message).tokens for message in messages)
+
+
+def shortened(messages: Sequence[ModelMessage], budget: int, reader: Reader) -> list[ModelMessage]:
+    """Messages within a budget by the ladder alone, without a model; where even the least is over, the least."""
+    history = reader.read(messages)
+    pairing = pair(history)
+    if history.tokens <= budget and not pairing.broken:
+        return list(messages)
+    wishes = Wishes(template="extractive")
+    options = wishes.options(
+        TemplateLibrary(system=None), Settings.from_environment(), model="none", family="", window=None
+    )
+    sight = Sight(history=history, pairing=pairing, options=options, reader=reader)
+    marks = limits(Asked(budget=budget), fixed=sight.carried, fidelity=options.fidelity)
+    done = cut(sight, marks, previous=None, overhead=0, one_shot=True)
+    frozen, _ = freeze(done, summary="", row=None, turn=sight.turn, asked=False)
+    return assemble(history, frozen, sight.base, reader)

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.manager.budget import Cap
 from context_compiler.manager.checkpoints import Versions
-from context_compiler.manager.coherence import coherence_of
 from context_compiler.manager.config import ContextConfig
-from context_compiler.manager.context import tokens_of
-from context_compiler.manager.errors import Reports
-from context_compiler.manager.llm import Questions
 from context_compiler.manager.memory import MemorySystem
-from context_compiler.manager.quality import ContextState, HealthScorer, Scorer, clamped
+from context_compiler.manager.quality import ContextState, HealthScorer, Scorer, clamped, coherence_of
 from context_compiler.manager.results import ContextTurnResult, Match, RollbackResult, Score, SummarizationResult
-from context_compiler.manager.session import REMEMBERED, Session, Turn, messages_of, stop_before, turn_of, with_turn
-from context_compiler.manager.summary import Made, Summary, made_of, summarized
+from context_compiler.manager.session import (
+    REMEMBERED,
+    Cap,
+    Session,
+    Turn,
+    messages_of,
+    stop_before,
+    tokens_of,
+    turn_of,
+    with_turn,
+)
+from context_compiler.manager.summary import Made, Questions, Summary, made_of, summarized
 from context_compiler.messages.history import History, Reader
+from context_compiler.middleware.middleware import loggable
 from context_compiler.recall import pending
-from context_compiler.resilience import attempt
+from context_compiler.resilience import attempt, attempted
 from context_compiler.template import Template
 
 SUMMARY_SHARE = 4
@@ -246,3 +254,29 @@ class Desk:
         """Add a score, or put it in place of the last one."""
         scores = self.session.scores[:-1] if again else self.session.scores
         self.session = replace(self.session, scores=(*scores, score)[-REMEMBERED:])
+
+
+LOG = logging.getLogger("context_compiler")
+T = TypeVar("T")
+
+
+class Reports:
+    """Tells of failures; telling never fails."""
+
+    def __init__(self, on_error: Callable[[Exception], object] | None) -> None:
+        self._on_error = on_error
+
+    def tell(self, what: str, error: Exception) -> None:
+        """Say what failed."""
+        LOG.warning("context_compiler: %s: %s", what, loggable(error))
+        told = self._on_error
+        if told is not None and (failed := attempt(lambda: told(error)).error) is not None:
+            LOG.warning("context_compiler: a callback raised %s", loggable(failed))
+
+    async def spared(self, what: str, work: Awaitable[T], trouble: list[str]) -> T | None:
+        """What some work gives, or None when it fails, which is told and added to `trouble`."""
+        outcome = await attempted(work)
+        if outcome.error is not None:
+            trouble.append(f"{what}: {loggable(outcome.error)}")
+            self.tell(what, outcome.error)
+        return outcome.value

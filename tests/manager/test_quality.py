@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from context_compiler.manager import ContextState, HealthScorer, QualityScorer, VolatileMemory
-from context_compiler.manager.coherence import rated
+from context_compiler.manager.quality import rated
 from tests.manager.fakes import Scribe, managed, talk
 
 unknown = st.one_of(st.none(), st.floats(allow_nan=True))
