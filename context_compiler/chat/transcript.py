@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+
+from filelock import FileLock, Timeout
 
 from context_compiler.chat.markdown import (
     ASSISTANT,
@@ -30,9 +29,6 @@ from context_compiler.chat.markdown import (
     turns_in,
 )
 from context_compiler.paths import made
-
-_locks: Any = import_module("fcntl") if find_spec("fcntl") else None
-"""None where the system has no such locks: there, nothing keeps two terminals apart."""
 
 POLL = 0.1
 """Seconds between two tries to get the lock."""
@@ -59,6 +55,8 @@ class Transcript:
         self.path = Path(folder) / f"{safe_id(session)}.md"
         self.fault: str | None = None
         self._private = private
+        # Beside the transcript, because Windows would keep everybody from reading a file that is locked itself.
+        self._lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), mode=0o600, thread_local=False)
         self._file: int | None = None
         self._pending = b""
         self._line = ""
@@ -83,12 +81,11 @@ class Transcript:
 
         Where the file cannot be opened or locked, nobody is kept out: the conversation matters more.
         """
-        file = self._opened()
-        if file is None or _locks is None:
+        if self._opened() is None or self._lock.is_locked:
             return True
         try:
-            _locks.flock(file, _locks.LOCK_EX | _locks.LOCK_NB)
-        except BlockingIOError:
+            self._lock.acquire(blocking=False)
+        except Timeout:
             return False
         except OSError as error:
             self.fault = f"{self.path}: cannot be locked: {error.strerror or error}"
@@ -96,8 +93,10 @@ class Transcript:
 
     def let_go(self) -> None:
         """Let others speak."""
-        if self._file is not None and _locks is not None:
-            _locks.flock(self._file, _locks.LOCK_UN)
+        if self._lock.is_locked:
+            with suppress(OSError):  # Windows refuses to remove an open file, and removes it on release
+                Path(self._lock.lock_file).unlink()
+            self._lock.release()
 
     def _opened(self) -> int | None:
         """The file, made if need be, and opened anew where somebody has removed or replaced it."""
@@ -106,7 +105,7 @@ class Transcript:
                 return self._file
         except OSError:
             pass
-        self.close()
+        self._leave()
         try:
             if self._private:
                 made(self.path.parent.parent)
@@ -214,7 +213,11 @@ class Transcript:
             self.fault = f"{self.path}: {error.strerror or error}"
 
     def close(self) -> None:
-        """Let go of the file, and with it of its lock."""
+        """Let go of the file and of its lock."""
+        self.let_go()
+        self._leave()
+
+    def _leave(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             os.close(file)

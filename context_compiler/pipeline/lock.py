@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+
+from filelock import FileLock, Timeout
 
 from context_compiler.errors import PipelineError
 from context_compiler.paths import made
 
-_locks: Any = import_module("fcntl") if find_spec("fcntl") else None
-"""None where the system has no such locks: there, nothing keeps two processes apart."""
+GRACE_S = 0.05
+"""Time for a former owner to remove its lock file."""
 
 
 @contextmanager
@@ -24,29 +22,17 @@ def owned(path: Path, run_id: str) -> Generator[None]:
     Raises:
         PipelineError: somebody else holds it, or the file cannot be made.
     """
-    handle = _taken(path, run_id)
+    lock = FileLock(path, mode=0o600, thread_local=False)
+    try:
+        made(path.parent)
+        lock.acquire(timeout=GRACE_S, poll_interval=GRACE_S / 5)
+    except Timeout:
+        raise PipelineError(f"run {run_id!r} is under way elsewhere: wait for it, or end it") from None
+    except OSError as error:
+        raise PipelineError(f"{path}: {error.strerror or error}; the run needs a folder it may write to") from error
     try:
         yield
     finally:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # Windows refuses to remove an open file, and removes it on release
             path.unlink()
-        os.close(handle)
-
-
-def _taken(path: Path, run_id: str) -> int:
-    while True:
-        try:
-            made(path.parent)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise PipelineError(f"{path}: {error.strerror or error}; the run needs a folder it may write to") from error
-        try:
-            if _locks is not None:
-                _locks.flock(handle, _locks.LOCK_EX | _locks.LOCK_NB)
-        except OSError:
-            os.close(handle)
-            raise PipelineError(f"run {run_id!r} is under way elsewhere: wait for it, or end it") from None
-        with suppress(FileNotFoundError):
-            if os.stat(path).st_ino == os.fstat(handle).st_ino:
-                return handle
-        os.close(handle)  # the former owner removed the file between our opening and locking it
+        lock.release()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -266,3 +268,34 @@ def test_the_folder_of_a_chat_is_readable_by_its_owner_alone(tmp_path: Path) -> 
     transcript.mend()
     transcript.close()
     assert transcript.path.stat().st_mode & 0o077 == 0
+
+
+SPEAKING = """
+import sys, time
+from context_compiler.chat.transcript import Transcript
+assert Transcript(sys.argv[1], "talk").taken()
+print("taken", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_killed_speaks_no_more(tmp_path: Path) -> None:
+    mine = Transcript(tmp_path, "talk")
+    with subprocess.Popen([sys.executable, "-c", SPEAKING, tmp_path], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        assert not mine.taken()
+        other.kill()
+    assert mine.taken() and mine.fault is None
+    mine.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["talk.md"]
+
+
+def test_two_terminals_of_one_process_speak_in_turn(tmp_path: Path) -> None:
+    one, two = Transcript(tmp_path, "talk"), Transcript(tmp_path, "talk")
+    assert one.taken() and one.taken() and not two.taken()
+    one.let_go()
+    assert two.taken() and not one.taken()
+    two.close()
+    assert one.taken()
+    one.close()

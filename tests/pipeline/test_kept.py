@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +27,7 @@ from context_compiler.pipeline import (
     run_pipeline,
 )
 from context_compiler.pipeline.checkpoint import checkpoint_document, state_of, write_checkpoint
+from context_compiler.pipeline.lock import owned
 from context_compiler.pipeline.state import Hashes, Lineage, Thread
 from tests.pipeline.conftest import Open
 from tests.pipeline.playing import graph
@@ -191,3 +194,26 @@ async def test_a_run_that_cannot_be_saved_stops_with_a_clear_error() -> None:
         await run_pipeline(graph("a; b; start->a->b->done"), runs=runs, run_id="r", simulate=True)
     state = await runs.load("r")
     assert state is not None and state.current_node == "a"
+
+
+OWNING = """
+import sys, time
+from pathlib import Path
+from context_compiler.pipeline.lock import owned
+with owned(Path(sys.argv[1]), "r"):
+    print("owned", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_owns_no_run(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / ".lock"
+    with subprocess.Popen([sys.executable, "-c", OWNING, path], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        with pytest.raises(PipelineError, match="under way elsewhere"), owned(path, "r"):
+            pass
+        other.kill()
+    with owned(path, "r"):
+        assert path.exists()
+    assert not path.exists()
