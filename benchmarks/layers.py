@@ -30,7 +30,7 @@ from context_compiler.layers import (
     summarise_turn,
     to_json,
 )
-from context_compiler.layers.context import build_context, template_of, told_of
+from context_compiler.layers.context import build_context, layer_block, node_template
 from context_compiler.manager import ContextConfig, ContextManager, SQLiteMemory
 from context_compiler.record.store import MemoryStore
 from context_compiler.template.library import TemplateLibrary
@@ -92,10 +92,10 @@ def builders(state: dict[str, Any]) -> Iterator[Timed]:
     for node in NEEDS:
         yield Timed(what=f"texts of {node}", work=lambda node=node: layer_texts(node, state))
     for node in NEEDS:
-        template = template_of(node, library)
+        template = node_template(node, library)
         yield Timed(
             what=f"block of {node}, 2,000 tokens",
-            work=lambda node=node, template=template: told_of(node, state, template, room=2_000, counter=counter),
+            work=lambda node=node, template=template: layer_block(node, state, template, room=2_000, counter=counter),
         )
 
 

@@ -13,9 +13,9 @@ from context_compiler.cli.options import DB, SYSTEM, Db, Json, System, Vault, ex
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, number
-from context_compiler.layers.context import NEEDS, build_context, layer_prompt, layer_texts, need_of, template_of
+from context_compiler.layers.context import NEEDS, build_context, layer_prompt, layer_texts, node_need, node_template
 from context_compiler.layers.session import Layers
-from context_compiler.layers.turn import TurnState, turn_of
+from context_compiler.layers.turn import TurnState, turn_number
 from context_compiler.template import Template
 from context_compiler.template.library import TemplateLibrary
 from context_compiler.tokens import TokenCounter
@@ -46,12 +46,12 @@ def show_(
     json: Json = False,
 ) -> None:
     """Show what a node would be told of a session now, with what each section costs."""
-    need_of(role)
-    template = template_of(role, TemplateLibrary(vault=vault, system=system))
+    node_need(role)
+    template = node_template(role, TemplateLibrary(vault=vault, system=system))
     found = asyncio.run(_state(db, session, vault_name))
     state = cast("Mapping[str, Any]", found)
     texts = {name: text for name, text in layer_texts(role, state).items() if text}
-    screen, turn = Screen(), turn_of(state)
+    screen, turn = Screen(), turn_number(state)
     if json:
         facts = {"db": str(db), "session": session, "vault": vault_name, "role": role, "turn": turn}
         values = {name: _plain(value) for name, value in build_context(role, state).items()}

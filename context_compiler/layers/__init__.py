@@ -44,22 +44,20 @@ from context_compiler.layers.models import (
 from context_compiler.layers.reasoning import (
     format_reasoning,
     format_reasoning_for_prompt,
-    get_current_curation,
-    get_current_turn_steps,
-    get_execution_outcomes,
     get_own_decision_history,
     get_reasoning_trace,
 )
-from context_compiler.layers.registry import Curated, SessionIdRegistry, curate
+from context_compiler.layers.registry import Curated, CurationResult, SessionIdRegistry, curate
 from context_compiler.layers.retention import summarise_turn
 from context_compiler.layers.session import Layers, Turn
-from context_compiler.layers.turn import TurnState
+from context_compiler.layers.turn import TurnState, get_current_curation, get_current_turn_steps, get_execution_outcomes
 
 __all__ = [
     "ConversationContext",
     "ConversationHistory",
     "ConversationTurn",
     "Curated",
+    "CurationResult",
     "CurationSummary",
     "EntityContext",
     "EntitySnapshot",

@@ -24,21 +24,25 @@ from context_compiler.layers.conversation import (
     get_recent_conversation,
 )
 from context_compiler.layers.entities import Mode, format_entity_context, get_entity_context
-from context_compiler.layers.models import ConversationHistory, record_of, text_of
+from context_compiler.layers.models import ConversationHistory, as_mapping, text_field
 from context_compiler.layers.reasoning import (
     format_curation,
     format_decision_history,
     format_reasoning_for_prompt,
-    get_current_curation,
-    get_current_turn_steps,
-    get_execution_outcomes,
     get_outcomes,
     get_own_decision_history,
     get_reasoning_trace,
 )
-from context_compiler.layers.refs import CUT, label, one_line, shown_data, without_ids
+from context_compiler.layers.refs import ELLIPSIS, label, mask_data, mask_ids, single_line
 from context_compiler.layers.registry import registry_of
-from context_compiler.layers.turn import asked_now, results_of, turn_of
+from context_compiler.layers.turn import (
+    get_current_curation,
+    get_current_turn_steps,
+    get_execution_outcomes,
+    pending_question,
+    step_results,
+    turn_number,
+)
 from context_compiler.messages.fences import fence
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.truncate import clamp
@@ -82,7 +86,7 @@ _REPLY = Need(entity="reply", depth=2, reasoning="outcomes", engagement=True, pe
 NEEDS = MappingProxyType[Node, Need]({"understand": _UNDERSTAND, "think": _THINK, "act": _ACT, "reply": _REPLY})
 
 
-def need_of(node: str) -> Need:
+def node_need(node: str) -> Need:
     """What a node is told.
 
     Raises:
@@ -134,18 +138,18 @@ def build_context(node: str, state: Mapping[str, Any]) -> Context:
     Raises:
         LayersError: the node is unknown, or something in the state is wrong; the message says what.
     """
-    need = need_of(node)
-    given = record_of(state, "state")
+    need = node_need(node)
+    given = as_mapping(state, "state")
     given = {**given, "id_registry": registry_of(given.get("id_registry"))}
     told: Context = {
-        "entity": get_entity_context(given.get("id_registry"), turn_of(given), mode=need.entity),
+        "entity": get_entity_context(given.get("id_registry"), turn_number(given), mode=need.entity),
         "conversation": _conversation(need, given),
         "reasoning": _REASONING[need.reasoning](given),
     }
     if need.curation:
         told["curation"] = get_current_curation(given)
     if need.results:
-        told |= _results(given)
+        told |= _act_extras(given)
     if need.reasoning == "outcomes":
         told["outcomes"] = get_execution_outcomes(given)
     return told
@@ -158,13 +162,13 @@ def _conversation(need: Need, state: Mapping[str, Any]) -> ConversationHistory:
         found = get_conversation_with_engagement(stored) if need.engagement else get_recent_conversation(stored)
     else:
         found = get_conversation_history(stored)
-    asked = asked_now(state) if need.pending else None
+    asked = pending_question(state) if need.pending else None
     return found if asked is None else found.model_copy(update={"pending": asked})
 
 
-def _answered(state: Mapping[str, Any]) -> bool:
+def _is_answered(state: Mapping[str, Any]) -> bool:
     """Whether what was pending is being answered: a plan was made."""
-    return text_of(record_of(state.get("think_output"), "think_output"), "decision") == "plan_direct"
+    return text_field(as_mapping(state.get("think_output"), "think_output"), "decision") == "plan_direct"
 
 
 _REASONING: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
@@ -177,19 +181,19 @@ _REASONING: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
 )
 
 
-def _results(state: Mapping[str, Any]) -> Context:
+def _act_extras(state: Mapping[str, Any]) -> Context:
     refs = registry_of(state.get("id_registry")).refs
     steps = get_current_turn_steps(state)
     note = state.get("prev_step_note") or next((step.note for step in reversed(steps) if step.note), None)
-    stored = record_of(state.get("conversation"), "conversation")
+    stored = as_mapping(state.get("conversation"), "conversation")
     archive = {
-        **record_of(stored.get("content_archive"), "content_archive"),
-        **record_of(state.get("content_archive"), "content_archive"),
+        **as_mapping(stored.get("content_archive"), "content_archive"),
+        **as_mapping(state.get("content_archive"), "content_archive"),
     }
     return {
-        "step_results": results_of(state),
+        "step_results": step_results(state),
         "prev_step_note": None if note is None else str(note),
-        "content_archive": {name: shown_data(content, refs) for name, content in archive.items()},
+        "content_archive": {name: mask_data(content, refs) for name, content in archive.items()},
     }
 
 
@@ -199,7 +203,7 @@ def layer_texts(node: str, state: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         LayersError: the node is unknown, or something in the state is wrong.
     """
-    need, state = need_of(node), record_of(state, "state")
+    need, state = node_need(node), as_mapping(state, "state")
     told = build_context(node, state)
     texts = {
         "entity": format_entity_context(told["entity"], need.entity),
@@ -208,7 +212,7 @@ def layer_texts(node: str, state: Mapping[str, Any]) -> dict[str, str]:
             need.depth,
             include_pending=need.pending,
             include_engagement=need.engagement,
-            answered=_answered(state),
+            answered=_is_answered(state),
         ),
         "reasoning": format_decision_history(told["reasoning"])
         if need.reasoning == "own decisions"
@@ -224,47 +228,47 @@ def layer_texts(node: str, state: Mapping[str, Any]) -> dict[str, str]:
     return texts
 
 
-RESULT = 8_000
+MAX_RESULT = 8_000
 """Characters of one step's result that are shown."""
-ARCHIVED = 160
+MAX_ARCHIVED = 160
 """Characters of each archived content that are shown, to know what there is."""
 
 
 def format_results(results: Mapping[str, Any], note: str | None) -> str:
     """The results of this turn's steps, whole, and the last note; empty where there are none."""
-    lines = [f"Result of step {number}: {_shown(result, RESULT)}" for number, result in results.items()]
+    lines = [f"Result of step {number}: {_bounded_text(result, MAX_RESULT)}" for number, result in results.items()]
     if note:
-        lines.append(f"Note from the previous step: {without_ids(one_line(note))}")
+        lines.append(f"Note from the previous step: {mask_ids(single_line(note))}")
     return "\n".join(lines)
 
 
 def format_archive(archive: Mapping[str, Any]) -> str:
     """What is archived and can be retrieved by its key, one line each; empty where nothing is."""
-    lines = [f"- {label(key)}: {_shown(content, ARCHIVED)}" for key, content in archive.items()]
+    lines = [f"- {label(key)}: {_bounded_text(content, MAX_ARCHIVED)}" for key, content in archive.items()]
     return "\n".join(["Archived content:", *lines]) if lines else ""
 
 
-def _shown(content: object, most: int) -> str:
+def _bounded_text(content: object, most: int) -> str:
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
-    line = without_ids(one_line(text))
-    return line if len(line) <= most else f"{line[:most]}{CUT} ({len(line):,} characters)"
+    line = mask_ids(single_line(text))
+    return line if len(line) <= most else f"{line[:most]}{ELLIPSIS} ({len(line):,} characters)"
 
 
 TITLE = "CONTEXT LAYERS"
-GONE = "(left out: no room)"
+REMOVED = "(left out: no room)"
 """Stands where a section was."""
-WHOLE = ("entity", "conversation", "reasoning")
+LAYER_SECTIONS = ("entity", "conversation", "reasoning")
 """The layers themselves; what stands beside one of them goes without a trace."""
-SMALLEST = 24
+MIN_SECTION = 24
 """Tokens below which what is left of a section says nothing."""
 SHARE = 4
 """The layers have at most one part in so many of the room for messages."""
-WRAPPING = 4
+PART_OVERHEAD = 4
 """Tokens that a part of its own costs beside its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class LayerBlock:
     """What one run is told of the layers."""
 
     text: str = ""
@@ -275,10 +279,10 @@ class Told:
     drops: tuple[Drop, ...] = ()
 
 
-NOTHING = Told()
+NO_LAYERS = LayerBlock()
 
 
-def template_of(role: str, library: TemplateLibrary) -> Template:
+def node_template(role: str, library: TemplateLibrary) -> Template:
     """The template of a node: the vault's, the system's, or the one that comes with the package.
 
     Raises:
@@ -295,11 +299,13 @@ def layer_prompt(role: str, state: Mapping[str, Any], task: str, *, template: Te
         TemplateError: the template is wrong.
     """
     texts = layer_texts(role, state)
-    found = template or template_of(role, TemplateLibrary(system=None))
+    found = template or node_template(role, TemplateLibrary(system=None))
     return found.render({**texts, "task": task, "prompt": True})
 
 
-def told_of(role: str, state: Mapping[str, Any], template: Template, *, room: int, counter: TokenCounter) -> Told:
+def layer_block(
+    role: str, state: Mapping[str, Any], template: Template, *, room: int, counter: TokenCounter
+) -> LayerBlock:
     """What a node is told within `room` tokens, fence included; nothing where not even its frame fits.
 
     Raises:
@@ -313,53 +319,53 @@ def told_of(role: str, state: Mapping[str, Any], template: Template, *, room: in
     for name, text in given.items():
         budget = rules[name].budget
         kept[name] = clamp(text, budget, counter) if budget else text
-        drops += _dropped(name, text, kept[name], "over its section budget", counter)
+        drops += _section_drop(name, text, kept[name], "over its section budget", counter)
     for name in sorted(given, key=lambda name: rules[name].priority):
-        over = _cost(_framed(template, kept), counter) - room
+        over = _block_tokens(_render_block(template, kept), counter) - room
         if over <= 0:
             break
-        left = counter.text(kept[name]) - over - WRAPPING
-        gone = GONE if name in WHOLE else ""
-        before, kept[name] = kept[name], clamp(kept[name], left, counter) if left >= SMALLEST else gone
-        drops += _dropped(name, before, kept[name], f"no room: priority {rules[name].priority}", counter)
-    text = _framed(template, kept)
-    if _cost(text, counter) > room or all(text in (GONE, "") for text in kept.values()):
-        whole = Drop(what="layers", reason="no room", tokens=_cost(_framed(template, given), counter))
-        return Told(drops=(whole,))
+        left = counter.text(kept[name]) - over - PART_OVERHEAD
+        gone = REMOVED if name in LAYER_SECTIONS else ""
+        before, kept[name] = kept[name], clamp(kept[name], left, counter) if left >= MIN_SECTION else gone
+        drops += _section_drop(name, before, kept[name], f"no room: priority {rules[name].priority}", counter)
+    text = _render_block(template, kept)
+    if _block_tokens(text, counter) > room or all(text in (REMOVED, "") for text in kept.values()):
+        whole = Drop(what="layers", reason="no room", tokens=_block_tokens(_render_block(template, given), counter))
+        return LayerBlock(drops=(whole,))
     sections = tuple(
         Quote(what=f"layer {name}", why=f"for {role}, priority {rules[name].priority}", text=shown)
         for name, shown in kept.items()
-        if shown not in (GONE, "")
+        if shown not in (REMOVED, "")
     )
-    return Told(text=text, tokens=_cost(text, counter), sections=sections, drops=tuple(drops))
+    return LayerBlock(text=text, tokens=_block_tokens(text, counter), sections=sections, drops=tuple(drops))
 
 
-def _framed(template: Template, texts: Mapping[str, str]) -> str:
+def _render_block(template: Template, texts: Mapping[str, str]) -> str:
     return fence(TITLE, template.render({**texts, "task": "", "prompt": False}))
 
 
-def _cost(text: str, counter: TokenCounter) -> int:
-    return counter.text(text) + MESSAGE_OVERHEAD + WRAPPING
+def _block_tokens(text: str, counter: TokenCounter) -> int:
+    return counter.text(text) + MESSAGE_OVERHEAD + PART_OVERHEAD
 
 
-def _dropped(name: str, before: str, after: str, why: str, counter: TokenCounter) -> list[Drop]:
+def _section_drop(name: str, before: str, after: str, why: str, counter: TokenCounter) -> list[Drop]:
     tokens = counter.text(before) - counter.text(after)
     return [Drop(what=f"layer {name}", reason=why, tokens=max(0, tokens))] if before != after else []
 
 
-def room_of(room: int, last: int) -> int:
+def layers_room(room: int, last: int) -> int:
     """What the layers may have: a share of the room for messages, and no more than the last of these leaves."""
     return max(0, min(room // SHARE, room - last))
 
 
-def with_layers(sections: dict[str, int], told: Told) -> dict[str, int]:
+def with_layer_tokens(sections: dict[str, int], told: LayerBlock) -> dict[str, int]:
     """The tokens of a view by section, the layers apart from its other messages."""
     if not told.text:
         return sections
     return {**sections, "layers": told.tokens, "messages": sections["messages"] - told.tokens}
 
 
-def with_told(messages: Sequence[ModelMessage], told: Told) -> list[ModelMessage]:
+def insert_block(messages: Sequence[ModelMessage], told: LayerBlock) -> list[ModelMessage]:
     """The messages with what is told directly before the last prompt, in copies of our own."""
     if not told.text:
         return list(messages)
@@ -373,6 +379,6 @@ def with_told(messages: Sequence[ModelMessage], told: Told) -> list[ModelMessage
     return found
 
 
-def untold(told: Told, reason: str) -> Told:
+def drop_block(told: LayerBlock, reason: str) -> LayerBlock:
     """Nothing, and why."""
-    return replace(NOTHING, drops=(*told.drops, Drop(what="layers", reason=reason, tokens=told.tokens)))
+    return replace(NO_LAYERS, drops=(*told.drops, Drop(what="layers", reason=reason, tokens=told.tokens)))

@@ -12,20 +12,20 @@ from context_compiler.layers.models import (
     ConversationTurn,
     PendingState,
     PendingType,
-    as_layer,
-    listed,
-    record_of,
-    text_of,
+    as_mapping,
+    list_field,
+    parse_layer,
+    text_field,
 )
-from context_compiler.layers.refs import encoded, one_line, paragraph
+from context_compiler.layers.refs import encode_json, indent_lines, single_line
 
 Depth = Literal[2, 5, "full"]
 DEPTHS = (2, 5, "full")
 EMPTY = "New conversation."
-SHORT = 200
+SHORT_ANSWER = 200
 """Characters of an answer that stand for it where nobody summarised it."""
 PENDING: tuple[str, ...] = get_args(PendingType)
-NEWER_NAMES = {"understand": "clarify"}
+OLDER_TYPES = {"understand": "clarify"}
 """What a pending state was called before."""
 
 
@@ -35,12 +35,14 @@ def get_conversation_history(conversation: Mapping[str, Any] | None) -> Conversa
     Raises:
         LayersError: something in it is of a wrong kind; the message says what.
     """
-    given = record_of(conversation, "conversation")
+    given = as_mapping(conversation, "conversation")
     return ConversationHistory(
-        recent_turns=[_turn(one, f"recent_turns[{at}]") for at, one in enumerate(listed(given, "recent_turns"))],
-        history_summary=text_of(given, "history_summary"),
-        engagement_summary=text_of(given, "engagement_summary"),
-        pending=pending_of(given.get("pending_clarification") or given.get("pending")),
+        recent_turns=[
+            _parse_turn(one, f"recent_turns[{at}]") for at, one in enumerate(list_field(given, "recent_turns"))
+        ],
+        history_summary=text_field(given, "history_summary"),
+        engagement_summary=text_field(given, "engagement_summary"),
+        pending=parse_pending(given.get("pending_clarification") or given.get("pending")),
     )
 
 
@@ -65,20 +67,20 @@ def get_conversation_with_engagement(conversation: Mapping[str, Any] | None) -> 
     )
 
 
-def _turn(given: object, where: str) -> ConversationTurn:
-    one = record_of(given, where)
+def _parse_turn(given: object, where: str) -> ConversationTurn:
+    one = as_mapping(given, where)
     routing = one.get("routing")
     return ConversationTurn(
-        user=text_of(one, "user"),
-        assistant_summary=text_of(one, "assistant_summary") or text_of(one, "assistant")[:SHORT],
+        user=text_field(one, "user"),
+        assistant_summary=text_field(one, "assistant_summary") or text_field(one, "assistant")[:SHORT_ANSWER],
         routing=None
         if routing is None
-        else {str(key): value for key, value in record_of(routing, f"{where}.routing").items()},
-        timestamp=text_of(one, "timestamp"),
+        else {str(key): value for key, value in as_mapping(routing, f"{where}.routing").items()},
+        timestamp=text_field(one, "timestamp"),
     )
 
 
-def pending_of(given: object) -> PendingState | None:
+def parse_pending(given: object) -> PendingState | None:
     """What the user has yet to answer, from what is stored; None when nothing is.
 
     What was proposed or asked comes before the goal, which says less. A type that nobody knows is `ask_user`.
@@ -88,21 +90,21 @@ def pending_of(given: object) -> PendingState | None:
     """
     if not given:
         return None
-    one = dict(given) if isinstance(given, PendingState) else record_of(given, "pending_clarification")
+    one = dict(given) if isinstance(given, PendingState) else as_mapping(given, "pending_clarification")
     kind = str(one.get("type") or "ask_user")
-    kind = NEWER_NAMES.get(kind, kind)
+    kind = OLDER_TYPES.get(kind, kind)
     questions: Any = one.get("questions") or one.get("clarification_questions") or []
     asked = cast("Sequence[object]", questions if isinstance(questions, list | tuple) else [questions])
-    said = [_question(question) for question in asked]
-    context = text_of(one, "context") or text_of(one, "proposal_message") or text_of(one, "question")
+    said = [_question_text(question) for question in asked]
+    context = text_field(one, "context") or text_field(one, "proposal_message") or text_field(one, "question")
     return PendingState(
         type=cast(PendingType, kind if kind in PENDING else "ask_user"),
-        context=context or " ".join(said) or text_of(one, "goal"),
+        context=context or " ".join(said) or text_field(one, "goal"),
         questions=said,
     )
 
 
-def _question(given: object) -> str:
+def _question_text(given: object) -> str:
     if isinstance(given, Mapping):
         one = cast("Mapping[str, Any]", given)
         return str(one.get("question") or one.get("text") or "")
@@ -131,34 +133,34 @@ def format_conversation_for_prompt(
     """
     if not isinstance(depth, int | str) or isinstance(depth, bool) or depth not in DEPTHS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise LayersError(f"depth {depth!r} is unknown; use one of 2, 5, 'full'")
-    history = as_layer(ConversationHistory, history, "history")
+    history = parse_layer(ConversationHistory, history, "history")
     turns = history.recent_turns if isinstance(depth, str) else history.recent_turns[-depth:]
     engagement = depth == "full" if include_engagement is None else include_engagement
     blocks: list[str] = []
     if engagement and history.engagement_summary.strip():
-        blocks.append(f"Session: {paragraph(history.engagement_summary)}")
+        blocks.append(f"Session: {indent_lines(history.engagement_summary)}")
     if depth != 2 and history.history_summary.strip():
-        blocks.append(f"Earlier: {paragraph(history.history_summary)}")
-    blocks += [block for turn in turns if (block := _said(turn))]
+        blocks.append(f"Earlier: {indent_lines(history.history_summary)}")
+    blocks += [block for turn in turns if (block := _turn_text(turn))]
     if include_pending and history.pending is not None:
-        blocks.append("\n".join(_awaited(history.pending, answered)))
+        blocks.append("\n".join(_pending_lines(history.pending, answered)))
     return "\n\n".join(blocks) or EMPTY
 
 
 format_conversation = format_conversation_for_prompt
 
 
-def _said(turn: ConversationTurn) -> str:
+def _turn_text(turn: ConversationTurn) -> str:
     said = (("User", turn.user), ("Assistant", turn.assistant_summary))
-    return "\n".join(f"{who}: {paragraph(text)}" for who, text in said if text.strip())
+    return "\n".join(f"{who}: {indent_lines(text)}" for who, text in said if text.strip())
 
 
-def _awaited(pending: PendingState, answered: bool) -> Iterator[str]:
+def _pending_lines(pending: PendingState, answered: bool) -> Iterator[str]:
     title = "Asked before, answered in this turn" if answered else "Awaiting the user's answer"
-    yield f"{title} ({pending.type}): {paragraph(pending.context)}".rstrip(" :")
+    yield f"{title} ({pending.type}): {indent_lines(pending.context)}".rstrip(" :")
     for question in pending.questions:
         if question.strip() and question.strip() != pending.context.strip():
-            yield f"- {one_line(question)}"
+            yield f"- {single_line(question)}"
 
 
 class ConversationContext(TypedDict):
@@ -186,7 +188,7 @@ def conversation_of(given: Mapping[str, Any] | None) -> ConversationContext:
     Raises:
         LayersError: it is no mapping.
     """
-    known = {key: value for key, value in record_of(given, "conversation").items() if value is not None}
+    known = {key: value for key, value in as_mapping(given, "conversation").items() if value is not None}
     empty: ConversationContext = {
         "recent_turns": [],
         "history_summary": "",
@@ -209,7 +211,7 @@ def to_json(conversation: Mapping[str, Any]) -> str:
         LayersError: it contains itself.
     """
     try:
-        return encoded(conversation)
+        return encode_json(conversation)
     except (ValueError, RecursionError) as error:
         raise LayersError(f"the conversation cannot be kept as JSON: {error}") from None
 

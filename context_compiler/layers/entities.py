@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, cast, get_args
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.models import EntityContext, EntitySnapshot, as_layer, record_of
-from context_compiler.layers.refs import CUT, NONE, label, one_line, ref_order, shown_data, without_ids
+from context_compiler.layers.models import EntityContext, EntitySnapshot, as_mapping, parse_layer
+from context_compiler.layers.refs import ELLIPSIS, NO_REFS, label, mask_data, mask_ids, ref_sort_key, single_line
 from context_compiler.layers.registry import Row, SessionIdRegistry, registry_of
 
 Mode = Literal["full", "refs_and_labels", "reply", "do_not_read", "curation"]
@@ -18,7 +18,7 @@ ALIASES = {"full_data": "full", "labels_only": "reply"}
 WINDOW = 2
 """An entity that was spoken of at most so many turns ago is active."""
 EMPTY = "No entities in context."
-DATA = 4_000
+MAX_CONTENT = 4_000
 """Characters of one entity's content that are shown."""
 
 
@@ -40,19 +40,19 @@ def get_entity_context(
     Raises:
         LayersError: the mode is unknown, a turn is no number, or the registry cannot be read.
     """
-    wanted = None if mode is None else known_mode(mode)
+    wanted = None if mode is None else check_mode(mode)
     known = registry_of(registry)
-    turn = known.current_turn if current_turn is None else _turns("current_turn", current_turn)
-    active, generated, retained = _tiers(known, turn, _turns("window", window))
+    turn = known.current_turn if current_turn is None else _check_turn("current_turn", current_turn)
+    active, generated, retained = _tiers(known, turn, _check_turn("window", window))
     if wanted in ("refs_and_labels", "reply", "do_not_read"):
         active = [one for one in active if one.status != "deleted"]
     if wanted in ("full", "reply", "do_not_read"):
         retained = []
-    data = _data(known, [*active, *generated]) if wanted == "full" else {}
+    data = _content_by_ref(known, [*active, *generated]) if wanted == "full" else {}
     return EntityContext.model_construct(active=active, generated=generated, retained=retained, data=data)
 
 
-def _turns(name: str, given: object) -> int:
+def _check_turn(name: str, given: object) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
         raise LayersError(f"{name} is {given!r}; give a number of turns from 0")
     return given
@@ -76,12 +76,12 @@ def _tiers(registry: SessionIdRegistry, turn: int, window: int) -> tuple[list[En
     )
 
 
-def _data(registry: SessionIdRegistry, shown: Iterable[EntitySnapshot]) -> dict[str, Any]:
+def _content_by_ref(registry: SessionIdRegistry, shown: Iterable[EntitySnapshot]) -> dict[str, Any]:
     found = {one.ref: registry.data_of(one.ref) for one in shown}
     return {ref: data for ref, data in found.items() if data is not None}
 
 
-def known_mode(mode: str) -> Mode:
+def check_mode(mode: str) -> Mode:
     """The mode, or the one that it is another name of.
 
     Raises:
@@ -104,81 +104,81 @@ def format_entity_context(ctx: EntityContext, mode: str, *, data: Mapping[str, A
     Raises:
         LayersError: the mode is unknown, or these are no entities.
     """
-    wanted, ctx = known_mode(mode), as_layer(EntityContext, ctx, "entities")
+    wanted, ctx = check_mode(mode), parse_layer(EntityContext, ctx, "entities")
     if wanted == "do_not_read":
         return _do_not_read(ctx)
     if wanted == "full":
-        blocks = _full(ctx, ctx.data if data is None else record_of(data, "data"))
+        blocks = _full_sections(ctx, ctx.data if data is None else as_mapping(data, "data"))
     elif wanted == "refs_and_labels":
-        blocks = _refs_and_labels(ctx)
+        blocks = _ref_and_label_sections(ctx)
     elif wanted == "reply":
-        blocks = _reply(ctx)
+        blocks = _reply_sections(ctx)
     else:
-        blocks = _curation(ctx)
+        blocks = _curation_sections(ctx)
     return "\n\n".join(blocks) or EMPTY
 
 
-def _block(title: str, lines: list[str]) -> list[str]:
+def _section(title: str, lines: list[str]) -> list[str]:
     return ["\n".join([f"{title}:", *lines])] if lines else []
 
 
-def _here(entities: list[EntitySnapshot]) -> list[EntitySnapshot]:
+def _not_deleted(entities: list[EntitySnapshot]) -> list[EntitySnapshot]:
     return [one for one in entities if one.status != "deleted"]
 
 
 def _do_not_read(ctx: EntityContext) -> str:
-    refs = sorted({one.ref for one in _here([*ctx.active, *ctx.generated])}, key=ref_order)
+    refs = sorted({one.ref for one in _not_deleted([*ctx.active, *ctx.generated])}, key=ref_sort_key)
     return f"DO NOT re-read: {', '.join(map(label, refs))}" if refs else ""
 
 
-def _full(ctx: EntityContext, data: Mapping[str, Any]) -> list[str]:
+def _full_sections(ctx: EntityContext, data: Mapping[str, Any]) -> list[str]:
     return [
-        *_block("Active entities", [line for one in ctx.active for line in _whole(one, data)]),
-        *_block("Generated, not saved yet", [line for one in ctx.generated for line in _whole(one, data)]),
+        *_section("Active entities", [line for one in ctx.active for line in _detail_lines(one, data)]),
+        *_section("Generated, not saved yet", [line for one in ctx.generated for line in _detail_lines(one, data)]),
     ]
 
 
-def _whole(one: EntitySnapshot, data: Mapping[str, Any]) -> list[str]:
+def _detail_lines(one: EntitySnapshot, data: Mapping[str, Any]) -> list[str]:
     line = f"- `{label(one.ref)}`: {label(one.label)} ({label(one.type)}) [{one.status}] turn {one.turn_last_ref}"
-    return [line, f"  {_content(data[one.ref])}"] if one.ref in data else [line]
+    return [line, f"  {_content_text(data[one.ref])}"] if one.ref in data else [line]
 
 
-def _content(data: object) -> str:
+def _content_text(data: object) -> str:
     """Content as JSON on one line; what JSON does not know is its text."""
-    text = without_ids(one_line(json.dumps(shown_data(data, NONE), ensure_ascii=False)))
-    return text if len(text) <= DATA else f"{text[:DATA]}{CUT} ({len(text):,} characters)"
+    text = mask_ids(single_line(json.dumps(mask_data(data, NO_REFS), ensure_ascii=False)))
+    return text if len(text) <= MAX_CONTENT else f"{text[:MAX_CONTENT]}{ELLIPSIS} ({len(text):,} characters)"
 
 
-def _refs_and_labels(ctx: EntityContext) -> list[str]:
+def _ref_and_label_sections(ctx: EntityContext) -> list[str]:
     return [
-        *_block("Active entities", [f"- `{label(one.ref)}`: {label(one.label)}" for one in _here(ctx.active)]),
-        *_block("Generated, not saved yet", [f"- `{label(one.ref)}`: {label(one.label)}" for one in ctx.generated]),
-        *_block("Retained from earlier turns", [f"- `{label(one.ref)}`" for one in _here(ctx.retained)]),
+        *_section("Active entities", [f"- `{label(one.ref)}`: {label(one.label)}" for one in _not_deleted(ctx.active)]),
+        *_section("Generated, not saved yet", [f"- `{label(one.ref)}`: {label(one.label)}" for one in ctx.generated]),
+        *_section("Retained from earlier turns", [f"- `{label(one.ref)}`" for one in _not_deleted(ctx.retained)]),
     ]
 
 
-def _reply(ctx: EntityContext) -> list[str]:
+def _reply_sections(ctx: EntityContext) -> list[str]:
     return [
-        *_block("Entities", [f"- {_spoken(one)} (saved)" for one in _here(ctx.active)]),
-        *_block("Generated", [f"- {_spoken(one)} (not saved yet)" for one in ctx.generated]),
+        *_section("Entities", [f"- {_spoken_name(one)} (saved)" for one in _not_deleted(ctx.active)]),
+        *_section("Generated", [f"- {_spoken_name(one)} (not saved yet)" for one in ctx.generated]),
     ]
 
 
-def _spoken(one: EntitySnapshot) -> str:
+def _spoken_name(one: EntitySnapshot) -> str:
     """What people call it: one without a label goes by its type, as nobody says refs."""
     return label(one.label) if one.label not in ("", one.ref) else f"unnamed, of {label(one.type) or 'no type'}"
 
 
-def _curation(ctx: EntityContext) -> list[str]:
+def _curation_sections(ctx: EntityContext) -> list[str]:
     tiers = (
         ("Active", ctx.active),
         ("Generated, not saved yet", ctx.generated),
         ("Retained from earlier turns", ctx.retained),
     )
-    return [block for title, entities in tiers for block in _block(title, [_judged(one) for one in entities])]
+    return [block for title, entities in tiers for block in _section(title, [_curation_line(one) for one in entities])]
 
 
-def _judged(one: EntitySnapshot) -> str:
+def _curation_line(one: EntitySnapshot) -> str:
     facts = (
         f"{label(one.type)}, {one.status}, created turn {one.turn_created}, last referenced turn {one.turn_last_ref}"
     )

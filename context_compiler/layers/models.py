@@ -29,7 +29,7 @@ class Layer(BaseModel):
 L = TypeVar("L", bound=Layer)
 
 
-def as_layer(kind: type[L], given: object, where: str) -> L:
+def parse_layer(kind: type[L], given: object, where: str) -> L:
     """A value as it is, or read back from what its `model_dump` gave.
 
     Raises:
@@ -45,7 +45,7 @@ def as_layer(kind: type[L], given: object, where: str) -> L:
         raise LayersError(f"{where}{place}: {first['msg']}") from None
 
 
-def record_of(given: object, where: str) -> Mapping[str, Any]:
+def as_mapping(given: object, where: str) -> Mapping[str, Any]:
     """Stored data as a mapping; None is an empty one.
 
     Raises:
@@ -60,7 +60,7 @@ def record_of(given: object, where: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", found)
 
 
-def listed(given: Mapping[str, Any], key: str) -> list[Any]:
+def list_field(given: Mapping[str, Any], key: str) -> list[Any]:
     """A list that is stored under a key; missing is empty.
 
     Raises:
@@ -72,7 +72,7 @@ def listed(given: Mapping[str, Any], key: str) -> list[Any]:
     return list(cast("Sequence[Any]", found))
 
 
-def text_of(given: Mapping[str, Any], key: str) -> str:
+def text_field(given: Mapping[str, Any], key: str) -> str:
     """A text that is stored under a key; missing is empty, and what is no text becomes one."""
     found = given.get(key)
     return "" if found is None else str(found)

@@ -11,18 +11,20 @@ from context_compiler.layers.models import (
     ReasoningTrace,
     StepSummary,
     TurnExecutionSummary,
-    as_layer,
-    listed,
-    record_of,
-    text_of,
+    as_mapping,
+    list_field,
+    parse_layer,
+    text_field,
 )
-from context_compiler.layers.refs import label, one_line, without_ids
-from context_compiler.layers.turn import current_curation, done_steps, execution_outcomes, execution_summary
+from context_compiler.layers.refs import label, mask_ids, single_line
+from context_compiler.layers.turn import (
+    execution_summary,
+)
 
 Reader = Literal["think", "act", "reply"]
 READERS: tuple[str, ...] = get_args(Reader)
 EMPTY = "No prior reasoning context."
-STORED = 2
+FULL_TURNS = 2
 """Turns that are kept in full."""
 DECISIONS_SHOWN = 10
 """Entries of Understand's own history that it is shown."""
@@ -36,36 +38,26 @@ def get_reasoning_trace(
     Raises:
         LayersError: something that is stored is wrong; the message says what.
     """
-    given = record_of(conversation, "conversation")
-    found = [_stored(one, at) for at, one in enumerate(listed(given, "turn_summaries"))][-STORED:]
-    now = None if current_state is None else execution_summary(record_of(current_state, "current_state"))
+    given = as_mapping(conversation, "conversation")
+    found = [_parse_summary(one, at) for at, one in enumerate(list_field(given, "turn_summaries"))][-FULL_TURNS:]
+    now = None if current_state is None else execution_summary(as_mapping(current_state, "current_state"))
     going = now is not None and bool(now.steps or now.blocked_reason)
     return ReasoningTrace(
         recent_summaries=[*found, now] if now is not None and going else found,
-        reasoning_summary=text_of(given, "reasoning_summary"),
+        reasoning_summary=text_field(given, "reasoning_summary"),
         in_progress=going,
     )
 
 
-def _stored(given: object, at: int) -> TurnExecutionSummary:
-    one = {key: value for key, value in record_of(given, f"turn_summaries[{at}]").items() if value is not None}
-    return as_layer(TurnExecutionSummary, one, f"turn_summaries[{at}]")
+def _parse_summary(given: object, at: int) -> TurnExecutionSummary:
+    one = {key: value for key, value in as_mapping(given, f"turn_summaries[{at}]").items() if value is not None}
+    return parse_layer(TurnExecutionSummary, one, f"turn_summaries[{at}]")
 
 
 def get_own_decision_history(conversation: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """What Understand itself kept and let go of, oldest first: turn, ref, action and reason."""
-    log = listed(record_of(conversation, "conversation"), "understand_decision_log")
-    return [dict(record_of(one, f"understand_decision_log[{at}]")) for at, one in enumerate(log)]
-
-
-def get_current_curation(state: Mapping[str, Any]) -> CurationSummary:
-    """What Understand kept and let go of in this turn."""
-    return current_curation(state)
-
-
-def get_current_turn_steps(state: Mapping[str, Any]) -> list[StepSummary]:
-    """What this turn did so far."""
-    return done_steps(state)
+    log = list_field(as_mapping(conversation, "conversation"), "understand_decision_log")
+    return [dict(as_mapping(one, f"understand_decision_log[{at}]")) for at, one in enumerate(log)]
 
 
 def get_outcomes(conversation: Mapping[str, Any] | None, state: Mapping[str, Any]) -> ReasoningTrace:
@@ -92,11 +84,6 @@ def get_outcomes(conversation: Mapping[str, Any] | None, state: Mapping[str, Any
     return ReasoningTrace(recent_summaries=kept, in_progress=decided or trace.in_progress)
 
 
-def get_execution_outcomes(state: Mapping[str, Any]) -> str:
-    """What this turn did, on one line."""
-    return execution_outcomes(state)
-
-
 def format_reasoning_for_prompt(trace: ReasoningTrace | Sequence[StepSummary], node: str) -> str:
     """What was decided and found out, for a prompt.
 
@@ -110,17 +97,17 @@ def format_reasoning_for_prompt(trace: ReasoningTrace | Sequence[StepSummary], n
     if node not in READERS:
         raise LayersError(f"node {node!r} has no view of the reasoning; use one of {', '.join(READERS)}")
     if isinstance(trace, list | tuple):
-        steps = [as_layer(StepSummary, step, f"steps[{at}]") for at, step in enumerate(trace)]
+        steps = [parse_layer(StepSummary, step, f"steps[{at}]") for at, step in enumerate(trace)]
         trace = ReasoningTrace(recent_summaries=[TurnExecutionSummary(steps=steps)], in_progress=True)
-    trace = as_layer(ReasoningTrace, trace, "reasoning")
+    trace = parse_layer(ReasoningTrace, trace, "reasoning")
     now = _current(trace)
     if node == "act":
-        lines = list(_steps(now.steps)) if now else []
+        lines = list(_step_lines(now.steps)) if now else []
     elif node == "reply":
-        lines = list(_for_reply(trace, now))
+        lines = list(_reply_lines(trace, now))
     else:
-        lines = list(_for_think(trace))
-    return without_ids("\n".join(lines)) or EMPTY
+        lines = list(_think_lines(trace))
+    return mask_ids("\n".join(lines)) or EMPTY
 
 
 format_reasoning = format_reasoning_for_prompt
@@ -131,91 +118,91 @@ def _current(trace: ReasoningTrace) -> TurnExecutionSummary | None:
     return trace.recent_summaries[-1] if trace.recent_summaries and trace.in_progress is not False else None
 
 
-def _for_think(trace: ReasoningTrace) -> Iterator[str]:
+def _think_lines(trace: ReasoningTrace) -> Iterator[str]:
     if trace.reasoning_summary.strip():
-        yield f"Earlier: {one_line(trace.reasoning_summary)}"
+        yield f"Earlier: {single_line(trace.reasoning_summary)}"
     now = _current(trace) if trace.in_progress else None
     past = [one for one in trace.recent_summaries if one is not now]
     for one in past[:-1]:
-        yield f"Turn {one.turn_num}: {_in_short(one)}"
-        yield from _blocked(one)
+        yield f"Turn {one.turn_num}: {_turn_line(one)}"
+        yield from _blocked_lines(one)
     for title, one in (("Last turn", past[-1] if past else None), ("This turn so far", now)):
         if one is not None:
-            yield f"{title}: {_in_short(one)}"
-            yield from _steps(one.steps)
+            yield f"{title}: {_turn_line(one)}"
+            yield from _step_lines(one.steps)
             yield f"Phase: {one.conversation_phase}"
-            yield from _wished(one)
-            yield from curated(one.entity_curation)
-            yield from _blocked(one)
+            yield from _wish_lines(one)
+            yield from curation_lines(one.entity_curation)
+            yield from _blocked_lines(one)
 
 
-def _for_reply(trace: ReasoningTrace, now: TurnExecutionSummary | None) -> Iterator[str]:
+def _reply_lines(trace: ReasoningTrace, now: TurnExecutionSummary | None) -> Iterator[str]:
     """Of this turn, and of the last where this one has done nothing: what came of it, no plans and no refs."""
     past = [one for one in trace.recent_summaries if one is not now]
     for one in [now or past[-1]] if now or past else []:
         yield f"Phase: {one.conversation_phase}"
-        yield from _wished(one)
+        yield from _wish_lines(one)
     idle = now is None or not (now.steps or now.blocked_reason)
     for when, one in (("", now), (" last turn", past[-1] if past and idle else None)):
         if one is not None:
-            done = "; ".join(_accomplished(step) for step in one.steps)
+            done = "; ".join(_accomplishment(step) for step in one.steps)
             yield from [f"Accomplished{when}: {done}"] if done else []
-            yield from _blocked(one, when)
+            yield from _blocked_lines(one, when)
 
 
-def _accomplished(step: StepSummary) -> str:
-    said = (one_line(step.description), one_line(step.outcome))
+def _accomplishment(step: StepSummary) -> str:
+    said = (single_line(step.description), single_line(step.outcome))
     return ": ".join(text for text in said if text)
 
 
-def _in_short(one: TurnExecutionSummary) -> str:
+def _turn_line(one: TurnExecutionSummary) -> str:
     decided = f" (decided {one.think_decision})" if one.think_decision else ""
-    goal = one_line(one.think_goal) or "no goal"
-    done = ", ".join(f"{step.type}: {one_line(step.outcome)}" for step in one.steps)
+    goal = single_line(one.think_goal) or "no goal"
+    done = ", ".join(f"{step.type}: {single_line(step.outcome)}" for step in one.steps)
     return f"{goal}{decided}; {done}" if done else f"{goal}{decided}"
 
 
-def _steps(steps: Sequence[StepSummary]) -> Iterator[str]:
+def _step_lines(steps: Sequence[StepSummary]) -> Iterator[str]:
     for step in steps:
-        what = ", ".join(part for part in (step.type, one_line(step.subdomain)) if part)
+        what = ", ".join(part for part in (step.type, single_line(step.subdomain)) if part)
         refs = f" [{', '.join(map(label, step.entities_involved))}]" if step.entities_involved else ""
-        yield f"- step {step.step_num} ({what}): {_accomplished(step)}{refs}"
+        yield f"- step {step.step_num} ({what}): {_accomplishment(step)}{refs}"
         if step.note:
-            yield f"  note: {one_line(step.note)}"
+            yield f"  note: {single_line(step.note)}"
 
 
-def _wished(one: TurnExecutionSummary) -> Iterator[str]:
+def _wish_lines(one: TurnExecutionSummary) -> Iterator[str]:
     if one.user_expressed.strip():
-        yield f"User expressed: {one_line(one.user_expressed)}"
+        yield f"User expressed: {single_line(one.user_expressed)}"
 
 
-def _blocked(one: TurnExecutionSummary, when: str = "") -> Iterator[str]:
+def _blocked_lines(one: TurnExecutionSummary, when: str = "") -> Iterator[str]:
     if one.blocked_reason:
-        yield f"Blocked{when}: {one_line(one.blocked_reason)}"
+        yield f"Blocked{when}: {single_line(one.blocked_reason)}"
 
 
-def curated(curation: CurationSummary) -> Iterator[str]:
+def curation_lines(curation: CurationSummary) -> Iterator[str]:
     """What was kept and let go of, one line each; nothing where nothing was."""
     for title, refs in (("Retained", curation.retained), ("Demoted", curation.demoted)):
-        said = [_reasoned(ref, curation.reasons.get(ref, "")) for ref in refs]
+        said = [_ref_with_reason(ref, curation.reasons.get(ref, "")) for ref in refs]
         if said:
             yield f"{title}: {', '.join(said)}"
 
 
-def _reasoned(ref: str, reason: str) -> str:
+def _ref_with_reason(ref: str, reason: str) -> str:
     return f"{label(ref)} ({label(reason)})" if reason.strip() else label(ref)
 
 
 def format_curation(curation: CurationSummary) -> str:
     """What was kept and let go of in this turn, for Think; empty where nothing was."""
-    return without_ids("\n".join(curated(curation)))
+    return mask_ids("\n".join(curation_lines(curation)))
 
 
 def format_decision_history(log: Sequence[Mapping[str, Any]]) -> str:
     """What Understand itself decided about entities, for its own prompt: the newest, oldest first."""
     lines: list[str] = []
     for one in log[-DECISIONS_SHOWN:]:
-        what = f"- turn {text_of(one, 'turn')}: {label(text_of(one, 'action'))} {label(text_of(one, 'ref'))}"
-        reason = text_of(one, "reason")
+        what = f"- turn {text_field(one, 'turn')}: {label(text_field(one, 'action'))} {label(text_field(one, 'ref'))}"
+        reason = text_field(one, "reason")
         lines.append(f"{what.rstrip()} ({label(reason)})" if reason else what.rstrip())
     return "\n".join(lines) or EMPTY

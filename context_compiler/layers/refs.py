@@ -14,18 +14,18 @@ from pydantic_core import to_json, to_jsonable_python
 from context_compiler.errors import LayersError
 from context_compiler.messages.fences import neutral
 
-OWN = ("id", "_id", "uuid")
+OWN_ID_FIELDS = ("id", "_id", "uuid")
 """Fields that hold the id of the row itself."""
-SHORTEST = 32
+UUID_DIGITS = 32
 """Characters of a UUID without its hyphens."""
-DEEPEST = 32
+MAX_DEPTH = 32
 """Lists and mappings within each other that are looked into."""
-Above = tuple[int, ...]
+Ancestors = tuple[int, ...]
 """The lists and mappings that something stands in, by identity."""
 _UNFIT = re.compile(r"[^a-z0-9]+")
 
 
-def prefix_of(type: str) -> str:
+def ref_prefix(type: str) -> str:
     """What refs of a type begin with: its singular, such as `recipe` for `recipes`.
 
     Raises:
@@ -64,7 +64,7 @@ def id_text(id: object) -> str:
     return text
 
 
-def encoded(data: object) -> str:
+def encode_json(data: object) -> str:
     """Data as JSON text; ValueError where it contains itself."""
     try:
         return to_json(data, fallback=str, inf_nan_mode="strings").decode()
@@ -72,14 +72,14 @@ def encoded(data: object) -> str:
         return json.dumps(to_jsonable_python(data, fallback=str, inf_nan_mode="strings", bytes_mode="base64"))
 
 
-def plain(data: object, what: str) -> object:
+def to_plain_data(data: object, what: str) -> object:
     """Data as JSON holds it: what JSON does not know becomes its text.
 
     Raises:
         LayersError: it contains itself.
     """
     try:
-        return json.loads(encoded(data))
+        return json.loads(encode_json(data))
     except (ValueError, RecursionError) as error:
         raise LayersError(f"{what} cannot be kept as JSON: {error}") from None
 
@@ -91,27 +91,27 @@ class Refs:
         """Start from ids by ref, with the type of each ref."""
         self.ids = dict(ids or {})
         given = types or {}
-        prefixes = {type: prefix_of(type) for type in set(given.values())}
-        self._refs = {(prefixes[given[ref]], _same(id)): ref for ref, id in self.ids.items()}
-        self._uuids = {_bare(id): ref for ref, id in self.ids.items() if _named(id)}
+        prefixes = {type: ref_prefix(type) for type in set(given.values())}
+        self._refs = {(prefixes[given[ref]], _lookup_key(id)): ref for ref, id in self.ids.items()}
+        self._uuids = {_hex_digits(id): ref for ref, id in self.ids.items() if _is_uuid(id)}
 
     def __contains__(self, ref: object) -> bool:
         return ref in self.ids
 
     def of(self, type: str, id: object) -> str | None:
         """The ref of an entity that the database knows; a type that no ref can have has none."""
-        return self._refs.get((_prefix(type), _same(str(id))))
+        return self._refs.get((_prefix(type), _lookup_key(str(id))))
 
     def named(self, text: str) -> str | None:
         """The ref that a UUID stands for, however it is written."""
-        return self._uuids.get(_bare(text)) if self._uuids else None
+        return self._uuids.get(_hex_digits(text)) if self._uuids else None
 
     def add(self, type: str, id: str, ref: str) -> None:
         """Let a ref stand for an id."""
         self.ids[ref] = id
-        self._refs[prefix_of(type), _same(id)] = ref
-        if _named(id):
-            self._uuids[_bare(id)] = ref
+        self._refs[ref_prefix(type), _lookup_key(id)] = ref
+        if _is_uuid(id):
+            self._uuids[_hex_digits(id)] = ref
 
     def drop(self, ref: str) -> None:
         """Let a ref stand for nothing."""
@@ -121,28 +121,28 @@ class Refs:
 
     def translated(self, text: str) -> str:
         """The text with every known UUID replaced by its ref."""
-        return UUID.sub(lambda found: self.named(found[0]) or found[0], text) if self._uuids else text
+        return UUID_PATTERN.sub(lambda found: self.named(found[0]) or found[0], text) if self._uuids else text
 
 
-def _bare(uuid: str) -> str:
+def _hex_digits(uuid: str) -> str:
     return uuid.lower().replace("-", "")
 
 
-def _same(id: str) -> str:
+def _lookup_key(id: str) -> str:
     """An id as it is looked up: a UUID is the same one however it is written."""
-    return _bare(id) if _named(id) else id
+    return _hex_digits(id) if _is_uuid(id) else id
 
 
-def _named(id: str) -> bool:
+def _is_uuid(id: str) -> bool:
     """Whether an id alone says which entity it is: a UUID does, a number names something in every table."""
-    return len(id) >= SHORTEST and UUID.fullmatch(id) is not None
+    return len(id) >= UUID_DIGITS and UUID_PATTERN.fullmatch(id) is not None
 
 
-NONE = Refs()
+NO_REFS = Refs()
 """No ref stands for anything."""
 
 
-def shown_data(data: object, refs: Refs, type: str = "") -> object:
+def mask_data(data: object, refs: Refs, type: str = "") -> object:
     """Data without ids: a row is named by its ref, so are others, and a UUID that nobody knows is a placeholder.
 
     Args:
@@ -150,101 +150,109 @@ def shown_data(data: object, refs: Refs, type: str = "") -> object:
         refs: Which ref stands for which id.
         type: What the rows in it are, as far as they do not say so; only a UUID tells without.
     """
-    return _shown(data, refs, type, ())
+    return _mask(data, refs, type, ())
 
 
-def endless(data: object, above: Above) -> bool:
+def is_recursive(data: object, ancestors: Ancestors) -> bool:
     """Whether data stands in itself, or too deep to be looked into."""
-    return len(above) >= DEEPEST or id(data) in above
+    return len(ancestors) >= MAX_DEPTH or id(data) in ancestors
 
 
-def _shown(data: object, refs: Refs, type: str, above: Above) -> object:
+def _mask(data: object, refs: Refs, type: str, ancestors: Ancestors) -> object:
     if isinstance(data, str):
-        return _clean(refs.translated(data))
-    if isinstance(data, Mapping | list | tuple) and endless(cast(object, data), above):
-        return CUT
+        return _mask_text(refs.translated(data))
+    if isinstance(data, Mapping | list | tuple) and is_recursive(cast(object, data), ancestors):
+        return ELLIPSIS
     if isinstance(data, Mapping):
-        return _row(cast("Mapping[object, Any]", data), refs, type, above)
+        return _mask_row(cast("Mapping[object, Any]", data), refs, type, ancestors)
     if isinstance(data, list | tuple):
         given = cast("list[Any]", data)
         kind = str(given[1]) if isinstance(data, tuple) and len(given) == 3 and isinstance(given[1], str) else type
-        return [_shown(one, refs, kind, (*above, id(given))) for one in given]
+        return [_mask(one, refs, kind, (*ancestors, id(given))) for one in given]
     if data is None or isinstance(data, bool | int | float):
         return data
-    return _clean(refs.translated(str(data)))
+    return _mask_text(refs.translated(str(data)))
 
 
-def _clean(text: str) -> str:
-    return PENDING.sub(ID, UUID.sub(ID, text))
+def _mask_text(text: str) -> str:
+    return PENDING_ID.sub(ID_PLACEHOLDER, UUID_PATTERN.sub(ID_PLACEHOLDER, text))
 
 
-def _row(row: Mapping[object, Any], refs: Refs, type: str, above: Above) -> dict[str, object]:
+def _mask_row(row: Mapping[object, Any], refs: Refs, type: str, ancestors: Ancestors) -> dict[str, object]:
     """A row with its ref in place of its own id."""
     found: dict[str, object] = {}
-    inside = (*above, id(row))
+    inside = (*ancestors, id(row))
     for key, value in row.items():
         name = str(key).lower()
-        if name not in OWN:
-            found[_clean(str(key))] = _field(name, value, refs, inside)
-        elif ref := _ref(value, refs, type):
+        if name not in OWN_ID_FIELDS:
+            found[_mask_text(str(key))] = _mask_field(name, value, refs, inside)
+        elif ref := _row_ref(value, refs, type):
             found["ref"] = ref
     return found
 
 
-def _ref(id: object, refs: Refs, type: str) -> str | None:
+def _row_ref(id: object, refs: Refs, type: str) -> str | None:
     return refs.of(type, id) if type.strip("_ ") else refs.named(str(id))
 
 
-def _field(name: str, value: object, refs: Refs, above: Above) -> object:
+def _mask_field(name: str, value: object, refs: Refs, ancestors: Ancestors) -> object:
     """One field: what names another entity by its id names it by its ref."""
     if name.endswith("_id") and isinstance(value, str | int) and not isinstance(value, bool):
-        return refs.of(name[:-3], value) or (value if value in refs else ID)
+        return refs.of(name[:-3], value) or (value if value in refs else ID_PLACEHOLDER)
     if name.endswith("_ids") and isinstance(value, list | tuple):
-        return CUT if endless(cast(object, value), above) else _listed(name[:-1], cast("list[Any]", value), refs, above)
-    return _shown(value, refs, "", above)
+        return (
+            ELLIPSIS
+            if is_recursive(cast(object, value), ancestors)
+            else _mask_list(name[:-1], cast("list[Any]", value), refs, ancestors)
+        )
+    return _mask(value, refs, "", ancestors)
 
 
-def _listed(name: str, given: Sequence[object], refs: Refs, above: Above) -> list[object]:
+def _mask_list(name: str, given: Sequence[object], refs: Refs, ancestors: Ancestors) -> list[object]:
     """Several that a field names by their ids."""
-    return [_field(name, one, refs, (*above, id(given))) for one in given]
+    return [_mask_field(name, one, refs, (*ancestors, id(given))) for one in given]
 
 
-CUT = "…"
-ID = "[id]"
+ELLIPSIS = "…"
+ID_PLACEHOLDER = "[id]"
 """Stands where an id of a database was."""
-UUID = re.compile(r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}(?![0-9A-Fa-f])")
-PENDING = re.compile(r"__pending__\w*")
+UUID_PATTERN = re.compile(r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}(?![0-9A-Fa-f])")
+PENDING_ID = re.compile(r"__pending__\w*")
 _STEERING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _REF = re.compile(r"(.*?)(\d+)\Z", re.DOTALL)
 
 
-def text_in(given: object) -> str:
+def as_text(given: object) -> str:
     """What somebody gave as a text, as one: a name that is a number, too; nothing is empty."""
     return "" if given is None else str(given)
 
 
-def one_line(text: object, most: int = 0) -> str:
+def single_line(text: object, most: int = 0) -> str:
     """A text on one line without control and steering characters; with `most`, cut to so many with an ellipsis."""
     line = " ".join(neutral(_STEERING.sub("", " ".join(str(text).split()))).split())
-    return f"{line[: most - 1].rstrip()}{CUT}" if most and len(line) > most else line
+    return f"{line[: most - 1].rstrip()}{ELLIPSIS}" if most and len(line) > most else line
 
 
-def without_ids(text: str) -> str:
+def mask_ids(text: str) -> str:
     """The text with every id of a database taken out."""
-    return PENDING.sub(ID, UUID.sub(ID, text)) if "-" in text or "__" in text or len(text) >= 32 else text
+    return (
+        PENDING_ID.sub(ID_PLACEHOLDER, UUID_PATTERN.sub(ID_PLACEHOLDER, text))
+        if "-" in text or "__" in text or len(text) >= 32
+        else text
+    )
 
 
 def label(text: object, most: int = 200) -> str:
     """A label that can stand beside a ref: one line, no id, also no half of one, no backticks to pass for a ref."""
-    return one_line(without_ids(one_line(text)), most).replace("`", "'")
+    return single_line(mask_ids(single_line(text)), most).replace("`", "'")
 
 
-def paragraph(text: str) -> str:
+def indent_lines(text: str) -> str:
     """A text of several lines below a line of ours: what follows its first line is indented, so it is no heading."""
     return "\n    ".join(line.rstrip() for line in neutral(_STEERING.sub("", text.strip())).split("\n"))
 
 
-def ref_order(ref: str) -> tuple[str, int, str]:
+def ref_sort_key(ref: str) -> tuple[str, int, str]:
     """Sorts `recipe_2` before `recipe_10`."""
     found = _REF.match(ref)
     return (found[1], int(found[2][:18]), ref) if found else (ref, 0, ref)

@@ -14,8 +14,8 @@ from typing import Any, cast, get_args
 from pydantic import ValidationError
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.models import CurationSummary, EntitySnapshot, Status, listed, record_of
-from context_compiler.layers.refs import Refs, id_text, plain, prefix_of, shown_data, text_in
+from context_compiler.layers.models import CurationSummary, EntitySnapshot, Status, as_mapping, list_field
+from context_compiler.layers.refs import Refs, as_text, id_text, mask_data, ref_prefix, to_plain_data
 
 VERSION = 1
 
@@ -83,9 +83,9 @@ class SessionIdRegistry:
 
     def register_generated(self, type: str, label: str, data: object) -> str:
         """An entity was made up and is not saved; its ref."""
-        ref = self._new_ref(f"gen_{prefix_of(type)}")
+        ref = self._new_ref(f"gen_{ref_prefix(type)}")
         self._put(ref, type, label, "generated")
-        self._data[ref] = plain(data, f"the content of {ref}")
+        self._data[ref] = to_plain_data(data, f"the content of {ref}")
         return ref
 
     def set_turn(self, turn: int) -> None:
@@ -150,7 +150,7 @@ class SessionIdRegistry:
     def data_of(self, ref: str) -> object:
         """The content of an entity as last seen, without ids; None where it is not at hand."""
         return (
-            shown_data(self._data[ref], self.refs, self._keep[ref]["type"])
+            mask_data(self._data[ref], self.refs, self._keep[ref]["type"])
             if ref in self and ref in self._data
             else None
         )
@@ -181,10 +181,10 @@ class SessionIdRegistry:
         """
         registry = cls()
         if given is not None:
-            registry._take(loaded(given))
+            registry._take(parse_registry(given))
         return registry
 
-    def _take(self, found: Loaded) -> None:
+    def _take(self, found: RegistryData) -> None:
         self.current_turn = found.current_turn
         self._keep, self._data = found.entities, found.data
         self.refs = Refs(found.ids, {ref: row["type"] for ref, row in found.entities.items()})
@@ -194,11 +194,11 @@ class SessionIdRegistry:
         name = id_text(id)
         ref = self.refs.of(type, name)
         if ref is None:
-            ref = self._new_ref(prefix_of(type))
+            ref = self._new_ref(ref_prefix(type))
             self.refs.add(type, name, ref)
         self._put(ref, type, label, status)
         if data is not None:
-            self._data[ref] = plain(data, f"the content of {ref}")
+            self._data[ref] = to_plain_data(data, f"the content of {ref}")
         return ref
 
     def _put(self, ref: str, type: str, label: str, status: Status) -> None:
@@ -207,7 +207,7 @@ class SessionIdRegistry:
         self._keep[ref] = {
             "ref": ref,
             "type": type,
-            "label": text_in(label) or (old["label"] if old else ref),
+            "label": as_text(label) or (old["label"] if old else ref),
             "status": status,
             "turn_created": old["turn_created"] if old else self.current_turn,
             "turn_last_ref": self.current_turn,
@@ -227,9 +227,9 @@ class SessionIdRegistry:
         return f"{prefix}_{counters[prefix]}"
 
     def _unsaved(self, type: str, label: str) -> str | None:
-        wanted = prefix_of(type), text_in(label).strip().casefold()
+        wanted = ref_prefix(type), as_text(label).strip().casefold()
         for row in self._keep.values():
-            if row["status"] == "generated" and (prefix_of(row["type"]), row["label"].strip().casefold()) == wanted:
+            if row["status"] == "generated" and (ref_prefix(row["type"]), row["label"].strip().casefold()) == wanted:
                 return row["ref"]
         return None
 
@@ -247,11 +247,11 @@ def registry_of(given: SessionIdRegistry | Mapping[str, Any] | None) -> SessionI
 STATUSES: tuple[str, ...] = get_args(Status)
 Row = Mapping[str, Any]
 """The fields of one entity; never changed, only replaced."""
-FIELDS = ("ref", "type", "label", "status", "turn_created", "turn_last_ref", "retention_reason")
-KINDS = {(str, str, str, str, int, int, str), (str, str, str, str, int, int, type(None))}
+ROW_FIELDS = ("ref", "type", "label", "status", "turn_created", "turn_last_ref", "retention_reason")
+VALUE_TYPES = {(str, str, str, str, int, int, str), (str, str, str, str, int, int, type(None))}
 """What the fields are; ten thousand entities are read back whenever a turn begins, so this is looked at at once."""
-_VALUES = itemgetter(*FIELDS)
-_FACTS = {
+_VALUES = itemgetter(*ROW_FIELDS)
+_OLDER_KEYS = {
     "status": "ref_actions",
     "type": "ref_types",
     "label": "ref_labels",
@@ -263,7 +263,7 @@ _FACTS = {
 
 
 @dataclass(slots=True, kw_only=True)
-class Loaded:
+class RegistryData:
     """Everything a registry knows."""
 
     current_turn: int = 0
@@ -275,7 +275,7 @@ class Loaded:
     gen_counters: dict[str, int] = field(default_factory=dict[str, int])
 
 
-def loaded(given: Mapping[str, Any]) -> Loaded:
+def parse_registry(given: Mapping[str, Any]) -> RegistryData:
     """Read a registry.
 
     Raises:
@@ -287,40 +287,40 @@ def loaded(given: Mapping[str, Any]) -> Loaded:
     if isinstance(turn, bool) or not isinstance(turn, int) or turn < 0:
         raise LayersError(f"id_registry: current_turn is {turn!r}; give a number from 0")
     rows: Any = given.get("entities")
-    entities = _entities(_older(given) if rows is None else rows)
-    found = Loaded(
+    entities = _parse_entities(_older_rows(given) if rows is None else rows)
+    found = RegistryData(
         current_turn=turn,
         entities=entities,
-        ids=_ids(given, entities),
+        ids=_parse_ids(given, entities),
         data={ref: data for ref, data in _mapping(given, "data", "pending_artifacts").items() if ref in entities},
-        demoted={str(ref) for ref in listed(given, "demoted")}.intersection(entities),
-        counters=_counted(given, "counters"),
-        gen_counters=_counted(given, "gen_counters"),
+        demoted={str(ref) for ref in list_field(given, "demoted")}.intersection(entities),
+        counters=_parse_counters(given, "counters"),
+        gen_counters=_parse_counters(given, "gen_counters"),
     )
     if "version" not in given:
-        _count_up(found)
+        _raise_counters(found)
     return found
 
 
-def _entities(given: Any) -> dict[str, Row]:
+def _parse_entities(given: Any) -> dict[str, Row]:
     if not isinstance(given, list | tuple):
         raise LayersError(f"id_registry: entities is a {type(given).__name__}; give a list")
     rows: list[Row] = [
-        dict(row) if _sound(row) else _parse_row(row, at) for at, row in enumerate(cast("list[Any]", given))
+        dict(row) if _is_valid_row(row) else _parse_row(row, at) for at, row in enumerate(cast("list[Any]", given))
     ]
     return {row["ref"]: row for row in rows}
 
 
-def _sound(row: Any) -> bool:
+def _is_valid_row(row: Any) -> bool:
     """Whether these are the fields of an entity, all of them and nothing else: as a registry writes them."""
     one = cast("dict[str, Any]", row)
-    if type(row) is not dict or len(one) != len(FIELDS):
+    if type(row) is not dict or len(one) != len(ROW_FIELDS):
         return False
     try:
         values = _VALUES(one)
     except KeyError:
         return False
-    return tuple(map(type, values)) in KINDS and bool(values[0]) and values[3] in STATUSES
+    return tuple(map(type, values)) in VALUE_TYPES and bool(values[0]) and values[3] in STATUSES
 
 
 def _parse_row(row: Any, at: int) -> Row:
@@ -340,23 +340,23 @@ def _mapping(given: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", found)
 
 
-def _ids(given: Mapping[str, Any], entities: Mapping[str, Row]) -> dict[str, str]:
+def _parse_ids(given: Mapping[str, Any], entities: Mapping[str, Row]) -> dict[str, str]:
     """Ids by ref; the older form held a placeholder for what was not saved."""
     found = _mapping(given, "ids", "ref_to_uuid")
     texts = ((ref, id if type(id) is str else str(id)) for ref, id in found.items() if id is not None)
     return {ref: text for ref, text in texts if ref in entities and text[:11] != "__pending__"}
 
 
-def _counted(given: Mapping[str, Any], name: str) -> dict[str, int]:
+def _parse_counters(given: Mapping[str, Any], name: str) -> dict[str, int]:
     found = {str(key): count for key, count in _mapping(given, name).items()}
     wrong = next((key for key, count in found.items() if isinstance(count, bool) or not isinstance(count, int)), None)
     if wrong is not None:
         raise LayersError(f"id_registry: {name}.{wrong} is {found[wrong]!r}; give a number from 0")
     own = {key: count for key, count in found.items() if name == "counters" or key.startswith("gen_")}
-    return own or {f"gen_{prefix_of(key)}": count for key, count in found.items()}
+    return own or {f"gen_{ref_prefix(key)}": count for key, count in found.items()}
 
 
-def _count_up(found: Loaded) -> None:
+def _raise_counters(found: RegistryData) -> None:
     """Counters that somebody else kept stand at least where the refs are, so that no ref is given twice."""
     for ref in found.entities:
         prefix, _, number = ref.rpartition("_")
@@ -365,9 +365,9 @@ def _count_up(found: Loaded) -> None:
             counters[prefix] = max(counters.get(prefix, 0), int(number))
 
 
-def _older(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _older_rows(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The entities of the older form; an action by the user is that action."""
-    facts = {name: _mapping(given, key) for name, key in _FACTS.items()}
+    facts = {name: _mapping(given, key) for name, key in _OLDER_KEYS.items()}
     known = (*_mapping(given, "ref_to_uuid"), *_mapping(given, "pending_artifacts"), *facts["status"])
     refs = dict.fromkeys(map(str, known))
     found: list[dict[str, Any]] = []
@@ -380,17 +380,21 @@ def _older(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-UNKNOWN = "no such entity"
+UNKNOWN_REF = "no such entity"
 NO_REASON = "no reason was given"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curated:
+class CurationResult:
     """What was done, and what was not."""
 
     summary: CurationSummary
     ignored: Mapping[str, str]
     """Refs that nothing was done about, and why."""
+
+
+Curated = CurationResult
+"""Earlier name."""
 
 
 def curate(
@@ -399,7 +403,7 @@ def curate(
     retained: Iterable[str] = (),
     demoted: Iterable[str] = (),
     reasons: Mapping[str, str] | None = None,
-) -> Curated:
+) -> CurationResult:
     """Retain and demote entities in a registry; a ref that is in both is demoted.
 
     Args:
@@ -411,13 +415,13 @@ def curate(
     Raises:
         LayersError: these are no refs, or no reasons by ref.
     """
-    why = {str(ref): text_in(reason) for ref, reason in record_of(reasons, "reasons").items()}
+    why = {str(ref): as_text(reason) for ref, reason in as_mapping(reasons, "reasons").items()}
     ignored: dict[str, str] = {}
-    gone = dict.fromkeys(_refs("demoted", demoted))
-    kept = [ref for ref in dict.fromkeys(_refs("retained", retained)) if ref not in gone]
+    gone = dict.fromkeys(_check_refs("demoted", demoted))
+    kept = [ref for ref in dict.fromkeys(_check_refs("retained", retained)) if ref not in gone]
     for ref in (*kept, *gone):
         if ref not in registry:
-            ignored[ref] = UNKNOWN
+            ignored[ref] = UNKNOWN_REF
         elif ref not in gone and not why.get(ref, "").strip():
             ignored[ref] = NO_REASON
         elif ref in gone:
@@ -430,10 +434,10 @@ def curate(
         demoted=[ref for ref in done if ref in gone],
         reasons={ref: why[ref] for ref in done if why.get(ref, "").strip()},
     )
-    return Curated(summary=summary, ignored=ignored)
+    return CurationResult(summary=summary, ignored=ignored)
 
 
-def joined(before: CurationSummary, after: CurationSummary) -> CurationSummary:
+def merge_curations(before: CurationSummary, after: CurationSummary) -> CurationSummary:
     """Two decisions of one turn as one; of a ref that is in both, the later one."""
     again = {*after.retained, *after.demoted}
     return CurationSummary(
@@ -443,7 +447,7 @@ def joined(before: CurationSummary, after: CurationSummary) -> CurationSummary:
     )
 
 
-def _refs(name: str, given: object) -> list[str]:
+def _check_refs(name: str, given: object) -> list[str]:
     if given is None or isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise LayersError(f"{name} is a {type(given).__name__}; give a list of refs")
     return [str(ref) for ref in cast("Iterable[object]", given)]

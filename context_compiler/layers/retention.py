@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
-from context_compiler.layers.conversation import SHORT, ConversationContext, conversation_of
+from context_compiler.layers.conversation import SHORT_ANSWER, ConversationContext, conversation_of
 from context_compiler.layers.entities import get_entity_context
-from context_compiler.layers.models import TurnExecutionSummary, listed, record_of, text_of
-from context_compiler.layers.reasoning import STORED
-from context_compiler.layers.refs import CUT, one_line
+from context_compiler.layers.models import TurnExecutionSummary, as_mapping, list_field, text_field
+from context_compiler.layers.reasoning import FULL_TURNS
+from context_compiler.layers.refs import ELLIPSIS, single_line
 from context_compiler.layers.registry import SessionIdRegistry, registry_of
-from context_compiler.layers.turn import asked_now, current_curation, execution_summary, turn_of
+from context_compiler.layers.turn import execution_summary, get_current_curation, pending_question, turn_number
 from context_compiler.messages.fences import fence
 from context_compiler.resilience import attempted
 from context_compiler.template import Template
@@ -26,15 +26,15 @@ from context_compiler.template.prompts import shipped_templates
 Ask = Callable[[str], Awaitable[str]]
 """A model, seen from here: one prompt in, one answer out."""
 
-RECENT = 5
+RECENT_TURNS = 5
 """Turns that are kept whole."""
-HISTORY = 2_000
+MAX_HISTORY = 2_000
 """Characters of what older turns come to where no model says it, the newest kept."""
-REASONING = 800
+MAX_REASONING = 800
 """Characters of what older turns decided, the newest kept."""
-DECISIONS = 20
+MAX_DECISIONS = 20
 """Decisions about entities that are kept."""
-VERBATIM, OFFERED, CLIPPED = 400, 500, 300
+VERBATIM_LIMIT, PROPOSAL_LIMIT, CUT_LIMIT = 400, 500, 300
 """Characters of an answer below which it stands for itself, of one that proposes or asks, and of a longer one."""
 
 
@@ -51,54 +51,64 @@ async def summarise_turn(
     Raises:
         LayersError: something in the state is wrong; the message says what.
     """
-    state = record_of(state, "state")
+    state = as_mapping(state, "state")
     old = conversation_of(state.get("conversation"))
     registry, done = registry_of(state.get("id_registry")), execution_summary(state)
-    turns = [*listed(old, "recent_turns"), *_turn(state, done, registry)]
-    older, recent = turns[:-RECENT], turns[-RECENT:]
-    summaries = [*listed(old, "turn_summaries"), done.model_dump()]
+    turns = [*list_field(old, "recent_turns"), *_stored_turn(state, done, registry)]
+    older, recent = turns[:-RECENT_TURNS], turns[-RECENT_TURNS:]
+    summaries = [*list_field(old, "turn_summaries"), done.model_dump()]
     return conversation_of(
         {
             **old,
             "recent_turns": recent,
-            "history_summary": await _history(text_of(old, "history_summary"), older, ask, timeout),
-            "engagement_summary": text_of(state, "engagement_summary") or old["engagement_summary"] or done.think_goal,
+            "history_summary": await _update_history(text_field(old, "history_summary"), older, ask, timeout),
+            "engagement_summary": text_field(state, "engagement_summary")
+            or old["engagement_summary"]
+            or done.think_goal,
             "pending_clarification": _pending(state, done, old),
-            "id_registry": _stored(registry, turn_of(state)),
-            "turn_summaries": summaries[-STORED:],
-            "reasoning_summary": _folded(text_of(old, "reasoning_summary"), summaries[:-STORED]),
+            "id_registry": _stored_registry(registry, turn_number(state)),
+            "turn_summaries": summaries[-FULL_TURNS:],
+            "reasoning_summary": _update_reasoning(text_field(old, "reasoning_summary"), summaries[:-FULL_TURNS]),
             "content_archive": {
-                **record_of(old["content_archive"], "content_archive"),
-                **record_of(state.get("content_archive"), "content_archive"),
+                **as_mapping(old["content_archive"], "content_archive"),
+                **as_mapping(state.get("content_archive"), "content_archive"),
             },
-            "understand_decision_log": _decided(old, state),
+            "understand_decision_log": _decision_log(old, state),
         }
     )
 
 
-def _turn(state: Mapping[str, Any], done: TurnExecutionSummary, registry: SessionIdRegistry) -> list[dict[str, Any]]:
+def _stored_turn(
+    state: Mapping[str, Any], done: TurnExecutionSummary, registry: SessionIdRegistry
+) -> list[dict[str, Any]]:
     """This turn as it is kept; none where nobody said anything."""
-    user, answer = (registry.translated(text_of(state, key)) for key in ("user_message", "final_response"))
+    user, answer = (registry.translated(text_field(state, key)) for key in ("user_message", "final_response"))
     if not user.strip() and not answer.strip():
         return []
     decision = done.think_decision
-    most = OFFERED if decision in ("propose", "clarify") else CLIPPED if len(answer) >= VERBATIM else VERBATIM
-    said = answer.strip() if len(answer.strip()) <= most else f"{answer.strip()[:most].rstrip()}{CUT}"
+    most = (
+        PROPOSAL_LIMIT
+        if decision in ("propose", "clarify")
+        else CUT_LIMIT
+        if len(answer) >= VERBATIM_LIMIT
+        else VERBATIM_LIMIT
+    )
+    said = answer.strip() if len(answer.strip()) <= most else f"{answer.strip()[:most].rstrip()}{ELLIPSIS}"
     return [
         {
             "user": user,
             "assistant_summary": said or "(no answer)",
             "routing": {"decision": decision} if decision else None,
-            "timestamp": text_of(state, "timestamp") or datetime.now(UTC).isoformat(timespec="seconds"),
+            "timestamp": text_field(state, "timestamp") or datetime.now(UTC).isoformat(timespec="seconds"),
         }
     ]
 
 
-async def _history(summary: str, older: Sequence[Any], ask: Ask | None, timeout: float) -> str:
+async def _update_history(summary: str, older: Sequence[Any], ask: Ask | None, timeout: float) -> str:
     """The summary with the turns that grew too old; what a model says of them, or how each began."""
     if not older:
         return summary
-    lines = [_briefly(record_of(one, "recent_turns")) for one in older]
+    lines = [_turn_brief(as_mapping(one, "recent_turns")) for one in older]
     if ask is not None:
         prompt = _template().render(
             {
@@ -106,53 +116,53 @@ async def _history(summary: str, older: Sequence[Any], ask: Ask | None, timeout:
                 "turns": fence("TURNS", "\n".join(lines)),
             }
         )
-        answer = (await attempted(_asked(ask, prompt, timeout))).value
+        answer = (await attempted(_ask_within(ask, prompt, timeout))).value
         if isinstance(answer, str) and answer.strip():
-            return _newest([answer.strip()], HISTORY)
-    return _newest([*([summary] if summary else []), *lines], HISTORY)
+            return _keep_newest([answer.strip()], MAX_HISTORY)
+    return _keep_newest([*([summary] if summary else []), *lines], MAX_HISTORY)
 
 
-async def _asked(ask: Ask, prompt: str, seconds: float) -> str:
+async def _ask_within(ask: Ask, prompt: str, seconds: float) -> str:
     """What a model says in time; a function that fails before there is anything to wait for fails here."""
     async with asyncio.timeout(seconds):
         return await ask(prompt)
 
 
-def _briefly(turn: Mapping[str, Any]) -> str:
+def _turn_brief(turn: Mapping[str, Any]) -> str:
     """How a turn began and what it came to; what was only proposed is called so."""
-    decision = text_of(record_of(turn.get("routing"), "routing"), "decision")
+    decision = text_field(as_mapping(turn.get("routing"), "routing"), "decision")
     how = {"propose": "proposed, not done", "clarify": "asked back"}.get(decision, "answered")
-    said = text_of(turn, "assistant_summary") or text_of(turn, "assistant")
-    return f"User: {one_line(text_of(turn, 'user'), 120)} | {how}: {one_line(said, SHORT)}"
+    said = text_field(turn, "assistant_summary") or text_field(turn, "assistant")
+    return f"User: {single_line(text_field(turn, 'user'), 120)} | {how}: {single_line(said, SHORT_ANSWER)}"
 
 
-def _newest(parts: Sequence[str], most: int) -> str:
+def _keep_newest(parts: Sequence[str], most: int) -> str:
     """Parts below each other, cut at the beginning where they are too long."""
     text = "\n".join(parts)
-    return text if len(text) <= most else f"{CUT}{text[-most + 1 :]}"
+    return text if len(text) <= most else f"{ELLIPSIS}{text[-most + 1 :]}"
 
 
-def _folded(summary: str, older: Sequence[Any]) -> str:
+def _update_reasoning(summary: str, older: Sequence[Any]) -> str:
     """What turns before the last two were about."""
     said = [summary] if summary else []
     for given in older:
-        one = record_of(given, "turn_summaries")
-        about = one_line(text_of(one, "think_goal"), 160) or text_of(one, "conversation_phase") or "no goal"
-        blocked = f" (blocked: {one_line(one['blocked_reason'], 120)})" if one.get("blocked_reason") else ""
-        said.append(f"Turn {text_of(one, 'turn_num')}: {about}{blocked}")
+        one = as_mapping(given, "turn_summaries")
+        about = single_line(text_field(one, "think_goal"), 160) or text_field(one, "conversation_phase") or "no goal"
+        blocked = f" (blocked: {single_line(one['blocked_reason'], 120)})" if one.get("blocked_reason") else ""
+        said.append(f"Turn {text_field(one, 'turn_num')}: {about}{blocked}")
     text = "; ".join(said)
-    return text if len(text) <= REASONING else f"{CUT}{text[-REASONING + 1 :]}"
+    return text if len(text) <= MAX_REASONING else f"{ELLIPSIS}{text[-MAX_REASONING + 1 :]}"
 
 
 def _pending(state: Mapping[str, Any], done: TurnExecutionSummary, old: ConversationContext) -> dict[str, Any] | None:
     """What the user has yet to answer: asked in this turn, else still open unless a plan was made."""
-    found = asked_now(state)
+    found = pending_question(state)
     if found is not None:
         return found.model_dump()
     return old["pending_clarification"] if done.think_decision is None else None
 
 
-def _stored(registry: SessionIdRegistry, turn: int) -> dict[str, Any]:
+def _stored_registry(registry: SessionIdRegistry, turn: int) -> dict[str, Any]:
     """The registry, without the content of what is neither active nor unsaved."""
     ctx = get_entity_context(registry, turn)
     near = {one.ref for one in (*ctx.active, *ctx.generated)}
@@ -160,13 +170,13 @@ def _stored(registry: SessionIdRegistry, turn: int) -> dict[str, Any]:
     return {**kept, "current_turn": turn, "data": {ref: data for ref, data in kept["data"].items() if ref in near}}
 
 
-def _decided(old: ConversationContext, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _decision_log(old: ConversationContext, state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The log of decisions about entities with those of this turn."""
-    curation, turn = current_curation(state), turn_of(state)
-    log = [dict(record_of(one, "understand_decision_log")) for one in listed(old, "understand_decision_log")]
+    curation, turn = get_current_curation(state), turn_number(state)
+    log = [dict(as_mapping(one, "understand_decision_log")) for one in list_field(old, "understand_decision_log")]
     for action, refs in (("retain", curation.retained), ("demote", curation.demoted)):
         log += [{"turn": turn, "ref": ref, "action": action, "reason": curation.reasons.get(ref, "")} for ref in refs]
-    return log[-DECISIONS:]
+    return log[-MAX_DECISIONS:]
 
 
 @cache

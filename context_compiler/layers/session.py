@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from context_compiler.errors import LayersError
 from context_compiler.layers.context import build_context, layer_prompt
 from context_compiler.layers.conversation import ConversationContext, conversation_of, from_json, to_json
-from context_compiler.layers.models import record_of
-from context_compiler.layers.registry import Curated, SessionIdRegistry, curate, joined
+from context_compiler.layers.models import as_mapping
+from context_compiler.layers.registry import CurationResult, SessionIdRegistry, curate, merge_curations
 from context_compiler.layers.retention import Ask, summarise_turn
-from context_compiler.layers.turn import TurnState, current_curation
+from context_compiler.layers.turn import TurnState, get_current_curation
 from context_compiler.record.store import Store, open_store
 
 _LOCKS: WeakValueDictionary[tuple[int, object, str, str], asyncio.Lock] = WeakValueDictionary()
@@ -60,7 +60,7 @@ class Layers:
         Raises:
             LayersError: that is no name of a session.
         """
-        return Turn(self, named_session(session_id), user_message)
+        return Turn(self, check_session_id(session_id), user_message)
 
     async def conversation(self, session_id: str) -> ConversationContext:
         """What is stored of a session; empty when it is unknown.
@@ -73,13 +73,13 @@ class Layers:
 
     async def load(self, session_id: str) -> tuple[ConversationContext, int]:
         """The same, and its version in the store."""
-        found = await self.store.layers(named_session(session_id), self.vault_name)
+        found = await self.store.layers(check_session_id(session_id), self.vault_name)
         return (conversation_of(None), 0) if found is None else (from_json(found[0]), found[1])
 
     async def state(self, session_id: str) -> TurnState:
         """The state of a session's turn in progress; where there is none, of the turn that would begin next."""
         turn = self._open.get(session_id)
-        return turn.state if turn is not None else opening(await self.conversation(session_id), "")
+        return turn.state if turn is not None else initial_state(await self.conversation(session_id), "")
 
     def begun(self, turn: Turn) -> None:
         """A turn is in progress."""
@@ -101,19 +101,19 @@ class Layers:
         await self.store.close()
 
 
-Source = Layers | Callable[[str], Any]
+LayerSource = Layers | Callable[[str], Any]
 """Where the states of sessions are: `Layers`, or a function from a session's id to its state, plain or async."""
 
 
-async def state_from(source: Source, session_id: str) -> Mapping[str, Any]:
+async def load_state(source: LayerSource, session_id: str) -> Mapping[str, Any]:
     """The state of a session, wherever the application keeps it."""
     if isinstance(source, Layers):
         return cast("Mapping[str, Any]", await source.state(session_id))
     found: object = source(session_id)
-    return record_of(await found if isawaitable(found) else found, "the state")
+    return as_mapping(await found if isawaitable(found) else found, "the state")
 
 
-def named_session(session_id: object) -> str:
+def check_session_id(session_id: object) -> str:
     """The name of a session.
 
     Raises:
@@ -124,7 +124,7 @@ def named_session(session_id: object) -> str:
     return session_id
 
 
-def opening(conversation: ConversationContext, user_message: str) -> TurnState:
+def initial_state(conversation: ConversationContext, user_message: str) -> TurnState:
     """The state in which a turn begins: the one after the last that is stored."""
     registry = SessionIdRegistry.from_dict(conversation["id_registry"])
     registry.set_turn(registry.current_turn + 1)
@@ -161,7 +161,7 @@ class Turn:
         self._lock, _TASKS[lock] = lock, asyncio.current_task()
         try:
             stored, self._version = await self._layers.load(self.session_id)
-            self.state = opening(stored, self.state.get("user_message", ""))
+            self.state = initial_state(stored, self.state.get("user_message", ""))
             self._layers.begun(self)
         finally:
             if "id_registry" not in self.state:  # it could not be read: whoever waits may try
@@ -207,15 +207,15 @@ class Turn:
             raise LayersError("the turn has not begun; enter it with `async with layers.turn(...) as turn`")
         return found
 
-    def curate(self, *, retained: Mapping[str, str] | None = None, demoted: list[str] | None = None) -> Curated:
+    def curate(self, *, retained: Mapping[str, str] | None = None, demoted: list[str] | None = None) -> CurationResult:
         """What Understand decides: `retained` refs with the reason of each, and those to let go of.
 
         Said more than once in a turn, what was said last of a ref counts.
         """
-        why = dict(record_of(retained, "retained"))
+        why = dict(as_mapping(retained, "retained"))
         done = curate(self.registry, retained=why, demoted=demoted or [], reasons=why)
-        before = current_curation(cast("Mapping[str, Any]", self.state))
-        self.understood(entity_curation=joined(before, done.summary))
+        before = get_current_curation(cast("Mapping[str, Any]", self.state))
+        self.understood(entity_curation=merge_curations(before, done.summary))
         return done
 
     def understood(self, **facts: Any) -> None:

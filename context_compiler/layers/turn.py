@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, cast, get_args
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.conversation import pending_of
+from context_compiler.layers.conversation import parse_pending
 from context_compiler.layers.models import (
     CurationSummary,
     Decision,
@@ -19,18 +19,18 @@ from context_compiler.layers.models import (
     StepSummary,
     StepType,
     TurnExecutionSummary,
-    listed,
-    record_of,
-    text_of,
+    as_mapping,
+    list_field,
+    text_field,
 )
-from context_compiler.layers.refs import Above, endless, one_line, shown_data
+from context_compiler.layers.refs import Ancestors, is_recursive, mask_data, single_line
 from context_compiler.layers.registry import SessionIdRegistry, registry_of
 
 DECISIONS: tuple[str, ...] = get_args(Decision)
 PHASES: tuple[str, ...] = get_args(Phase)
 STEP_TYPES: tuple[str, ...] = get_args(StepType)
 
-EXPRESSED = (
+WISH_PATTERNS = (
     (re.compile(r"\b(?:no|not|without|except|exclude|avoid|don't|do not)\b", re.I), "excluded"),
     (re.compile(r"\b(?:want|prefer|like|love|need|rather)\b", re.I), "wants"),
     (re.compile(r"\b(?:quick|fast|easy|simple)\b", re.I), "wants quick options"),
@@ -68,7 +68,7 @@ class TurnState(TypedDict, total=False):
     timestamp: str
 
 
-def turn_of(state: Mapping[str, Any]) -> int:
+def turn_number(state: Mapping[str, Any]) -> int:
     """The number of the turn; 0 counts as said."""
     turn = state.get("current_turn")
     if turn is None:
@@ -78,52 +78,52 @@ def turn_of(state: Mapping[str, Any]) -> int:
     return turn
 
 
-def current_curation(state: Mapping[str, Any]) -> CurationSummary:
+def get_current_curation(state: Mapping[str, Any]) -> CurationSummary:
     """What Understand kept and let go of in this turn."""
-    output = record_of(state.get("understand_output"), "understand_output")
-    given = record_of(output.get("entity_curation", output), "entity_curation")
-    reasons = record_of(given.get("reasons"), "entity_curation.reasons")
+    output = as_mapping(state.get("understand_output"), "understand_output")
+    given = as_mapping(output.get("entity_curation", output), "entity_curation")
+    reasons = as_mapping(given.get("reasons"), "entity_curation.reasons")
     return CurationSummary(
-        retained=[str(ref) for ref in listed(given, "retained")],
-        demoted=[str(ref) for ref in listed(given, "demoted")],
+        retained=[str(ref) for ref in list_field(given, "retained")],
+        demoted=[str(ref) for ref in list_field(given, "demoted")],
         reasons={str(ref): str(reason) for ref, reason in reasons.items()},
     )
 
 
-def done_steps(state: Mapping[str, Any]) -> list[StepSummary]:
+def get_current_turn_steps(state: Mapping[str, Any]) -> list[StepSummary]:
     """What this turn did so far, each step with its outcome and the entities it touched."""
-    found = list(_done(state))
+    found = list(_executed_steps(state))
     if not found:
         return []
-    ref_of = _finder(registry_of(state.get("id_registry")))
-    return [_summary(one, ref_of) for one in found]
+    ref_of = _ref_lookup(registry_of(state.get("id_registry")))
+    return [_step_summary(one, ref_of) for one in found]
 
 
-def results_of(state: Mapping[str, Any]) -> dict[str, Any]:
+def step_results(state: Mapping[str, Any]) -> dict[str, Any]:
     """What each step of this turn gave back, by number, with refs in place of ids."""
     refs = registry_of(state.get("id_registry")).refs
     return {
-        str(one["step_num"]): shown_data(one["result"], refs, text_of(one, "subdomain"))
-        for one in _done(state)
+        str(one["step_num"]): mask_data(one["result"], refs, text_field(one, "subdomain"))
+        for one in _executed_steps(state)
         if one.get("result") is not None
     }
 
 
-def _done(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _executed_steps(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Every step that was done: the plain list, or else the planned ones that have a result."""
-    for at, given in enumerate(listed(state, "steps"), start=1):
-        one = record_of(given, f"steps[{at - 1}]")
+    for at, given in enumerate(list_field(state, "steps"), start=1):
+        one = as_mapping(given, f"steps[{at - 1}]")
         yield {**one, "step_num": _step_number(one.get("step_num"), at)}
     if state.get("steps"):
         return
-    plan = listed(record_of(state.get("think_output"), "think_output"), "steps")
-    results = _numbered(state, "step_results")
-    metadata = _numbered(state, "step_metadata")
+    plan = list_field(as_mapping(state.get("think_output"), "think_output"), "steps")
+    results = _by_number(state, "step_results")
+    metadata = _by_number(state, "step_metadata")
     first = 0 if 0 in results or 0 in metadata else 1
     for number in sorted({*results, *metadata}):
         at = number - first
-        planned = record_of(plan[at] if 0 <= at < len(plan) else None, f"think_output.steps[{at}]")
-        said = record_of(metadata.get(number), f"step_metadata[{number}]")
+        planned = as_mapping(plan[at] if 0 <= at < len(plan) else None, f"think_output.steps[{at}]")
+        said = as_mapping(metadata.get(number), f"step_metadata[{number}]")
         yield {**planned, **said, "step_num": at + 1, "result": results.get(number)}
 
 
@@ -135,30 +135,30 @@ def _step_number(given: object, at: int) -> int:
     raise LayersError(f"steps[{at - 1}].step_num is {given!r}; give a number, counted from 1")
 
 
-def _numbered(state: Mapping[str, Any], key: str) -> dict[int, Any]:
-    given = record_of(state.get(key), key)
+def _by_number(state: Mapping[str, Any], key: str) -> dict[int, Any]:
+    given = as_mapping(state.get(key), key)
     wrong = next((name for name in given if not str(name).isdecimal()), None)
     if wrong is not None:
         raise LayersError(f"{key}[{wrong!r}] is no step; give numbers")
     return {int(name): value for name, value in given.items()}
 
 
-def _summary(one: Mapping[str, Any], ref_of: RefOf) -> StepSummary:
-    kind = text_of(one, "type") or text_of(one, "step_type")
-    subdomain, result = text_of(one, "subdomain"), one.get("result")
-    refs = [str(ref) for ref in listed(one, "entities_involved")] or entities_involved(result, subdomain, ref_of)
+def _step_summary(one: Mapping[str, Any], ref_of: RefLookup) -> StepSummary:
+    kind = text_field(one, "type") or text_field(one, "step_type")
+    subdomain, result = text_field(one, "subdomain"), one.get("result")
+    refs = [str(ref) for ref in list_field(one, "entities_involved")] or refs_in_result(result, subdomain, ref_of)
     return StepSummary(
         step_num=one["step_num"],
         type=cast(StepType, kind if kind in STEP_TYPES else "read"),
         subdomain=subdomain,
-        description=text_of(one, "description"),
-        outcome=text_of(one, "result_summary") or text_of(one, "outcome") or generic_outcome(result),
+        description=text_field(one, "description"),
+        outcome=text_field(one, "result_summary") or text_field(one, "outcome") or generic_outcome(result),
         entities_involved=refs,
-        note=text_of(one, "note") or text_of(one, "note_for_next_step") or None,
+        note=text_field(one, "note") or text_field(one, "note_for_next_step") or None,
     )
 
 
-def _finder(registry: SessionIdRegistry) -> RefOf:
+def _ref_lookup(registry: SessionIdRegistry) -> RefLookup:
     """Finds refs; by id alone only what a UUID names, as small numbers name something in every table."""
 
     def ref_of(type: str, id: object) -> str | None:
@@ -170,24 +170,24 @@ def _finder(registry: SessionIdRegistry) -> RefOf:
 
 def execution_summary(state: Mapping[str, Any]) -> TurnExecutionSummary:
     """What this turn decided and did so far."""
-    think = record_of(state.get("think_output"), "think_output")
-    decision = text_of(think, "decision")
-    steps = done_steps(state)
+    think = as_mapping(state.get("think_output"), "think_output")
+    decision = text_field(think, "decision")
+    steps = get_current_turn_steps(state)
     return TurnExecutionSummary(
-        turn_num=turn_of(state),
+        turn_num=turn_number(state),
         think_decision=cast(Decision, decision) if decision in DECISIONS else None,
-        think_goal=text_of(think, "goal"),
+        think_goal=text_field(think, "goal"),
         steps=steps,
-        entity_curation=current_curation(state),
+        entity_curation=get_current_curation(state),
         conversation_phase=_phase(think, decision, steps),
-        user_expressed=text_of(think, "user_expressed") or expressed(text_of(state, "user_message")),
+        user_expressed=text_field(think, "user_expressed") or guess_wish(text_field(state, "user_message")),
         blocked_reason=blocked_reason(state.get("blocked_action") or state.get("blocked_reason")),
     )
 
 
 def _phase(think: Mapping[str, Any], decision: str, steps: list[StepSummary]) -> Phase:
     """How far the conversation has come: as Think says, else from what was decided and done."""
-    said = text_of(think, "conversation_phase")
+    said = text_field(think, "conversation_phase")
     if said in PHASES:
         return cast(Phase, said)
     if decision in ("propose", "clarify"):
@@ -198,44 +198,44 @@ def _phase(think: Mapping[str, Any], decision: str, steps: list[StepSummary]) ->
     return "confirming" if "generate" in done else "narrowing" if "analyze" in done else "exploring"
 
 
-def expressed(message: str) -> str:
+def guess_wish(message: str) -> str:
     """What the user wished, in their own words, where words say that they did; else empty."""
-    said = next((how for pattern, how in EXPRESSED if pattern.search(message)), "")
+    said = next((how for pattern, how in WISH_PATTERNS if pattern.search(message)), "")
     if not said or said == "wants quick options" or said == "confirmed":
         return said
-    return f"{said}: {one_line(message, 120)}"
+    return f"{said}: {single_line(message, 120)}"
 
 
-def asked_now(state: Mapping[str, Any]) -> PendingState | None:
+def pending_question(state: Mapping[str, Any]) -> PendingState | None:
     """What this turn asks the user: a proposal, a question of Think or Understand, or what a block leaves open."""
-    understand = record_of(state.get("understand_output"), "understand_output")
-    think = record_of(state.get("think_output"), "think_output")
+    understand = as_mapping(state.get("understand_output"), "understand_output")
+    think = as_mapping(state.get("think_output"), "think_output")
     blocked: object = state.get("blocked_action")
-    if text_of(think, "decision") in ("propose", "clarify"):
-        return pending_of({**think, "type": think["decision"], "context": None})
+    if text_field(think, "decision") in ("propose", "clarify"):
+        return parse_pending({**think, "type": think["decision"], "context": None})
     if understand.get("clarification_questions"):
-        return pending_of({**understand, "type": "understand", "context": None})
+        return parse_pending({**understand, "type": "understand", "context": None})
     if isinstance(blocked, Mapping):
-        action = record_of(cast(object, blocked), "blocked_action")
+        action = as_mapping(cast(object, blocked), "blocked_action")
         if action.get("suggested_next") == "ask_user":
-            return pending_of({"type": "ask_user", "context": blocked_reason(action)})
+            return parse_pending({"type": "ask_user", "context": blocked_reason(action)})
     return None
 
 
-def execution_outcomes(state: Mapping[str, Any]) -> str:
+def get_execution_outcomes(state: Mapping[str, Any]) -> str:
     """What this turn did, on one line: each step with how many items it gave, or that it is completed or done."""
     said: list[str] = []
-    for one in _done(state):
-        count = count_of(one.get("result"))
+    for one in _executed_steps(state):
+        count = record_count(one.get("result"))
         how = f"{count} items" if count is not None else "completed" if one.get("result") is not None else "done"
-        said.append(f"{one_line(text_of(one, 'description') or 'step', 120)}: {how}")
+        said.append(f"{single_line(text_field(one, 'description') or 'step', 120)}: {how}")
     return "; ".join(said)
 
 
-ITEMS = 10
+MAX_BLOCKED_ITEMS = 10
 """Names of what a blocked step was about."""
 
-RefOf = Callable[[str, object], str | None]
+RefLookup = Callable[[str, object], str | None]
 """The ref of an entity by type and id; by id alone where the type is empty."""
 
 
@@ -250,33 +250,33 @@ def generic_outcome(result: object) -> str:
         return f"Processed {sum(len(rows) for _, _, rows in operations)} records across {len(operations)} operations"
     if operations:
         tool, _, rows = operations[0]
-        return _counted(rows) if not rows or "read" in tool or "find" in tool else _written(rows)
+        return _read_outcome(rows) if not rows or "read" in tool or "find" in tool else _write_outcome(rows)
     if isinstance(result, Mapping):
-        return _written([cast("Mapping[str, object]", result)])
+        return _write_outcome([cast("Mapping[str, object]", result)])
     if isinstance(result, list | tuple):
-        return _counted(cast("Sequence[object]", result))
+        return _read_outcome(cast("Sequence[object]", result))
     return "Completed"
 
 
-def _counted(rows: Sequence[object]) -> str:
+def _read_outcome(rows: Sequence[object]) -> str:
     return {0: "No records found", 1: "Found 1 record"}.get(len(rows), f"Found {len(rows)} records")
 
 
-def _written(rows: Sequence[object]) -> str:
+def _write_outcome(rows: Sequence[object]) -> str:
     if len(rows) != 1:
         return f"Affected {len(rows)} records"
-    name = _name(rows[0])
-    return f"Created/updated '{one_line(name, 80)}'" if name else "Processed 1 record"
+    name = _row_name(rows[0])
+    return f"Created/updated '{single_line(name, 80)}'" if name else "Processed 1 record"
 
 
-def _name(row: object) -> str:
+def _row_name(row: object) -> str:
     if not isinstance(row, Mapping):
         return ""
     one = cast("Mapping[str, Any]", row)
-    return next((text for key in ("name", "title", "label") if (text := text_of(one, key))), "")
+    return next((text for key in ("name", "title", "label") if (text := text_field(one, key))), "")
 
 
-def count_of(result: object) -> int | None:
+def record_count(result: object) -> int | None:
     """How many records a step gave back; None where that cannot be said."""
     operations = list(_operations(result))
     if operations:
@@ -309,29 +309,29 @@ def _rows(found: object) -> Sequence[object]:
     return [] if found is None else [found]
 
 
-def entities_involved(result: object, subdomain: str, ref_of: RefOf) -> list[str]:
+def refs_in_result(result: object, subdomain: str, ref_of: RefLookup) -> list[str]:
     """Refs of everything in a result, each once, in order: from pairs, triples, mappings and lists."""
-    return list(dict.fromkeys(_refs(result, subdomain, ref_of)))
+    return list(dict.fromkeys(_iter_refs(result, subdomain, ref_of)))
 
 
-def _refs(result: object, type: str, ref_of: RefOf, above: Above = ()) -> Iterator[str]:
-    if endless(result, above):
+def _iter_refs(result: object, type: str, ref_of: RefLookup, ancestors: Ancestors = ()) -> Iterator[str]:
+    if is_recursive(result, ancestors):
         return
-    inside = (*above, id(result))
+    inside = (*ancestors, id(result))
     operations = list(_operations(result))
     if operations:
         for _, table, rows in operations:
-            yield from _refs(list(rows), table or type, ref_of, inside)
+            yield from _iter_refs(list(rows), table or type, ref_of, inside)
     elif isinstance(result, Mapping):
         yield from _row_refs(cast("Mapping[str, Any]", result), type, ref_of, inside)
     elif isinstance(result, list | tuple):
         for one in cast("Sequence[object]", result):
-            yield from _refs(one, type, ref_of, inside)
+            yield from _iter_refs(one, type, ref_of, inside)
     elif isinstance(result, str) and (found := ref_of("", result)):
         yield found
 
 
-def _row_refs(row: Mapping[str, Any], type: str, ref_of: RefOf, above: Above) -> Iterator[str]:
+def _row_refs(row: Mapping[str, Any], type: str, ref_of: RefLookup, ancestors: Ancestors) -> Iterator[str]:
     found = ref_of("", row["ref"]) if row.get("ref") else None
     if found is None and row.get("id") is not None:
         found = ref_of(type, row["id"]) or ref_of("", row["id"])
@@ -339,7 +339,7 @@ def _row_refs(row: Mapping[str, Any], type: str, ref_of: RefOf, above: Above) ->
         yield found
     for inner in row.values():
         if isinstance(inner, list | tuple):
-            yield from _refs(list(cast("Sequence[object]", inner)), "", ref_of, above)
+            yield from _iter_refs(list(cast("Sequence[object]", inner)), "", ref_of, ancestors)
 
 
 def blocked_reason(given: object) -> str | None:
@@ -348,16 +348,16 @@ def blocked_reason(given: object) -> str | None:
         return None
     if isinstance(given, str):
         return given.strip() or None
-    action = record_of(given, "blocked_action")
-    details = text_of(action, "details") or text_of(action, "reason_code") or "Blocked"
-    tried = record_of(action.get("attempted_context"), "blocked_action.attempted_context")
-    tool, table = text_of(tried, "tool"), text_of(tried, "table")
+    action = as_mapping(given, "blocked_action")
+    details = text_field(action, "details") or text_field(action, "reason_code") or "Blocked"
+    tried = as_mapping(action.get("attempted_context"), "blocked_action.attempted_context")
+    tool, table = text_field(tried, "tool"), text_field(tried, "table")
     if not tool:
         return details
-    items = [_item(one) for one in _rows(tried.get("items"))[:ITEMS]]
+    items = [_item_name(one) for one in _rows(tried.get("items"))[:MAX_BLOCKED_ITEMS]]
     where = f"{tool} on {table}" if table else tool
     return f"{details} | {where}: {', '.join(items)}" if items else f"{details} | {where}"
 
 
-def _item(given: object) -> str:
-    return (given if isinstance(given, str) else _name(given)) or "unnamed"
+def _item_name(given: object) -> str:
+    return (given if isinstance(given, str) else _row_name(given)) or "unnamed"

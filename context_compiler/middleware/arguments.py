@@ -15,7 +15,7 @@ from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import NEEDS
-from context_compiler.layers.session import Layers, Source
+from context_compiler.layers.session import Layers, LayerSource
 from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.middleware.config import RECALL, Many, Wishes, chosen, how_many, share
 from context_compiler.record.redaction import Redact
@@ -113,7 +113,7 @@ class Wanted:
     on_error: Callable[[Exception], Any] | None = None
     """Called with everything that failed here; may be async."""
 
-    layers: Source | None = None
+    layers: LayerSource | None = None
     """Where the layers of its sessions are: `Layers`, or a function from a session to its state. What `role` needs of
     them stands before each run's prompt."""
     role: str | None = None

@@ -10,7 +10,7 @@ from context_compiler.compiler.recall_block import texts
 from context_compiler.compiler.rows import ledger
 from context_compiler.compiler.view import LEFT_OUT, View, mark_in, marked_request, opening, since, summary_of
 from context_compiler.errors import ContextCompilerError
-from context_compiler.layers.context import with_layers, with_told
+from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History
 from context_compiler.messages.turns import pair
 from context_compiler.middleware.state import Case, Result
@@ -25,7 +25,7 @@ def built(case: Case, cycle: Frozen | None, status: str, done: Advanced | None =
     request, history, told = case.request, case.history, case.request.told
     frozen, marks = cycle or RAW, case.marks(cycle)
     untouched = cycle is None and not case.base and not told.text and not _unled(request.messages)
-    messages = list(request.messages) if untouched else with_told(_messages(case, frozen), told)
+    messages = list(request.messages) if untouched else insert_block(_messages(case, frozen), told)
     sent = history if untouched else _whole(case.reader.read(messages, last=case.run.view), history)
     case.run.view = sent
     drops = (*told.drops, *(done.cut.bench.drops if done else ()))
@@ -33,7 +33,7 @@ def built(case: Case, cycle: Frozen | None, status: str, done: Advanced | None =
     kept = () if untouched else why_kept(frozen, case)
     sections = {
         "instructions and schemas": request.overhead,
-        **with_layers(sections_of(frozen, sent, case.counter, blocks), told),
+        **with_layer_tokens(sections_of(frozen, sent, case.counter, blocks), told),
     }
     view = View(
         messages=messages,

@@ -23,16 +23,16 @@ from context_compiler.compiler.view import View, assemble, summary_of
 from context_compiler.errors import BudgetError, SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import (
-    NOTHING,
-    Told,
-    need_of,
-    room_of,
-    template_of,
-    told_of,
-    with_layers,
-    with_told,
+    NO_LAYERS,
+    LayerBlock,
+    insert_block,
+    layer_block,
+    layers_room,
+    node_need,
+    node_template,
+    with_layer_tokens,
 )
-from context_compiler.layers.session import Source, state_from
+from context_compiler.layers.session import LayerSource, load_state
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import pair
@@ -61,7 +61,7 @@ async def compile_view(
     counter: TokenCounter | Count | None = None,
     strict: bool = False,
     timeout: float = 60.0,
-    layers: Source | None = None,
+    layers: LayerSource | None = None,
     role: str | None = None,
 ) -> View:
     """Compile a history into one view within a budget, outside any run.
@@ -116,11 +116,11 @@ async def compile_view(
     async def answer(given: Order) -> Answer:
         return await ask(given.prompts, model or "none", timeout=timeout)
 
-    sent = reader.read(with_told(assemble(history, RAW, sight.base, reader), told))
+    sent = reader.read(insert_block(assemble(history, RAW, sight.base, reader), told))
     done: Advanced | None = None
     if sent.tokens > marks.budget:
         done = await advanced(sight, free, where=where, ask=answer, one_shot=True)
-        sent = reader.read(with_told(assemble(history, done.frozen, sight.base, reader), told))
+        sent = reader.read(insert_block(assemble(history, done.frozen, sight.base, reader), told))
     view = _view(sight, done, sent, marks, told, after=len(messages) - len(history))
     if strict and (lost := _unkept(view, done)):
         raise BudgetError(f"{lost}: give a larger budget")
@@ -129,22 +129,22 @@ async def compile_view(
 
 
 async def _told(
-    layers: Source | None,
+    layers: LayerSource | None,
     role: str | None,
     session: str | None,
     library: TemplateLibrary,
     sight: Sight,
     marks: Limits,
-) -> Told:
+) -> LayerBlock:
     """What stands of the layers before the prompt."""
     if layers is None and role is None:
-        return NOTHING
+        return NO_LAYERS
     if layers is None or role is None or session is None:
         raise SettingsError(f"layers={layers!r}, role={role!r}, session={session!r}: give all three, or no layers")
-    need_of(role)
-    room = room_of(marks.room, sight.history.readings[-1].tokens if sight.history.readings else 0)
-    state = await state_from(layers, session)
-    return told_of(role, state, template_of(role, library), room=room, counter=sight.counter)
+    node_need(role)
+    room = layers_room(marks.room, sight.history.readings[-1].tokens if sight.history.readings else 0)
+    state = await load_state(layers, session)
+    return layer_block(role, state, node_template(role, library), room=room, counter=sight.counter)
 
 
 def _to_last_request(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
@@ -158,7 +158,7 @@ def _label(history: History) -> str:
     return f"conversation-{history.ids[0][-12:]}" if history.ids else "empty"
 
 
-def _view(sight: Sight, done: Advanced | None, sent: History, marks: Limits, told: Told, *, after: int) -> View:
+def _view(sight: Sight, done: Advanced | None, sent: History, marks: Limits, told: LayerBlock, *, after: int) -> View:
     """What was sent, and why; `after` messages stood behind the last request."""
     frozen = done.frozen if done else RAW
     drops = [*told.drops, *(done.cut.bench.drops if done else [])]
@@ -172,7 +172,7 @@ def _view(sight: Sight, done: Advanced | None, sent: History, marks: Limits, tol
         budget=marks.budget,
         status="raw" if done is None else "compiled" if sent.tokens <= marks.budget else "floor_over_budget",
         summary=summary_of(frozen),
-        ledger=ledger(with_layers(sections_of(frozen, sent, sight.counter), told), drops, kept),
+        ledger=ledger(with_layer_tokens(sections_of(frozen, sent, sight.counter), told), drops, kept),
         drops=tuple(drops),
         kept=kept,
         quoted=(*told.sections, *(done.quoted if done else ())),

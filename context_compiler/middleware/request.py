@@ -18,7 +18,7 @@ from pydantic_ai.usage import RequestUsage
 from context_compiler.compiler.agent import Answer
 from context_compiler.compiler.prompt import Order
 from context_compiler.errors import CompileError
-from context_compiler.layers.context import NOTHING, Told
+from context_compiler.layers.context import NO_LAYERS, LayerBlock
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.calibration import model_family
@@ -67,7 +67,7 @@ class Request:
     ask: AskFor
     marked: bool = False
     """A view that is not raw history must carry a part of ours, so that it is known again."""
-    told: Told = NOTHING
+    told: LayerBlock = NO_LAYERS
     """What the run is told of the layers, directly before its prompt."""
     instead: str = ""
     """What happens where there is no view, if not that something else is sent."""

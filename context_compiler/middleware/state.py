@@ -14,7 +14,7 @@ from context_compiler.compiler.limits import Asked, Limits, limits
 from context_compiler.compiler.plan import Options, Sight
 from context_compiler.compiler.rows import Where
 from context_compiler.compiler.view import View
-from context_compiler.layers.context import Told
+from context_compiler.layers.context import LayerBlock
 from context_compiler.messages.history import History, Reader, reader_of
 from context_compiler.messages.turns import Pairing, pair
 from context_compiler.middleware.config import Wishes
@@ -62,7 +62,7 @@ class Run:
     """The provider has refused a request of this run as too long."""
     failed: Compile | None = None
     """The compile that failed in this request."""
-    told: Told | None = None
+    told: LayerBlock | None = None
     """What the run is told of the layers, once that is settled."""
 
     def reword(self, frozen: Frozen) -> None:

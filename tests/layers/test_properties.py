@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from context_compiler.layers import NEEDS, SessionIdRegistry, get_entity_context, layer_texts
-from context_compiler.layers.context import template_of, told_of
+from context_compiler.layers.context import layer_block, node_template
 from context_compiler.template.library import TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
@@ -61,7 +61,7 @@ def test_what_is_told_fits_its_room_and_shows_no_id(
         "steps": [{"description": noted, "result": [{"id": move[2]} for move in moves if len(move) == 4]}],
         "conversation": {"recent_turns": [{"user": said, "assistant_summary": noted}], "history_summary": noted},
     }
-    told = told_of(role, state, template_of(role, LIBRARY), room=room, counter=COUNTER)
+    told = layer_block(role, state, node_template(role, LIBRARY), room=room, counter=COUNTER)
     assert told.tokens <= room and bool(told.text) == bool(told.tokens)
     shown = "\n".join(layer_texts(role, state).values())
     assert not [one for one in _ids(moves) if one in shown]

@@ -14,7 +14,7 @@ from context_compiler.layers import (
     get_execution_outcomes,
     get_reasoning_trace,
 )
-from context_compiler.layers.turn import blocked_reason, execution_summary, expressed, generic_outcome
+from context_compiler.layers.turn import blocked_reason, execution_summary, generic_outcome, guess_wish
 from tests.layers.states import CHICKEN, conversation, registry, state
 
 
@@ -170,7 +170,7 @@ def test_a_phase_that_think_names_is_taken() -> None:
     ],
 )
 def test_what_the_user_expressed_is_guessed_where_nobody_says(message: str, said: str) -> None:
-    assert expressed(message) == said
+    assert guess_wish(message) == said
 
 
 def test_the_trace_is_the_last_two_turns_and_the_one_in_progress() -> None:
