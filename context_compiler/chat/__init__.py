@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 from context_compiler.lazy import public
 
 if TYPE_CHECKING:
-    from context_compiler.chat.answer import Said
     from context_compiler.chat.demo_model import ScriptedModel
-    from context_compiler.chat.markdown import safe_id
-    from context_compiler.chat.session import ChatSession
-    from context_compiler.chat.transcript import Transcript
+    from context_compiler.chat.session import ChatSession, Said
+    from context_compiler.chat.transcript import Transcript, safe_id
     from context_compiler.messages.failures import Failure, Occasion, Reflection, ReflectionPolicy
 
 __all__ = [
@@ -32,10 +30,10 @@ _HOMES = {
     "Occasion": "messages.failures",
     "Reflection": "messages.failures",
     "ReflectionPolicy": "messages.failures",
-    "Said": "chat.answer",
+    "Said": "chat.session",
     "ScriptedModel": "chat.demo_model",
     "Transcript": "chat.transcript",
-    "safe_id": "chat.markdown",
+    "safe_id": "chat.transcript",
 }
 
 __getattr__, __dir__ = public(__name__, _HOMES)

@@ -17,7 +17,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from context_compiler.chat.markdown import Told
+from context_compiler.chat.transcript import Told
 from context_compiler.messages.content import is_media, placeholder
 
 BETWEEN = "\n\n"

@@ -13,14 +13,25 @@ from typing import Annotated
 import typer
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.cli import compile_options as given
 from context_compiler.cli.drawing import Line, Panel, draw, libraries
 from context_compiler.cli.inputs import conversations, selected, tell_notes
-from context_compiler.cli.options import SYSTEM, Json, System, Vault, amount, example, group
-from context_compiler.cli.screen import Screen, step, tell, working
-from context_compiler.cli.tables import Column
+from context_compiler.cli.options import (
+    SYSTEM,
+    BudgetText,
+    FormatName,
+    Json,
+    Select,
+    System,
+    TemplateName,
+    TranscriptPath,
+    Vault,
+    amount,
+    example,
+    group,
+)
+from context_compiler.cli.screen import Column, Screen, step, tell, working
+from context_compiler.cli.templates import chosen_template
 from context_compiler.cli.text import json_text, number, plural
-from context_compiler.cli.view_inputs import chosen_template
 from context_compiler.compiler.limits import DEFAULT_BUDGET
 from context_compiler.compiler.metrics import Sent, figures
 from context_compiler.compiler.references import ReferenceRecall
@@ -76,13 +87,13 @@ class Way:
 
 @app.command("bench", epilog=example("bench session.jsonl --budget 16000"))
 def bench(
-    transcript: given.TranscriptPath,
-    budget: given.BudgetText = "16000",
-    template: given.TemplateName = None,
+    transcript: TranscriptPath,
+    budget: BudgetText = "16000",
+    template: TemplateName = None,
     vault: Vault = None,
     system: System = SYSTEM,
-    select: given.Select = None,
-    format_: given.FormatName = None,
+    select: Select = None,
+    format_: FormatName = None,
     plot: Plot = None,
     json: Json = False,
 ) -> None:

@@ -9,13 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 from shlex import quote
 
-from context_compiler.cli.compiling import Wish, compile_in
-from context_compiler.cli.compiling import as_json as view_json
-from context_compiler.cli.messages import places, reading, show
+from context_compiler.cli.compile import Wish, compile_in
+from context_compiler.cli.compile import as_json as view_json
 from context_compiler.cli.options import DB, Db, Json, example, group, opened
-from context_compiler.cli.screen import Piece, Screen
-from context_compiler.cli.show import LEFT_OUT, left_out
-from context_compiler.cli.tables import Column
+from context_compiler.cli.screen import Column, Piece, Screen
+from context_compiler.cli.show import LEFT_OUT, left_out, places, reading, show
 from context_compiler.cli.text import json_text, number, one_line, plural, share
 from context_compiler.compiler.view import View
 from context_compiler.fidelity import Fidelity

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
 
-from context_compiler.cli.messages import body, role
 from context_compiler.cli.screen import Screen
+from context_compiler.cli.show import body, role
 from context_compiler.cli.text import number, plural, share
 from context_compiler.messages.history import History
 

@@ -7,13 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from context_compiler.cli import compile_options as given
 from context_compiler.cli.inputs import conversations, selected, tell_notes
-from context_compiler.cli.messages import reading
-from context_compiler.cli.options import DB, Db, Json, example, group, opened
-from context_compiler.cli.screen import Screen, step, working
+from context_compiler.cli.options import (
+    DB,
+    Db,
+    FormatName,
+    Json,
+    Select,
+    SessionName,
+    TranscriptPath,
+    example,
+    group,
+    opened,
+)
+from context_compiler.cli.screen import Column, Screen, step, working
+from context_compiler.cli.show import reading
 from context_compiler.cli.stats import IMPORTED
-from context_compiler.cli.tables import Column
 from context_compiler.cli.text import json_text, number, plural
 from context_compiler.compiler.rows import now
 from context_compiler.messages.history import History
@@ -47,11 +56,11 @@ class Imported:
 
 @app.command("import", epilog=example("import chats.json --db system/context.db"))
 def import_(
-    transcript: given.TranscriptPath,
+    transcript: TranscriptPath,
     db: Db = DB,
-    select: given.Select = None,
-    session: given.SessionName = None,
-    format_: given.FormatName = None,
+    select: Select = None,
+    session: SessionName = None,
+    format_: FormatName = None,
     json: Json = False,
 ) -> None:
     """Put every conversation of a transcript on the record, or the one that --select names."""

@@ -10,8 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from context_compiler.cli.options import DB, SYSTEM, Db, Json, System, Vault, example, group, known_session, opened
-from context_compiler.cli.screen import Screen
-from context_compiler.cli.tables import Column
+from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, number
 from context_compiler.layers.context import NEEDS, build_context, layer_prompt, layer_texts, node_need, node_template
 from context_compiler.layers.session import Layers

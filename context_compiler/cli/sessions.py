@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from context_compiler.chat.transcript import Transcript, transcripts
-from context_compiler.cli.messages import begins, reading, role, show
 from context_compiler.cli.options import (
     DB,
     SYSTEM,
@@ -25,8 +24,8 @@ from context_compiler.cli.options import (
     known_session,
     opened,
 )
-from context_compiler.cli.screen import Screen, complain, listed, told, warn
-from context_compiler.cli.tables import Column
+from context_compiler.cli.screen import Column, Screen, complain, listed, told, warn
+from context_compiler.cli.show import begins, reading, role, show
 from context_compiler.cli.text import json_text, moment, number, plural, share
 from context_compiler.cli.views import VIEWS, view_row
 from context_compiler.messages.history import load_messages

@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from context_compiler.cli.options import DB, Db, Json, example, group, known_session, opened
-from context_compiler.cli.screen import Screen
-from context_compiler.cli.tables import Column
+from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import first_word, json_text, number, plural, share
 from context_compiler.record import sessions as shelf
 from context_compiler.record.rows import Row

@@ -13,7 +13,7 @@ import typer
 from context_compiler import pipeline
 from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, example, group, named
 from context_compiler.cli.pipelines import checked, report
-from context_compiler.cli.running import (
+from context_compiler.cli.runs import (
     RUNS,
     Db,
     EventLines,
@@ -29,8 +29,7 @@ from context_compiler.cli.running import (
     opened_runs,
     taken_up,
 )
-from context_compiler.cli.screen import Screen
-from context_compiler.cli.tables import Column
+from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import PipelineError, TemplateError
 from context_compiler.pipeline.state import hashes

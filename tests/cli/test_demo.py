@@ -11,7 +11,7 @@ import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ToolCallPart, UserPromptPart
 
 from context_compiler.cli.demo import NEEDED, VIEWS, checked
-from context_compiler.cli.messages import reading
+from context_compiler.cli.show import reading
 from tests.cli.conftest import DEMO, Command
 
 MESSAGES = ModelMessagesTypeAdapter.validate_json(DEMO.read_bytes())

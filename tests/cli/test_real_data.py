@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from context_compiler.cli.messages import reading
+from context_compiler.cli.show import reading
 from context_compiler.messages.history import load_messages
 from context_compiler.messages.turns import pair
 from tests.cli.conftest import Command, Said

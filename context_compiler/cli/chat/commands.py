@@ -11,10 +11,8 @@ from pathlib import Path
 from context_compiler.chat.reconcile import said
 from context_compiler.chat.session import ChatSession
 from context_compiler.cli.chat.prompt import HELP, Leave
-from context_compiler.cli.messages import reading, show
-from context_compiler.cli.screen import Screen
-from context_compiler.cli.show import explain
-from context_compiler.cli.tables import Column
+from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.show import explain, reading, show
 from context_compiler.cli.text import first_word, number, one_line, plural, share
 from context_compiler.compiler.view import View
 from context_compiler.errors import TemplateError

@@ -16,7 +16,7 @@ from context_compiler.chat.session import ChatSession
 from context_compiler.cli.chat.commands import Commands
 from context_compiler.cli.chat.prompt import Leave
 from context_compiler.cli.chat.stream import PlainVoice, Silence, Voice
-from context_compiler.cli.models import chat_model
+from context_compiler.cli.inputs import chat_model
 from context_compiler.cli.screen import Screen, complain, warn
 from context_compiler.cli.text import json_text, number, one_line, share
 from context_compiler.resilience import attempted

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from context_compiler.chat.markdown import Told, safe_id
-from context_compiler.chat.transcript import Transcript
+from context_compiler.chat.transcript import Told, Transcript, safe_id
 from context_compiler.errors import SettingsError
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -10,15 +10,38 @@ from pathlib import Path
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.cli import compile_options as given
-from context_compiler.cli.inputs import conversations, selected, tell_notes
-from context_compiler.cli.messages import markdown, places, reading, show
-from context_compiler.cli.models import askable
-from context_compiler.cli.options import SYSTEM, Json, System, Vault, amount, example, group, opened, turns
+from context_compiler.cli.inputs import askable, conversations, selected, tell_notes
+from context_compiler.cli.options import (
+    SYSTEM,
+    BudgetText,
+    Explain,
+    FidelityName,
+    Format,
+    FormatName,
+    Json,
+    LayersOf,
+    ModelName,
+    PrintAs,
+    RecentTurns,
+    RecordIn,
+    Role,
+    Select,
+    SessionName,
+    Strict,
+    System,
+    TemplateName,
+    TranscriptPath,
+    Vault,
+    amount,
+    example,
+    group,
+    opened,
+    turns,
+)
 from context_compiler.cli.screen import Screen
-from context_compiler.cli.show import explain, explained
+from context_compiler.cli.show import explain, explained, markdown, places, reading, show
+from context_compiler.cli.templates import chosen_fidelity, chosen_template
 from context_compiler.cli.text import first_word, json_text, number, share
-from context_compiler.cli.view_inputs import chosen_fidelity, chosen_template
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
@@ -51,24 +74,24 @@ class Wish:
 
 @app.command("compile", epilog=example("compile chat.json --budget 4000 --explain"))
 def compile_(
-    transcript: given.TranscriptPath,
-    template: given.TemplateName = None,
-    fidelity: given.FidelityName = None,
-    budget: given.BudgetText = "2000",
-    model: given.ModelName = "none",
-    db: given.RecordIn = None,
+    transcript: TranscriptPath,
+    template: TemplateName = None,
+    fidelity: FidelityName = None,
+    budget: BudgetText = "2000",
+    model: ModelName = "none",
+    db: RecordIn = None,
     vault: Vault = None,
     system: System = SYSTEM,
-    session: given.SessionName = None,
-    recent_turns: given.RecentTurns = None,
-    select: given.Select = None,
-    format_: given.FormatName = None,
-    format: given.PrintAs = given.Format.RICH,
+    session: SessionName = None,
+    recent_turns: RecentTurns = None,
+    select: Select = None,
+    format_: FormatName = None,
+    format: PrintAs = Format.RICH,
     json: Json = False,
-    explain: given.Explain = False,
-    strict: given.Strict = False,
-    layers: given.LayersOf = None,
-    role: given.Role = "think",
+    explain: Explain = False,
+    strict: Strict = False,
+    layers: LayersOf = None,
+    role: Role = "think",
 ) -> None:
     """Compile a transcript into a view that fits a token budget, and print it."""
     wish = Wish(
@@ -87,7 +110,7 @@ def compile_(
     found = selected(conversations(transcript, format_), select, file=transcript)
     tell_notes(found)
     view = asyncio.run(compiled(found, wish, db))
-    _print(found, view, given.Format.JSON if json else format, explaining=explain)
+    _print(found, view, Format.JSON if json else format, explaining=explain)
 
 
 async def compiled(found: Transcript, wish: Wish, db: Path | None) -> View:
@@ -140,14 +163,14 @@ def headline(name: str, view: View, raw: History) -> str:
     )
 
 
-def _print(found: Transcript, view: View, format: given.Format, *, explaining: bool) -> None:
+def _print(found: Transcript, view: View, format: Format, *, explaining: bool) -> None:
     screen = Screen()
-    if format is given.Format.JSON:
+    if format is Format.JSON:
         screen.raw(json_text(as_json(view)))
         return
     raw, sent = reading(found.messages), reading(view.messages)
     line = headline(found.name, view, raw)
-    if format is given.Format.MARKDOWN:
+    if format is Format.MARKDOWN:
         screen.raw(explained(view, raw, sent, line) if explaining else markdown(sent, found.name, line))
         return
     screen.line((line, "bold"))

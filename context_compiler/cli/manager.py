@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from context_compiler.cli.options import DB, Db, Json, Yes, agreed, example, group, known_session, opened
-from context_compiler.cli.screen import complain, listed, told
-from context_compiler.cli.tables import Column
+from context_compiler.cli.screen import Column, complain, listed, told
 from context_compiler.cli.text import moment, number, one_line, plural
 from context_compiler.errors import StoreError
 from context_compiler.manager import Commit, ContextManager, RollbackResult, SQLiteMemory
