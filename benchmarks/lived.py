@@ -55,7 +55,9 @@ MODELS = ("none", "bland", "good")
 BLAND = "The conversation went on."
 OPENING = "Hello."
 """What the user says where a recorded conversation begins with the assistant."""
-USELESS = "Looked in {at} places on behalf of request {at}; no entry there has anything to do with it."
+USELESS = "entry {at}: shelf {shelf}, checked, in order, nothing to report"
+LINES = 8
+"""Of what a tool returns that is of no use."""
 EACH = 5
 """Scenario `tools5`: a tool is called in every so manieth turn."""
 
@@ -132,7 +134,8 @@ class Reply(BaseModel):
 
 def look_up(query: str) -> str:
     """Look something up that has nothing to do with the conversation."""
-    return USELESS.format(at=len(query) * 7 + sum(map(ord, query)) % 97)
+    first = sum(map(ord, query))
+    return "\n".join(USELESS.format(at=first + line, shelf=(first * line) % 97) for line in range(LINES))
 
 
 class Life(Protocol):
