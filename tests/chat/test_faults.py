@@ -273,9 +273,10 @@ def test_the_folder_of_a_chat_is_readable_by_its_owner_alone(tmp_path: Path) -> 
 SPEAKING = """
 import sys, time
 from context_compiler.chat.transcript import Transcript
-assert Transcript(sys.argv[1], "talk").taken()
+transcript = Transcript(sys.argv[1], "talk")
+assert transcript.taken()
 print("taken", flush=True)
-time.sleep(600)
+time.sleep(20)
 """
 
 

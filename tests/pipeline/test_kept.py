@@ -202,7 +202,7 @@ from pathlib import Path
 from context_compiler.pipeline.lock import owned
 with owned(Path(sys.argv[1]), "r"):
     print("owned", flush=True)
-    time.sleep(600)
+    time.sleep(20)
 """
 
 
