@@ -28,7 +28,6 @@ BROAD = {
 DYNAMIC = {
     "lazy": "public names load when they are first used",
     "tokens": "the encoder is built when something is counted",
-    "pipeline.layout": "grandalf comes with an extra, and is needed when a graph is drawn without Graphviz",
     "cli.chat.prompt": "terminals are of another kind on some systems",
     "cli.chat": "the prompt is there before the host is imported",
     "cli.root": "a command loads when it is called",

@@ -13,7 +13,7 @@ from math import hypot
 from rich.cells import cell_len
 
 from context_compiler.pipeline.graph import Edge, Graph, Node
-from context_compiler.pipeline.layout import Layout, Point, label_places, laid_out
+from context_compiler.pipeline.layout import Layout, Link, Point, compute_layout
 
 COLUMN = 7.2
 """Width of one column of text, in points."""
@@ -25,8 +25,6 @@ ROW = 13.0
 """From one line of small text to the next."""
 BEND = 26.0
 """How far from a corner a line begins to bend."""
-ASIDE = 10.0
-"""How far two edges that go there and back stand from the middle."""
 
 FILLS = {
     **{"start": "#e8f5e9", "exit": "#e8f5e9", "codergen": "#e3f2fd", "tool": "#eeeeee", "conditional": "#fff8e1"},
@@ -49,10 +47,10 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
 
     Args:
         graph: What to draw; a stage that only an edge names is drawn with a dashed line.
-        graphviz: The program that lays it out; where it is not found, or None, a Python library does.
+        graphviz: The program that lays it out; without it, or with None, the layout is computed here.
 
     Raises:
-        PipelineError: there is too much to draw, or nothing that can.
+        PipelineError: the graph is too large, or Graphviz failed.
     """
     ends = [name for edge in graph.edges for name in (edge.source, edge.target)]
     first = [node.name for node in graph.starts]
@@ -63,15 +61,9 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
     links = [(place[edge.source], place[edge.target]) for edge in graph.edges if edge.source != edge.target]
     together = _together(graph, place)
     labels = {ends: _label_size(said) for ends, some in together.items() if (said := _labels(some))}
-    layout = laid_out(sizes, list(dict.fromkeys(links)), labels=labels, graphviz=graphviz)
+    layout = compute_layout(sizes, list(dict.fromkeys(links)), labels=labels, graphviz=graphviz)
     lines = {ends: _line(ends, layout) for ends in together}
-    spots = layout.labels
-    if not layout.curved:
-        taken = [
-            (x - w / 2, y - h / 2, x + w / 2, y + h / 2) for (x, y), (w, h) in zip(layout.centres, sizes, strict=True)
-        ]
-        spots = label_places(lines, labels, taken)
-    drawn = [one for ends, some in together.items() for one in _edge(some, lines[ends], spots.get(ends), layout, ends)]
+    drawn = [one for ends, some in together.items() for one in _edge(some, lines[ends], layout, ends)]
     for at, name in enumerate(names):
         drawn += _box(graph.nodes.get(name), boxes[at], layout.centres[at], sizes[at])
     return _document(graph, layout, drawn)
@@ -151,9 +143,9 @@ def _box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point, siz
     yield "</g>"
 
 
-def _together(graph: Graph, place: Mapping[str, int]) -> dict[tuple[int, int], list[Edge]]:
+def _together(graph: Graph, place: Mapping[str, int]) -> dict[Link, list[Edge]]:
     """The edges of each pair of boxes, which share a line."""
-    found: dict[tuple[int, int], list[Edge]] = {}
+    found: dict[Link, list[Edge]] = {}
     for edge in graph.edges:
         found.setdefault((place[edge.source], place[edge.target]), []).append(edge)
     return found
@@ -174,20 +166,15 @@ def _label_size(rows: Sequence[tuple[str, str]]) -> Point:
     return 10 + COLUMN * 0.88 * max(cell_len(text) for _, text in rows), ROW * len(rows) + 4
 
 
-def _line(ends: tuple[int, int], layout: Layout) -> Sequence[Point]:
-    """The points of a line; two that go there and back stand apart."""
-    x, y = layout.centres[ends[0]]
+def _line(ends: Link, layout: Layout) -> Sequence[Point]:
+    """The points of a line; a stage that leads to itself has a loop above its box."""
     if ends[0] == ends[1]:
+        x, y = layout.centres[ends[0]]
         return ((x - 14, y - 20), (x - 40, y - 62), (x + 40, y - 62), (x + 14, y - 20))
-    shift = 0.0
-    if ends[::-1] in layout.lines and not layout.curved:
-        shift = ASIDE if layout.centres[ends[1]][1] > y else -ASIDE
-    return tuple((px + shift, py) for px, py in layout.lines.get(ends, ()))
+    return layout.lines.get(ends, ())
 
 
-def _edge(
-    edges: Sequence[Edge], points: Sequence[Point], spot: Point | None, layout: Layout, ends: tuple[int, int]
-) -> Iterator[str]:
+def _edge(edges: Sequence[Edge], points: Sequence[Point], layout: Layout, ends: Link) -> Iterator[str]:
     """One line with its labels, for all edges between the same two boxes."""
     told, shut = any(edge.fidelity or edge.thread_id for edge in edges), all(edge.condition for edge in edges)
     kind = f"{'past-edge' if told else ''} {'shut' if shut else ''}".strip()
@@ -196,6 +183,7 @@ def _edge(
         yield f'<path class="{kind}" d="{line}" marker-end="url(#tip)"/>'
     rows = _labels(edges)
     x, y = points[len(points) // 2] if points else layout.centres[ends[0]]
+    spot = layout.labels.get(ends)
     if rows and spot is not None:
         width, height = _label_size(rows)
         x, y = spot[0] - width / 2, spot[1] - height / 2 + ROW - 1
@@ -229,6 +217,7 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
 
 def _short(text: str, most: int) -> str:
     line = " ".join(text[: 4 * most].split())
+    line = line if cell_len(line) <= most else line[: most + 1]
     while cell_len(line) > most:
         line = line[:-2].rstrip() + "…"
     return line

@@ -1,6 +1,6 @@
-"""Boxes and lines get their places from a real layout engine: Graphviz where it is installed, else grandalf.
+"""Places for boxes and lines: by Graphviz where it is installed, else by a layered drawing (Sugiyama) of our own.
 
-Both are given names of our own making and sizes, nothing else, so nothing of a graph's text reaches them.
+Graphviz is given generated names and sizes, nothing else, so no text of a graph reaches it.
 """
 
 from __future__ import annotations
@@ -8,28 +8,34 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from math import hypot
+from itertools import accumulate, pairwise
+from math import inf
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from context_compiler.errors import PipelineError
 
 Point: TypeAlias = tuple[float, float]
 Size: TypeAlias = tuple[float, float]
+Link: TypeAlias = tuple[int, int]
 
 SECONDS = 60.0
-"""How long Graphviz may take."""
+"""Time limit of Graphviz."""
 MOST = 5_000
 """Stages and edges that are drawn with Graphviz."""
 MOST_PURE = 400
-"""The same without; grandalf takes longer, and recurses."""
+"""The same without it."""
 GAP = 46.0
-"""Between two ranks, and half of it between two boxes."""
-MOST_GAP = 76.0
-"""The same where two labels are to stand between them."""
+"""Between two ranks; half of it between two boxes."""
+PORT = 20.0
+"""Between two lines that meet the same box."""
+BESIDE = 5.0
+"""Between a line and its label."""
+SWEEPS, WORK = 60, 100_000
+"""Passes over all ranks, and how many spots they may visit in all: a huge graph gets fewer passes."""
 INCH = 72.0
 
 
@@ -41,44 +47,44 @@ class Layout:
     height: float
     centres: Sequence[Point]
     """Of the boxes, in their order."""
-    lines: Mapping[tuple[int, int], tuple[Point, ...]]
+    lines: Mapping[Link, tuple[Point, ...]]
     """From box to box."""
     curved: bool
     """Whether the points are those of cubic curves; else they are corners."""
-    labels: Mapping[tuple[int, int], Point] = field(default_factory=dict[tuple[int, int], Point])
+    labels: Mapping[Link, Point] = field(default_factory=dict[Link, Point])
     """The middles of the places that were kept free for what is written on a line."""
 
 
-def laid_out(
+def compute_layout(
     sizes: Sequence[Size],
-    links: Sequence[tuple[int, int]],
+    links: Sequence[Link],
     *,
-    labels: Mapping[tuple[int, int], Size] = MappingProxyType({}),
+    labels: Mapping[Link, Size] = MappingProxyType({}),
     graphviz: str | None = "dot",
 ) -> Layout:
-    """Places for boxes of these sizes, from the first down, and for the links between them.
+    """Place boxes of these sizes, from the first down, and the links between them.
 
     Args:
         sizes: Width and height of each box, in points.
         links: From which box to which; each pair once, no box to itself.
-        labels: What room is wanted beside a link, in points; the library only leaves more between ranks.
-        graphviz: The program; where it is not found, or None, the Python library is used.
+        labels: Room to keep free beside a link, in points.
+        graphviz: The program; without it, or with None, the layout is computed here.
 
     Raises:
-        PipelineError: there is too much to draw, or nothing that can.
+        PipelineError: the graph is too large, or Graphviz failed.
     """
     program = shutil.which(graphviz) if graphviz else None
     most = MOST if program else MOST_PURE
     if len(sizes) + len(links) > most * 2:
         raise PipelineError(f"{len(sizes):,} stages and {len(links):,} edges are too many to draw")
-    return _by_graphviz(program, sizes, links, labels) if program else _by_grandalf(sizes, links, labels)
+    return _by_graphviz(program, sizes, links, labels) if program else _by_ranks(sizes, links, labels)
 
 
 def _by_graphviz(
     program: str,
     sizes: Sequence[Size],
-    links: Sequence[tuple[int, int]],
-    labels: Mapping[tuple[int, int], Size],
+    links: Sequence[Link],
+    labels: Mapping[Link, Size],
 ) -> Layout:
     lines = [f"digraph {{ nodesep={GAP / 2 / INCH:.3f} ranksep={GAP / INCH:.3f} edge [dir=none]"]
     lines += ["node [shape=box fixedsize=true label=x]"]
@@ -110,8 +116,8 @@ def _read_plain(text: str, count: int) -> Layout:
     """Graphviz's plain output: inches, counted from below."""
     width = height = 0.0
     centres: list[Point] = [(0.0, 0.0)] * count
-    links: dict[tuple[int, int], tuple[Point, ...]] = {}
-    labels: dict[tuple[int, int], Point] = {}
+    links: dict[Link, tuple[Point, ...]] = {}
+    labels: dict[Link, Point] = {}
     for line in text.splitlines():
         words = shlex.split(line)
         if words[0] == "graph":
@@ -128,124 +134,248 @@ def _read_plain(text: str, count: int) -> Layout:
     return Layout(width=width, height=height, centres=centres, lines=links, curved=True, labels=labels)
 
 
-class _View:
-    """What grandalf wants of a box, and what it writes on it."""
-
-    def __init__(self, size: Size) -> None:
-        self.w, self.h = size
-        self.xy: Point = (0.0, 0.0)
-
-
-def _by_grandalf(
-    sizes: Sequence[Size], links: Sequence[tuple[int, int]], labels: Mapping[tuple[int, int], Size]
-) -> Layout:
-    try:
-        graphs, layouts, routing = (import_module(f"grandalf.{name}") for name in ("graphs", "layouts", "routing"))
-    except ImportError:
-        raise PipelineError(
-            "drawing needs Graphviz, or pip install 'pydantic-ai-context-compiler[draw]'; neither is there"
-        ) from None
-    boxes: list[Any] = [graphs.Vertex(at) for at in range(len(sizes))]
-    for box, size in zip(boxes, sizes, strict=True):
-        box.view = _View(size)
-    edges: list[Any] = [graphs.Edge(boxes[source], boxes[target]) for source, target in links]
-    for edge in edges:
-        edge.view = routing.EdgeViewer()
-    gap = max(GAP, min(MOST_GAP, 2 * max((height for _, height in labels.values()), default=0.0)))
-    left, centres = 0.0, [(0.0, 0.0)] * len(sizes)
-    lines: dict[tuple[int, int], tuple[Point, ...]] = {}
-    bottom = 0.0
-    for component in graphs.Graph(boxes, edges).C:
-        inside: list[Any] = sorted(component.sV, key=lambda box: box.data)
-        width, height = _placed(component, inside, layouts, routing, gap)
-        for box in inside:
-            centres[box.data] = (box.view.xy[0] + left, box.view.xy[1])
-        for edge in component.sE:
-            points = [(x + left, y) for x, y in getattr(edge.view, "_pts", ())]
-            ends = (edge.v[0].data, edge.v[1].data)
-            lines[ends] = tuple(points) or (centres[ends[0]], centres[ends[1]])
-        left, bottom = left + width + GAP, max(bottom, height)
-    return Layout(width=max(0.0, left - GAP), height=bottom, centres=centres, lines=lines, curved=False)
+def _by_ranks(sizes: Sequence[Size], links: Sequence[Link], labels: Mapping[Link, Size]) -> Layout:
+    """A layered drawing: ranks by longest path, orders by barycentre, places by least squares."""
+    upward = _back_links(len(sizes), links)
+    steps = [
+        (b, a, length) if (a, b) in upward else (a, b, length)
+        for a, b in links
+        for length in (2 if (a, b) in labels else 1,)
+    ]
+    ranks = _ranks(len(sizes), steps)
+    boxes = [_Spot(left=w / 2, right=w / 2, height=h, box=True) for w, h in sizes]
+    rows: list[list[_Spot]] = [[] for _ in range(max(ranks, default=-1) + 1)]
+    for box, rank in zip(boxes, ranks, strict=True):
+        rows[rank].append(box)
+    chains: list[list[_Spot]] = []
+    for link, (source, target, _) in zip(links, steps, strict=True):
+        bends = [_Spot(left=GAP / 4, right=GAP / 4) for _ in range(ranks[source] + 1, ranks[target])]
+        if link in labels:
+            width, height = labels[link]
+            labelled = bends[-1 if link in upward else 0]  # next to the box that the link leaves
+            labelled.right, labelled.height = BESIDE + width, height
+        chain = [boxes[source], *bends, boxes[target]]
+        for rank, bend in enumerate(bends, ranks[source] + 1):
+            rows[rank].append(bend)
+        for above, below in pairwise(chain):
+            above.below.append(below)
+            below.above.append(above)
+        chains.append(chain)
+    _order(rows)
+    _place(rows)
+    _straighten(rows, chains)
+    return _drawing(rows, boxes, dict(zip(links, chains, strict=True)), upward, labels)
 
 
-def _placed(component: Any, inside: Sequence[Any], layouts: Any, routing: Any, gap: float) -> Size:
-    """Lay out what hangs together, shifted so that it begins at the corner; its size."""
-    if len(inside) > 1:
-        sugiyama = layouts.SugiyamaLayout(component)
-        sugiyama.xspace, sugiyama.yspace = GAP / 2, gap
-        sugiyama.route_edge = routing.route_with_lines
-        sugiyama.init_all(roots=[inside[0]])
-        sugiyama.draw(3)
-    drawn: list[Point] = [point for edge in component.sE for point in getattr(edge.view, "_pts", ())]
-    x0 = min([box.view.xy[0] - box.view.w / 2 for box in inside] + [x for x, _ in drawn])
-    y0 = min(box.view.xy[1] - box.view.h / 2 for box in inside)
-    for box in inside:
-        box.view.xy = (box.view.xy[0] - x0, box.view.xy[1] - y0)
-    for edge in component.sE:
-        edge.view._pts = [(x - x0, y - y0) for x, y in getattr(edge.view, "_pts", ())]
-    right = max([box.view.xy[0] + box.view.w / 2 for box in inside] + [x - x0 for x, _ in drawn])
-    return right, max(box.view.xy[1] + box.view.h / 2 for box in inside)
+@dataclass(slots=True, eq=False)
+class _Spot:
+    """A box in its rank, or the place at which a longer link passes a rank, with the label beside it."""
+
+    left: float
+    right: float
+    """Width on each side of `x`."""
+    height: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    box: bool = False
+    at: int = 0
+    """Its place in the rank, from 0."""
+    above: list[_Spot] = field(default_factory=list["_Spot"])
+    below: list[_Spot] = field(default_factory=list["_Spot"])
 
 
-Link: TypeAlias = tuple[int, int]
-Rectangle: TypeAlias = tuple[float, float, float, float]
-"""Left, top, right, bottom."""
-
-BESIDE = 5.0
-"""From a line to what is written on it."""
-PLACES = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
-"""Parts of a line's length at which a place is looked for, the best first."""
-
-
-def label_places(
-    lines: Mapping[Link, Sequence[Point]], sizes: Mapping[Link, Size], boxes: Sequence[Rectangle]
-) -> dict[Link, Point]:
-    """The middle of a place for each label, found one after another.
-
-    Args:
-        lines: Corners of each line.
-        sizes: Width and height of each label.
-        boxes: Where nothing may be written.
-    """
-    taken = list(boxes)
-    found: dict[Link, Point] = {}
-    for link, (width, height) in sizes.items():
-        points = lines.get(link, ())
-        if len(points) < 2:
-            continue
-        tried = list(_tried(points, width, left=link[::-1] in lines and points[0][1] > points[-1][1]))
-        x, y = min(tried, key=lambda one: _covered(one, (width, height), taken))  # of equals, the first
-        found[link] = (x, y)
-        taken.append((x - width / 2, y - height / 2, x + width / 2, y + height / 2))
+def _back_links(count: int, links: Sequence[Link]) -> set[Link]:
+    """The links that close a cycle, found depth first from the first box on."""
+    targets: list[list[int]] = [[] for _ in range(count)]
+    for source, target in links:
+        targets[source].append(target)
+    found: set[Link] = set()
+    state = [0] * count  # 1: on the way here, 2: done
+    for first in range(count):
+        path = [] if state[first] else [(first, iter(targets[first]))]
+        state[first] = state[first] or 1
+        while path:
+            here, ahead = path[-1]
+            target = next(ahead, None)
+            if target is None:
+                state[here] = 2
+                path.pop()
+            elif state[target] == 1:
+                found.add((here, target))
+            elif state[target] == 0:
+                state[target] = 1
+                path.append((target, iter(targets[target])))
     return found
 
 
-def _tried(points: Sequence[Point], width: float, *, left: bool) -> Iterator[Point]:
-    """Middles of places beside a line; on its left first where a line back is on its right."""
-    for part in PLACES:
-        x, y = _along(points, part)
-        for side in (-1, 1) if left else (1, -1):
-            yield x + side * (width / 2 + BESIDE), y
+def _ranks(count: int, steps: Sequence[tuple[int, int, int]]) -> list[int]:
+    """The rank of each box, below all that lead to it; a step is (from, to, ranks between them)."""
+    after: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    missing = [0] * count
+    for source, target, length in steps:
+        after[source].append((target, length))
+        missing[target] += 1
+    ranks, ready = [0] * count, [at for at in range(count) if not missing[at]]
+    first = tuple(ready)
+    while ready:
+        here = ready.pop()
+        for target, length in after[here]:
+            ranks[target] = max(ranks[target], ranks[here] + length)
+            missing[target] -= 1
+            if not missing[target]:
+                ready.append(target)
+    for here in first:  # nothing holds it at the top
+        ranks[here] = min((ranks[target] - length for target, length in after[here]), default=0)
+    return ranks
 
 
-def _along(points: Sequence[Point], part: float) -> Point:
-    """The point at so much of the length of a line."""
-    pairs = list(zip(points, points[1:], strict=False))
-    lengths = [hypot(bx - ax, by - ay) for (ax, ay), (bx, by) in pairs]
-    rest = part * sum(lengths)
-    for ((ax, ay), (bx, by)), length in zip(pairs, lengths, strict=True):
-        if rest <= length and length:
-            return ax + (bx - ax) * rest / length, ay + (by - ay) * rest / length
-        rest -= length
-    return points[-1]
+def _order(rows: list[list[_Spot]]) -> None:
+    """Put each rank into an order with few crossings, in place."""
+    _number(rows)
+    best, fewest = [list(row) for row in rows], _crossings(rows)
+    sweeps = max(2, min(SWEEPS, WORK // (1 + sum(map(len, rows)))))
+    for sweep in range(sweeps):
+        down = sweep % 2 == 0
+        for row in rows[1:] if down else rows[-2::-1]:
+            row.sort(key=lambda spot: _barycentre(spot, spot.above if down else spot.below))
+            for at, spot in enumerate(row):
+                spot.at = at
+        crossings = _crossings(rows)
+        if crossings < fewest:
+            best, fewest = [list(row) for row in rows], crossings
+    rows[:] = best
+    _number(rows)
 
 
-def _covered(centre: Point, size: Size, taken: Sequence[Rectangle]) -> float:
-    """How much of what stands somewhere already would be written over, as an area."""
-    left, top = centre[0] - size[0] / 2, centre[1] - size[1] / 2
-    area = 0.0
-    for west, north, east, south in taken:
-        across = min(left + size[0], east) - max(left, west)
-        down = min(top + size[1], south) - max(top, north)
-        area += max(0.0, across) * max(0.0, down)
-    return area
+def _number(rows: Sequence[Sequence[_Spot]]) -> None:
+    for row in rows:
+        for at, spot in enumerate(row):
+            spot.at = at
+
+
+def _barycentre(spot: _Spot, beside: Sequence[_Spot]) -> float:
+    return sum(one.at for one in beside) / len(beside) if beside else spot.at
+
+
+def _crossings(rows: Sequence[Sequence[_Spot]]) -> int:
+    """Pairs of links that cross between neighbouring ranks."""
+    count = 0
+    for row in rows:
+        passed: list[int] = []
+        for at in (below for spot in row for below in sorted(one.at for one in spot.below)):
+            place = bisect_right(passed, at)
+            count += len(passed) - place
+            passed.insert(place, at)
+    return count
+
+
+def _place(rows: Sequence[Sequence[_Spot]]) -> None:
+    """Give every spot its x: near what it is linked with, in the order of its rank, without overlap."""
+    for row in rows:
+        _settle(row, [0.0] * len(row), [1.0] * len(row))
+    sweeps = max(2, min(SWEEPS, WORK // (1 + sum(map(len, rows)))))
+    for sweep in range(sweeps):
+        both, down = sweep >= sweeps - 2, sweep % 2 == 0
+        for row in rows if down else reversed(rows):
+            wanted: list[float] = []
+            weights: list[float] = []
+            for spot in row:
+                beside = spot.above + spot.below if both else spot.above if down else spot.below
+                pulls = [_pull(spot, one) for one in beside]
+                total = sum(pulls)
+                middle = sum(pull * one.x for pull, one in zip(pulls, beside, strict=True))
+                wanted.append(middle / total if total else spot.x)
+                weights.append(total or 0.1)
+            _settle(row, wanted, weights)
+
+
+def _pull(spot: _Spot, other: _Spot) -> float:
+    """How much a link wants to be straight: most of all between two bends."""
+    return (8.0, 2.0, 1.0)[spot.box + other.box]
+
+
+def _straighten(rows: Sequence[Sequence[_Spot]], chains: Iterable[Sequence[_Spot]]) -> None:
+    """Give the bends of a link one x where their neighbours leave room for it."""
+    ranks = {id(spot): row for row in rows for spot in row}
+    for _, *bends, _ in chains:
+        low, high = -inf, inf
+        for bend in bends:
+            row = ranks[id(bend)]
+            if bend.at:
+                left = row[bend.at - 1]
+                low = max(low, left.x + left.right + GAP / 2 + bend.left)
+            if bend.at + 1 < len(row):
+                right = row[bend.at + 1]
+                high = min(high, right.x - right.left - GAP / 2 - bend.right)
+        if bends and low <= high:
+            middle = min(max(sum(bend.x for bend in bends) / len(bends), low), high)
+            for bend in bends:
+                bend.x = middle
+
+
+def _settle(row: Sequence[_Spot], wanted: Sequence[float], weights: Sequence[float]) -> None:
+    """The places of a rank that are nearest to the wanted ones by least squares (pool adjacent violators)."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, spots
+    offsets = list(accumulate((a.right + GAP / 2 + b.left for a, b in pairwise(row)), initial=0.0))
+    for want, weight, offset in zip(wanted, weights, offsets, strict=False):
+        mean, size = want - offset, 1
+        while blocks and blocks[-1][0] >= mean:
+            other, heavy, more = blocks.pop()
+            mean, weight, size = (mean * weight + other * heavy) / (weight + heavy), weight + heavy, size + more
+        blocks.append((mean, weight, size))
+    means = [mean for mean, _, size in blocks for _ in range(size)]
+    for spot, mean, offset in zip(row, means, offsets, strict=False):
+        spot.x = mean + offset
+
+
+def _drawing(
+    rows: Sequence[Sequence[_Spot]],
+    boxes: Sequence[_Spot],
+    chains: Mapping[Link, Sequence[_Spot]],
+    upward: Collection[Link],
+    labels: Mapping[Link, Size],
+) -> Layout:
+    """The layout of spots that have their places, moved so that it begins at the corner."""
+    x0 = min((spot.x - spot.left for row in rows for spot in row), default=0.0)
+    bounds: dict[int, tuple[float, float]] = {}
+    y = 0.0
+    for row in rows:
+        tall = max(spot.height for spot in row)
+        y += (GAP if any(spot.box for spot in row) else GAP / 2) * bool(bounds)
+        for spot in row:
+            spot.x, spot.y = spot.x - x0, y + tall / 2
+            bounds[id(spot)] = (y, y + tall)
+        y += tall
+    leaving, coming = _ports(chains, 0), _ports(chains, -1)
+    lines: dict[Link, tuple[Point, ...]] = {}
+    for link, (first, *bends, last) in chains.items():
+        start, end = leaving[link], coming[link]
+        points = [(start, first.y + first.height / 2), (start, bounds[id(first)][1])]
+        points += [(bend.x, y) for bend in bends for y in bounds[id(bend)]]
+        points += [(end, bounds[id(last)][0]), (end, last.y - last.height / 2)]
+        points = list(dict.fromkeys(points))
+        lines[link] = tuple(reversed(points) if link in upward else points)
+    spots = {link: chains[link][-2 if link in upward else 1] for link in labels if link in chains}
+    return Layout(
+        width=max((spot.x + spot.right for row in rows for spot in row), default=0.0),
+        height=y,
+        centres=[(box.x, box.y) for box in boxes],
+        lines=lines,
+        curved=False,
+        labels={link: (spot.x + BESIDE + labels[link][0] / 2, spot.y) for link, spot in spots.items()},
+    )
+
+
+def _ports(chains: Mapping[Link, Sequence[_Spot]], end: int) -> dict[Link, float]:
+    """The x at which each link meets the box at its upper (0) or lower (-1) end: beside each other, none across."""
+    at: dict[int, list[Link]] = {}
+    for link, chain in chains.items():
+        at.setdefault(id(chain[end]), []).append(link)
+    found: dict[Link, float] = {}
+    for some in at.values():
+        some.sort(key=lambda link: chains[link][1 if end == 0 else -2].x)
+        box = chains[some[0]][end]
+        apart = min(PORT, (box.left + box.right - PORT) / len(some))
+        for place, link in enumerate(some):
+            found[link] = box.x + (place - (len(some) - 1) / 2) * apart
+    return found

@@ -88,7 +88,6 @@ def test_what_a_graph_says_cannot_move_the_cursor(cc: Command, tmp_path: Path) -
 
 
 def test_a_graph_is_drawn_into_a_file_or_printed(cc: Command, sound: Path, tmp_path: Path) -> None:
-    pytest.importorskip("grandalf")
     said = cc("pipeline", "draw", str(sound), "--out", str(tmp_path / "sound.svg"))
     assert said.code == 0 and "sound.svg" in said.out
     svg = (tmp_path / "sound.svg").read_text()
@@ -99,6 +98,5 @@ def test_a_graph_is_drawn_into_a_file_or_printed(cc: Command, sound: Path, tmp_p
 def test_a_drawing_that_cannot_be_made_or_written_is_one_line(cc: Command, sound: Path, broken: Path) -> None:
     said = cc("pipeline", "draw", str(broken))
     assert said.code == 2 and "broken.dot:2:12: this string is not closed" in " ".join(said.err.split())
-    pytest.importorskip("grandalf")
     said = cc("pipeline", "draw", str(sound), "--out", str(sound.parent / "no" / "x.svg"))
     assert said.code == 2 and "cannot be written" in " ".join(said.err.split())

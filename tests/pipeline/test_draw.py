@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.dom import minidom
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from context_compiler.errors import PipelineError
 from context_compiler.pipeline import Graph, parse_dot, to_svg
-from context_compiler.pipeline.layout import Layout, label_places, laid_out
+from context_compiler.pipeline.layout import Layout, compute_layout
 from tests.pipeline.test_fidelity import EXAMPLE
-
-pytest.importorskip("grandalf")
 
 
 def texts(svg: str) -> list[str]:
@@ -110,7 +112,7 @@ print("stop")
 
 
 def test_graphviz_is_given_sizes_only_and_its_plain_answer_is_read(tmp_path: Path) -> None:
-    layout = laid_out([(72, 36), (72, 36)], [(0, 1)], graphviz=program(tmp_path, PLAIN))
+    layout = compute_layout([(72, 36), (72, 36)], [(0, 1)], graphviz=program(tmp_path, PLAIN))
     assert layout == Layout(
         width=144.0,
         height=216.0,
@@ -126,11 +128,11 @@ def test_graphviz_is_given_sizes_only_and_its_plain_answer_is_read(tmp_path: Pat
 @pytest.mark.parametrize("body", ["sys.exit(3)", "print('edge n0')", "print('node n9 1 1')"])
 def test_a_graphviz_that_fails_is_an_error_of_one_line(tmp_path: Path, body: str) -> None:
     with pytest.raises(PipelineError, match="could not lay the graph out"):
-        laid_out([(72, 36)], [], graphviz=program(tmp_path, body))
+        compute_layout([(72, 36)], [], graphviz=program(tmp_path, body))
 
 
-def test_without_graphviz_the_library_lays_it_out(tmp_path: Path) -> None:
-    layout = laid_out([(72, 36), (72, 36), (10, 10)], [(0, 1)], graphviz=str(tmp_path / "no-dot"))
+def test_without_graphviz_it_is_laid_out_here(tmp_path: Path) -> None:
+    layout = compute_layout([(72, 36), (72, 36), (10, 10)], [(0, 1)], graphviz=str(tmp_path / "no-dot"))
     assert not layout.curved
     assert layout.centres[0][1] < layout.centres[1][1]
     assert set(layout.lines) == {(0, 1)}
@@ -157,7 +159,7 @@ real = pytest.mark.skipif(GRAPHVIZ is None, reason="Graphviz is not installed (D
 def test_graphviz_itself_lays_a_graph_out_and_lines_reach_their_boxes() -> None:
     sizes = [(90.0, 40.0), (120.0, 60.0), (70.0, 30.0)]
     links = [(0, 1), (1, 2), (2, 0)]
-    layout = laid_out(sizes, links, labels={(1, 2): (80.0, 30.0)}, graphviz=GRAPHVIZ)
+    layout = compute_layout(sizes, links, labels={(1, 2): (80.0, 30.0)}, graphviz=GRAPHVIZ)
     assert layout.curved and set(layout.lines) == set(links) and set(layout.labels) == {(1, 2)}
     for source, target in links:
         for end, at in ((source, 0), (target, -1)):
@@ -168,7 +170,7 @@ def test_graphviz_itself_lays_a_graph_out_and_lines_reach_their_boxes() -> None:
 
 
 @real
-def test_graphviz_itself_draws_everything_the_library_draws() -> None:
+def test_graphviz_itself_draws_everything_that_is_drawn_without_it() -> None:
     for source in (EXAMPLE, "digraph { }", "digraph g { a -> a; a -> b; b -> a [label=back]; a; b }"):
         graph = parse_dot(source)
         by_graphviz = to_svg(graph, graphviz=GRAPHVIZ)
@@ -183,19 +185,47 @@ def test_graphviz_itself_is_told_nothing_of_a_hostile_graph() -> None:
     assert {node.tagName for node in document.getElementsByTagName("*")} <= ALLOWED
 
 
-def test_labels_stand_beside_their_lines_and_on_nothing_else_where_there_is_room() -> None:
-    lines = {
-        (0, 1): ((0.0, 0.0), (0.0, 100.0)),
-        (0, 2): ((20.0, 0.0), (20.0, 100.0)),
-        (1, 0): ((-9.0, 100.0), (-9.0, 0.0)),
-    }
-    sizes = dict.fromkeys(lines, (40.0, 20.0))
-    boxes = [(-50.0, -30.0, 50.0, 0.0), (-50.0, 100.0, 50.0, 130.0)]
-    places = label_places(lines, sizes, boxes)
-    assert places[0, 1] == (25.0, 50.0) and places[1, 0] == (-34.0, 50.0)
-    taken = [*boxes, *((x - 20, y - 10, x + 20, y + 10) for x, y in places.values())]
-    for at, one in enumerate(taken):
-        for other in taken[at + 1 :]:
-            assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
-    full = label_places(lines, sizes, [(-1_000.0, -1_000.0, 1_000.0, 1_000.0)])
-    assert full[0, 1] == (25.0, 50.0) and label_places({}, sizes, []) == {}
+SIZES = st.lists(st.tuples(st.integers(20, 200), st.integers(20, 80)), min_size=1, max_size=12)
+
+
+@given(st.data(), SIZES)
+def test_boxes_and_labels_never_cover_each_other_and_lines_pass_between_boxes(data: st.DataObject, sizes: Any) -> None:
+    end = st.integers(0, len(sizes) - 1)
+    pairs = data.draw(st.lists(st.tuples(end, end).filter(lambda pair: pair[0] != pair[1]), unique=True, max_size=24))
+    labelled = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    labels = dict.fromkeys(labelled, (90.0, 30.0))
+    layout = compute_layout(sizes, pairs, labels=labels, graphviz=None)
+    boxes = [around(*one) for one in zip(layout.centres, sizes, strict=True)]
+    places = [*boxes, *(around(layout.labels[link], size) for link, size in labels.items())]
+    for at, one in enumerate(places):
+        assert -0.01 <= one[0] and one[2] <= layout.width + 0.01 and -0.01 <= one[1] and one[3] <= layout.height + 0.01
+        assert not any(overlap(one, other) for other in places[at + 1 :])
+    assert set(layout.lines) == set(pairs) and set(layout.labels) == set(labelled)
+    for (source, target), points in layout.lines.items():
+        for end, (x, y) in ((source, points[0]), (target, points[-1])):
+            left, top, right, bottom = boxes[end]
+            assert left <= x <= right and min(abs(y - top), abs(y - bottom)) < 0.01
+        for (x, y), (x2, y2) in pairwise(points):
+            steps = [(x + (x2 - x) * part / 10, y + (y2 - y) * part / 10) for part in range(11)]
+            assert not any(overlap((px, py, px, py), box) for px, py in steps for box in boxes)
+
+
+def around(centre: tuple[float, float], size: tuple[float, float]) -> tuple[float, float, float, float]:
+    """Left, top, right, bottom."""
+    (x, y), (w, h) = centre, size
+    return x - w / 2, y - h / 2, x + w / 2, y + h / 2
+
+
+def overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    across = min(one[2], other[2]) - max(one[0], other[0])
+    down = min(one[3], other[3]) - max(one[1], other[1])
+    inside = one[:2] == one[2:] and across > -0.01
+    return (across > 0.01 or inside and other[0] + 0.01 < one[0] < other[2] - 0.01) and (
+        down > 0.01 or inside and other[1] + 0.01 < one[1] < other[3] - 0.01
+    )
+
+
+def test_two_stages_that_lead_to_each_other_have_two_lines_apart() -> None:
+    layout = compute_layout([(90, 40), (90, 40)], [(0, 1), (1, 0)], graphviz=None)
+    there, back = layout.lines[0, 1], layout.lines[1, 0]
+    assert abs(there[0][0] - back[-1][0]) > 10 and (there[0][0] < back[-1][0]) == (there[-1][0] < back[0][0])
