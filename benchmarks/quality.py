@@ -18,7 +18,7 @@ from pydantic_ai.messages import ModelMessage
 from benchmarks.data import ASKED, GENERATED, Data, at_hand
 from context_compiler.cli.drawing import Line, Panel, draw
 from context_compiler.manager import ContextConfig, ContextManager, Score, VolatileMemory
-from context_compiler.manager.session import split
+from context_compiler.manager.session import split_turns
 from context_compiler.messages.history import Reader
 from context_compiler.tokens import as_counter
 
@@ -44,7 +44,7 @@ async def scored(messages: Sequence[ModelMessage], turns: int, most: int) -> Seq
     memory = VolatileMemory()
     manager = ContextManager(memory, "none", ContextConfig(max_tokens=most))
     feed = manager.as_capability().desk
-    for group in split(messages, Reader(as_counter(None)))[:turns]:
+    for group in split_turns(messages, Reader(as_counter(None)))[:turns]:
         async with feed.lock:
             await feed.turn(list(group))
     return await memory.scores()

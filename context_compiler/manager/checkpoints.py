@@ -13,8 +13,8 @@ from context_compiler.errors import ContextMemoryError, SettingsError
 from context_compiler.ids import chained
 from context_compiler.manager.memory import AUTHOR, MemoryRepository, MemorySystem, SessionShelf, Snapshot
 from context_compiler.manager.results import Score
-from context_compiler.manager.session import Session, Turn, facts_of, restored
-from context_compiler.manager.summary import Made
+from context_compiler.manager.session import Session, SessionTurn, restore_session, session_facts
+from context_compiler.manager.summary import SummaryRow
 from context_compiler.messages.history import Reader, message_body, searchable
 
 
@@ -22,7 +22,7 @@ from context_compiler.messages.history import Reader, message_body, searchable
 class TurnChain:
     """The messages of some turns as names and bodies; it is a `Chain`."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[SessionTurn, ...]
     starts: tuple[int, ...]
     """The position of the first message of each turn, and the number of all messages."""
     ids: tuple[str, ...]
@@ -42,7 +42,7 @@ class TurnChain:
         return searchable(self.reader.one(self.message(index)))
 
 
-def chained_turns(turns: tuple[Turn, ...], last: TurnChain | None, reader: Reader) -> TurnChain:
+def chain_turns(turns: tuple[SessionTurn, ...], last: TurnChain | None, reader: Reader) -> TurnChain:
     """Turns by name; what they share with those that were named last is not read again."""
     known = last.turns if last else ()
     differ = compress(count(), map(operator.is_not, turns, known))
@@ -56,7 +56,7 @@ def chained_turns(turns: tuple[Turn, ...], last: TurnChain | None, reader: Reade
     return TurnChain(turns=turns, starts=tuple(starts), ids=tuple(ids), reader=reader)
 
 
-class Versions:
+class Checkpoints:
     """The repository and the shelf of one manager, as far as there are any.
 
     A repository that keeps sessions gives them back itself; those of any other are kept here, which costs nothing,
@@ -109,9 +109,9 @@ class Versions:
         saved = None if known is not None or self._past is None else await self._past.session_at(commit)
         if known is None and saved is None:
             raise ContextMemoryError(f"commit {commit} holds no session; `log` names the others")
-        return known or restored(saved, self._reader)  # pyright: ignore[reportArgumentType] # one of the two is there
+        return known or restore_session(saved, self._reader)  # pyright: ignore[reportArgumentType] # one of the two is there
 
-    async def keep(self, session: Session, score: Score | None = None, made: Made | None = None) -> None:
+    async def keep(self, session: Session, score: Score | None = None, made: SummaryRow | None = None) -> None:
         """Keep a session as it stands, where there is a shelf, and how a summary was made."""
         if self._shelf is None:
             return
@@ -125,11 +125,11 @@ class Versions:
     async def latest(self) -> Session | None:
         """The session as it was kept last."""
         saved = None if self._shelf is None else await self._shelf.latest()
-        return None if saved is None else restored(saved, self._reader)
+        return None if saved is None else restore_session(saved, self._reader)
 
     def _chained(self, session: Session) -> TurnChain:
-        self._last = chained_turns(session.turns, self._last, self._reader)
+        self._last = chain_turns(session.turns, self._last, self._reader)
         return self._last
 
     def _snapshot(self, session: Session) -> Snapshot:
-        return Snapshot(turns=self._chained(session), count=len(session.turns), facts=facts_of(session))
+        return Snapshot(turns=self._chained(session), count=len(session.turns), facts=session_facts(session))

@@ -73,7 +73,7 @@ class ContextConfig:
             raise SettingsError(f"ContextConfig {name}={getattr(self, name)!r:.80}: give {allowed}")
 
 
-def as_config(config: ContextConfig | None) -> ContextConfig:
+def check_config(config: ContextConfig | None) -> ContextConfig:
     """The settings as given, or the defaults.
 
     Raises:
@@ -85,7 +85,7 @@ def as_config(config: ContextConfig | None) -> ContextConfig:
     return config or ContextConfig()
 
 
-def spoken(where: str, text: object) -> str:
+def check_input(where: str, text: object) -> str:
     """What somebody said, as it is.
 
     Raises:

@@ -16,9 +16,16 @@ from pydantic_ai.models import ModelRequestContext
 from context_compiler.cache import Memo
 from context_compiler.compiler.agent import Answer
 from context_compiler.compiler.view import mark_in
-from context_compiler.manager.session import asks, context_messages, split, turn_of, whole, with_turn
+from context_compiler.manager.session import (
+    answered_prefix,
+    context_messages,
+    make_turn,
+    split_turns,
+    starts_turn,
+    with_turn,
+)
 from context_compiler.manager.summary import Charge
-from context_compiler.manager.turns import Desk
+from context_compiler.manager.turns import TurnProcessor
 from context_compiler.messages.history import History
 from context_compiler.middleware.overflow import RetryModelRequest
 from context_compiler.middleware.processor import REMEMBERED, after, tagged
@@ -33,7 +40,7 @@ class ManagedContext(AbstractCapability[Any]):
     A `ContextCompiler` beside it comes after it: it records what is sent, and keeps to a budget of its own.
     """
 
-    desk: Desk
+    processor: TurnProcessor
     _: KW_ONLY
     id: str | None = "context_manager"
     """Stable, because durable engines name their steps by it."""
@@ -60,30 +67,32 @@ class ManagedContext(AbstractCapability[Any]):
         finally:
             self._over = True
             if not said:
-                let_go(self.desk, self._key)
-            if said or not self.desk.lock.locked():
+                abandon_run(self.processor, self._key)
+            if said or not self.processor.lock.locked():
                 await self._finished(said)
 
     async def _finished(self, said: list[ModelMessage]) -> None:
-        outcome = await attempted(finish(self.desk, self._key, said[self._seen :], said))
+        outcome = await attempted(finish_run(self.processor, self._key, said[self._seen :], said))
         if outcome.error is not None:
-            self.desk.reports.tell("the end of a run", outcome.error)
+            self.processor.reporter.report("the end of a run", outcome.error)
 
     async def _sent(self, ctx: RunContext[Any], given: ModelRequestContext) -> ModelRequestContext:
         messages = given.messages
         outcome = await attempted(self._served(ctx, messages))
         if outcome.value is None:
-            self.desk.reports.tell("the history is sent as it is", outcome.error or RuntimeError("nothing to send"))
+            self.processor.reporter.report(
+                "the history is sent as it is", outcome.error or RuntimeError("nothing to send")
+            )
             return given
         return replace(given, messages=outcome.value.messages)
 
-    async def _served(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> Served:
-        news = messages[self._seen :] if self._seen else unseen(self.desk, messages)
+    async def _served(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> RequestMessages:
+        news = messages[self._seen :] if self._seen else new_messages(self.processor, messages)
         self._seen = len(messages)
-        served = await serve(self.desk, news, messages, self._key, _charging(ctx), ends=True)
+        served = await prepare_request(self.processor, news, messages, self._key, _charge_to(ctx), ends=True)
         self._key = served.key
         if self._over:
-            let_go(self.desk, self._key)
+            abandon_run(self.processor, self._key)
         return served
 
     if RetryModelRequest is not None:
@@ -109,8 +118,8 @@ class ManagedHistory:
     It does not hear the last answer of a run: the session has that once the next run hands it over.
     """
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, processor: TurnProcessor) -> None:
+        self._processor = processor
         self._runs: Memo[str, tuple[int | None, int]] = Memo(REMEMBERED)
         """By run: the turn it is in, and how much of a history that was sent as it is has been seen."""
 
@@ -118,7 +127,9 @@ class ManagedHistory:
         """What the session says, with a mark by which it is known again. Never raises."""
         outcome = await attempted(self._sent(ctx, messages))
         if outcome.value is None:
-            self._desk.reports.tell("the history is sent as it is", outcome.error or RuntimeError("nothing to send"))
+            self._processor.reporter.report(
+                "the history is sent as it is", outcome.error or RuntimeError("nothing to send")
+            )
         return outcome.value or messages
 
     async def _sent(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
@@ -129,18 +140,18 @@ class ManagedHistory:
         if mark is not None and "responses" in mark:
             news = after(messages, mark["responses"], mark["tail"])
         else:
-            news = messages[seen:] if seen else unseen(self._desk, messages)
-        served = await serve(self._desk, news, messages, key, _charging(ctx), ends=False)
+            news = messages[seen:] if seen else new_messages(self._processor, messages)
+        served = await prepare_request(self._processor, news, messages, key, _charge_to(ctx), ends=False)
         self._runs.keep(run, (served.key, len(messages)))
-        return messages if served.same else tagged(served.messages, str(self._desk.session.taken))
+        return messages if served.same else tagged(served.messages, str(self._processor.session.taken))
 
 
-def _charging(ctx: RunContext[Any]) -> Callable[[Answer], Answer]:
+def _charge_to(ctx: RunContext[Any]) -> Callable[[Answer], Answer]:
     return lambda answer: charged(ctx, answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class RequestMessages:
     """What one request of an agent carries."""
 
     key: int | None
@@ -150,132 +161,134 @@ class Served:
     """They are the host's own."""
 
 
-def unseen(desk: Desk, messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+def new_messages(processor: TurnProcessor, messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
     """What of a history the session does not know."""
-    history = _read(desk, messages)
-    taken = desk.session.taken
+    history = _read_history(processor, messages)
+    taken = processor.session.taken
     at = next((at for at in range(len(history) - 1, -1, -1) if history.ids[at] == taken), None)
     if at is not None:
         return messages[at + 1 :]
-    if not desk.session.turns:
+    if not processor.session.turns:
         return messages
-    prompts = [at for at, message in enumerate(messages) if asks(message, desk.reader)]
+    prompts = [at for at, message in enumerate(messages) if starts_turn(message, processor.reader)]
     return messages[prompts[-1] :] if prompts else ()
 
 
-def _read(desk: Desk, messages: Sequence[ModelMessage]) -> History:
-    desk.host = desk.reader.read(messages, last=desk.host)
-    return desk.host
+def _read_history(processor: TurnProcessor, messages: Sequence[ModelMessage]) -> History:
+    processor.host = processor.reader.read(messages, last=processor.host)
+    return processor.host
 
 
-async def serve(
-    desk: Desk,
+async def prepare_request(
+    processor: TurnProcessor,
     news: Sequence[ModelMessage],
     seen: Sequence[ModelMessage],
     key: int | None,
     charge: Charge,
     *,
     ends: bool,
-) -> Served:
+) -> RequestMessages:
     """Take in what is new, process the turn that it begins, and say what to send.
 
     Args:
-        desk: The session.
+        processor: The session.
         news: What the session does not know yet.
         seen: The host's whole history, which it knows from now on.
         key: The turn that the run is in; None when it has none yet.
         charge: Told of every answer of the model's, which the run pays for.
         ends: The end of the run will be told; until then nobody else is sent its turn.
     """
-    async with desk.lock:
-        said = [message for message in (_own(desk, one) for one in news) if message is not None]
-        prompts = [at for at, message in enumerate(said) if asks(message, desk.reader)]
+    async with processor.lock:
+        said = [message for message in (_without_system_text(processor, one) for one in news) if message is not None]
+        prompts = [at for at, message in enumerate(said) if starts_turn(message, processor.reader)]
         if prompts:
-            _missed(desk, said[: prompts[-1]], key)
-            desk.llm.charge = charge
+            _add_missed_turns(processor, said[: prompts[-1]], key)
+            processor.llm.charge = charge
             try:
-                await desk.turn(said[prompts[-1] :])
+                await processor.process(said[prompts[-1] :])
             finally:
-                desk.llm.charge = None
-            _left(desk, key)
-            key = desk.session.turns[-1].key
-            desk.live |= {key} if ends else set()  # not before: a run that is cancelled there has no turn to end
+                processor.llm.charge = None
+            _end_turn(processor, key)
+            key = processor.session.turns[-1].key
+            processor.live |= {key} if ends else set()  # not before: a run that is cancelled there has no turn to end
         else:
-            key = _resumed(desk, key, ends)
-            _extend(desk, key, said)
-        desk.session = replace(desk.session, taken=_read(desk, seen).tip)
-        others = frozenset(desk.live - {key})
-        messages = desk.cap.within(desk.session, context_messages(desk.session, others))
+            key = _resume_turn(processor, key, ends)
+            _extend_turn(processor, key, said)
+        processor.session = replace(processor.session, taken=_read_history(processor, seen).tip)
+        others = frozenset(processor.live - {key})
+        messages = processor.limit.within(processor.session, context_messages(processor.session, others))
         same = len(messages) == len(seen) and all(map(operator.is_, messages, seen))
-        return Served(key=key, messages=messages, same=same)
+        return RequestMessages(key=key, messages=messages, same=same)
 
 
-async def finish(desk: Desk, key: int | None, news: Sequence[ModelMessage], seen: Sequence[ModelMessage]) -> None:
+async def finish_run(
+    processor: TurnProcessor, key: int | None, news: Sequence[ModelMessage], seen: Sequence[ModelMessage]
+) -> None:
     """A run has ended: keep what it said last, and let go of its turn.
 
     Of a run that failed (nothing was `seen`) what nobody answered is not kept; a call that is deferred waits.
     """
-    async with desk.lock:
-        said = [message for message in (_own(desk, one) for one in news) if message is not None]
-        _extend(desk, key, said)
-        _left(desk, key, failed=not seen)
+    async with processor.lock:
+        said = [message for message in (_without_system_text(processor, one) for one in news) if message is not None]
+        _extend_turn(processor, key, said)
+        _end_turn(processor, key, failed=not seen)
         if seen:
-            desk.session = replace(desk.session, taken=_read(desk, seen).tip)
-        await desk.kept()
+            processor.session = replace(processor.session, taken=_read_history(processor, seen).tip)
+        await processor.save()
 
 
-def let_go(desk: Desk, key: int | None) -> None:
+def abandon_run(processor: TurnProcessor, key: int | None) -> None:
     """A run has no result: nobody is at work on its turn any more, and what nobody answered is not kept."""
-    _left(desk, key, failed=True)
+    _end_turn(processor, key, failed=True)
 
 
-def _own(desk: Desk, message: ModelMessage) -> ModelMessage | None:
+def _without_system_text(processor: TurnProcessor, message: ModelMessage) -> ModelMessage | None:
     """A message without the agent's system text, which is sent once, in front; None when that is all it is."""
     parts = [part for part in message.parts if isinstance(part, SystemPromptPart)]
     if not parts or not isinstance(message, ModelRequest):
         return message
-    known = {part.dynamic_ref or part.content: part for part in desk.session.system}
+    known = {part.dynamic_ref or part.content: part for part in processor.session.system}
     known |= {part.dynamic_ref or part.content: part for part in parts}
-    desk.session = replace(desk.session, system=tuple(known.values()))
+    processor.session = replace(processor.session, system=tuple(known.values()))
     rest = [part for part in message.parts if not isinstance(part, SystemPromptPart)]
     return replace(message, parts=rest) if rest else None
 
 
-def _missed(desk: Desk, messages: Sequence[ModelMessage], key: int | None) -> None:
+def _add_missed_turns(processor: TurnProcessor, messages: Sequence[ModelMessage], key: int | None) -> None:
     """Take in turns that were held without the manager; what ends the turn before belongs to that one."""
-    for group in split(messages, desk.reader):
-        if asks(group[0], desk.reader) or not desk.session.turns:
-            turn = turn_of(whole(group, desk.reader), desk.reader, open=False)
+    for group in split_turns(messages, processor.reader):
+        if starts_turn(group[0], processor.reader) or not processor.session.turns:
+            turn = make_turn(answered_prefix(group, processor.reader), processor.reader, open=False)
             if turn.messages:
-                desk.session = replace(desk.session, turns=(*desk.session.turns, turn))
+                processor.session = replace(processor.session, turns=(*processor.session.turns, turn))
         else:
-            last = desk.session.turns[-1].key if key is None else key
-            _extend(desk, last, group)
-            _left(desk, last)
+            last = processor.session.turns[-1].key if key is None else key
+            _extend_turn(processor, last, group)
+            _end_turn(processor, last)
 
 
-def _extend(desk: Desk, key: int | None, messages: Sequence[ModelMessage]) -> None:
+def _extend_turn(processor: TurnProcessor, key: int | None, messages: Sequence[ModelMessage]) -> None:
     """Add to the turn of that key."""
-    turn = next((one for one in desk.session.turns if one.key == key), None)
+    turn = next((one for one in processor.session.turns if one.key == key), None)
     if turn is not None and messages:
-        longer = turn_of((*turn.messages, *messages), desk.reader, open=True, key=turn.key)
-        desk.session = with_turn(desk.session, longer)
+        longer = make_turn((*turn.messages, *messages), processor.reader, open=True, key=turn.key)
+        processor.session = with_turn(processor.session, longer)
 
 
-def _resumed(desk: Desk, key: int | None, ends: bool) -> int | None:
+def _resume_turn(processor: TurnProcessor, key: int | None, ends: bool) -> int | None:
     """The turn that goes on where nobody says anything new: the run's own, else the newest, whose calls waited."""
-    if key is None and desk.session.turns:
-        key = desk.session.turns[-1].key
-        desk.live |= {key} if ends else set()
+    if key is None and processor.session.turns:
+        key = processor.session.turns[-1].key
+        processor.live |= {key} if ends else set()
     return key
 
 
-def _left(desk: Desk, key: int | None, *, failed: bool = False) -> None:
+def _end_turn(processor: TurnProcessor, key: int | None, *, failed: bool = False) -> None:
     """Nobody is at work on that turn any more."""
-    desk.live.discard(key if key is not None else -1)
-    turn = next((one for one in desk.session.turns if one.key == key), None)
+    processor.live.discard(key if key is not None else -1)
+    turn = next((one for one in processor.session.turns if one.key == key), None)
     if turn is not None:
-        kept = whole(turn.messages, desk.reader) if failed else turn.messages
+        kept = answered_prefix(turn.messages, processor.reader) if failed else turn.messages
         answered = any(not isinstance(message, ModelRequest) for message in kept)
-        ended = turn_of(kept, desk.reader, open=not answered, key=turn.key)
-        desk.session = with_turn(desk.session, ended)
+        ended = make_turn(kept, processor.reader, open=not answered, key=turn.key)
+        processor.session = with_turn(processor.session, ended)

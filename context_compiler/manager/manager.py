@@ -10,8 +10,8 @@ from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 
 from context_compiler.errors import SettingsError
-from context_compiler.manager.checkpoints import Versions
-from context_compiler.manager.config import ContextConfig, as_config, spoken
+from context_compiler.manager.checkpoints import Checkpoints
+from context_compiler.manager.config import ContextConfig, check_config, check_input
 from context_compiler.manager.live import ManagedContext, ManagedHistory
 from context_compiler.manager.memory import MemoryRepository, MemorySystem
 from context_compiler.manager.quality import QualityScorer, Scorer
@@ -22,9 +22,17 @@ from context_compiler.manager.results import (
     Score,
     SummarizationResult,
 )
-from context_compiler.manager.session import Cap, Session, grounded, session_from, session_text, turn_of, with_turn
-from context_compiler.manager.summary import TEMPLATE, Questions
-from context_compiler.manager.turns import Desk, Reports
+from context_compiler.manager.session import (
+    ContextLimit,
+    Session,
+    dump_session,
+    grounding_result,
+    load_session,
+    make_turn,
+    with_turn,
+)
+from context_compiler.manager.summary import LLM, TEMPLATE
+from context_compiler.manager.turns import ErrorReporter, TurnProcessor
 from context_compiler.messages.history import Reader
 from context_compiler.template import Template
 from context_compiler.template.library import TemplateLibrary
@@ -65,21 +73,23 @@ class ContextManager:
         counter: TokenCounter | Count | None = None,
         on_error: Callable[[Exception], object] | None = None,
     ) -> None:
-        self.config = as_config(config)
-        refuse(memory=memory, repo=repo, scorer=scorer, template=template, on_error=on_error, config=self.config)
-        self.session_id = uuid4().hex if session_id is None else text("session_id", session_id)
+        self.config = check_config(config)
+        check_arguments(
+            memory=memory, repo=repo, scorer=scorer, template=template, on_error=on_error, config=self.config
+        )
+        self.session_id = uuid4().hex if session_id is None else check_text("session_id", session_id)
         reader = Reader(as_counter(counter))
-        self._desk = Desk(
+        self._processor = TurnProcessor(
             memory=memory,
-            versions=Versions(memory, repo, reader),
-            llm=Questions(llm, self.config.timeout),
+            checkpoints=Checkpoints(memory, repo, reader),
+            llm=LLM(llm, self.config.timeout),
             config=self.config,
             scorer=scorer or QualityScorer(),
             template=lambda: TemplateLibrary().find(template),
             reader=reader,
-            reports=Reports(on_error),
-            cap=Cap(reader, self.config.max_tokens),
-            session=Session(system_prompt=text("system_prompt", system_prompt or "", empty=True)),
+            reporter=ErrorReporter(on_error),
+            limit=ContextLimit(reader, self.config.max_tokens),
+            session=Session(system_prompt=check_text("system_prompt", system_prompt or "", empty=True)),
         )
 
     @classmethod
@@ -99,7 +109,7 @@ class ContextManager:
     @property
     def has_versioning(self) -> bool:
         """It can make checkpoints."""
-        return self._desk.versions.enabled
+        return self._processor.checkpoints.enabled
 
     async def process_turn(self, input: str) -> ContextTurnResult:
         """Take in what the user says: add, ground, summarise where due, score, roll back or checkpoint where due.
@@ -109,9 +119,9 @@ class ContextManager:
         Raises:
             SettingsError: there is nothing in the input.
         """
-        said = spoken("process_turn", input)
-        async with self._desk.lock:
-            return await self._desk.turn([ModelRequest(parts=[UserPromptPart(content=said)])])
+        said = check_input("process_turn", input)
+        async with self._processor.lock:
+            return await self._processor.process([ModelRequest(parts=[UserPromptPart(content=said)])])
 
     def add_response(self, response: str | ModelResponse) -> bool:
         """Answer the open turn; False where there is none, and then nothing has changed.
@@ -121,13 +131,13 @@ class ContextManager:
         """
         if not isinstance(response, str | ModelResponse):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SettingsError(f"add_response got {response!r:.80}: give a text or a ModelResponse")
-        desk = self._desk
-        turn = desk.session.turns[-1] if desk.session.turns else None
-        if turn is None or not turn.open or turn.key in desk.live:
+        processor = self._processor
+        turn = processor.session.turns[-1] if processor.session.turns else None
+        if turn is None or not turn.open or turn.key in processor.live:
             return False
         answer = ModelResponse(parts=[TextPart(content=response)]) if isinstance(response, str) else response
-        ended = turn_of((*turn.messages, answer), desk.reader, open=False, key=turn.key)
-        desk.session = with_turn(desk.session, ended)
+        ended = make_turn((*turn.messages, answer), processor.reader, open=False, key=turn.key)
+        processor.session = with_turn(processor.session, ended)
         return True
 
     async def ground_query(self, query: str) -> GroundedContext:
@@ -137,42 +147,42 @@ class ContextManager:
             SettingsError: there is nothing in the query.
             Exception: whatever the memory raises; the shipped ones raise `ContextMemoryError` and `StoreError`.
         """
-        return grounded(await self._desk.found(spoken("ground_query", query)))
+        return grounding_result(await self._processor.search(check_input("ground_query", query)))
 
     def get_context_messages(self) -> list[ModelMessage]:
         """System prompt, what memory said to the last turn, the summary, and the turns that it does not stand for.
 
         Where these are over `max_tokens`, the turns are cut as in a view without a model, the newest last.
         """
-        return self._desk.cap.messages(self._desk.session)
+        return self._processor.limit.messages(self._processor.session)
 
     def estimated_tokens(self) -> int:
         """Exact tokens of everything that `get_context_messages` gives."""
-        return self._desk.tokens
+        return self._processor.tokens
 
     def quality_score(self) -> float:
         """How the last turn was scored, from 0 to 1; before the first, how the session would be."""
-        scores = self._desk.session.scores
-        return scores[-1].quality if scores else self._desk.scores()[0]
+        scores = self._processor.session.scores
+        return scores[-1].quality if scores else self._processor.scores()[0]
 
     @property
     def quality_history(self) -> tuple[Score, ...]:
         """How the last fifty turns were scored, oldest first."""
-        return self._desk.session.scores
+        return self._processor.session.scores
 
     @property
     def turn_count(self) -> int:
         """Turns of the session, also those that a summary stands for."""
-        return len(self._desk.session.turns)
+        return len(self._processor.session.turns)
 
     @property
     def next_checkpoint(self) -> str | None:
         """The commit that a rollback goes back to; None for none."""
-        return self._desk.session.checkpoint
+        return self._processor.session.checkpoint
 
     def transcript(self) -> list[ModelMessage]:
         """Every message of the session, oldest first."""
-        return list(self._desk.session.messages())
+        return list(self._processor.session.messages())
 
     async def summarize(self) -> SummarizationResult:
         """Let a summary stand for all but the newest turns, whatever they cost; nothing to sum up changes nothing.
@@ -181,11 +191,11 @@ class ContextManager:
             CompileError: the model failed, or its answer saves nothing; the session is as it was.
             TemplateError: the template is missing or wrong.
         """
-        async with self._desk.lock:
+        async with self._processor.lock:
             try:
-                return await self._desk.summarize()
+                return await self._processor.summarize()
             finally:
-                await self._desk.keep()
+                await self._processor.save_or_report()
 
     async def checkpoint(self, message: str = "Checkpoint") -> str | None:
         """Keep memory and session as they stand; the commit, or None without versioning.
@@ -194,10 +204,10 @@ class ContextManager:
             SettingsError: the message is no text.
             Exception: whatever the repository raises; nothing has changed then.
         """
-        text("message", message, empty=True)
-        async with self._desk.lock:
-            commit = await self._desk.checkpoint(message)
-            await self._desk.keep()
+        check_text("message", message, empty=True)
+        async with self._processor.lock:
+            commit = await self._processor.checkpoint(message)
+            await self._processor.save_or_report()
             return commit
 
     async def rollback(self) -> RollbackResult:
@@ -208,9 +218,9 @@ class ContextManager:
             ContextMemoryError: there is no checkpoint.
             Exception: whatever the repository raises; memory, session and checkpoints are as they were then.
         """
-        async with self._desk.lock:
-            done = await self._desk.rollback()
-            await self._desk.keep()
+        async with self._processor.lock:
+            done = await self._processor.rollback()
+            await self._processor.save_or_report()
             return done
 
     async def resume(self) -> bool:
@@ -219,15 +229,15 @@ class ContextManager:
         Raises:
             ContextMemoryError: what was kept is damaged.
         """
-        async with self._desk.lock:
-            found = await self._desk.versions.latest()
+        async with self._processor.lock:
+            found = await self._processor.checkpoints.latest()
             if found is not None:
-                self._desk.session = found
+                self._processor.session = found
             return found is not None
 
     def to_json(self) -> str:
         """The whole session as JSON, for `load_json` of another manager; memory is not in it."""
-        return session_text(self.session_id, self._desk.session)
+        return dump_session(self.session_id, self._processor.session)
 
     def load_json(self, text: str) -> None:
         """Go on with a session that `to_json` wrote.
@@ -235,18 +245,18 @@ class ContextManager:
         Raises:
             ContextMemoryError: it is none; the session is as it was.
         """
-        self.session_id, self._desk.session = session_from(text, self._desk.reader)
+        self.session_id, self._processor.session = load_session(text, self._processor.reader)
 
     def as_capability(self) -> ManagedContext:
         """The session on a live agent, whose own history stays as it is."""
-        return ManagedContext(self._desk)
+        return ManagedContext(self._processor)
 
     def as_history_processor(self) -> ManagedHistory:
         """The session for `ProcessHistory`, where only a processor can be given."""
-        return ManagedHistory(self._desk)
+        return ManagedHistory(self._processor)
 
 
-def refuse(
+def check_arguments(
     *, memory: object, repo: object, scorer: object, template: object, on_error: object, config: ContextConfig
 ) -> None:
     """Refuse what is of no use, and what contradicts something else.
@@ -266,7 +276,7 @@ def refuse(
         raise SettingsError("auto_rollback=True needs checkpoints: use ContextManager.with_versioning")
 
 
-def text(name: str, given: object, *, empty: bool = False) -> str:
+def check_text(name: str, given: object, *, empty: bool = False) -> str:
     """A text; only where `empty` says so may there be nothing in it.
 
     Raises:

@@ -16,7 +16,7 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.sections import lines
 from context_compiler.errors import SettingsError
-from context_compiler.manager.summary import Questions
+from context_compiler.manager.summary import LLM
 from context_compiler.messages.fences import fence
 from context_compiler.messages.history import Reader
 from context_compiler.template.prompts import prose
@@ -66,14 +66,14 @@ class QualityScorer:
     session_ratio_weight: float = 0.2
 
     def __post_init__(self) -> None:
-        _weighed(self)
+        _check_weights(self)
 
     def calculate(self, ctx: ContextState) -> float:
         """The score of a state, from 0 to 1."""
         session = 1 - min(ctx.turn_count / max(ctx.summarization_count, 1), 1)
-        return clamped(
-            _known(ctx.avg_memory_relevance) * self.memory_relevance_weight
-            + _known(ctx.last_coherence_score) * self.coherence_weight
+        return clamp_score(
+            _or_unknown(ctx.avg_memory_relevance) * self.memory_relevance_weight
+            + _or_unknown(ctx.last_coherence_score) * self.coherence_weight
             + session * self.session_ratio_weight
         )
 
@@ -92,31 +92,31 @@ class HealthScorer:
     token_utilization_weight: float = 0.2
 
     def __post_init__(self) -> None:
-        _weighed(self)
+        _check_weights(self)
 
     def calculate(self, ctx: ContextState) -> float:
         """The score of a state, from 0 to 1."""
         often = ctx.summarization_count / ctx.turn_count if ctx.turn_count else USUAL_SUMMARIES
         session = 1 - min(abs(often - USUAL_SUMMARIES), 1)
         used = ctx.token_count / ctx.max_tokens if ctx.max_tokens > 0 else 0.0
-        return clamped(
-            _known(ctx.avg_memory_relevance) * self.memory_weight
-            + _known(ctx.last_coherence_score) * self.coherence_weight
+        return clamp_score(
+            _or_unknown(ctx.avg_memory_relevance) * self.memory_weight
+            + _or_unknown(ctx.last_coherence_score) * self.coherence_weight
             + session * self.session_health_weight
             + (1 - min(used, 1)) * self.token_utilization_weight
         )
 
 
-def clamped(score: float) -> float:
+def clamp_score(score: float) -> float:
     """A score within 0 to 1; what is no number is 0."""
     return min(1.0, max(0.0, score)) if score == score else 0.0
 
 
-def _known(measured: float | None) -> float:
-    return UNKNOWN if measured is None else clamped(measured)
+def _or_unknown(measured: float | None) -> float:
+    return UNKNOWN if measured is None else clamp_score(measured)
 
 
-def _weighed(scorer: QualityScorer | HealthScorer) -> None:
+def _check_weights(scorer: QualityScorer | HealthScorer) -> None:
     """Refuse weights that do not share out one whole."""
     weights = {field.name: cast(object, getattr(scorer, field.name)) for field in fields(scorer)}
     said = ", ".join(f"{name}={value!r}" for name, value in weights.items())
@@ -137,7 +137,7 @@ RATED_TOKENS = 4_000
 _NUMBER = re.compile(r"(?<![\w.])(?:0?\.\d+|[01](?:\.\d+)?)(?![\w.]*\d|\w|%)")
 
 
-async def coherence_of(messages: Sequence[ModelMessage], llm: Questions, reader: Reader) -> float:
+async def rate_coherence(messages: Sequence[ModelMessage], llm: LLM, reader: Reader) -> float:
     """How coherent a turn is, from 0 to 1; 0.7 where the answer is no number.
 
     Raises:
@@ -147,11 +147,11 @@ async def coherence_of(messages: Sequence[ModelMessage], llm: Questions, reader:
     said = reader.counter.tail("\n".join(lines(history, range(len(history)), 1)), RATED_TOKENS)
     prompt = f"{prose('coherence')}\n\n{fence('exchange', said)}"
     answer = await llm([prompt], instructions="rating")
-    return rated(answer.text)
+    return parse_rating(answer.text)
 
 
-def rated(text: str) -> float:
+def parse_rating(text: str) -> float:
     """The first number from 0 to 1 in a text, or 0.7."""
     found = _NUMBER.search(text)
     value = float(found[0]) if found else UNPARSED_RATING
-    return clamped(value) if value <= 1 else UNPARSED_RATING
+    return clamp_score(value) if value <= 1 else UNPARSED_RATING

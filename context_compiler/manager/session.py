@@ -34,9 +34,9 @@ from context_compiler.template.library import TemplateLibrary
 from context_compiler.template.prompts import prose
 
 VERSION = 1
-REMEMBERED = 50
+MAX_SCORES = 50
 """Scores that a session carries; the shelf has them all."""
-PLAIN: dict[str, tuple[type, ...]] = {
+PLAIN_FACTS: dict[str, tuple[type, ...]] = {
     "system_prompt": (str,),
     "covered": (int,),
     "summary": (str,),
@@ -51,7 +51,7 @@ PLAIN: dict[str, tuple[type, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class SessionTurn:
     """From what a user said to just before the user speaks again."""
 
     key: int
@@ -66,7 +66,7 @@ class Turn:
 class Session:
     """Everything that a rollback restores."""
 
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[SessionTurn, ...] = ()
     system_prompt: str = ""
     system: tuple[SystemPromptPart, ...] = ()
     """System text of an agent's own."""
@@ -91,7 +91,7 @@ class Session:
         return sum(match.score for match in self.grounding) / len(self.grounding) if self.grounding else None
 
     @property
-    def verbatim(self) -> tuple[Turn, ...]:
+    def verbatim(self) -> tuple[SessionTurn, ...]:
         """The turns that no summary stands for."""
         return self.turns[self.covered :]
 
@@ -101,7 +101,7 @@ class Session:
             yield from turn.messages
 
 
-def asks(message: ModelMessage, reader: Reader) -> bool:
+def starts_turn(message: ModelMessage, reader: Reader) -> bool:
     """Whether a user says something there, so that a turn begins with it."""
     return isinstance(message, ModelRequest) and reader.one(message).asks
 
@@ -109,9 +109,9 @@ def asks(message: ModelMessage, reader: Reader) -> bool:
 KEYS = count()
 
 
-def turn_of(messages: Sequence[ModelMessage], reader: Reader, *, open: bool, key: int | None = None) -> Turn:
+def make_turn(messages: Sequence[ModelMessage], reader: Reader, *, open: bool, key: int | None = None) -> SessionTurn:
     """A turn of these messages; a new one unless it has a `key` already."""
-    return Turn(
+    return SessionTurn(
         key=next(KEYS) if key is None else key,
         messages=tuple(messages),
         tokens=sum(reader.one(one).tokens for one in messages),
@@ -119,13 +119,13 @@ def turn_of(messages: Sequence[ModelMessage], reader: Reader, *, open: bool, key
     )
 
 
-def split(messages: Sequence[ModelMessage], reader: Reader) -> list[Sequence[ModelMessage]]:
+def split_turns(messages: Sequence[ModelMessage], reader: Reader) -> list[Sequence[ModelMessage]]:
     """Messages by turn; what stands before the first prompt is one too."""
-    starts = sorted({0, *(at for at, message in enumerate(messages) if asks(message, reader))})
+    starts = sorted({0, *(at for at, message in enumerate(messages) if starts_turn(message, reader))})
     return [messages[start:stop] for start, stop in pairwise([*starts, len(messages)]) if start < stop]
 
 
-def whole(messages: Sequence[ModelMessage], reader: Reader) -> tuple[ModelMessage, ...]:
+def answered_prefix(messages: Sequence[ModelMessage], reader: Reader) -> tuple[ModelMessage, ...]:
     """The messages of a turn that has ended, up to where something was called that nobody answered."""
     readings = [reader.one(message) for message in messages]
     answered = {call for reading in readings for call in reading.answers}
@@ -133,12 +133,12 @@ def whole(messages: Sequence[ModelMessage], reader: Reader) -> tuple[ModelMessag
     return tuple(messages[:stop])
 
 
-def messages_of(turns: Sequence[Turn]) -> list[ModelMessage]:
+def turn_messages(turns: Sequence[SessionTurn]) -> list[ModelMessage]:
     """The messages of some turns."""
     return [message for turn in turns for message in turn.messages]
 
 
-def stop_before(turns: Sequence[Turn], start: int, stop: int, reader: Reader) -> int:
+def safe_boundary(turns: Sequence[SessionTurn], start: int, stop: int, reader: Reader) -> int:
     """The last place from `start` to `stop` where turns can be parted: no call before it is answered after it."""
     called: dict[str, int] = {}
     across: list[tuple[int, int]] = []
@@ -150,7 +150,7 @@ def stop_before(turns: Sequence[Turn], start: int, stop: int, reader: Reader) ->
     return next((at for at in places if not any(call < at <= answer for call, answer in across)), start)
 
 
-def with_turn(session: Session, turn: Turn) -> Session:
+def with_turn(session: Session, turn: SessionTurn) -> Session:
     """The session with one more turn, in place of the one of that key where there is one."""
     at = next((at for at in range(len(session.turns) - 1, -1, -1) if session.turns[at].key == turn.key), None)
     if at is not None:
@@ -158,7 +158,7 @@ def with_turn(session: Session, turn: Turn) -> Session:
     return replace(session, turns=(*session.turns, turn))
 
 
-def facts_of(session: Session) -> str:
+def session_facts(session: Session) -> str:
     """All of a session but its messages, as JSON: its size does not depend on how long the session is."""
     given: dict[str, Any] = {
         "version": VERSION,
@@ -168,13 +168,13 @@ def facts_of(session: Session) -> str:
             {"id": one.memory.id, "text": one.memory.text, "at": one.memory.created_at, "score": one.score}
             for one in session.grounding
         ],
-        "scores": [_listed(score) for score in session.scores],
+        "scores": [_score_row(score) for score in session.scores],
     }
-    given |= {name: getattr(session, name) for name in PLAIN}
-    return json.dumps(given, default=_said, separators=(",", ":"))
+    given |= {name: getattr(session, name) for name in PLAIN_FACTS}
+    return json.dumps(given, default=_json_default, separators=(",", ":"))
 
 
-def restored(saved: Saved, reader: Reader) -> Session:
+def restore_session(saved: Saved, reader: Reader) -> Session:
     """The session that was kept.
 
     Raises:
@@ -184,32 +184,32 @@ def restored(saved: Saved, reader: Reader) -> Session:
         facts: dict[str, Any] = json.loads(saved.facts)
         if facts["version"] > VERSION:
             raise ContextMemoryError("a newer version kept this session: upgrade context-compiler")
-        groups = split(load_messages(saved.bodies) if saved.bodies else [], reader)
-        turns = [turn_of(group, reader, open=False) for group in groups]
+        groups = split_turns(load_messages(saved.bodies) if saved.bodies else [], reader)
+        turns = [make_turn(group, reader, open=False) for group in groups]
         if turns and facts["open"]:
             turns[-1] = replace(turns[-1], open=True)
-        wrong = next((name for name, kinds in PLAIN.items() if not isinstance(facts[name], kinds)), None)
+        wrong = next((name for name, kinds in PLAIN_FACTS.items() if not isinstance(facts[name], kinds)), None)
         if wrong is not None or facts["covered"] < 0:
             wrong = wrong or "covered"
             raise ValueError(f"{wrong} is {facts[wrong]!r:.80}")
         return Session(
             turns=tuple(turns),
             system=tuple(SystemPromptPart(**part) for part in facts["system"]),
-            grounding=tuple(map(_match, facts["grounding"])),
-            scores=tuple(map(_score, facts["scores"])),
-            **{**{name: facts[name] for name in PLAIN}, "covered": min(facts["covered"], len(turns))},
+            grounding=tuple(map(_parse_match, facts["grounding"])),
+            scores=tuple(map(_parse_score, facts["scores"])),
+            **{**{name: facts[name] for name in PLAIN_FACTS}, "covered": min(facts["covered"], len(turns))},
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ContextMemoryError(f"the session that was kept is damaged ({error}); go back to a checkpoint") from error
 
 
-def session_text(name: str, session: Session) -> str:
+def dump_session(name: str, session: Session) -> str:
     """A whole session and its name as JSON."""
     messages = [json.loads(message_body(message)) for message in session.messages()]
-    return json.dumps({"session_id": name, "facts": json.loads(facts_of(session)), "messages": messages})
+    return json.dumps({"session_id": name, "facts": json.loads(session_facts(session)), "messages": messages})
 
 
-def session_from(text: str, reader: Reader) -> tuple[str, Session]:
+def load_session(text: str, reader: Reader) -> tuple[str, Session]:
     """The name and the session that `session_text` wrote.
 
     Raises:
@@ -219,7 +219,7 @@ def session_from(text: str, reader: Reader) -> tuple[str, Session]:
         given: dict[str, Any] = json.loads(text)
         bodies = tuple(json.dumps(message).encode() for message in given["messages"])
         saved = Saved(facts=json.dumps(given["facts"]), bodies=bodies)
-        return str(given["session_id"]), restored(saved, reader)
+        return str(given["session_id"]), restore_session(saved, reader)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ContextMemoryError(f"this is no session ({error}); give what to_json wrote") from error
 
@@ -228,34 +228,34 @@ SCORED = ("turn", "quality", "health", "tokens", "summarized", "checkpoint", "ro
 """What a score says besides its time."""
 
 
-def _listed(score: Score) -> list[Any]:
+def _score_row(score: Score) -> list[Any]:
     return [*(getattr(score, name) for name in SCORED), score.created_at.isoformat()]
 
 
-def _score(given: list[Any]) -> Score:
+def _parse_score(given: list[Any]) -> Score:
     return Score(**dict(zip(SCORED, given, strict=False)), created_at=datetime.fromisoformat(given[-1]))
 
 
-def _match(given: dict[str, Any]) -> Match:
+def _parse_match(given: dict[str, Any]) -> Match:
     memory = Memory(id=given["id"], text=given["text"], created_at=datetime.fromisoformat(given["at"]))
     return Match(memory=memory, score=given["score"])
 
 
-def _said(value: object) -> str:
+def _json_default(value: object) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
-GROUNDED = "Relevant context from memory:"
-SUMMARIZED = "Summary of earlier conversation:"
-MARKED = {"v": 1}
-STAMP = stamp_of(marked_request("", MARKED))
+GROUNDING_TITLE = "Relevant context from memory:"
+SUMMARY_TITLE = "Summary of earlier conversation:"
+MARK = {"v": 1}
+STAMP = stamp_of(marked_request("", MARK))
 """The time of what has none, so that the same session says the same again."""
 
-SHOWN, WIDTH = 3, 100
+SUMMARY_MEMORIES, MEMORY_WIDTH = 3, 100
 """So many memories, each cut to so many characters, are the summary of a grounding."""
 
 
-def opening(session: Session) -> list[ModelMessage]:
+def opening_messages(session: Session) -> list[ModelMessage]:
     """What stands before the turns."""
     found: list[ModelMessage] = []
     own = [SystemPromptPart(content=session.system_prompt, timestamp=STAMP)] if session.system_prompt.strip() else []
@@ -263,37 +263,37 @@ def opening(session: Session) -> list[ModelMessage]:
         found.append(ModelRequest(parts=[*own, *session.system]))
     if session.grounding:
         listed = "\n".join(f"- {match.memory.text.strip()}" for match in session.grounding)
-        found.append(marked_request(f"{GROUNDED}\n{fence('memory', listed)}", MARKED))
+        found.append(marked_request(f"{GROUNDING_TITLE}\n{fence('memory', listed)}", MARK))
     if session.summary:
-        found.append(marked_request(note_text(f"{SUMMARIZED}\n{neutral(session.summary)}", prose("preface")), MARKED))
+        found.append(marked_request(note_text(f"{SUMMARY_TITLE}\n{neutral(session.summary)}", prose("preface")), MARK))
     if session.index:
-        found.append(marked_request(fence(QUOTES, session.index), MARKED))
+        found.append(marked_request(fence(QUOTES, session.index), MARK))
     return found
 
 
 def context_messages(session: Session, leaving_out: frozenset[int] = frozenset()) -> list[ModelMessage]:
     """Everything that is sent, without the turns of these keys."""
     turns = (turn for turn in session.verbatim if turn.key not in leaving_out)
-    return [*opening(session), *(message for turn in turns for message in turn.messages)]
+    return [*opening_messages(session), *(message for turn in turns for message in turn.messages)]
 
 
-def tokens_of(session: Session, reader: Reader) -> int:
+def uncut_tokens(session: Session, reader: Reader) -> int:
     """What `context_messages` costs; the turns have been counted when they were added."""
-    return sum(reader.one(message).tokens for message in opening(session)) + sum(
+    return sum(reader.one(message).tokens for message in opening_messages(session)) + sum(
         turn.tokens for turn in session.verbatim
     )
 
 
-def grounded(matches: Sequence[Match]) -> GroundedContext:
+def grounding_result(matches: Sequence[Match]) -> GroundedContext:
     """Matches as they are told to a caller."""
     return GroundedContext(
         memories=tuple(match.memory for match in matches),
-        summary="; ".join(match.memory.text[:WIDTH] for match in matches[:SHOWN]),
+        summary="; ".join(match.memory.text[:MEMORY_WIDTH] for match in matches[:SUMMARY_MEMORIES]),
         relevance_scores=tuple(match.score for match in matches),
     )
 
 
-class Cap:
+class ContextLimit:
     """Keeps what is sent within a budget, and remembers what it cut last."""
 
     def __init__(self, reader: Reader, most: int) -> None:
@@ -303,13 +303,13 @@ class Cap:
 
     def messages(self, session: Session) -> list[ModelMessage]:
         """What the session sends."""
-        if tokens_of(session, self._reader) <= self._most:
+        if uncut_tokens(session, self._reader) <= self._most:
             return context_messages(session)
         return list(self._cut(session)[0])
 
     def tokens(self, session: Session) -> int:
         """What that costs."""
-        held = tokens_of(session, self._reader)
+        held = uncut_tokens(session, self._reader)
         return held if held <= self._most else self._cut(session)[1]
 
     def within(self, session: Session, messages: list[ModelMessage]) -> list[ModelMessage]:
@@ -317,15 +317,15 @@ class Cap:
         history = self._reader.read(messages)
         if history.tokens <= self._most and not pair(history).broken:
             return messages
-        head = opening(session)
+        head = opening_messages(session)
         turns = messages[len(head) :]
         room = self._most - self._cost(head)
         if room < self._most // 2:
-            head = opening(replace(session, grounding=(), summary="", index=""))
+            head = opening_messages(replace(session, grounding=(), summary="", index=""))
             room = self._most - self._cost(head)
         if room < self._most // 2:
-            return shortened([*head, *turns], self._most, self._reader)
-        return [*head, *shortened(turns, room, self._reader)]
+            return cut_messages([*head, *turns], self._most, self._reader)
+        return [*head, *cut_messages(turns, room, self._reader)]
 
     def _cut(self, session: Session) -> tuple[list[ModelMessage], int]:
         key = (
@@ -341,7 +341,7 @@ class Cap:
         return sum(self._reader.one(message).tokens for message in messages)
 
 
-def shortened(messages: Sequence[ModelMessage], budget: int, reader: Reader) -> list[ModelMessage]:
+def cut_messages(messages: Sequence[ModelMessage], budget: int, reader: Reader) -> list[ModelMessage]:
     """Messages within a budget by the ladder alone, without a model; where even the least is over, the least."""
     history = reader.read(messages)
     pairing = pair(history)

@@ -34,10 +34,10 @@ from context_compiler.template import Template
 TEMPLATE = "manager_summary"
 PROMPT_ROOM = 32_000
 """Tokens of turns that one prompt carries; a longer span takes several."""
-INDEXED = 4
+INDEX_SHARE = 4
 """What a summary lost may be listed in one part in so many of the summary's room."""
 
-QUOTED = 1_000
+MAX_QUOTED = 1_000
 """Messages that are looked through for quotes."""
 
 
@@ -59,7 +59,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class SummaryRow:
     """How a summary was made, for the record, but for the name of the last message that it covers."""
 
     compile: Compile
@@ -67,7 +67,9 @@ class Made:
     """Turns that it stands for."""
 
 
-def made_of(session: str, made: Summary, covered: int, *, template: Template, model: str, reader: Reader) -> Made:
+def summary_row(
+    session: str, made: Summary, covered: int, *, template: Template, model: str, reader: Reader
+) -> SummaryRow:
     """How a summary was made."""
     answer = made.answer
     asked = "ok" if made.prompts else "deterministic"
@@ -103,18 +105,18 @@ def made_of(session: str, made: Summary, covered: int, *, template: Template, mo
     silent = "no answer came" if made.prompts else "no model was asked"
     unused = "the answer is not used" if answer else silent
     why = {"compiled_prompt": silent, "raw_output": silent, "survival": unused, "summary": unused}
-    return Made(
+    return SummaryRow(
         compile=with_null_reasons(row, {**why, "summary_json": "sentences", "cache_key": "of a session"}),
         covered=covered,
     )
 
 
-async def summarized(
+async def summarize_turns(
     messages: Sequence[ModelMessage],
     fresh: Sequence[ModelMessage],
     *,
     previous: Summary,
-    llm: Questions | None,
+    llm: LLM | None,
     template: Template,
     most: int,
     reader: Reader,
@@ -135,28 +137,28 @@ async def summarized(
     """
     cap = min(CAPS[template.fidelity or Fidelity.SUMMARY_LOW], most)
     if llm is None:
-        return Summary(text="", index=_quotes(reader.read(messages[-QUOTED:]), cap, reader), survival=1.0)
+        return Summary(text="", index=_quotes(reader.read(messages[-MAX_QUOTED:]), cap, reader), survival=1.0)
     told = reader.read(fresh)
     turns = chunks(lines(told, range(len(told)), None), PROMPT_ROOM, reader.counter)
     prompts = written(template, {}, turns, previous=previous.text, cap=cap)
     try:
         answer = await llm(prompts)
     except CompileError as error:
-        return _none(prompts, None, error)
+        return _failed_summary(prompts, None, error)
     text = reader.counter.head(answer.text, cap)
     spent = told.tokens + reader.counter.text(previous.text)
     if not text.strip():
-        return _none(prompts, answer, CompileError("the answer is empty", model=llm.name, phase="answer"))
+        return _failed_summary(prompts, answer, CompileError("the answer is empty", model=llm.name, phase="answer"))
     if reader.counter.text(text) >= spent:
         longer = f"the answer is not shorter than the {spent} tokens it stands for"
-        return _none(prompts, answer, CompileError(longer, model=llm.name, phase="answer"))
+        return _failed_summary(prompts, answer, CompileError(longer, model=llm.name, phase="answer"))
     gone = evicted(told, outline(told, pair(told)), range(len(told)))
-    index = _lost(gone, text, previous.index, cap // INDEXED, reader)
+    index = _lost_specifics(gone, text, previous.index, cap // INDEX_SHARE, reader)
     held = survival(gone, text).share
     return Summary(text=text, index=index, survival=held, prompts=prompts, answer=answer)
 
 
-def _none(prompts: tuple[str, ...], answer: Answer | None, failure: CompileError) -> Summary:
+def _failed_summary(prompts: tuple[str, ...], answer: Answer | None, failure: CompileError) -> Summary:
     return Summary(text="", index="", survival=0.0, prompts=prompts, answer=answer, failure=failure)
 
 
@@ -165,7 +167,7 @@ def _quotes(history: History, room: int, reader: Reader) -> str:
     return quoted(choose(candidates, room))
 
 
-def _lost(gone: Sequence[Specific], text: str, before: str, room: int, reader: Reader) -> str:
+def _lost_specifics(gone: Sequence[Specific], text: str, before: str, room: int, reader: Reader) -> str:
     """The specifics that a text does not hold, the newest that fit, and of those listed before what still fits."""
     told = Told(text)
     lost = [f"- {' '.join(one.verbatim.split())}" for one in gone if not told.holds(one)]
@@ -178,13 +180,13 @@ def _lost(gone: Sequence[Specific], text: str, before: str, room: int, reader: R
     return "\n".join(reversed(kept))
 
 
-Asking = Callable[..., Awaitable[Answer]]
+AskFunction = Callable[..., Awaitable[Answer]]
 """Prompts in, an answer out; `instructions` names the prose that the model is told first."""
 Charge = Callable[[Answer], object]
 """Told of every answer, by whoever pays for it."""
 
 
-class Questions:
+class LLM:
     """Asks one LLM, and tells whoever pays."""
 
     def __init__(self, llm: object, timeout: float) -> None:
@@ -193,9 +195,9 @@ class Questions:
         Raises:
             SettingsError: it is none of that.
         """
-        self.name = called(llm)
+        self.name = llm_name(llm)
         self.charge: Charge | None = None
-        self._ask = asking(llm, timeout)
+        self._ask = ask_function(llm, timeout)
 
     @property
     def silent(self) -> bool:
@@ -216,7 +218,7 @@ class Questions:
         return answer
 
 
-def asking(llm: object, timeout: float) -> Asking | None:
+def ask_function(llm: object, timeout: float) -> AskFunction | None:
     """How to ask whatever a caller gave as their LLM; None for `"none"`, which is no model by choice.
 
     Raises:
@@ -232,18 +234,18 @@ def asking(llm: object, timeout: float) -> Asking | None:
     if isinstance(llm, str | Model) and llm:
         return partial(ask, model=cast("Model | str", llm), timeout=timeout)
     if callable(llm):
-        return partial(_called, llm, timeout)
+        return partial(_call_function, llm, timeout)
     raise SettingsError(
         f'llm={llm!r}: give a model, its name, an agent, or a function from a prompt to a text; "none" is no model'
     )
 
 
-async def _called(function: Callable[[str], Any], timeout: float, prompts: Sequence[str], **_: str) -> Answer:
+async def _call_function(function: Callable[[str], Any], timeout: float, prompts: Sequence[str], **_: str) -> Answer:
     """Ask a function of the caller's, prompt after prompt."""
     name = getattr(function, "__name__", type(function).__name__)
     text = ""
     for number, prompt in enumerate(prompts):
-        work = _said(function, filled(prompt, text) if number else prompt)
+        work = _call(function, filled(prompt, text) if number else prompt)
         outcome = await attempted(asyncio.wait_for(work, timeout))
         if outcome.error is not None or not isinstance(outcome.value, str):
             reason = outcome.error or f"it answered {outcome.value!r:.80}, which is no text"
@@ -252,12 +254,12 @@ async def _called(function: Callable[[str], Any], timeout: float, prompts: Seque
     return Answer(text=text)
 
 
-async def _said(function: Callable[[str], Any], prompt: str) -> object:
+async def _call(function: Callable[[str], Any], prompt: str) -> object:
     said = function(prompt)
     return await said if isawaitable(said) else said
 
 
-def called(llm: object) -> str:
+def llm_name(llm: object) -> str:
     """What an LLM is called in errors."""
     if isinstance(llm, str | Model):
         return named(cast("Model | str", llm))

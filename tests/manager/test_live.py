@@ -11,7 +11,7 @@ from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
 
 from context_compiler.manager import ContextManager, VolatileMemory
-from context_compiler.manager.session import stop_before, turn_of
+from context_compiler.manager.session import make_turn, safe_boundary
 from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import pair
 from context_compiler.tokens import as_counter
@@ -274,5 +274,5 @@ def test_turns_are_not_parted_between_a_call_and_its_answer(answered: int | None
     said[0].append(assistant(ToolCallPart(tool_name="pay", args={}, tool_call_id="c")))
     if answered is not None:
         said[answered].insert(0, user(answer))
-    turns = [turn_of(one, reader, open=False) for one in said]
-    assert stop_before(turns, 0, 2, reader) == stop
+    turns = [make_turn(one, reader, open=False) for one in said]
+    assert safe_boundary(turns, 0, 2, reader) == stop

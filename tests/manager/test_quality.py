@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from context_compiler.manager import ContextState, HealthScorer, QualityScorer, VolatileMemory
-from context_compiler.manager.quality import rated
+from context_compiler.manager.quality import parse_rating
 from tests.manager.fakes import Scribe, managed, talk
 
 unknown = st.one_of(st.none(), st.floats(allow_nan=True))
@@ -146,4 +146,4 @@ async def test_a_rating_that_fails_counts_for_nothing() -> None:
     ],
 )
 def test_a_rating_is_the_first_number_from_0_to_1(text: str, score: float) -> None:
-    assert rated(text) == score
+    assert parse_rating(text) == score
