@@ -10,11 +10,21 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.slow import function_name, slow_names
+
 SLOW_DATA = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 settings.register_profile("quick", max_examples=12, derandomize=True, deadline=None, suppress_health_check=SLOW_DATA)
 settings.register_profile("thorough", max_examples=1_000, deadline=None, suppress_health_check=SLOW_DATA)
 settings.load_profile("quick")  # `pytest --hypothesis-profile=thorough` for the other
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what was measured to be slow."""
+    slow = slow_names()
+    for item in items:
+        if function_name(item.nodeid) in slow:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -136,7 +136,6 @@ def test_who_knows_the_evidence_finds_it_within_the_budget() -> None:
     assert recalled("oracle", budget=500) == 1
 
 
-@pytest.mark.slow
 def test_a_question_helps_who_reads_it() -> None:
     assert recalled("ours", budget=500) > recalled("ours", budget=500, measure="evidence-blind")
     assert recalled("tail", budget=500) == recalled("tail", budget=500, measure="evidence-blind")
@@ -169,7 +168,6 @@ def test_what_is_left_out_survives_only_where_the_view_tells_it() -> None:
     assert whole["of"] == {}
 
 
-@pytest.mark.slow
 def test_a_run_of_many_tool_steps_compiles_once_at_most() -> None:
     ours = load("ours-live")
     assert isinstance(ours, Approach)
@@ -256,7 +254,6 @@ def benchmarked(out: Path, *more: str) -> str:
     return run.stdout
 
 
-@pytest.mark.slow
 def test_the_command_measures_writes_and_goes_on(tmp_path: Path) -> None:
     wanted = ("--measure", "sessions", "--approach", "ours-live", "--approach", "tail")
     said = benchmarked(tmp_path, *wanted)
@@ -269,7 +266,6 @@ def test_the_command_measures_writes_and_goes_on(tmp_path: Path) -> None:
     assert after.startswith(kept) and len(after.splitlines()) == 3, "only what was new was measured"
 
 
-@pytest.mark.slow
 def test_the_fast_benchmark_needs_neither_data_nor_peers(tmp_path: Path) -> None:
     said = benchmarked(tmp_path)
     assert "Evidence recall, query-aware" in said and "The record" in said

@@ -107,7 +107,6 @@ for first in sys.argv[1].split(","):
 """
 
 
-@pytest.mark.slow
 def test_whatever_is_imported_first_does_not_wait_for_itself() -> None:
     rooms = sorted(name for name in MODULES if name and "." not in name and not name.startswith("_"))
     run = subprocess.run(

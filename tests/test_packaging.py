@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[1]
 
 SOURCES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "context_compiler").rglob("*.py"))

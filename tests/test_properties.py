@@ -137,7 +137,6 @@ def writing(behaviour: Behaviour, history: list[ModelMessage]) -> FunctionModel:
     return FunctionModel(write)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", ["short", "empty", "long"])
 def test_a_view_is_sound_whatever_the_compiler_writes(behaviour: Behaviour) -> None:
     @settings(max_examples=25)
@@ -164,7 +163,6 @@ print(b"\\n".join(map(message_body, view.messages)).decode())
 """
 
 
-@pytest.mark.slow
 def test_another_process_makes_the_same_view() -> None:
     root = str(Path(__file__).parents[1])
     views = {

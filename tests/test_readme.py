@@ -54,11 +54,6 @@ def blocks(text: str) -> Iterator[Block]:
         )
 
 
-def command(name: str) -> str:
-    """The command of the README that is marked with that name."""
-    return next(block.body for block in blocks(page("README.md")) if block.note == f"command: {name}")
-
-
 def same(shown: str, real: str) -> bool:
     """Whether an output is as shown; a line `…` stands for any lines."""
     pattern = "".join(r"(?:.*\n)*" if line == "…" else re.escape(line) + "\n" for line in shown.splitlines())
@@ -150,7 +145,6 @@ def test_the_code_of_a_page_does_what_the_page_shows(
     run_page(name, desk, sync_loop, commands=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in ELSEWHERE and "```sh" in page(name)])
 def test_the_commands_of_a_page_do_what_the_page_shows(
     name: str, desk: Path, provider: AnthropicServer, sync_loop: asyncio.AbstractEventLoop
@@ -158,43 +152,15 @@ def test_the_commands_of_a_page_do_what_the_page_shows(
     run_page(name, desk, sync_loop, commands=True)
 
 
-@pytest.mark.slow
 def test_what_the_first_page_shows_is_so_also_after_the_demo(
     desk: Path, provider: AnthropicServer, sync_loop: asyncio.AbstractEventLoop
 ) -> None:
-    run_shell("context-compiler demo", desk)
+    figures = re.search(r"and ([\d,]+) tokens", run_shell("context-compiler demo", desk))
+    assert figures and f"about {round(int(figures[1].replace(',', '')), -3):,} tokens" in page("README.md")
     run_page("README.md", desk, sync_loop, commands=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_runs_without_a_key(script: Path, desk: Path) -> None:
     printed = run_shell(f"python3 {script}", desk)
     assert "compiled" in printed
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """This checkout as somebody would have just cloned it."""
-    left_out = shutil.ignore_patterns(
-        ".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "system", "dist", "build"
-    )
-    shutil.copytree(ROOT, tmp_path / "checkout", ignore=left_out)
-    return tmp_path / "checkout"
-
-
-@pytest.mark.slow
-def test_the_first_command_installs_and_shows_the_main_job(checkout: Path) -> None:
-    printed = run_shell(command("try"), checkout, PYTHONPATH="")
-    figures = re.search(r"and ([\d,]+) tokens", printed)
-    assert figures and f"about {round(int(figures[1].replace(',', '')), -3):,} tokens" in page("README.md")
-    assert "NOT" not in printed and "within its budget" in printed
-
-
-@pytest.mark.slow
-def test_the_second_command_installs_and_finds_the_tests(checkout: Path) -> None:
-    printed = run_shell(command("tests"), checkout, PYTHONPATH="", PYTEST_ADDOPTS="--collect-only -p no:cacheprovider")
-    assert re.search(r"^\d+ tests collected", printed, re.M)
-    look_up = "from context_compiler import TemplateLibrary as T; print(T(system=None).find('chat_compiler').path)"
-    found = run_shell(f'{checkout}/.venv/bin/python -c "{look_up}"', checkout.parent, PYTHONPATH="")
-    assert Path(found.strip()) == checkout / "templates" / "chat_compiler.md"

@@ -48,7 +48,6 @@ def shown_until_killed(room: Room, pieces: int, *, endless: bool) -> str:
     return "".join(eval(line) for line in lines if line.endswith("\n"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("endless", [False, True])
 @pytest.mark.parametrize("pieces", [1, 5, 12])
 async def test_killed_in_the_middle_of_an_answer(pieces: int, endless: bool, room: Room) -> None:

@@ -8,14 +8,11 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 
 from context_compiler import SQLiteStore
 from context_compiler.messages.history import Reader
 from context_compiler.tokens import TokenCounter
-
-pytestmark = pytest.mark.slow
 
 MESSAGES = 6_000
 ROOT = Path(__file__).parents[2]

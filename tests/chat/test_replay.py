@@ -34,7 +34,6 @@ def recorded(folder: Path) -> list[tuple[str, str]]:
     return pairs[:TURNS]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_three_hundred_turns_in_endless_mode(room: Room, data_folder: Path) -> None:
     turns = recorded(data_folder)

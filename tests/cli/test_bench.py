@@ -40,7 +40,6 @@ def test_a_transcript_that_fits_costs_what_it_costs(cc: Command, talk: Path) -> 
     assert rows[2]["compiles"] == 0
 
 
-@pytest.mark.slow
 def test_a_window_breaks_pairs_and_a_view_does_not(cc: Command) -> None:
     rows = {row["way"]: row for row in cc("bench", DEMO, "--budget", 4000, "--json").json["ways"]}
     assert rows["the newest that fit"]["broken"] > 0 == rows["context-compiler"]["broken"]

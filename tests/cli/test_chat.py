@@ -26,7 +26,6 @@ def test_a_pipe_gets_the_answers_as_plain_text_and_nothing_else(cc: Command, tmp
     assert said.out.strip() in transcript
 
 
-@pytest.mark.slow
 def test_the_two_modes_say_and_keep_the_same(cc: Command, tmp_path: Path) -> None:
     lines = [f"Question number {number} about the table of receipts?" for number in range(25)]
     outs = [
@@ -149,7 +148,6 @@ def test_bytes_that_are_no_text_are_said_all_the_same(cc: Command, tmp_path: Pat
     assert "queue" in (tmp_path / "system" / "Chat_Sessions" / "main.md").read_text()
 
 
-@pytest.mark.slow
 def test_a_missing_key_is_named(cc: Command) -> None:
     pytest.importorskip("anthropic")
     said = cc("chat", input="Hello.\n", ANTHROPIC_API_KEY="")

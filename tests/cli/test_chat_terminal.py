@@ -13,8 +13,6 @@ if sys.platform == "win32":
 
 from tests.cli.terminal import Terminal, terminal
 
-pytestmark = pytest.mark.slow
-
 PROMPT = "›"
 MODES = pytest.mark.parametrize("mode", [(), ("--endless",)], ids=["normal", "endless"])
 

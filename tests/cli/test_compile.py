@@ -38,7 +38,6 @@ def test_the_view_is_printed_message_by_message(cc: Command) -> None:
     assert "Great work. I am off from tomorrow" in said.out
 
 
-@pytest.mark.slow
 def test_a_pipe_gets_plain_text_that_nothing_is_cut_from(cc: Command) -> None:
     said = cc("compile", DEMO, "--budget", 8000, COLUMNS="40")
     assert "\x1b" not in said.out and "╭" not in said.out

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.cli.conftest import Command
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +37,6 @@ def test_events_are_json_lines_and_the_last_is_the_result(cc: Command) -> None:
     assert (events[-1]["kind"], events[-1]["status"]) == ("result", "success")
 
 
-@pytest.mark.slow
 def test_a_person_is_asked_on_the_terminal(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "context_compiler", "pipeline", "run", str(EXAMPLE), "--simulate"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

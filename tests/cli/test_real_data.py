@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from context_compiler.cli.show import reading
 from context_compiler.messages.history import load_messages
 from context_compiler.messages.turns import pair
@@ -22,7 +20,6 @@ def check(said: Said) -> None:
     assert not pair(sent).broken
 
 
-@pytest.mark.slow
 def test_a_coding_session_is_explained(cc: Command, data_folder: Path) -> None:
     session = data_folder / "pi_sessions" / "large-session.jsonl"
     said = cc("compile", session, "--budget", 16_000, "--explain")
@@ -43,7 +40,6 @@ def test_a_trajectory_of_a_coding_agent_compiles(cc: Command, data_folder: Path)
         check(cc("compile", path, "--budget", 4000, "--json"))
 
 
-@pytest.mark.slow
 def test_a_hundred_conversations_are_imported_and_sound(cc: Command, data_folder: Path) -> None:
     said = cc("import", data_folder / "tau_bench" / "airline.json")
     assert said.code == 0 and said.out.endswith("100 conversations in system/context.db\n")

@@ -97,7 +97,6 @@ def test_a_look_at_the_record_does_not_wait_for_the_host_either(command: str, tm
     assert run.stdout == "False\n"
 
 
-@pytest.mark.slow
 def test_the_module_is_the_command_line(tmp_path: Path) -> None:
     with started("compile", str(DEMO), "--budget", "900", "--json", cwd=tmp_path) as process:
         out, err = process.communicate(timeout=60)
@@ -121,7 +120,6 @@ def test_a_reader_that_leaves_early_ends_the_command_quietly(demo_record: Path, 
         assert process.wait(timeout=60) == 141
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process there")
 def test_an_interrupt_ends_the_command_quietly(demo_record: Path, tmp_path: Path) -> None:
     with subprocess.Popen(
@@ -141,7 +139,6 @@ def test_an_interrupt_ends_the_command_quietly(demo_record: Path, tmp_path: Path
         assert b"Traceback" not in process.stderr.read()
 
 
-@pytest.mark.slow
 def test_characters_that_an_encoding_lacks_do_not_stop_the_command(tmp_path: Path) -> None:
     with started("compile", str(DEMO), cwd=tmp_path, PYTHONIOENCODING="ascii", PYTHONUTF8="0") as process:
         out, err = process.communicate(timeout=60)

@@ -105,7 +105,6 @@ def test_pipeline_commands_take_workflows_too(cc: Command, steps: Path) -> None:
     assert cc("pipeline", "show", "x").code == 0
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL on this system")
 def test_a_process_that_is_killed_is_taken_up_by_the_next_one(cc: Command, steps: Path) -> None:
     steps.write_text("".join(f"## Step {n}\n@context-helper extractive\nDo it.\n" for n in range(60)))

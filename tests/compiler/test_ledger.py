@@ -153,7 +153,6 @@ async def test_no_fidelity_no_ledger() -> None:
     assert not quotes(view)
 
 
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(messages=histories())
 async def test_no_history_gets_a_view_over_its_budget_by_it(messages: list[ModelMessage]) -> None:

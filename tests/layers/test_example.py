@@ -155,7 +155,6 @@ def test_each_message_comes_after_what_the_node_is_told(walk: Walked) -> None:
         assert "CONTEXT LAYERS" in pieces[0] and "CONTEXT LAYERS" not in pieces[1]
 
 
-@pytest.mark.slow
 def test_it_runs_as_a_script_and_prints_the_walk() -> None:
     run = subprocess.run(
         [sys.executable, "examples/recipe_assistant.py"],

@@ -207,7 +207,6 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.slow
 def test_a_checkout_is_whole_although_the_process_is_killed(path: Path) -> None:
     async def look(early: str, late: str) -> None:
         memory = SQLiteMemory("s", path)

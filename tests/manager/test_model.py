@@ -178,7 +178,6 @@ def test_any_sequence_of_steps_is_what_the_model_says(machine: type[Sessions]) -
     run_state_machine_as_test(machine, settings=settings(max_examples=5, stateful_step_count=16))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("machine", [Sessions, FileSessions], ids=["volatile", "sqlite"])
 def test_any_long_sequence_of_steps_is_what_the_model_says(machine: type[Sessions]) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=50, derandomize=False))

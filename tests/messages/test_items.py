@@ -213,7 +213,6 @@ def test_our_mark_is_found_on_a_part_and_on_a_piece_and_cannot_be_said() -> None
     assert mark_of(TextContent(content="x", metadata={"other": {}})) is None
 
 
-@pytest.mark.slow
 @given(histories())
 def test_no_part_costs_less_than_the_texts_that_are_sent(history: list[ModelMessage]) -> None:
     for message in history:

@@ -224,7 +224,6 @@ def test_a_prompt_is_not_held_for_what_was_found_in_it() -> None:
     assert sys.getrefcount(text) == held
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit", ["a", " ", "never do ", ". ", "\n", "don't, ", "`", "'", "use a, ", "漢。", "no matter what "]
 )

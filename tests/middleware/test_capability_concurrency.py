@@ -41,7 +41,6 @@ def talking(steps: int) -> Talker:
     return Talker(answer)
 
 
-@pytest.mark.slow
 async def test_runs_at_once_of_different_conversations_keep_apart(tmp_path: Path) -> None:
     def goal(number: int) -> str:
         return f"- **Goal**: {notes.prompts[number - 1].partition('this is conversation ')[2][:1]}"
@@ -222,7 +221,6 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.slow
 async def test_processes_at_once_on_one_file_lose_nothing(tmp_path: Path) -> None:
     file = tmp_path / "record.db"
     started = [

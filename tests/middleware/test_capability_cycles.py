@@ -53,7 +53,6 @@ async def test_a_trigger_cuts_earlier_and_leaves_the_budget_alone(trigger: float
     assert {view.budget for view in chat.views} == {BUDGET}
 
 
-@pytest.mark.slow
 async def test_many_tool_steps_in_one_run_stay_within_the_budget() -> None:
     chat = Chat(steps=70, budget=1_200)
     await chat.turn(0)
@@ -66,7 +65,6 @@ async def test_many_tool_steps_in_one_run_stay_within_the_budget() -> None:
         assert_pairs_whole(sent.messages)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("budget", [800, 4_000, 16_000])
 async def test_four_hundred_tool_steps_in_one_run(budget: int) -> None:
     chat = Chat(steps=400, budget=budget)

@@ -28,7 +28,6 @@ def program(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 @needs_dbos
 def test_a_compile_is_replayed_and_what_the_run_began_with_too(tmp_path: Path) -> None:
     """What was learnt of the provider before the run is gone in the new process, and what was stored is there now."""

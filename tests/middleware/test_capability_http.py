@@ -109,7 +109,6 @@ async def test_a_conversation_with_tools_is_accepted_throughout(provider: str, w
     assert {type(error).__name__ for error in talk.errors} <= {"BudgetError"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("budget", [600, 900, 2_500])
 @pytest.mark.parametrize("provider", SERVERS)
 async def test_a_very_long_conversation_at_small_budgets(provider: str, budget: int) -> None:
@@ -172,7 +171,6 @@ ANYWAY = {
 """Refused with us as without us as long as nothing is cut: what was said is neither moved nor renamed."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "where", ["before", *(pytest.param(one, marks=pytest.mark.slow) for one in ("alone", "after"))]
 )
@@ -193,7 +191,6 @@ async def test_a_history_that_is_broken_to_begin_with_is_accepted(provider: str,
         assert talk.views[0].status == ("raw" if where == "alone" else "compiled")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("provider", SERVERS)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())

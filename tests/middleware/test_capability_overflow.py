@@ -82,7 +82,6 @@ async def test_a_second_refusal_passes_through(provider: str, way: str) -> None:
         assert server.statuses == [400, 400]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("provider", SERVERS)
 async def test_less_holds_for_the_rest_of_the_cycle_and_of_the_run(provider: str) -> None:
     kind, name = SERVERS[provider]

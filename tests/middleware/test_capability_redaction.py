@@ -116,7 +116,6 @@ async def test_a_redaction_that_fails_keeps_nothing_and_costs_no_run(tmp_path: P
     assert await kept.records() == []
 
 
-@pytest.mark.slow
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(history=histories(future=False))
 def test_whatever_redaction_leaves_can_be_read_back(history: list[ModelMessage]) -> None:

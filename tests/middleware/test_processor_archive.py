@@ -87,7 +87,6 @@ async def test_nothing_is_lost_over_many_runs_and_tool_steps(way: str) -> None:
         assert_pairs_whole(sent.messages)
 
 
-@pytest.mark.slow
 async def test_notes_are_not_doubled_and_are_brought_up_to_date() -> None:
     talk = Stored(Notes(lambda number: f"These are notes number {number}."), steps=3)
     for number in range(14):

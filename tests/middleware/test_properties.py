@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from pydantic_ai import Agent
@@ -127,7 +126,6 @@ def test_any_history_without_a_prompt(
     check(history, None, budget, choices, sync_loop)
 
 
-@pytest.mark.slow
 @settings(suppress_health_check=QUICK, max_examples=300)
 @given(history=histories(future=False, max_turns=7), budget=BUDGETS, choices=CHOICES, data=st.data())
 def test_any_history_thoroughly(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
@@ -49,7 +48,6 @@ def assert_answered(messages: list[ModelMessage]) -> None:
     assert not waiting
 
 
-@pytest.mark.slow
 async def test_a_real_session_stays_within_budget_whole_and_cheap(data_folder: Path) -> None:
     messages = list(read_transcripts(data_folder / "pi_sessions" / "large-session.jsonl")[0].messages)
     raw = snapshot(messages)

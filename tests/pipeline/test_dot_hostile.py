@@ -107,7 +107,6 @@ HOSTILE = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_sources_end_in_bounded_time(kind: str) -> None:
     started = time.process_time()
@@ -115,7 +114,6 @@ def test_hostile_sources_end_in_bounded_time(kind: str) -> None:
     assert time.process_time() - started < 30
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nesting", "half a million edges", "an unclosed comment"])
 def test_hostile_sources_end_in_bounded_memory(kind: str) -> None:
     tracemalloc.start()
@@ -133,7 +131,6 @@ def ended(source: str) -> None:
         assert len(str(error)) < 500 and len(error.snippet) < 500
 
 
-@pytest.mark.slow
 def test_a_hundred_thousand_unknown_attributes_are_checked_in_bounded_time() -> None:
     unknown = ",".join(f"shap{n}=1" for n in range(100_000))
     graph = parse_dot(
@@ -145,7 +142,6 @@ def test_a_hundred_thousand_unknown_attributes_are_checked_in_bounded_time() -> 
     assert len(found) == 100_000 and found[0].fix == "did you mean shape?"
 
 
-@pytest.mark.slow
 def test_ten_thousand_stages_are_read_and_checked() -> None:
     stages = "".join(f'n{n} [label="Stage {n}", prompt="Do {n}", fidelity="summary:low"];\n' for n in range(10_000))
     edges = "".join(f'n{n} -> n{n + 1} [label="on"];\n' for n in range(9_999))

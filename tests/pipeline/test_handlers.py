@@ -50,7 +50,6 @@ async def test_a_tool_that_fails_is_a_failure_with_all_it_said() -> None:
     assert held["t.1.output"]["data"] == "out\n" and held["t.1.stderr"]["data"] == "bad\n"
 
 
-@pytest.mark.slow
 async def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     mark = tmp_path / "late"
     started = time.monotonic()

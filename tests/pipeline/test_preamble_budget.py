@@ -93,7 +93,6 @@ def test_every_mode_but_full_has_a_shape_with_the_budget_of_the_table() -> None:
     assert set(SHAPES) == set(Fidelity) - {Fidelity.FULL}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_ten_thousand_stages_and_ten_megabytes_are_told_within_budget(mode: str) -> None:
     names = [f"stage_{number}" for number in range(10_000)]

@@ -133,7 +133,6 @@ async def test_the_turn_in_which_a_view_is_compiled_has_its_answer_in_the_quotes
     assert SECRET in talker.last.text and TITLE not in talker.last.text
 
 
-@pytest.mark.slow
 async def test_blocks_of_one_cycle_together_keep_to_their_share() -> None:
     history = past(300)
     views: list[View] = []

@@ -24,7 +24,6 @@ def asked(history: list[ModelMessage], question: str) -> list[ModelMessage]:
     return [*history, ModelRequest(parts=[UserPromptPart(content=question)])]
 
 
-@pytest.mark.slow
 @settings(suppress_health_check=QUICK, max_examples=8)
 @given(history=histories(future=False, max_turns=8), question=texts(), budget=BUDGETS)
 @pytest.mark.parametrize("recent", [1, 3])

@@ -163,7 +163,6 @@ def test_scripts_without_spaces_fall_into_pairs_of_characters() -> None:
     assert words("سلام دنیا") == ["سلام", "دنیا"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["a", "漢", "a. ", "\n[turn 1", "e\u0301"])
 def test_a_megabyte_on_one_line_is_soon_read(unit: str) -> None:
     started = time.perf_counter()
@@ -172,7 +171,6 @@ def test_a_megabyte_on_one_line_is_soon_read(unit: str) -> None:
     assert COUNTER.text(quoted(chosen)) <= 1_000
 
 
-@pytest.mark.slow
 def test_a_very_long_history_costs_seconds_at_most() -> None:
     messages = long_history(3_333, 2, 16)
     history = Reader(COUNTER).read(messages)
@@ -184,7 +182,6 @@ def test_a_very_long_history_costs_seconds_at_most() -> None:
     assert 90_000 < COUNTER.text(quoted(chosen)) <= 100_000
 
 
-@pytest.mark.slow
 def test_later_questions_about_a_talk_find_their_evidence(data_folder: Path) -> None:
     scores: list[float] = []
     for talk in json.loads((data_folder / "locomo" / "conversations.json").read_text()):

@@ -60,7 +60,6 @@ def long_past() -> list[ModelMessage]:
     return [ModelRequest(parts=[UserPromptPart(content=said)]), ModelResponse(parts=[TextPart(content="ok")])]
 
 
-@pytest.mark.slow
 async def test_a_long_turn_is_read_in_pages_that_leave_nothing_out() -> None:
     read, start = "", 0
     for _ in range(100):

@@ -123,7 +123,6 @@ async def test_a_record_without_content_is_a_record(store: Store):
     assert await store.view(1) == saved
 
 
-@pytest.mark.slow
 async def test_twenty_thousand_messages_are_kept(store: Store):
     raw = Talk(*(f"message {n}" for n in range(20_000)))
     await store.save(request(raw))

@@ -58,7 +58,6 @@ async def test_a_full_disk_is_reported_and_nothing_is_half_kept(file: SQLiteStor
     await file.save(request(talk(2)))
 
 
-@pytest.mark.slow
 def test_a_process_that_may_write_no_more_goes_on(tmp_path: Path):
     script = """
 import asyncio, resource, sys
@@ -170,7 +169,6 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.slow
 async def test_a_folder_that_may_not_be_written_can_be_read_and_refuses_the_rest(full: SQLiteStore, tmp_path: Path):
     full.path.chmod(0o444)
     for folder in (tmp_path, *tmp_path.parents):

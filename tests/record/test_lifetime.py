@@ -152,20 +152,17 @@ print("saved", flush=True)
 """
 
 
-@pytest.mark.slow
 def test_a_program_that_never_closes_its_store_ends(tmp_path: Path):
     done = alone(SCRIPT, tmp_path / "context.db")
     assert (done.returncode, done.stdout, done.stderr) == (0, "saved\n", "")
     assert [path.name for path in tmp_path.iterdir()] == ["context.db"], "closed at exit"
 
 
-@pytest.mark.slow
 def test_a_program_that_dies_of_an_error_ends(tmp_path: Path):
     done = alone(SCRIPT + "raise SystemExit(3)", tmp_path / "context.db")
     assert (done.returncode, done.stderr) == (3, "")
 
 
-@pytest.mark.slow
 def test_a_program_that_keeps_its_loop_open_ends(tmp_path: Path):
     script = SCRIPT.replace("asyncio.run(", "loop = asyncio.new_event_loop(); loop.run_until_complete(")
     done = alone(

@@ -7,8 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from context_compiler.record.store import SQLiteStore
 
 WRITER = """
@@ -78,7 +76,6 @@ async def acknowledged_are_there(path: Path, lines: list[str]) -> None:
     await store.close()
 
 
-@pytest.mark.slow
 async def test_two_processes_lose_no_rows_and_share_what_they_compile(tmp_path: Path):
     path = tmp_path / "system" / "context.db"
     both = writer(path, "left", 150), writer(path, "right", 150)
@@ -95,7 +92,6 @@ async def test_two_processes_lose_no_rows_and_share_what_they_compile(tmp_path: 
     await store.close()
 
 
-@pytest.mark.slow
 async def test_a_process_killed_at_any_moment_loses_nothing_acknowledged(tmp_path: Path):
     path = tmp_path / "context.db"
     done = subprocess.run(

@@ -98,7 +98,6 @@ async def test_a_cache_key_on_a_failure_is_found_even_when_it_is_sealed(full: SQ
     assert "context_summaries 2: has a cache key with status 'failed'" in found
 
 
-@pytest.mark.slow
 async def test_a_tampered_byte_anywhere_is_found(full: SQLiteStore):
     """Whatever byte is flipped: either nothing that is read changes, or verifying finds it."""
     sound, honest = full.path.read_bytes(), await dump(full)

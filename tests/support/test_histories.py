@@ -130,7 +130,6 @@ def answered_turns_later(history: History) -> bool:
     return any(at - asked.get(ident, at) > 2 for ident, at in replies)
 
 
-@pytest.mark.slow
 def test_everything_occurs() -> None:
     missing = dict(OCCURS)
 

@@ -70,7 +70,6 @@ def test_what_would_take_forever_is_refused_soon(body: str):
     assert time.perf_counter() - started < 60
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("body", TOO_MUCH.values(), ids=TOO_MUCH.keys())
 def test_what_would_fill_memory_is_refused_cheaply(body: str):
     tracemalloc.start()

@@ -63,7 +63,6 @@ def changed(packed: Path) -> None:
     packed.write_bytes(lzma.compress(lzma.decompress(packed.read_bytes()).replace(b"token", b"nekot")))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("harm", [missing, cut_off, changed])
 def test_without_sound_ranks_size_counts_and_one_warning_says_so(harm: Callable[[Path], None], tmp_path: Path) -> None:
     package = copied(tmp_path)

@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
 def test_killed_at_any_moment_and_resumed_from_the_command_line_it_ends_the_same(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -1,0 +1,38 @@
+# The loop of a developer. `make` alone lists the targets.
+
+VENV ?= .venv
+PYTHON = $(VENV)/bin/python
+export CONTEXT_COMPILER_DATA ?= $(abspath ../shared/data)
+
+.DEFAULT_GOAL := help
+.PHONY: help install quick test lint types docs marks ci
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+
+install:  ## Make a virtual environment with everything a developer needs
+	python3 -m venv $(VENV)
+	$(VENV)/bin/pip install -q -e ".[dev]"
+
+quick:  ## Run the quick tests: seconds
+	$(PYTHON) -m pytest -q -n 2 -m "not slow"
+
+test:  ## Run every test: minutes
+	$(PYTHON) -m pytest -q -n 2
+
+lint:  ## Check style and the direction of imports
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
+
+types:  ## Check types
+	$(VENV)/bin/pyright --pythonpath $(PYTHON)
+
+docs:  ## Run the code and the commands of every page
+	$(PYTHON) -m pytest -q tests/test_pages.py tests/test_readme.py
+
+marks:  ## Measure the tests again and write down which are slow
+	$(PYTHON) -m tests.support.slow
+
+ci:  ## Everything, in fresh environments, on the newest and on the lowest host
+	bash .ci/run
