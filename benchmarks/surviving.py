@@ -20,8 +20,8 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from benchmarks.references import FILES, data_folder, load
 from context_compiler import TokenCounter, compile_view
-from context_compiler.compiler.ledger import SHARE
-from context_compiler.compiler.survival import evicted
+from context_compiler.compiler.identifiers import SHARE
+from context_compiler.compiler.specifics import evicted
 from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import outline, pair
 from context_compiler.record.values import Compile

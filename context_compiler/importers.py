@@ -7,6 +7,7 @@ from context_compiler.lazy import public
 __getattr__, __dir__ = public(
     __name__,
     {
+        "FORMATS": "messages.importers",
         "read_transcripts": "messages.importers",
         "parse_transcripts": "messages.importers",
         "Transcript": "messages.importers",

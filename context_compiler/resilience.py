@@ -51,7 +51,7 @@ def attempt(work: Callable[[], T]) -> Attempt[T]:
         return Attempt(error=error)
 
 
-async def attempted(work: Awaitable[T]) -> Attempt[T]:
+async def try_await(work: Awaitable[T]) -> Attempt[T]:
     """Wait for something that may fail in any way."""
     try:
         return Attempt(value=await work)

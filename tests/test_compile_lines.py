@@ -8,7 +8,7 @@ from time import perf_counter
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 
-from context_compiler.compiler.sections import chunks, lines, tool_results
+from context_compiler.compiler.prompt import chunks, lines, tool_results
 from context_compiler.messages.history import History, Reader
 from context_compiler.tokens import TokenCounter
 

@@ -18,7 +18,7 @@ from typer.main import get_command
 import context_compiler
 from context_compiler.cli.root import COMMANDS
 from context_compiler.fidelity import CAPS
-from context_compiler.middleware.arguments import Wanted
+from context_compiler.middleware.arguments import Arguments
 from context_compiler.record.sqlite import SQLiteStore
 from context_compiler.settings import Settings
 from context_compiler.template import Template
@@ -58,7 +58,7 @@ def names_in(cells: list[str]) -> set[str]:
 
 def test_every_argument_is_explained() -> None:
     host, budget = page("docs/host.md"), page("docs/budget.md")
-    assert {field.name for field in fields(Wanted)} <= names_in([row[0] for row in table_rows(host)])
+    assert {field.name for field in fields(Arguments)} <= names_in([row[0] for row in table_rows(host)])
     one_shot = set(inspect.signature(context_compiler.compile_view).parameters)
     assert one_shot <= names_in([row[0] for row in table_rows(budget)])
 
@@ -66,10 +66,10 @@ def test_every_argument_is_explained() -> None:
 def test_the_defaults_are_those_of_the_table() -> None:
     rows = {row[0]: row[1] for row in table_rows(page("docs/host.md")) if len(row) == 3}
     for first, second in rows.items():
-        names = [name for name in re.findall(r"`(\w+)`", first) if name in {field.name for field in fields(Wanted)}]
+        names = [name for name in re.findall(r"`(\w+)`", first) if name in {field.name for field in fields(Arguments)}]
         given = re.findall(r"`([^`]+)`", second)
         for at, name in enumerate(names):
-            default = next(field.default for field in fields(Wanted) if field.name == name)
+            default = next(field.default for field in fields(Arguments) if field.name == name)
             assert ast.literal_eval(given[min(at, len(given) - 1)]) == default, name
 
 

@@ -18,7 +18,7 @@ from context_compiler.chat.reconcile import Healed, healed, last_turn, said
 from context_compiler.chat.transcript import Transcript
 from context_compiler.messages.history import History, load_messages, reader_of
 from context_compiler.record.store import SQLiteStore, Store, open_store
-from context_compiler.resilience import Breaker, attempted
+from context_compiler.resilience import Breaker, try_await
 from context_compiler.tokens import as_counter
 
 Notice = Callable[[str], None]
@@ -93,7 +93,7 @@ class Account:
                 self.transcript.let_go()
         if not mine:
             self._notice("another terminal is answering in this session: you speak in turn")
-        self._early = asyncio.create_task(attempted(self._prepared(prepare)))
+        self._early = asyncio.create_task(try_await(self._prepared(prepare)))
 
     async def _prepared(self, prepare: Callable[[History], object] | None) -> None:
         history = await self.read()
@@ -136,7 +136,7 @@ class Account:
         """Let go of everything."""
         if self._early is not None:
             await self._early
-        await attempted(self.store.end() if isinstance(self.store, LastingStore) else self.store.close())
+        await try_await(self.store.end() if isinstance(self.store, LastingStore) else self.store.close())
         self.transcript.close()
 
     async def _caught_up(self) -> None:
@@ -151,7 +151,7 @@ class Account:
             self._notice(f"another terminal added {turns}: the conversation goes on from there")
 
     async def _taken_up(self, *, writing: bool) -> None:
-        outcome = await attempted(self._stored())
+        outcome = await try_await(self._stored())
         self._complain("record", outcome.error, "the transcript stands in for it")
         found = await asyncio.to_thread(self._healed, outcome.value or [], self.messages, writing)
         self.messages = found.messages
@@ -200,7 +200,7 @@ class Account:
     async def _archived(self) -> None:
         if self._breaker.open:
             return
-        outcome = await attempted(self._saved())
+        outcome = await try_await(self._saved())
         if outcome.error is None:
             self._breaker.succeeded()
         else:

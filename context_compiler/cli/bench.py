@@ -32,8 +32,8 @@ from context_compiler.cli.options import (
 from context_compiler.cli.screen import Column, Screen, step, tell, working
 from context_compiler.cli.templates import chosen_template
 from context_compiler.cli.text import json_text, number, plural
-from context_compiler.compiler.limits import DEFAULT_BUDGET
 from context_compiler.compiler.metrics import Sent, figures
+from context_compiler.compiler.policy import DEFAULT_BUDGET
 from context_compiler.compiler.references import ReferenceRecall
 from context_compiler.compiler.view import View
 from context_compiler.errors import TranscriptError

@@ -7,144 +7,149 @@ advance. What a model is asked in between, if anything, is in `advance.asked`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
-from context_compiler.compiler.cycle import Frozen, positions, spans
-from context_compiler.compiler.draft import Bench
-from context_compiler.compiler.ladder import CUT, giants, older_turns, reduce, relieved
-from context_compiler.compiler.ledger import share
-from context_compiler.compiler.limits import Limits
-from context_compiler.compiler.notes import written_for
-from context_compiler.compiler.plan import Cut, Sight
-from context_compiler.compiler.quotes import cost
-from context_compiler.compiler.view import Quote
+from context_compiler.compiler.agent import SummaryResponse
+from context_compiler.compiler.cut_order import CUT, giants, older_turns, reduce, relieved
+from context_compiler.compiler.cycle import Cycle, positions, spans
+from context_compiler.compiler.identifiers import share
+from context_compiler.compiler.plan import Draft, Plan, Selection
+from context_compiler.compiler.policy import Limits
+from context_compiler.compiler.prompt import SummaryRequest, order, refusal, why_no_model
+from context_compiler.compiler.quotes import cost, written_for
+from context_compiler.compiler.rows import Where, compile_row
+from context_compiler.compiler.view import Quote, summary_of
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.pins import Pin, pins
 from context_compiler.messages.shapes import WHOLE, Shape
+from context_compiler.record.values import Compile
 
 RECENT = 8
 """In a one-shot view the turns before the active one have one part in so many of the room, unless the caller says how
 many are kept: past text that answers what is asked tells more than what merely stands near it."""
 
 
-def cut(
-    sight: Sight,
+def select(
+    plan: Plan,
     limits: Limits,
     *,
-    previous: Frozen | None,
+    previous: Cycle | None,
     overhead: int,
     one_shot: bool = False,
     spare: int = 0,
-) -> Cut:
+) -> Selection:
     """Cut back to the low mark, or fill a one-shot view to the budget: whole groups, in the ladder's order.
 
     `previous` is the cycle before, `overhead` what the request costs beside its messages, in exact tokens, and `spare`
     what a one-shot view has left when all is quoted that can be: the newest turns get it, past the template's number
     of them too unless the caller named a fidelity.
     """
-    history, outline, options = sight.history, sight.outline, sight.options
-    recent = options.recent_turns if options.recent_turns is not None else len(outline.turns)
-    start = _start(sight, previous)
-    bench = Bench(history, outline, sight.counter, start, room=limits.room, recent=recent, refs=options.refs)
+    history, outline, policy = plan.history, plan.outline, plan.policy
+    recent = policy.recent_turns if policy.recent_turns is not None else len(outline.turns)
+    start = _start(plan, previous)
+    draft = Draft(history, outline, plan.counter, start, room=limits.room, recent=recent, refs=policy.refs)
     begun = previous.decided if previous is not None else 0
-    skipped = [index for index, shape in sight.base.items() if shape.skip and index >= begun]
-    bench.tell(skipped, "broken: a call without its answer, or an answer without its call")
-    limits = relieved(bench, limits, overhead)
+    skipped = [index for index, shape in plan.base.items() if shape.skip and index >= begun]
+    draft.tell(skipped, "broken: a call without its answer, or an answer without its call")
+    limits = relieved(draft, limits, overhead)
     target = (limits.budget if one_shot else limits.low) - overhead
-    bench.room = limits.room
-    if one_shot and not options.recent_named:
-        older = spare and not (options.named and options.fidelity is not Fidelity.FULL)
+    draft.room = limits.room
+    if one_shot and not policy.recent_named:
+        older = spare and not (policy.fidelity_named and policy.fidelity is not Fidelity.FULL)
         wanted = len(outline.turns) if older else recent
-        bench.recent = min(wanted, _affordable(bench, limits.room // RECENT + spare))
-    over = bench.total > limits.budget - overhead
-    user_pins = pins(history, outline, bench.before_active())
-    bench.reserve(_reserve(sight, limits, user_pins))
-    if one_shot or options.every_turn:
-        deque(older_turns(bench), maxlen=0)
-    reduce(bench, target, rungs=(giants, *CUT) if over else CUT)
-    reduce(bench, limits.budget - overhead)
-    out = tuple(index for index in range(len(history)) if bench.here(index) is None)
+        draft.recent = min(wanted, _affordable(draft, limits.room // RECENT + spare))
+    over = draft.total > limits.budget - overhead
+    user_pins = pins(history, outline, draft.before_active())
+    draft.reserve(_reserve(plan, limits, user_pins))
+    if one_shot or policy.every_turn:
+        deque(older_turns(draft), maxlen=0)
+    reduce(draft, target, steps=(giants, *CUT) if over else CUT)
+    reduce(draft, limits.budget - overhead)
+    out = tuple(index for index in range(len(history)) if draft.here(index) is None)
     covered = positions(previous.covered) if previous else set[int]()
-    return Cut(
-        bench=bench,
-        options=options,
+    return Selection(
+        draft=draft,
+        policy=policy,
         limits=limits,
         target=target,
         out=out,
         span=tuple(index for index in out if index not in covered),
-        pinned=tuple(pin for pin in user_pins if bench.here(pin.position) is None) if bench.summary else (),
+        pinned=tuple(pin for pin in user_pins if draft.here(pin.position) is None) if draft.summary else (),
         previous=previous,
         lasting=not one_shot,
     )
 
 
-def unused(done: Cut, frozen: Frozen) -> int:
+def unused(done: Selection, cycle: Cycle) -> int:
     """What a one-shot view has left, in tokens, when all is quoted that can be; 0 where that is little or wanted."""
-    if done.options.recent_named:
+    if done.policy.recent_named:
         return 0
-    left = done.target - done.kept - cost(frozen.note, done.counter) - cost(frozen.quotes, done.counter)
+    left = done.target - done.kept - cost(cycle.note, done.counter) - cost(cycle.quotes, done.counter)
     return left if left > done.limits.room // RECENT else 0
 
 
-def _affordable(bench: Bench, room: int) -> int:
+def _affordable(draft: Draft, room: int) -> int:
     """How many of the newest turns before the active one, whole, cost at most `room` tokens together."""
-    for count, turn in enumerate(reversed(bench.outline.turns[:-1])):
-        room -= sum(bench.costs[turn.start : turn.stop])
+    for count, turn in enumerate(reversed(draft.outline.turns[:-1])):
+        room -= sum(draft.costs[turn.start : turn.stop])
         if room < 0:
             return count
-    return len(bench.outline.turns)
+    return len(draft.outline.turns)
 
 
-def _reserve(sight: Sight, limits: Limits, pinned: Sequence[Pin]) -> int:
+def _reserve(plan: Plan, limits: Limits, pinned: Sequence[Pin]) -> int:
     """What is set aside for note and quotes; a fidelity that the caller names caps both together."""
-    cap = limits.cap(sight.options.fidelity)
-    if sight.options.named or not cap:
+    cap = limits.cap(plan.policy.fidelity)
+    if plan.policy.fidelity_named or not cap:
         return cap
-    cap += share(sight.history, limits.room)
+    cap += share(plan.history, limits.room)
     if not pinned:
         return cap
-    return cap + min(limits.room // 10, sum(sight.counter.text(pin.text) + 12 for pin in pinned) + 24)
+    return cap + min(limits.room // 10, sum(plan.counter.text(pin.text) + 12 for pin in pinned) + 24)
 
 
-def _start(sight: Sight, previous: Frozen | None) -> list[Shape | None]:
+def _start(plan: Plan, previous: Cycle | None) -> list[Shape | None]:
     """The shapes to start from: those of the cycle before, and what calls of earlier turns become by choice."""
-    history, ties = sight.history, sight.outline.ties
-    shapes: list[Shape | None] = [sight.base.get(index, WHOLE) for index in range(len(history))]
+    history, ties = plan.history, plan.outline.ties
+    shapes: list[Shape | None] = [plan.base.get(index, WHOLE) for index in range(len(history))]
     if previous is not None:
         shapes[: previous.decided] = [None] * previous.decided
         for index, shape in previous.kept:
             shapes[index] = shape
-    if sight.options.tool_history != "paired":
-        start = sight.outline.active.start
+    if plan.policy.tool_history != "paired":
+        start = plan.outline.active.start
         for index in range(start):
             shape = shapes[index]
             tied = ties.get(index, (0,))[-1] >= start
             if shape is not None and not shape.bare and not tied and history.readings[index].exchanges:
-                shapes[index] = replace(shape, tools=sight.options.tool_history)
+                shapes[index] = replace(shape, tools=plan.policy.tool_history)
     return shapes
 
 
-def freeze(cut: Cut, *, summary: str, row: int | None, turn: int, asked: bool) -> tuple[Frozen, tuple[Quote, ...]]:
+def freeze(
+    selection: Selection, *, summary: str, row: int | None, turn: int, asked: bool
+) -> tuple[Cycle, tuple[Quote, ...]]:
     """Fix the view until the next advance; what is quoted in it, and why.
 
     Args:
-        cut: What stays.
+        selection: What stays.
         summary: What a model has just written; empty when none did.
         row: The row of that compile, where it is on the record already.
         turn: The ordinal of the active user turn.
         asked: Whether a model was asked in this turn, with or without success.
     """
-    old = cut.previous
+    old = selection.previous
     kept_summary = summary or (old.summary if old else "")
-    covered = spans(cut.out) if summary else (old.covered if old else ())
-    text = written_for(cut, kept_summary, positions(covered))
-    shapes = cut.bench.shapes
+    covered = spans(selection.out) if summary else (old.covered if old else ())
+    text = written_for(selection, kept_summary, positions(covered))
+    shapes = selection.draft.shapes
     changed = [index for index, shape in enumerate(shapes) if shape != WHOLE]
     decided = changed[-1] + 1 if changed else 0
-    frozen = Frozen(
+    cycle = Cycle(
         decided=decided,
-        tip=cut.history.ids[decided - 1] if decided else "",
+        tip=selection.history.ids[decided - 1] if decided else "",
         kept=tuple((index, shape) for index, shape in enumerate(shapes[:decided]) if shape is not None),
         note=text.note,
         quotes=text.quotes,
@@ -155,9 +160,95 @@ def freeze(cut: Cut, *, summary: str, row: int | None, turn: int, asked: bool) -
         covered=covered,
         compiled_turn=turn if asked else (old.compiled_turn if old else -1),
         turn=turn,
-        tight=cut.limits.tight,
-        ratio=cut.limits.ratio,
+        tight=selection.limits.tight,
+        ratio=selection.limits.ratio,
         blocks=(),
-        config=cut.options.config,
+        config=selection.policy.config,
     )
-    return frozen, text.quoted
+    return cycle, text.quoted
+
+
+Ask = Callable[[SummaryRequest], Awaitable[SummaryResponse]]
+"""The compile agent, seen from here: an order in, an answer out, no memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advance:
+    """What one advance decided, and the row that says so."""
+
+    cycle: Cycle
+    selection: Selection
+    row: Compile | None
+    """None when nothing was left out."""
+    quoted: tuple[Quote, ...]
+
+
+async def advance(
+    plan: Plan,
+    marks: Limits,
+    *,
+    where: Where,
+    ask: Ask | None,
+    previous: Cycle | None = None,
+    overhead: int = 0,
+    one_shot: bool = False,
+) -> Advance:
+    """Cut back, ask a model if that is worth it, and freeze what comes of it.
+
+    Raises:
+        CompileError: the model was asked and failed; an answer that is empty or saves nothing is refused instead.
+    """
+    tried = partial(select, plan, marks, previous=previous, overhead=overhead, one_shot=one_shot)
+    done = tried()
+    reply = await _asked(done, where.turn_index, ask)
+    summary = reply.answer.text if reply.answer and reply.status == "ok" else ""
+    fixed = partial(
+        freeze,
+        summary=summary,
+        row=reply.answer.row if reply.answer else None,
+        turn=where.turn_index,
+        asked=reply.order is not None or ask is None,
+    )
+    cycle, quoted = fixed(done)
+    spare = unused(done, cycle) if one_shot and reply.order is None else 0
+    if spare:
+        done = tried(spare=spare)
+        cycle, quoted = fixed(done)
+    return Advance(cycle=cycle, selection=done, row=_row(where, done, reply, cycle), quoted=quoted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reply:
+    """What came of asking a model, or why none was asked."""
+
+    status: str
+    error: str | None
+    order: SummaryRequest | None = None
+    answer: SummaryResponse | None = None
+
+
+async def _asked(done: Selection, turn: int, ask: Ask | None) -> _Reply:
+    error = why_no_model(done, turn) or ("asked in this turn already" if ask is None else None)
+    if ask is None or error is not None:
+        return _Reply(status="deterministic", error=error)
+    given = order(done)
+    answer = await ask(given)
+    error = answer.refused or refusal(done, answer.text)
+    return _Reply(status="refused" if error else "ok", error=error, order=given, answer=answer)
+
+
+def _row(where: Where, done: Selection, reply: _Reply, cycle: Cycle) -> Compile | None:
+    """The row of a compile; None where nothing was left out, or where it is on the record already."""
+    if not done.out or (reply.answer and reply.answer.row):
+        return None
+    return compile_row(
+        where,
+        done,
+        order=reply.order,
+        answer=reply.answer,
+        status=reply.status,
+        error=reply.error,
+        summary=summary_of(cycle),
+        quotes=cycle.quotes,
+        budget_used=done.counter.text(cycle.note) + done.counter.text(cycle.quotes),
+    )

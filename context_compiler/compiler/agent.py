@@ -26,7 +26,7 @@ OUTPUT: Any = [str, type(None)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SummaryResponse:
     """What came back, and what it cost. Plain data: it can be journalled and replayed."""
 
     text: str
@@ -49,7 +49,7 @@ def named(model: Model | str) -> str:
 
 async def ask(
     prompts: Sequence[str], model: Model | KnownModelName | str, *, timeout: float, instructions: str = "instructions"
-) -> Answer:
+) -> SummaryResponse:
     """Ask a model for notes, chunk after chunk, each with the notes so far; the last answer is the summary.
 
     Args:
@@ -77,7 +77,7 @@ async def ask(
         raise CompileError(said, model=named(model), phase="timeout", **_bill(spent)) from None
     except (AgentRunError, UserError, ImportError) as error:
         raise CompileError(str(error), model=named(model), phase="call", **_bill(spent)) from error
-    return Answer(text=text, latency_ms=(time.perf_counter() - started) * 1000, **_bill(spent))
+    return SummaryResponse(text=text, latency_ms=(time.perf_counter() - started) * 1000, **_bill(spent))
 
 
 def _bill(spent: RunUsage) -> dict[str, Any]:

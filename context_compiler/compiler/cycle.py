@@ -1,6 +1,6 @@
 """What stays as it is between two compiles: which messages a view keeps, in which shape, and what stands before them.
 
-A view then only grows at its end, so that a provider's prompt cache keeps hitting. A `Frozen` decides on a
+A view then only grows at its end, so that a provider's prompt cache keeps hitting. A `Cycle` decides on a
 prefix of the raw history; it holds for every history that begins with that prefix, whoever sends it: an
 edited prompt, a fork, or a history that was built by hand and carries no ids.
 """
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from context_compiler.messages.history import History
 from context_compiler.messages.shapes import WHOLE, Shape
+from context_compiler.messages.turns import Pairing
 
 Span = tuple[int, int]
 """Positions `start` to before `stop`."""
@@ -33,7 +35,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frozen:
+class Cycle:
     """The state of one cycle. Positions are those of the raw history."""
 
     decided: int
@@ -61,7 +63,7 @@ class Frozen:
     tight: float
     """What is left of the budget after a provider refused it, as a share."""
     ratio: float
-    """The model's learnt ratio, frozen so that bytes that did not change cannot drift over budget."""
+    """The model's learnt ratio, cycle so that bytes that did not change cannot drift over budget."""
     blocks: tuple[Block, ...]
     """What was recalled since, by prompt."""
     config: str
@@ -77,7 +79,7 @@ class Frozen:
         return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> Frozen | None:
+    def from_json(cls, text: str) -> Cycle | None:
         """Back from JSON text; None when another version wrote something this one cannot read."""
         try:
             data = json.loads(text)
@@ -95,6 +97,25 @@ class Frozen:
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
 
+
+RAW = Cycle(
+    decided=0,
+    tip="",
+    kept=(),
+    note="",
+    quotes="",
+    channel="user",
+    summary="",
+    summary_id=None,
+    covered=(),
+    compiled_turn=-1,
+    turn=-1,
+    tight=1.0,
+    ratio=1.0,
+    blocks=(),
+    config="",
+)
+"""The state before any cycle: everything stands."""
 
 SETS = ("skip", "without")
 """Fields of a shape that JSON knows only as lists."""
@@ -138,3 +159,28 @@ def spans(positions: Iterable[int]) -> tuple[Span, ...]:
 def positions(given: Iterable[Span]) -> set[int]:
     """The reverse of `spans`."""
     return {index for start, stop in given for index in range(start, stop)}
+
+
+def fitting(cycle: Cycle | None, history: History, config: str) -> Cycle | None:
+    """A cycle, if it was made for a prefix of this history and for this way of writing views."""
+    if cycle is None or cycle.config != config or not 0 < cycle.decided <= len(history):
+        return None
+    return cycle if history.ids[cycle.decided - 1] == cycle.tip else None
+
+
+def mended(cycle: Cycle, pairing: Pairing, base: Mapping[int, Shape]) -> Cycle:
+    """The cycle with every call back in place whose answer arrived after it was left out.
+
+    A deferred call may be answered turns later; the pair then stands together, which moves the prefix once.
+    """
+    late = {call for call, answer in pairing.pairs if call < cycle.decided <= answer}
+    if not late:
+        return cycle
+    kept = dict(cycle.kept)
+    for call in late:
+        shape = kept.get(call)
+        if shape is None or shape.bare or shape.skip or shape.tools != "paired":
+            kept[call] = base.get(call, WHOLE)
+    return (
+        cycle if kept == dict(cycle.kept) else replace(cycle, kept=tuple(sorted(kept.items(), key=lambda one: one[0])))
+    )

@@ -6,17 +6,21 @@ values are likely to be.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log2
 
-from context_compiler.compiler.mentions import Mention, mentions, readable
 from context_compiler.compiler.patterns import Sort
-from context_compiler.compiler.plan import Cut
-from context_compiler.compiler.specifics import Told
+from context_compiler.compiler.plan import Selection
+from context_compiler.compiler.specifics import FIELD, LISTED, Mention, Told, acts, mentions, readable
+from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
+from context_compiler.messages.lines import one_line
 from context_compiler.messages.shapes import WHOLE, shaped
+from context_compiler.messages.tool_lines import call_line
+from context_compiler.tokens import TokenCounter
 
 LATER = frozenset({Sort.ID, Sort.PATH, Sort.URL})
 """What a call is made with."""
@@ -24,7 +28,7 @@ LATER = frozenset({Sort.ID, Sort.PATH, Sort.URL})
 LONG = 1.0
 """What it takes away from anything else to be twice as long: a long command has the room of ten numbers."""
 
-CALLED, REPEATED, RECENT, MANY, FIELD = 2.0, 0.5, 1.0, 0.5, 2.0
+CALLED, REPEATED, RECENT, MANY, IN_FIELD = 2.0, 0.5, 1.0, 0.5, 2.0
 """What it adds to have been called with, to be repeated, to be recent, to stand alone, and to be in a used field."""
 
 
@@ -41,19 +45,19 @@ class Need:
     fields: set[str] = field(default_factory=set[str])
 
 
-def needs(cut: Cut, told: Sequence[str]) -> list[Need]:
+def needs(selection: Selection, told: Sequence[str]) -> list[Need]:
     """What is left out and neither the messages kept nor `told` hold, what calls are made with first.
 
     Args:
-        cut: What stays and what is out.
+        selection: What stays and what is out.
         told: What stands beside the messages: note and quotes.
     """
-    whole = {index for index, shape in enumerate(cut.bench.shapes) if shape == WHOLE}
+    whole = {index for index, shape in enumerate(selection.draft.shapes) if shape == WHOLE}
     found: dict[str, Need] = {}
     beside: Counter[tuple[int, int]] = Counter()
     called: set[str] = set()
     fields: defaultdict[str, set[str]] = defaultdict(set)
-    for mention in mentions(cut.history, cut.bench.outline, range(len(cut.history)), rules=False):
+    for mention in mentions(selection.history, selection.draft.outline, range(len(selection.history)), rules=False):
         text = mention.specific.text
         fields[mention.field].add(text)
         if mention.called:
@@ -63,8 +67,8 @@ def needs(cut: Cut, told: Sequence[str]) -> list[Need]:
         beside[mention.position, mention.part] += 1
         _note(found.setdefault(text, Need(homes=[mention, mention, mention])), mention)
     rates = {name: (len(values & called) + 0.5) / (len(values) + 2) for name, values in fields.items() if name}
-    holds = Told(*_kept(cut), *told).holds
-    length = max(1, len(cut.history))
+    holds = Told(*_kept(selection), *told).holds
+    length = max(1, len(selection.history))
 
     def rank(need: Need) -> tuple[bool, float]:
         alone = min(beside[home.position, home.part] for home in need.homes)
@@ -73,7 +77,7 @@ def needs(cut: Cut, told: Sequence[str]) -> list[Need]:
         one = need.homes[0].specific
         later = one.sort in LATER
         long = 0.0 if later else LONG * log2(1 + len(one.verbatim))
-        return not later, MANY * log2(1 + alone) + long - worth - FIELD * rate
+        return not later, MANY * log2(1 + alone) + long - worth - IN_FIELD * rate
 
     return sorted((need for need in found.values() if not holds(need.homes[0].specific)), key=rank)
 
@@ -87,16 +91,214 @@ def _note(need: Need, mention: Mention) -> None:
         need.homes[0] = mention
 
 
-def _kept(cut: Cut) -> Iterator[str]:
+def _kept(selection: Selection) -> Iterator[str]:
     """What the messages say that stay, as they stay."""
-    for index, shape in enumerate(cut.bench.shapes):
+    for index, shape in enumerate(selection.draft.shapes):
         if shape is None or shape.bare:
             continue
-        reading, message = cut.history.readings[index], cut.history.messages[index]
+        reading, message = selection.history.readings[index], selection.history.messages[index]
         if shape == WHOLE:
             yield from (readable(item) for item in reading.items if item.kind is not Kind.THINKING)
             continue
-        left = shaped(message, reading, shape, cut.counter)
+        left = shaped(message, reading, shape, selection.counter)
         yield from (
             (str(getattr(part, "content", "") or getattr(part, "args", "")) for part in left.parts) if left else ()
         )
+
+
+SHARE = 0.15
+"""Of the room for messages: what the ledger may have where tools are used."""
+
+PART = 3
+"""And where no model has written, one part in so many of what there is for ledger and quotes: what answers the
+question comes first."""
+
+SMALLEST = 24
+"""With less room, in tokens, there is no ledger."""
+
+SPARE = 12
+"""Tokens; more that quotes have no use for are the ledger's again."""
+
+NEAR, FAR = 1, 2
+"""Words on each side of an identifier, where room is short and where it is not."""
+SHORT = 400
+"""Tokens; a ledger with less room is short."""
+CALL = 72
+"""Characters of a call, where what matters is in its answer."""
+TRIES = 24
+"""Identifiers in a row that may not fit before the ledger is closed."""
+
+AND = "; "
+"""Between what shares a label."""
+
+Key = tuple[int, int]
+"""Message and part."""
+
+WIDTH = 48
+"""Characters on each side in which they are looked for."""
+
+_WORD = re.compile(r"\w[\w.-]*")
+_SYNTAX = re.compile(r'["{}\[\]]+')
+
+
+def uses_tools(history: History) -> bool:
+    """Whether anything here is done by calling tools or a shell: more than once in a while."""
+    acting = sum(reading.exchanges or any(map(acts, reading.items)) for reading in history.readings)
+    return acting * 8 >= len(history.readings)
+
+
+def share(history: History, room: int) -> int:
+    """What is set aside for the ledger of a history, in tokens, of the room for messages."""
+    return int(room * SHARE) if uses_tools(history) else 0
+
+
+def with_ledger(
+    selection: Selection, told: Sequence[str], room: int, quoting: Callable[[int], str], *, lost: bool
+) -> str:
+    """Ledger and quotes, together at most `room` tokens: what the ledger does not need is the quotes'.
+
+    Args:
+        selection: What stays and what is out.
+        told: What stands beside them: the note, and what is pinned.
+        room: The most tokens that both may cost.
+        quoting: Gives quotes of at most so many tokens.
+        lost: A model has written a summary, and what it lost is listed.
+    """
+    most = int(selection.limits.room * SHARE) if lost or uses_tools(selection.history) else 0
+    own = min(most, room if lost else room // PART)
+    quotes = quoting(room - own)
+    listed = ledger(selection, (*told, quotes), own)
+    used = selection.counter.text(listed) + 2 if listed else 0
+    if own - used > SMALLEST:
+        quotes = quoting(room - used)
+    rest = min(most, room - selection.counter.text(quotes) - 2)
+    if rest - used > SPARE:
+        listed = ledger(selection, (*told, quotes), rest)
+    return "\n\n".join(block for block in (listed, quotes) if block)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """One line of the ledger, as far as it has got."""
+
+    mentions: tuple[Mention, ...] = ()
+    label: str = ""
+    said: str = ""
+
+
+def ledger(selection: Selection, told: Sequence[str], room: int) -> str:
+    """Identifiers of what is left out that neither the messages kept nor `told` hold, at most `room` tokens.
+
+    Args:
+        selection: What stays and what is out.
+        told: What stands beside the messages: note and quotes.
+        room: The most tokens that it may cost.
+    """
+    if room < SMALLEST:
+        return ""
+    candidates = needs(selection, told)
+    lines: dict[Key, _Line] = {}
+    labels: set[str] = set()
+    left = room - 2
+    written = _Writer(selection, NEAR if room < SHORT else FAR)
+    missed = 0
+    for one in candidates:
+        if missed > TRIES or left < 4:
+            break
+        cost, key, line = min(
+            (_added(home, lines, labels, written, selection.counter) for home in one.homes), key=lambda found: found[0]
+        )
+        if cost > left:
+            missed += 1
+        elif cost:
+            lines[key], left, missed = line, left - cost, 0
+            labels.add(line.label)
+    return _together(lines)
+
+
+def _added(
+    home: Mention, lines: Mapping[Key, _Line], labels: set[str], written: _Writer, counter: TokenCounter
+) -> tuple[int, Key, _Line]:
+    """What quoting an identifier from there costs, in tokens, and the line that does; 0 where it is there already."""
+    key = written.key(home)
+    line = lines.get(key, _Line())
+    if line.mentions and Told(line.said).holds(home.specific):
+        return 0, key, line
+    longer = written.line((*line.mentions, home))
+    if line.said:
+        return counter.text(longer.said) - counter.text(line.said), key, longer
+    shares = longer.label in labels
+    return counter.text(f"{AND}{longer.said}" if shares else f"{longer.label}{longer.said}\n"), key, longer
+
+
+def _together(lines: Mapping[Key, _Line]) -> str:
+    """Every line; what has the same label shares it."""
+    found: dict[str, list[str]] = {}
+    for key in sorted(lines):
+        found.setdefault(lines[key].label, []).append(lines[key].said)
+    return "\n".join(label + AND.join(said) for label, said in found.items())
+
+
+class _Writer:
+    """Writes lines of the ledger; knows which call an answer belongs to."""
+
+    def __init__(self, selection: Selection, words: int) -> None:
+        self._history, self._words = selection.history, words
+        self._calls: dict[tuple[int, int], tuple[int, int]] = {}
+        waiting: defaultdict[object, list[tuple[int, int]]] = defaultdict(list)
+        for position, reading in enumerate(selection.history.readings):
+            for part, item in enumerate(reading.items if reading.exchanges else ()):
+                if item.kind is Kind.CALL:
+                    waiting[item.call_id].append((position, part))
+                elif item.kind is Kind.RETURN and waiting[item.call_id]:
+                    self._calls[position, part] = waiting[item.call_id].pop(0)
+
+    def key(self, mention: Mention) -> tuple[int, int]:
+        """What shares a line: a call and its answer, else a part."""
+        own = mention.position, mention.part
+        return self._calls.get(own, own)
+
+    def line(self, mentions: tuple[Mention, ...]) -> _Line:
+        """The line that quotes these, which share a key."""
+        first = mentions[0]
+        position, part = self.key(first)
+        item = self._history.readings[position].items[part]
+        asked = [one for one in mentions if (one.position, one.part) == (position, part)]
+        answers = [one for one in mentions if (one.position, one.part) != (position, part)]
+        said = _pieces(readable(item), asked, self._words)
+        if item.kind is Kind.CALL:
+            short = call_line(item.tool or "tool", item.text, width=CALL)
+            named = Told(short)
+            said = short[short.find("(") :] if all(named.holds(one.specific) for one in asked) else f"(… {said})"
+        elif item.kind is Kind.RETURN:
+            said = f" → {said}"
+        if answers:
+            at, place = answers[0].position, answers[0].part
+            said += " → " + _pieces(readable(self._history.readings[at].items[place]), answers, self._words)
+        tool = one_line(item.tool or "tool", 40) if item.kind in (Kind.CALL, Kind.RETURN) else ""
+        return _Line(mentions=mentions, label=f"[turn {first.turn + 1} · {first.speaker}] {tool}", said=said)
+
+
+def _pieces(text: str, told: Iterable[Mention], words: int) -> str:
+    """The text with what stands around each of these, in order; what lies close together is one piece."""
+    spans: list[list[int]] = []
+    data = text[:1] in ("{", "[")
+    for one in sorted(told, key=lambda mention: mention.specific.offset):
+        start, end = one.specific.offset, one.specific.offset + len(one.specific.verbatim)
+        start, end = _around(text, start, end, words)
+        if spans and start <= spans[-1][1] + 4:
+            spans[-1][1] = max(end, spans[-1][1])
+        else:
+            spans.append([start, end])
+    shown = (text[start:end] for start, end in spans)
+    return (", " if data else " … ").join(one_line(_SYNTAX.sub("", piece) if data else piece, 400) for piece in shown)
+
+
+def _around(text: str, start: int, end: int, words: int) -> tuple[int, int]:
+    """Where the text around an identifier begins and ends: the field it is the value of, else words on each side."""
+    key = FIELD.search(text, max(0, start - LISTED), start)
+    if key:
+        return key.start(), end
+    before = list(_WORD.finditer(text, max(0, start - WIDTH), start))[-words:]
+    after = list(_WORD.finditer(text, end, min(len(text), end + WIDTH)))[:words]
+    return (before[0].start() if before else start), (after[-1].end() if after else end)

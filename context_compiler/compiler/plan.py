@@ -2,63 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from context_compiler.compiler.cycle import Frozen
-from context_compiler.compiler.draft import Bench
-from context_compiler.compiler.limits import Limits
-from context_compiler.fidelity import Fidelity
-from context_compiler.messages.failures import ReflectionPolicy
+from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.policy import Limits, Policy
 from context_compiler.messages.history import History, Reader
+from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.pins import Pin
-from context_compiler.messages.shapes import Shape
+from context_compiler.messages.shapes import WHOLE, Shape, price
 from context_compiler.messages.superseded_parts import needless
 from context_compiler.messages.turns import Outline, Pairing, outline, turn_index
-from context_compiler.template import Template
+from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How views are written, checked once."""
-
-    template: Template
-    extractive: Template
-    """What a note says where no model is asked."""
-    fidelity: Fidelity
-    named: bool
-    """The caller named the fidelity, which then caps quotes too."""
-    recent_turns: int | None
-    """Turns before the active one to keep if they fit; None is all."""
-    recent_named: bool
-    """The caller said how many, not the template."""
-    recent_tool_results: int | None
-    reflections: ReflectionPolicy
-    """When a template is told what went wrong."""
-    tool_history: str
-    inject: str
-    model: str
-    """What the compiler's model is called; "none" is no model."""
-    every_turn: bool
-    recall: float
-    """What recall blocks may take of what lies between the two marks; 0 recalls nothing."""
-    refs: bool
-    """The agent has a tool that reads what is left out, and markers may name it."""
-    prompt_room: int
-    scope: str
-    """Whose compiles may be shared: what is written around one conversation's question stays in it."""
-    config: str
-
-
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class Plan:
     """A raw history, and how its views are written: everything that follows from these two alone."""
 
     history: History
     pairing: Pairing
-    options: Options
+    policy: Policy
     reader: Reader
 
     @property
@@ -92,11 +58,11 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Selection:
     """What stays after cutting back, and what is new among what went."""
 
-    bench: Bench
-    options: Options
+    draft: Draft
+    policy: Policy
     limits: Limits
     target: int
     """What messages, note and quotes may cost together, in exact tokens."""
@@ -104,19 +70,19 @@ class Cut:
     span: tuple[int, ...]
     """What is out and not covered by the last model compile."""
     pinned: tuple[Pin, ...]
-    previous: Frozen | None
+    previous: Cycle | None
     lasting: bool
     """The view serves more than what is asked now."""
 
     @property
     def reserve(self) -> int:
         """What note and quotes may cost together at least, in exact tokens; 0 is neither."""
-        return self.bench.summary
+        return self.draft.summary
 
     @property
     def kept(self) -> int:
         """What the messages cost that stay, in exact tokens."""
-        return self.bench.total - self.bench.summary
+        return self.draft.total - self.draft.summary
 
     @property
     def fits(self) -> bool:
@@ -126,14 +92,139 @@ class Cut:
     @property
     def abridged(self) -> bool:
         """Whether something stays in a smaller shape."""
-        return any(shape is not None and (shape.skeleton or shape.limit) for shape in self.bench.shapes)
+        return any(shape is not None and (shape.skeleton or shape.limit) for shape in self.draft.shapes)
 
     @property
     def history(self) -> History:
         """The whole raw history."""
-        return self.bench.history
+        return self.draft.history
 
     @property
     def counter(self) -> TokenCounter:
         """What prices everything."""
-        return self.bench.counter
+        return self.draft.counter
+
+
+LEFT_OUT = "[Earlier messages of this conversation are left out.]"
+"""Stands first where a view would otherwise begin with an answer: no provider accepts that."""
+
+
+def ref(index: int) -> str:
+    """The name by which an agent can ask for a message of its history."""
+    return f"m{index}"
+
+
+class Draft:
+    """A view being cut to size: a shape and a price for every message, and the running total."""
+
+    def __init__(
+        self,
+        history: History,
+        outline: Outline,
+        counter: TokenCounter,
+        shapes: Sequence[Shape | None],
+        *,
+        room: int,
+        recent: int,
+        refs: bool = False,
+    ) -> None:
+        """Start from `shapes`, one a message; `None` is out. With `refs`, what is cut says how it can be read."""
+        self._refs = refs
+        self.history, self.outline, self.counter = history, outline, counter
+        self.shapes: list[Shape | None] = list(shapes)
+        self._needless = needless(history)
+        self._leads = _leads(history, outline)
+        self._lead = counter.text(LEFT_OUT) + MESSAGE_OVERHEAD
+        self._held: set[int] = set()
+        self.costs = [self._price(index, shape) for index, shape in enumerate(self.shapes)]
+        self.total = sum(self.costs)
+        self.room = room
+        """What a request has for messages at most, in tokens; clamps are shares of it."""
+        self.recent = recent
+        """How many turns before the active one to keep if they fit."""
+        self.summary = 0
+        """What is set aside for the summary that is still to be written, in tokens."""
+        self.drops: list[Drop] = []
+
+    def _price(self, index: int, shape: Shape | None) -> int:
+        if shape is None:
+            return 0
+        cost = price(self.history.messages[index], self.history.readings[index], shape, self.counter)
+        return cost + self._lead if cost and index in self._leads else cost
+
+    def tell(self, indices: Iterable[int], reason: str) -> None:
+        """Say of messages that began in a smaller shape what that leaves out, and why."""
+        for index in sorted(indices):
+            gone = self.history.readings[index].tokens - self.costs[index]
+            if self.here(index) is not None and gone > 0:
+                self.drops.append(Drop(what=f"message {index}", reason=reason, tokens=gone))
+
+    def put(self, index: int, shape: Shape | None) -> None:
+        """Give a message another shape."""
+        cost = self._price(index, shape)
+        self.total += cost - self.costs[index]
+        self.shapes[index], self.costs[index] = shape, cost
+
+    def reserve(self, tokens: int) -> None:
+        """Set that much aside for the summary, instead of what was."""
+        self.total += tokens - self.summary
+        self.summary = tokens
+
+    def here(self, index: int) -> Shape | None:
+        """The shape of a message that is still carried for what it says; None when it is out."""
+        shape = self.shapes[index]
+        return None if shape is None or shape.bare else shape
+
+    def out(self, indices: Iterable[int], reason: str) -> None:
+        """Leave messages out, but for what the host would forget; what is tied to one that stays waits for it."""
+        wanted = {index for index in indices if self.here(index) is not None} | self._held
+        ties = self.outline.ties
+        self._held = {
+            index
+            for index in wanted
+            if any(other not in wanted and self.here(other) is not None for other in ties.get(index, ()))
+        }
+        gone = sorted(wanted - self._held)
+        before = self.total
+        for index in gone:
+            self.put(index, self._bared(index))
+        if gone:
+            what = f"messages {gone[0]}-{gone[-1]}" if len(gone) > 1 else f"message {gone[0]}"
+            self.drops.append(Drop(what=what, reason=reason, tokens=before - self.total))
+
+    def _bared(self, index: int) -> Shape | None:
+        """What remains of a message that goes: what the host would forget."""
+        items = self.history.readings[index].items
+        shape = self.shapes[index] or WHOLE
+        skip = shape.skip | self._needless.get(index, frozenset())
+        stays = any(item.stays and at not in skip for at, item in enumerate(items))
+        return Shape(skip=skip, bare=True, system=shape.system) if stays else None
+
+    def reshape(self, index: int, reason: str, **changes: object) -> None:
+        """Give a message a smaller shape, if it really is smaller; the last one never goes."""
+        shape = self.shapes[index]
+        if shape is None:
+            return
+        if self._refs:
+            changes["ref"] = ref(index)
+        smaller = replace(shape, **changes)  # pyright: ignore[reportArgumentType] # fields of a shape, by name
+        cost = self._price(index, smaller)
+        if cost < self.costs[index] and (cost or index < len(self.history) - 1):
+            self.drops.append(Drop(what=f"message {index}", reason=reason, tokens=self.costs[index] - cost))
+            self.put(index, smaller)
+
+    def before_active(self) -> range:
+        """Positions before the active turn."""
+        return range(self.outline.active.start)
+
+
+def _leads(history: History, outline: Outline) -> frozenset[int]:
+    """Responses with which a view might begin: then a line must stand before it, and is priced here."""
+    unprompted = {
+        group.start for turn in outline.turns if not history.readings[turn.start].asks for group in turn.groups
+    }
+    return frozenset(
+        index
+        for index, reading in enumerate(history.readings)
+        if not reading.request and (reading.stays or index in outline.ties or index in unprompted)
+    )

@@ -5,13 +5,24 @@ A long span becomes several prompts, each of which brings the summary of the one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TypeVar
 
+from context_compiler.compiler.cycle import spans
+from context_compiler.compiler.plan import Selection
+from context_compiler.messages.failures import reflected
 from context_compiler.messages.fences import fence, neutral
+from context_compiler.messages.history import History
+from context_compiler.messages.items import Item, Kind
+from context_compiler.messages.tool_lines import call_line, outcome_line
+from context_compiler.messages.truncate import clamp
 from context_compiler.record.values import Drop
-from context_compiler.template import Template
+from context_compiler.template import SectionRule, Template
 from context_compiler.template.prompts import prose
+from context_compiler.tokens import TokenCounter
 
 SLOT = "\x00previous summary\x00"
 """Where the answer to the prompt before goes. No conversation holds it: fences remove control characters."""
@@ -35,7 +46,7 @@ ALWAYS = ("previous_summary", "recent_turns", "latest_input")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class SummaryRequest:
     """What a compiler is asked: prompts to answer one after the other, the last answer being the summary."""
 
     key: str
@@ -96,3 +107,289 @@ def about(template: Template) -> dict[str, str]:
         "hash": template.sha256,
         "description": template.description,
     }
+
+
+EXPENDABLE = ("reflections", "tool_results", "plan", "topic")
+"""What goes when a prompt is too long, in this order where the template does not say otherwise; never the
+latest input, the constraints or the turns themselves."""
+
+BUDGETS: Mapping[str, int] = {
+    "constraints": 2_000,
+    "topic": 200,
+    "plan": 400,
+    "tool_results": 4_000,
+    "latest_input": 2_000,
+}
+"""The most tokens of a section whose template does not say how many it may have."""
+
+LASTING = ("constraints", "latest_input")
+"""What a long prompt never goes without."""
+
+OVER, NO_ROOM = "over its section budget", "the prompt was over its room"
+"""Why a section was made smaller or left out."""
+
+GIANT = 16
+"""A line of more characters a token of room is cut before it is counted: counting all that is left of it after every
+cut would take minutes for what a tool may return."""
+
+T = TypeVar("T")
+
+_SPEAKING = re.compile(
+    r"([\n\r\v\f\x1c-\x1e\x85\u2028\u2029])"
+    r"(?=[^\S\n]{0,40}(?:(?:user|assistant|earlier notes):|assistant called |\[(?:tool|retry)\]))",
+    re.IGNORECASE,
+)
+"""A line that looks as if somebody else spoke is marked as a quotation, so that words stay with who said them."""
+
+
+def latest_input(history: History) -> str:
+    """What the user asked last."""
+    for reading in reversed(history.readings):
+        if reading.asks:
+            return "\n".join(item.text for item in reading.items if item.kind is Kind.USER and item.mark is None)
+    return ""
+
+
+def topic(history: History) -> str:
+    """What the conversation began with: the first user prompt."""
+    return next((item.text for _, item in history.items() if item.kind is Kind.USER and item.mark is None), "")
+
+
+def plan(history: History, positions: Iterable[int]) -> str:
+    """The last answer that reads like a plan: three list lines or more."""
+    for index in sorted(positions, reverse=True):
+        for item in history.readings[index].items:
+            if item.kind is Kind.TEXT and sum(map(_is_list_line, item.text.splitlines())) >= 3:
+                return item.text
+    return ""
+
+
+def _is_list_line(line: str) -> bool:
+    line = line.lstrip()
+    return line[:2] in ("- ", "* ") or (line[:1].isdigit() and line[1:3].startswith((". ", ") ")))
+
+
+def lines(history: History, positions: Sequence[int], results: int | None) -> Iterator[str]:
+    """A conversation as `User: …`, `Assistant: …` and `[tool] …` lines.
+
+    Thinking and system text are left out, notes of an earlier view are called so; media stand as placeholders. Of tool
+    results only the last `results` stand whole (None: all), older ones as their outcome.
+    """
+    answers = [
+        (index, at)
+        for index in positions
+        for at, item in enumerate(history.readings[index].items)
+        if item.kind is Kind.RETURN
+    ]
+    whole = set(_last(answers, results))
+    for index in positions:
+        for at, item in enumerate(history.readings[index].items):
+            line = _line(item, (index, at) in whole)
+            if line:
+                yield line
+
+
+def _line(item: Item, whole: bool) -> str:
+    said = _SPEAKING.sub(r"\1> ", item.text)
+    if item.mark is not None:
+        return f"Earlier notes: {said}"
+    if item.kind in (Kind.USER, Kind.FEEDBACK):
+        return f"User: {said}" if item.kind is Kind.USER else f"[retry] {said}"
+    if item.kind in (Kind.TEXT, Kind.MEDIA, Kind.COMPACTION, Kind.OTHER):
+        return f"Assistant: {said}" if said.strip() else ""
+    if item.kind is Kind.CALL:
+        return f"Assistant called {call_line(item.tool or 'tool', item.text)}"
+    if item.kind is Kind.RETURN:
+        return f"[tool] {item.tool}: {said if whole else outcome_line(item.text, failed=item.failed)}"
+    return ""
+
+
+def chunks(text_lines: Iterable[str], room: int, counter: TokenCounter) -> list[str]:
+    """The lines as texts of at most `room` tokens each; nothing is lost, a longer line is split."""
+    done: list[str] = []
+    current: list[str] = []
+    used = 0
+    for line in text_lines:
+        for piece in _pieces(line, room, counter):
+            cost = counter.text(piece) + 1
+            if current and used + cost > room:
+                done.append("\n".join(current))
+                current, used = [], 0
+            current.append(piece)
+            used += cost
+    return [*done, "\n".join(current)] if current else done
+
+
+def _pieces(line: str, room: int, counter: TokenCounter) -> Iterator[str]:
+    while len(line) > room * GIANT or counter.text(line) >= room:
+        piece = counter.head(line, room - 1) or line[:1]
+        yield piece
+        line = line[len(piece) :]
+    if line:
+        yield line
+
+
+def tool_results(history: History, positions: Sequence[int], results: int | None) -> str:
+    """The last tool results among these messages, whole."""
+    found = [item for index in positions for item in history.readings[index].items if item.kind is Kind.RETURN]
+    return "\n".join(_line(item, True) for item in _last(found, results))
+
+
+def _last(found: Sequence[T], count: int | None) -> Sequence[T]:
+    """The last `count` of them, fewer where there are fewer; None: all."""
+    return found if count is None else found[max(0, len(found) - count) :]
+
+
+def gathered(selection: Selection, span: Sequence[int], wanted: Collection[str]) -> dict[str, str]:
+    """The sections that are wanted, by name: all but the turns themselves and the previous summary."""
+    history, policy = selection.history, selection.policy
+    found = {
+        "constraints": "\n".join(f"turn {pin.turn + 1}: {pin.text}" for pin in selection.pinned),
+        "topic": topic(history),
+        "plan": plan(history, span),
+        "tool_results": tool_results(history, span, policy.recent_tool_results),
+        "reflections": reflected(history, span, policy.reflections),
+        "latest_input": latest_input(history),
+    }
+    return {name: text for name, text in found.items() if name in wanted}
+
+
+def newest(said: Sequence[str], limit: int, counter: TokenCounter) -> list[str]:
+    """The last lines that have at most `limit` tokens together; where the last alone is longer, its head and tail."""
+    kept: list[str] = []
+    left = limit
+    for line in reversed(said):
+        left -= counter.text(line) + 1
+        if left < 0:
+            break
+        kept.append(line)
+    return kept[::-1] or [clamp(line, limit, counter) for line in said[-1:]]
+
+
+def recent(
+    said: Iterable[str], *, rules: Mapping[str, SectionRule], counter: TokenCounter
+) -> tuple[list[str], tuple[Drop, ...]]:
+    """The lines of the turns, of which the older go where the template gives them a budget."""
+    given = list(said)
+    limit = _limit("recent_turns", rules)
+    if limit is None:
+        return given, ()
+    kept = newest(given, limit, counter)
+    gone = sum(map(counter.text, given)) - sum(map(counter.text, kept))
+    return kept, (Drop(what="recent_turns", reason=OVER, tokens=gone),) if gone else ()
+
+
+def fitted(
+    given: Mapping[str, str], *, rules: Mapping[str, SectionRule], room: int | None, counter: TokenCounter
+) -> tuple[dict[str, str], tuple[Drop, ...]]:
+    """Sections within their own budgets and, together, within `room` if there is an end to it.
+
+    Of the expendable the lowest goes first; the others are only made smaller, if that is not enough.
+    """
+    kept: dict[str, str] = {}
+    dropped: list[Drop] = []
+
+    def smaller(name: str, text: str, reason: str) -> None:
+        gone = counter.text(kept[name]) - counter.text(text)
+        if gone > 0:
+            dropped.append(Drop(what=name, reason=reason, tokens=gone))
+            kept[name] = text
+
+    for name, text in given.items():
+        kept[name] = text
+        if (limit := _limit(name, rules)) is not None:
+            smaller(name, _cut(name, text, limit, counter), OVER)
+    expendable = sorted(EXPENDABLE, key=lambda name: rules[name].priority if name in rules else 0)
+    for name in (*expendable, *LASTING):
+        if room is None or sum(map(counter.text, kept.values())) <= room:
+            break
+        if kept.get(name):
+            smaller(name, _cut(name, kept[name], room // 2, counter) if name in LASTING else "", NO_ROOM)
+    return kept, tuple(dropped)
+
+
+def _limit(name: str, rules: Mapping[str, SectionRule]) -> int | None:
+    """The most tokens a section may have; the template's own word counts more than ours."""
+    return (rules[name].budget if name in rules else None) or BUDGETS.get(name)
+
+
+def _cut(name: str, text: str, limit: int, counter: TokenCounter) -> str:
+    if name == "constraints":
+        return "\n".join(newest(text.split("\n"), limit, counter))
+    return clamp(text, limit, counter)
+
+
+TOO_SMALL = 200
+"""Below this cap, in tokens, no model is asked: it could not say anything."""
+
+
+def why_no_model(selection: Selection, turn: int) -> str | None:
+    """Why no model is asked this time; None when one is."""
+    policy, cap = selection.policy, selection.limits.cap(selection.policy.fidelity)
+    if policy.model == "none" or policy.template.compiler != "agent":
+        return "no model by choice"
+    if not selection.span or not selection.reserve:
+        return "nothing to compile"
+    if selection.previous is not None and selection.previous.compiled_turn == turn:
+        return "one model compile a turn"
+    if policy.every_turn:
+        return None
+    if cap < TOO_SMALL:
+        return f"a cap of {cap} tokens is too small"
+    cost = sum(selection.history.readings[index].tokens for index in selection.span)
+    if cost < max(selection.limits.room // 10, cap):
+        return f"only {cost} tokens are new"
+    return None
+
+
+def order(selection: Selection) -> SummaryRequest:
+    """What a model is asked about everything that went since it was last asked."""
+    policy = selection.policy
+    cap = min(selection.limits.cap(policy.fidelity), selection.reserve)
+    given = gathered(selection, selection.span, policy.template.wants() | set(ALWAYS))
+    room, rules = max(policy.prompt_room, selection.limits.budget), policy.template.sections
+    spoken = lines(selection.history, selection.span, policy.recent_tool_results)
+    newer, older = recent(spoken, rules=rules, counter=selection.counter)
+    earlier = {"previous_summary": selection.previous.summary if selection.previous else ""}
+    notes, shorter = fitted(earlier, rules=rules, room=None, counter=selection.counter)
+    values, dropped = fitted(given, rules=rules, room=room // 4, counter=selection.counter)
+    turns = chunks(newer, room // 2, selection.counter)
+    prompts = written(policy.template, values, turns, previous=notes["previous_summary"], cap=cap)
+    said = {**values, **notes, "recent_turns": "".join(turns)}
+    had = {**said, **given}
+    return SummaryRequest(
+        key=_key(selection, cap),
+        prompts=prompts,
+        cap=cap,
+        included=tuple(name for name in TITLES if said.get(name, "").strip()),
+        missing=tuple(
+            sorted(name for name in policy.template.wants() if name in TITLES and not had.get(name, "").strip())
+        ),
+        dropped=(*older, *shorter, *dropped),
+    )
+
+
+def _key(selection: Selection, cap: int) -> str:
+    """The name of a compile: the same span is never compiled twice with the same template, fidelity and model."""
+    policy = selection.policy
+    facts = (
+        selection.history.ids[selection.out[-1]],
+        spans(selection.out),
+        policy.template.sha256,
+        str(policy.fidelity),
+        policy.model,
+        cap,
+        policy.recent_tool_results,
+        policy.scope,
+    )
+    return blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+
+def refusal(selection: Selection, text: str) -> str | None:
+    """Why an answer is not used: it is empty, or it does not save anything."""
+    if not text.strip():
+        return "the answer is empty"
+    size = selection.counter.text(text)
+    cost = sum(selection.history.readings[index].tokens for index in selection.span)
+    cost += selection.counter.text(selection.previous.summary) if selection.previous else 0
+    return f"{size} tokens are not fewer than the {cost} they stand for" if size >= cost else None

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from context_compiler.compiler.ledger import with_ledger
-from context_compiler.compiler.plan import Cut
-from context_compiler.compiler.view import Quote
-from context_compiler.messages.fences import fence
+from context_compiler.compiler.identifiers import with_ledger
+from context_compiler.compiler.plan import Selection
+from context_compiler.compiler.prompt import TITLES, about, fitted, gathered
+from context_compiler.compiler.view import Quote, note_text
+from context_compiler.messages.fences import fence, neutral
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.pins import Pin
+from context_compiler.messages.truncate import clamp
 from context_compiler.recall import Question, indexed, pending, rank
 from context_compiler.recall.outline import phases
 from context_compiler.recall.selection import Passage, choose, passages, quoted
+from context_compiler.template.prompts import prose
 from context_compiler.tokens import TokenCounter
 
 QUOTES = "QUOTED FROM EARLIER TURNS"
@@ -54,32 +57,34 @@ class _Sources:
     """What is asked now, or will be asked of this view, may be about the whole."""
 
     @classmethod
-    def of(cls, cut: Cut, loose: Sequence[int], recall: bool) -> _Sources:
+    def of(cls, selection: Selection, loose: Sequence[int], recall: bool) -> _Sources:
         """Everything that these messages say, and what is asked of it."""
-        candidates = passages(cut.history, cut.bench.outline, loose, cut.counter) if loose else ()
-        question = Question.of(pending(cut.history)) if recall else None
-        ranks = rank(indexed(cut.history), question, candidates) if question and candidates else []
-        return cls(candidates=candidates, ranks=ranks, broad=cut.lasting or (question is not None and question.broad))
+        candidates = passages(selection.history, selection.draft.outline, loose, selection.counter) if loose else ()
+        question = Question.of(pending(selection.history)) if recall else None
+        ranks = rank(indexed(selection.history), question, candidates) if question and candidates else []
+        return cls(
+            candidates=candidates, ranks=ranks, broad=selection.lasting or (question is not None and question.broad)
+        )
 
 
 def verbatim(
-    cut: Cut, loose: Sequence[int], room: int, *, note: str, lost: bool, recall: bool
+    selection: Selection, loose: Sequence[int], room: int, *, note: str, lost: bool, recall: bool
 ) -> tuple[str, tuple[Quote, ...]]:
     """The fenced part and what it holds, at most `room` tokens; empty when nothing fits.
 
     Args:
-        cut: What stays and what is out.
+        selection: What stays and what is out.
         loose: Positions that no summary covers.
         room: The most tokens.
         note: What stands before it.
         lost: A model has written a summary, and what it lost is listed.
         recall: What answers the pending question comes first.
     """
-    counter = cut.counter
+    counter = selection.counter
     inner = room - cost(fence(QUOTES, "x"), counter)
-    sources = _Sources.of(cut, loose if inner > SMALLEST else (), recall)
+    sources = _Sources.of(selection, loose if inner > SMALLEST else (), recall)
     while inner > SMALLEST:
-        body, held = _body(cut, sources, inner, note, lost)
+        body, held = _body(selection, sources, inner, note, lost)
         if not body:
             return "", ()
         text = fence(QUOTES, body)
@@ -90,26 +95,26 @@ def verbatim(
     return "", ()
 
 
-def _body(cut: Cut, sources: _Sources, room: int, note: str, lost: bool) -> tuple[str, tuple[Quote, ...]]:
+def _body(selection: Selection, sources: _Sources, room: int, note: str, lost: bool) -> tuple[str, tuple[Quote, ...]]:
     """Everything within the fence, and what it is; an instruction that is quoted with its text is not said twice."""
     share = max(room // PINNED_MOST, min(PINNED_LEAST, room // 2))
-    pins = _pins(cut, min(share, cut.limits.room // PINS))
-    told, held = _told(cut, sources, room, note, lost, pins)
+    pins = _pins(selection, min(share, selection.limits.room // PINS))
+    told, held = _told(selection, sources, room, note, lost, pins)
     quoted_too = [pin for pin in pins if any(pin.text in quote.text for quote in held if quote.why != PINNED_WHY)]
     if not quoted_too:
         return told, held
-    fewer, again = _told(cut, sources, room, note, lost, [pin for pin in pins if pin not in quoted_too])
+    fewer, again = _told(selection, sources, room, note, lost, [pin for pin in pins if pin not in quoted_too])
     lost_pins = [pin for pin in quoted_too if not any(pin.text in quote.text for quote in again)]
     return (told, held) if lost_pins else (fewer, again)
 
 
 def _told(
-    cut: Cut, sources: _Sources, room: int, note: str, lost: bool, pins: Sequence[Pin]
+    selection: Selection, sources: _Sources, room: int, note: str, lost: bool, pins: Sequence[Pin]
 ) -> tuple[str, tuple[Quote, ...]]:
-    counter = cut.counter
+    counter = selection.counter
     pinned = "\n".join([PINNED, *(f"- turn {pin.turn + 1}: {pin.text}" for pin in pins)]) if pins else ""
     left = room - cost(pinned, counter)
-    outline = _outlined(cut, min(left, cut.target // OUTLINE)) if sources.broad else ""
+    outline = _outlined(selection, min(left, selection.target // OUTLINE)) if sources.broad else ""
     left -= cost(outline, counter)
     chosen: list[Passage] = []
 
@@ -117,26 +122,26 @@ def _told(
         chosen[:] = choose(sources.candidates, tokens, sources.ranks)
         return quoted(chosen)
 
-    told = with_ledger(cut, (note, pinned), left, quoting, lost=lost)
+    told = with_ledger(selection, (note, pinned), left, quoting, lost=lost)
     body = "\n\n".join(block for block in (pinned, outline, told) if block)
     listed = told.removesuffix(quoted(chosen))
     return body, (*_reasons(pins, outline, listed), *_why(chosen, sources))
 
 
-def _pins(cut: Cut, room: int) -> list[Pin]:
+def _pins(selection: Selection, room: int) -> list[Pin]:
     """The newest pins that fit, oldest first."""
     kept: list[Pin] = []
     left = room - SMALLEST
-    for pin in reversed(cut.pinned):
-        left -= cut.counter.text(f"- turn {pin.turn + 1}: {pin.text}") + 1
+    for pin in reversed(selection.pinned):
+        left -= selection.counter.text(f"- turn {pin.turn + 1}: {pin.text}") + 1
         if left < 0:
             break
         kept.append(pin)
     return kept[::-1]
 
 
-def _outlined(cut: Cut, room: int) -> str:
-    text = phases(cut.history, cut.bench.outline, set(cut.out), room - SMALLEST, cut.counter)
+def _outlined(selection: Selection, room: int) -> str:
+    text = phases(selection.history, selection.draft.outline, set(selection.out), room - SMALLEST, selection.counter)
     return f"{OUTLINED}\n{text}" if text else ""
 
 
@@ -158,3 +163,92 @@ def _why(chosen: Sequence[Passage], sources: _Sources) -> list[Quote]:
         why = f"recalled, score {score:.2f}" if score > 0 else "worth most for its tokens"
         found.append(Quote(what=f"turn {passage.turn + 1}", why=why, text=passage.text))
     return found
+
+
+SPARE = 4
+"""Tokens that disarming a cut text may cost."""
+
+LASTING, PART = 1_000, 16
+"""What is quoted in a live view is paid for with every request: so many tokens and one part of the room are enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What stands in place of what is out."""
+
+    note: str = ""
+    quotes: str = ""
+    channel: str = "user"
+    own: bool = False
+    """The note is the body of a template that asks no model."""
+    quoted: tuple[Quote, ...] = ()
+    """What the verbatim part holds, and why."""
+
+
+def written_for(selection: Selection, summary: str, covered: set[int]) -> Written:
+    """The note and the verbatim part, together within what was set aside and what is left below the target.
+
+    Args:
+        selection: What stays.
+        summary: What a model wrote; empty for a note that needs none.
+        covered: Positions that the summary covers; the rest of what is out may be quoted.
+    """
+    if not selection.reserve or not (selection.out or selection.abridged):
+        return Written()
+    counter, policy = selection.counter, selection.policy
+    cap = min(selection.limits.cap(policy.fidelity), selection.reserve)
+    note = _note(summary, selection, cap) if selection.out else ""
+    left = selection.target - selection.kept - cost(note, counter)
+    if policy.fidelity_named:
+        left = min(left, cap - cost(note, counter))
+    if selection.lasting:
+        left = min(left, LASTING + selection.limits.room // PART)
+    own_body = policy.template.compiler == "none" and not summary
+    loose = [] if own_body else [index for index in selection.out if index not in covered]
+    quotes, quoted = verbatim(selection, loose, left, note=note, lost=bool(summary), recall=bool(policy.recall))
+    return Written(note=note, quotes=quotes, channel=policy.inject if summary else "user", own=own_body, quoted=quoted)
+
+
+def _note(summary: str, selection: Selection, cap: int) -> str:
+    counter = selection.counter
+    preface = prose("preface")
+    room = cap - cost(note_text("x", preface), counter)
+    if room < SMALLEST:
+        return ""
+    return note_text(_disarmed(summary, room, counter) if summary else _own_note(selection, room), preface)
+
+
+def _disarmed(text: str, room: int, counter: TokenCounter) -> str:
+    """A text cut to its room: what is cut apart could pass for a fence again, and is looked at again."""
+    return neutral(clamp(neutral(text), room - SPARE, counter))
+
+
+def _own_note(selection: Selection, room: int) -> str:
+    """The note that needs no model: the template's own body where it is of that kind, else the shipped one.
+
+    What it asks for is cut until the body fits, so that no fence loses its end.
+    """
+    policy = selection.policy
+    template = policy.template if policy.template.compiler != "agent" else policy.extractive
+    wanted = template.wants()
+    values, _ = fitted(
+        gathered(selection, selection.out, wanted), rules=template.sections, room=None, counter=selection.counter
+    )
+    candidates = (
+        passages(selection.history, selection.draft.outline, selection.out, selection.counter)
+        if "recent_turns" in wanted
+        else ()
+    )
+    gone = set(selection.out)
+    left_out = sum(turn.start in gone for turn in selection.draft.outline.turns)
+    about_it = {"template": about(template), "cap": room, "turns_left_out": left_out}
+    share = room
+    while share > SMALLEST and (values or candidates):
+        said = {name: clamp(text, share, selection.counter) for name, text in values.items()}
+        said["recent_turns"] = quoted(choose(candidates, share))
+        fenced = {name: fence(TITLES[name], text) for name, text in said.items() if text.strip()}
+        body = template.render({**fenced, **about_it})
+        if selection.counter.text(body) <= room:
+            return body
+        share //= 2
+    return _disarmed(template.render(about_it), room, selection.counter)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from context_compiler.compiler.agent import Answer
+from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.cycle import spans
-from context_compiler.compiler.plan import Cut, Options
-from context_compiler.compiler.prompt import Order
-from context_compiler.compiler.specifics import Specific
-from context_compiler.compiler.survival import evicted, survival
+from context_compiler.compiler.plan import Selection
+from context_compiler.compiler.policy import Policy
+from context_compiler.compiler.prompt import SummaryRequest
+from context_compiler.compiler.specifics import Specific, evicted, survival
 from context_compiler.errors import CompileError
 from context_compiler.messages.history import History
-from context_compiler.record.values import Compile, Drop, with_null_reasons
+from context_compiler.record.values import Compile, with_null_reasons
 
 
 def now() -> datetime:
@@ -37,10 +37,10 @@ class Where:
 
 def compile_row(
     where: Where,
-    cut: Cut,
+    selection: Selection,
     *,
-    order: Order | None,
-    answer: Answer | None,
+    order: SummaryRequest | None,
+    answer: SummaryResponse | None,
     status: str,
     error: str | None,
     summary: str,
@@ -49,17 +49,17 @@ def compile_row(
 ) -> Compile:
     """One compile as it goes on the record; `order` is None where no model was asked."""
     parsed = json_object(answer.text) if answer else None
-    gone = evicted(cut.history, cut.bench.outline, cut.span) if order and status == "ok" else None
+    gone = evicted(selection.history, selection.draft.outline, selection.span) if order and status == "ok" else None
     row = _row(
         where,
-        cut.options,
-        covered_tip=cut.history.ids[cut.out[-1]] if cut.out else "",
+        selection.policy,
+        covered_tip=selection.history.ids[selection.out[-1]] if selection.out else "",
         cache_key=order.key if order and status == "ok" else None,
         compiled_prompt=_prompts(order) if order else None,
         raw_output=answer.text if answer else None,
         summary=summary or quotes or None,
         summary_json=parsed,
-        input_payload=_payload(cut, order) | _specifics(gone, summary, quotes),
+        input_payload=_payload(selection, order) | _specifics(gone, summary, quotes),
         sections_included=order.included if order else (("quotes",) if quotes else ()),
         sections_dropped=order.dropped if order else (),
         budget_used=budget_used,
@@ -76,11 +76,11 @@ def compile_row(
     return with_null_reasons(row, why)
 
 
-def failed_row(where: Where, history: History, options: Options, order: Order, error: CompileError) -> Compile:
+def failed_row(where: Where, history: History, policy: Policy, order: SummaryRequest, error: CompileError) -> Compile:
     """A compile that came to nothing: what was asked is kept, and why nothing came."""
     row = _row(
         where,
-        options,
+        policy,
         covered_tip=history.tip or "",
         compiled_prompt=_prompts(order),
         input_payload={"raw_tip": history.tip, "missing": list(order.missing), "prompts": len(order.prompts)},
@@ -95,8 +95,8 @@ def failed_row(where: Where, history: History, options: Options, order: Order, e
     )
 
 
-def _row(where: Where, options: Options, **given: Any) -> Compile:
-    template = options.template
+def _row(where: Where, policy: Policy, **given: Any) -> Compile:
+    template = policy.template
     empty: dict[str, Any] = {
         "cache_key": None,
         "raw_output": None,
@@ -116,23 +116,23 @@ def _row(where: Where, options: Options, **given: Any) -> Compile:
         template_source=template.source,
         template_path=template.path,
         template_hash=template.sha256,
-        fidelity=str(options.fidelity),
-        model_alias=options.model,
+        fidelity=str(policy.fidelity),
+        model_alias=policy.model,
         created_at=now(),
         **{**empty, **given},
     )
 
 
-def _prompts(order: Order) -> str:
+def _prompts(order: SummaryRequest) -> str:
     return "\n\n".join(order.prompts).replace("\x00", "")
 
 
-def _payload(cut: Cut, order: Order | None) -> dict[str, object]:
+def _payload(selection: Selection, order: SummaryRequest | None) -> dict[str, object]:
     """What went in, by reference: positions and the chain that they are positions of."""
     payload: dict[str, object] = {
-        "raw_tip": cut.history.tip,
-        "left_out": [list(span) for span in spans(cut.out)],
-        "compiled": [list(span) for span in spans(cut.span)],
+        "raw_tip": selection.history.tip,
+        "left_out": [list(span) for span in spans(selection.out)],
+        "compiled": [list(span) for span in spans(selection.span)],
     }
     return payload | ({"missing": list(order.missing), "prompts": len(order.prompts)} if order else {})
 
@@ -155,24 +155,3 @@ def json_object(text: str) -> dict[str, object] | None:
     except (ValueError, RecursionError):
         return None
     return cast(dict[str, object], value) if isinstance(value, dict) else None
-
-
-def by_reason(drops: Sequence[Drop]) -> list[dict[str, object]]:
-    """Drops as the ledger shows them: one line a reason, with how many and how much."""
-    lines: dict[str, dict[str, object]] = {}
-    for drop in drops:
-        line = lines.setdefault(drop.reason, {"reason": drop.reason, "count": 0, "tokens": 0, "what": []})
-        line["count"] = cast(int, line["count"]) + 1
-        line["tokens"] = cast(int, line["tokens"]) + drop.tokens
-        named = cast(list[str], line["what"])
-        if len(named) < 20:
-            named.append(drop.what)
-    return list(lines.values())
-
-
-def ledger(sections: Mapping[str, int], drops: Sequence[Drop], kept: Sequence[tuple[int, str]]) -> dict[str, Any]:
-    """Where the tokens went, why messages are there, and what was dropped for which reason."""
-    reasons: dict[str, int] = {}
-    for _, reason in kept:
-        reasons[reason] = reasons.get(reason, 0) + 1
-    return {"tokens": dict(sections), "kept": reasons, "dropped": by_reason(drops)}

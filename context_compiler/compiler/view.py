@@ -6,10 +6,10 @@ summary, one fenced part with everything verbatim, then the kept messages, the a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from pydantic_ai.messages import (
     CompactionPart,
@@ -21,14 +21,15 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from context_compiler.compiler.cycle import Frozen
-from context_compiler.compiler.draft import LEFT_OUT
+from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.plan import LEFT_OUT, Plan
 from context_compiler.messages.content import user_content
 from context_compiler.messages.fences import SUMMARY_PREFIX
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.items import MARK, mark_of
 from context_compiler.messages.shapes import WHOLE, Shape, shaped
 from context_compiler.record.values import Drop, Record
+from context_compiler.tokens import TokenCounter
 
 NOTHING: Mapping[int, str] = {}
 
@@ -74,13 +75,13 @@ def note_text(text: str, preface: str) -> str:
     return f"{SUMMARY_PREFIX}\n{preface.strip()}\n\n{text.strip()}" if text.strip() else ""
 
 
-def head(frozen: Frozen, *, stamp: datetime, mark: Mapping[str, Any]) -> ModelRequest | None:
+def head(cycle: Cycle, *, stamp: datetime, mark: Mapping[str, Any]) -> ModelRequest | None:
     """One request with the note and the verbatim part; None where there is neither."""
     parts: list[Any] = []
-    if frozen.note:
-        parts.append(_note(frozen.note, frozen.channel, stamp, mark))
-    if frozen.quotes:
-        parts.append(_user(frozen.quotes, stamp, mark))
+    if cycle.note:
+        parts.append(_note(cycle.note, cycle.channel, stamp, mark))
+    if cycle.quotes:
+        parts.append(_user(cycle.quotes, stamp, mark))
     return ModelRequest(parts=parts) if parts else None
 
 
@@ -125,33 +126,33 @@ def stamp_of(message: ModelMessage) -> datetime:
     return known or _DAY_ONE
 
 
-def assemble(history: History, frozen: Frozen, base: Mapping[int, Shape], reader: Reader) -> list[ModelMessage]:
+def assemble(history: History, cycle: Cycle, base: Mapping[int, Shape], reader: Reader) -> list[ModelMessage]:
     """The messages of a view, freshly built but for those that stand whole.
 
     Args:
         history: The raw history.
-        frozen: What stays of its prefix, and what stands before it.
+        cycle: What stays of its prefix, and what stands before it.
         base: The shapes of broken messages after that prefix.
         reader: Prices what is cut to size.
     """
-    return [*opening(history, frozen, reader), *since(history, frozen.decided, base, reader)]
+    return [*opening(history, cycle, reader), *since(history, cycle.decided, base, reader)]
 
 
-def opening(history: History, frozen: Frozen, reader: Reader) -> list[ModelMessage]:
+def opening(history: History, cycle: Cycle, reader: Reader) -> list[ModelMessage]:
     """The part of a view that a cycle fixed: what belongs to others, note, quotes, and what it kept."""
     before: list[ModelMessage] = []
     kept: list[ModelMessage] = []
-    for index, shape in frozen.kept:
+    for index, shape in cycle.kept:
         message = shaped(history.messages[index], history.readings[index], shape, reader.counter)
         if message is not None:
             (before if shape.bare else kept).append(message)
-    stamp = stamp_of(history.messages[frozen.decided - 1]) if frozen.decided else _DAY_ONE
-    mark = {"v": 1, "tip": frozen.tip}
-    first = head(frozen, stamp=stamp, mark=mark)
+    stamp = stamp_of(history.messages[cycle.decided - 1]) if cycle.decided else _DAY_ONE
+    mark = {"v": 1, "tip": cycle.tip}
+    first = head(cycle, stamp=stamp, mark=mark)
     lead = ModelRequest(parts=[_user(LEFT_OUT, stamp, mark)])
     if any(isinstance(message, ModelResponse) for message in before):
         before.insert(0, lead)
-    elif first is None and _answers([*kept, *history.messages[frozen.decided : frozen.decided + 1]]):
+    elif first is None and _answers([*kept, *history.messages[cycle.decided : cycle.decided + 1]]):
         first = lead
     return [*before, *([first] if first else []), *kept]
 
@@ -180,7 +181,51 @@ def since(
     return messages
 
 
-def summary_of(frozen: Frozen) -> str:
+def summary_of(cycle: Cycle) -> str:
     """What stands for the turns that are left out, without prefix and preface."""
-    body = frozen.note.partition("\n\n")[2] if frozen.own else ""
-    return frozen.summary or body or frozen.quotes or frozen.note
+    body = cycle.note.partition("\n\n")[2] if cycle.own else ""
+    return cycle.summary or body or cycle.quotes or cycle.note
+
+
+def why_kept(cycle: Cycle, plan: Plan) -> tuple[tuple[int, str], ...]:
+    """Every message of a view and why it is there."""
+    shapes = dict(cycle.kept)
+    active = plan.outline.active.start if plan.outline.turns else 0
+    reasons: list[tuple[int, str]] = []
+    for index in range(len(plan.history)):
+        shape = shapes.get(index) if index < cycle.decided else Shape()
+        if shape is None:
+            continue
+        reason = "carried for the host" if shape.bare else "active turn" if index >= active else "recent turn"
+        reasons.append((index, f"{reason}, as a skeleton" if shape.skeleton else reason))
+    return tuple(reasons)
+
+
+def sections_of(cycle: Cycle, view: History, counter: TokenCounter, blocks: Iterable[str] = ()) -> dict[str, int]:
+    """Exact tokens of a view's messages by section: note, quotes, recall blocks, and the messages themselves."""
+    note, quotes, recall = counter.text(cycle.note), counter.text(cycle.quotes), sum(map(counter.text, blocks))
+    messages = view.tokens - note - quotes - recall
+    return {"summary": note, "quotes": quotes, "recall": recall, "messages": messages}
+
+
+def by_reason(drops: Sequence[Drop]) -> list[dict[str, object]]:
+    """Drops as the ledger shows them: one line a reason, with how many and how much."""
+    lines: dict[str, dict[str, object]] = {}
+    for drop in drops:
+        line = lines.setdefault(drop.reason, {"reason": drop.reason, "count": 0, "tokens": 0, "what": []})
+        line["count"] = cast(int, line["count"]) + 1
+        line["tokens"] = cast(int, line["tokens"]) + drop.tokens
+        named = cast(list[str], line["what"])
+        if len(named) < 20:
+            named.append(drop.what)
+    return list(lines.values())
+
+
+def token_breakdown(
+    sections: Mapping[str, int], drops: Sequence[Drop], kept: Sequence[tuple[int, str]]
+) -> dict[str, Any]:
+    """Where the tokens went, why messages are there, and what was dropped for which reason."""
+    reasons: dict[str, int] = {}
+    for _, reason in kept:
+        reasons[reason] = reasons.get(reason, 0) + 1
+    return {"tokens": dict(sections), "kept": reasons, "dropped": by_reason(drops)}

@@ -19,7 +19,7 @@ from context_compiler.layers.refs import ELLIPSIS, single_line
 from context_compiler.layers.registry import SessionIdRegistry, registry_of
 from context_compiler.layers.turn import execution_summary, get_current_curation, pending_question, turn_number
 from context_compiler.messages.fences import fence
-from context_compiler.resilience import attempted
+from context_compiler.resilience import try_await
 from context_compiler.template import Template
 from context_compiler.template.prompts import shipped_templates
 
@@ -116,7 +116,7 @@ async def _update_history(summary: str, older: Sequence[Any], ask: Ask | None, t
                 "turns": fence("TURNS", "\n".join(lines)),
             }
         )
-        answer = (await attempted(_ask_within(ask, prompt, timeout))).value
+        answer = (await try_await(_ask_within(ask, prompt, timeout))).value
         if isinstance(answer, str) and answer.strip():
             return _keep_newest([answer.strip()], MAX_HISTORY)
     return _keep_newest([*([summary] if summary else []), *lines], MAX_HISTORY)

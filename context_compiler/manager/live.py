@@ -14,7 +14,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
 from pydantic_ai.models import ModelRequestContext
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.agent import Answer
+from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.view import mark_in
 from context_compiler.manager.session import (
     answered_prefix,
@@ -30,7 +30,7 @@ from context_compiler.messages.history import History
 from context_compiler.middleware.overflow import RetryModelRequest
 from context_compiler.middleware.processor import REMEMBERED, after, tagged
 from context_compiler.middleware.request import charged
-from context_compiler.resilience import attempted
+from context_compiler.resilience import try_await
 
 
 @dataclass
@@ -72,13 +72,13 @@ class ManagedContext(AbstractCapability[Any]):
                 await self._finished(said)
 
     async def _finished(self, said: list[ModelMessage]) -> None:
-        outcome = await attempted(finish_run(self.processor, self._key, said[self._seen :], said))
+        outcome = await try_await(finish_run(self.processor, self._key, said[self._seen :], said))
         if outcome.error is not None:
             self.processor.reporter.report("the end of a run", outcome.error)
 
     async def _sent(self, ctx: RunContext[Any], given: ModelRequestContext) -> ModelRequestContext:
         messages = given.messages
-        outcome = await attempted(self._served(ctx, messages))
+        outcome = await try_await(self._served(ctx, messages))
         if outcome.value is None:
             self.processor.reporter.report(
                 "the history is sent as it is", outcome.error or RuntimeError("nothing to send")
@@ -125,7 +125,7 @@ class ManagedHistory:
 
     async def __call__(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
         """What the session says, with a mark by which it is known again. Never raises."""
-        outcome = await attempted(self._sent(ctx, messages))
+        outcome = await try_await(self._sent(ctx, messages))
         if outcome.value is None:
             self._processor.reporter.report(
                 "the history is sent as it is", outcome.error or RuntimeError("nothing to send")
@@ -146,7 +146,7 @@ class ManagedHistory:
         return messages if served.same else tagged(served.messages, str(self._processor.session.taken))
 
 
-def _charge_to(ctx: RunContext[Any]) -> Callable[[Answer], Answer]:
+def _charge_to(ctx: RunContext[Any]) -> Callable[[SummaryResponse], SummaryResponse]:
     return lambda answer: charged(ctx, answer)
 
 

@@ -17,9 +17,8 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
 
-from context_compiler.compiler.advance import cut, freeze
-from context_compiler.compiler.limits import Asked, limits
-from context_compiler.compiler.plan import Sight
+from context_compiler.compiler.advance import freeze, select
+from context_compiler.compiler.plan import Plan
 from context_compiler.compiler.quotes import QUOTES
 from context_compiler.compiler.view import assemble, marked_request, note_text, stamp_of
 from context_compiler.errors import ContextMemoryError
@@ -28,9 +27,8 @@ from context_compiler.manager.results import GroundedContext, Match, Memory, Sco
 from context_compiler.messages.fences import fence, neutral
 from context_compiler.messages.history import Reader, load_messages, message_body
 from context_compiler.messages.turns import pair
-from context_compiler.middleware.config import Wishes
+from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.settings import Settings
-from context_compiler.template.library import TemplateLibrary
 from context_compiler.template.prompts import prose
 
 VERSION = 1
@@ -342,17 +340,13 @@ class ContextLimit:
 
 
 def cut_messages(messages: Sequence[ModelMessage], budget: int, reader: Reader) -> list[ModelMessage]:
-    """Messages within a budget by the ladder alone, without a model; where even the least is over, the least."""
+    """Messages within a budget by the cut order alone, without a model; where even the least is over, the least."""
     history = reader.read(messages)
     pairing = pair(history)
     if history.tokens <= budget and not pairing.broken:
         return list(messages)
-    wishes = Wishes(template="extractive")
-    options = wishes.options(
-        TemplateLibrary(system=None), Settings.from_environment(), model="none", family="", window=None
-    )
-    sight = Sight(history=history, pairing=pairing, options=options, reader=reader)
-    marks = limits(Asked(budget=budget), fixed=sight.carried, fidelity=options.fidelity)
-    done = cut(sight, marks, previous=None, overhead=0, one_shot=True)
-    frozen, _ = freeze(done, summary="", row=None, turn=sight.turn, asked=False)
-    return assemble(history, frozen, sight.base, reader)
+    policy = Arguments("extractive", budget=budget, model="none").policy(SHIPPED, Settings.from_environment())
+    plan = Plan(history=history, pairing=pairing, policy=policy, reader=reader)
+    selection = select(plan, policy.limits(plan.carried), previous=None, overhead=0, one_shot=True)
+    cycle, _ = freeze(selection, summary="", row=None, turn=plan.turn, asked=False)
+    return assemble(history, cycle, plan.base, reader)

@@ -16,19 +16,17 @@ from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.agent import Answer, ask, named
-from context_compiler.compiler.prompt import filled, written
+from context_compiler.compiler.agent import SummaryResponse, ask, named
+from context_compiler.compiler.prompt import chunks, filled, lines, written
 from context_compiler.compiler.rows import now
-from context_compiler.compiler.sections import chunks, lines
-from context_compiler.compiler.specifics import Specific, Told
-from context_compiler.compiler.survival import evicted, survival
+from context_compiler.compiler.specifics import Specific, Told, evicted, survival
 from context_compiler.errors import CompileError, SettingsError
 from context_compiler.fidelity import CAPS, Fidelity
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.turns import outline, pair
 from context_compiler.recall.selection import choose, passages, quoted
 from context_compiler.record.values import Compile, with_null_reasons
-from context_compiler.resilience import attempted
+from context_compiler.resilience import try_await
 from context_compiler.template import Template
 
 TEMPLATE = "manager_summary"
@@ -52,7 +50,7 @@ class Summary:
     survival: float
     """The share of the specifics that the text holds."""
     prompts: tuple[str, ...] = ()
-    answer: Answer | None = None
+    answer: SummaryResponse | None = None
     """What the model was asked, and what came back, where it was."""
     failure: CompileError | None = None
     """Why there is no summary after all."""
@@ -158,7 +156,7 @@ async def summarize_turns(
     return Summary(text=text, index=index, survival=held, prompts=prompts, answer=answer)
 
 
-def _failed_summary(prompts: tuple[str, ...], answer: Answer | None, failure: CompileError) -> Summary:
+def _failed_summary(prompts: tuple[str, ...], answer: SummaryResponse | None, failure: CompileError) -> Summary:
     return Summary(text="", index="", survival=0.0, prompts=prompts, answer=answer, failure=failure)
 
 
@@ -180,9 +178,9 @@ def _lost_specifics(gone: Sequence[Specific], text: str, before: str, room: int,
     return "\n".join(reversed(kept))
 
 
-AskFunction = Callable[..., Awaitable[Answer]]
+AskFunction = Callable[..., Awaitable[SummaryResponse]]
 """Prompts in, an answer out; `instructions` names the prose that the model is told first."""
-Charge = Callable[[Answer], object]
+Charge = Callable[[SummaryResponse], object]
 """Told of every answer, by whoever pays for it."""
 
 
@@ -204,7 +202,7 @@ class LLM:
         """There is no model, by choice."""
         return self._ask is None
 
-    async def __call__(self, prompts: Sequence[str], *, instructions: str = "instructions") -> Answer:
+    async def __call__(self, prompts: Sequence[str], *, instructions: str = "instructions") -> SummaryResponse:
         """Ask prompt after prompt; the last answer counts.
 
         Raises:
@@ -240,18 +238,20 @@ def ask_function(llm: object, timeout: float) -> AskFunction | None:
     )
 
 
-async def _call_function(function: Callable[[str], Any], timeout: float, prompts: Sequence[str], **_: str) -> Answer:
+async def _call_function(
+    function: Callable[[str], Any], timeout: float, prompts: Sequence[str], **_: str
+) -> SummaryResponse:
     """Ask a function of the caller's, prompt after prompt."""
     name = getattr(function, "__name__", type(function).__name__)
     text = ""
     for number, prompt in enumerate(prompts):
         work = _call(function, filled(prompt, text) if number else prompt)
-        outcome = await attempted(asyncio.wait_for(work, timeout))
+        outcome = await try_await(asyncio.wait_for(work, timeout))
         if outcome.error is not None or not isinstance(outcome.value, str):
             reason = outcome.error or f"it answered {outcome.value!r:.80}, which is no text"
             raise CompileError(str(reason), model=name, phase="call") from outcome.error
         text = outcome.value.strip()
-    return Answer(text=text)
+    return SummaryResponse(text=text)
 
 
 async def _call(function: Callable[[str], Any], prompt: str) -> object:

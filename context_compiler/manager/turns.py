@@ -31,7 +31,7 @@ from context_compiler.manager.summary import LLM, Summary, SummaryRow, summarize
 from context_compiler.messages.history import History, Reader
 from context_compiler.middleware.middleware import loggable
 from context_compiler.recall import pending
-from context_compiler.resilience import attempt, attempted
+from context_compiler.resilience import attempt, try_await
 from context_compiler.template import Template
 
 SUMMARY_SHARE = 4
@@ -275,7 +275,7 @@ class ErrorReporter:
 
     async def attempt(self, what: str, work: Awaitable[T], trouble: list[str]) -> T | None:
         """What some work gives, or None when it fails, which is told and added to `trouble`."""
-        outcome = await attempted(work)
+        outcome = await try_await(work)
         if outcome.error is not None:
             trouble.append(f"{what}: {loggable(outcome.error)}")
             self.report(what, outcome.error)

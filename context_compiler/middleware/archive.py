@@ -15,20 +15,23 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.agent import Answer
-from context_compiler.compiler.cycle import Frozen
+from context_compiler.compiler.agent import SummaryResponse
+from context_compiler.compiler.cycle import Cycle
 from context_compiler.errors import StoreError
 from context_compiler.messages.history import History, load_messages
-from context_compiler.middleware.arguments import Wanted
-from context_compiler.middleware.cycles import Cycles
+from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.state import Result
 from context_compiler.record.redaction import Redactor
 from context_compiler.record.store import Store, open_store
-from context_compiler.record.values import Compile, Cycle, Entry, Record, with_null_reasons
-from context_compiler.resilience import Breaker, Report, attempted
+from context_compiler.record.values import Compile, Entry, Record, with_null_reasons
+from context_compiler.record.values import Cycle as StoredCycle
+from context_compiler.resilience import Breaker, Report, try_await
 
 ANSWERS = 200
 """Answers remembered in memory, for records that may not keep them."""
+
+CYCLES = 1_000
+"""Cycles remembered in memory, of all conversations."""
 
 CONTENT = (
     "raw_tip",
@@ -46,45 +49,45 @@ CONTENT = (
 class Archive:
     """The record of one compiler."""
 
-    def __init__(self, wanted: Wanted, cycles: Cycles, report: Report) -> None:
+    def __init__(self, arguments: Arguments, report: Report) -> None:
         """Open nothing yet."""
-        self._wanted = wanted
-        self._cycles = cycles
+        self._arguments = arguments
+        self._cycles: Memo[tuple[str, str], Cycle] = Memo(CYCLES)
         self._report = report
         self._store: Store | None = None
         self._breaker = Breaker()
-        self._redactor = Redactor(wanted.redact) if wanted.redact else None
-        self._answers: Memo[str, Answer] = Memo(ANSWERS)
+        self._redactor = Redactor(arguments.redact) if arguments.redact else None
+        self._answers: Memo[str, SummaryResponse] = Memo(ANSWERS)
 
     @property
     def store(self) -> Store:
         """The store, opened when it is first asked for."""
         if self._store is None:
-            self._store = open_store(self._wanted.store)
+            self._store = open_store(self._arguments.store)
         return self._store
 
     @property
     def whole(self) -> bool:
         """Whether the record keeps content as it is, so that it can be used again."""
-        return self._wanted.record == "full" and self._redactor is None
+        return self._arguments.record == "full" and self._redactor is None
 
-    async def keep(self, record: Record, result: Result, frozen: Frozen | None) -> Record:
+    async def keep(self, record: Record, result: Result, cycle: Cycle | None) -> Record:
         """Keep one request; the record as it was kept, or as it was given when it could not be."""
-        if self._wanted.record == "off":
+        if self._arguments.record == "off":
             return with_null_reasons(record, {"summary_id": "record is off"})
-        kept = await self._tried(lambda: self._save(record, result, frozen), writes=True)
+        kept = await self._tried(lambda: self._save(record, result, cycle), writes=True)
         if kept is None:
             return with_null_reasons(record, {"summary_id": "not stored"})
         return replace(kept, compile=result.row)
 
-    async def _save(self, record: Record, result: Result, frozen: Frozen | None) -> Record:
-        if self._wanted.record == "metadata":
+    async def _save(self, record: Record, result: Result, cycle: Cycle | None) -> Record:
+        if self._arguments.record == "metadata":
             entry = _bare(record, result.row)
         elif self._redactor is not None:
             entry = _redacted(self._redactor, record, result)
         else:
-            cycle = Cycle(tip=frozen.tip, config=frozen.config, state=frozen.to_json()) if frozen else None
-            entry = Entry(record=record, raw=result.raw, view=result.sent, compile=result.row, cycle=cycle)
+            stored = StoredCycle(tip=cycle.tip, config=cycle.config, state=cycle.to_json()) if cycle else None
+            entry = Entry(record=record, raw=result.raw, view=result.sent, compile=result.row, cycle=stored)
         try:
             return await self.store.save(entry)
         except StoreError as error:
@@ -95,19 +98,19 @@ class Archive:
 
     async def raw(self, session_id: str, history: History) -> None:
         """Keep a raw history without a request: what the last answer of a run adds to it."""
-        if self._wanted.record == "full":
+        if self._arguments.record == "full":
             await self._tried(lambda: self._archived(session_id, history), writes=True)
 
     async def _archived(self, session_id: str, history: History) -> bool:
         chain = self._redactor.chain(history) if self._redactor else history
-        await self.store.archive(session_id, self._wanted.vault_name, chain)
+        await self.store.archive(session_id, self._arguments.vault_name, chain)
         return True
 
     async def _tried(self, work: Callable[[], Awaitable[Any]], *, writes: bool = False) -> Any:
         """What came of working with the store; None when that failed, or when it is left alone for now."""
         if self._breaker.open:
             return None
-        outcome = await attempted(_done(work))
+        outcome = await try_await(_done(work))
         if outcome.error is None:
             if writes:  # a full disk and a file that another process holds can still be read
                 self._breaker.succeeded()
@@ -118,30 +121,35 @@ class Archive:
 
     def shared(self, key: str) -> Hashable:
         """The name of a compile among all compilers of this process that keep the same record."""
-        given = self._wanted.store
+        given = self._arguments.store
         if not self.whole or given is None:
             return id(self), key
         path = given if isinstance(given, str | Path) else getattr(given, "path", None)
         return os.path.abspath(path) if isinstance(path, str | Path) else id(given), key
 
-    async def answered(self, key: str) -> Answer | None:
+    async def answered(self, key: str) -> SummaryResponse | None:
         """An earlier answer to the same order."""
         made = self._answers.get(key)
         if made is not None or not self.whole:
             return made
         found = await self._tried(lambda: self.store.find_compile(key))
-        return Answer(text=found[1].raw_output, row=found[0]) if found and found[1].raw_output else None
+        return SummaryResponse(text=found[1].raw_output, row=found[0]) if found and found[1].raw_output else None
 
-    def remember(self, key: str, answer: Answer) -> None:
+    def remember(self, key: str, answer: SummaryResponse) -> None:
         """Keep an answer in memory until it is on the record, or for good where the record may not have it."""
         self._answers.keep(key, replace(answer, usage={}, cost=None))
 
-    async def cycle(self, ids: Sequence[str], config: str) -> Frozen | None:
+    def remember_cycle(self, cycle: Cycle) -> None:
+        """Keep a cycle in memory, under the last message it decides on; the least used are forgotten first."""
+        self._cycles.keep((cycle.tip, cycle.config), cycle)
+
+    async def cycle(self, ids: Sequence[str], config: str) -> Cycle | None:
         """The newest cycle of the longest known ancestor, in memory or on the record."""
-        found = self._cycles.find(ids, config)
+        tips = reversed(ids) if self._cycles else ()
+        found = next((found for tip in tips if (found := self._cycles.get((tip, config)))), None)
         if found is None and self.whole:
             stored = await self._tried(lambda: self.store.find_cycle(ids, config))
-            found = Frozen.from_json(stored.state) if stored else None
+            found = Cycle.from_json(stored.state) if stored else None
         return found
 
     async def transcript(self, session_id: str) -> list[ModelMessage]:
@@ -151,7 +159,7 @@ class Archive:
     async def rest(self) -> None:
         """Let go of the store's connections."""
         if self._store is not None:
-            await attempted(_done(self._store.close))
+            await try_await(_done(self._store.close))
 
 
 async def _done(work: Callable[[], Awaitable[Any]]) -> Any:

@@ -1,28 +1,43 @@
-"""What a user asked of a compiler: every argument of `ContextCompiler`, checked, in one value."""
+"""Every argument of `ContextCompiler` and `compile_view`, checked, and the policy that follows for one request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from pydantic_ai.models import Model
 
 from context_compiler.compiler.agent import named
-from context_compiler.compiler.limits import Asked
+from context_compiler.compiler.policy import PROMPT_ROOM, Policy, trigger_of, whole_budget
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import NEEDS
 from context_compiler.layers.session import Layers, LayerSource
 from context_compiler.messages.failures import ReflectionPolicy
-from context_compiler.middleware.config import RECALL, Many, Wishes, chosen, how_many, share
 from context_compiler.record.redaction import Redact
 from context_compiler.record.store import Store
-from context_compiler.settings import Amount, check_amount
+from context_compiler.settings import Amount, Count, Settings, check_amount
 from context_compiler.template import Template
-from context_compiler.tokens import Count, TokenCounter
+from context_compiler.template.library import TemplateLibrary
+from context_compiler.tokens import Count as CountText
+from context_compiler.tokens import TokenCounter
+
+RECALL = 0.3
+"""Share of the room between the thresholds that recall blocks may take by default."""
+
+CHOICES = {
+    "tool_history": ("paired", "drop", "render"),
+    "inject": ("user", "system", "compaction"),
+    "record": ("full", "metadata", "off"),
+}
+"""Words that an argument may be."""
+
+SHIPPED = TemplateLibrary(system=None)
+"""The templates that come with the package."""
 
 
 def _one_of(*kinds: type[object]) -> Callable[[object], bool]:
@@ -58,7 +73,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 @dataclass
-class Wanted:
+class Arguments:
     """The arguments of a compiler; nothing is opened or read before the first request."""
 
     template: str | Template = "chat_compiler"
@@ -72,7 +87,7 @@ class Wanted:
     """Tokens of a known window that stay free for the answer."""
     window: int | None = None
     """The model's context window in tokens, where the host does not know it."""
-    counter: TokenCounter | Count | None = None
+    counter: TokenCounter | CountText | None = None
     """What counts tokens; None counts o200k exactly."""
     fidelity: Fidelity | str | None = None
     """How much of the past a summary carries; None is the template's."""
@@ -88,9 +103,9 @@ class Wanted:
     """A folder whose `ContextTemplates/` comes second."""
     vault_name: str = ""
     """What the vault is called on the record."""
-    recent_turns: Many | None = None
+    recent_turns: Count | None = None
     """Turns before the active one to keep if they fit; None is the template's, "all" is all."""
-    recent_tool_results: Many | None = None
+    recent_tool_results: Count | None = None
     """Tool results that a compile sees whole; None is the template's, "all" is all."""
     tool_history: str = "paired"
     """Tool exchanges of kept turns: paired (verbatim), drop, or render (as text)."""
@@ -131,36 +146,105 @@ class Wanted:
         for name, (allowed, what) in ALLOWED.items():
             if not allowed(getattr(self, name)):
                 raise SettingsError(f"{name}={getattr(self, name)!r}: give {what}")
-        self.asked()
-        self.wishes()
-        chosen("record", self.record)
+        for name in ("reserve", "window", "budget", "trigger"):
+            amount = check_amount(getattr(self, name), name=name)
+            if isinstance(amount, float) and name in ("reserve", "window"):
+                raise SettingsError(f"{name}={amount!r}: give tokens as an int")
+        self._fidelity()
+        for name in ("recent_turns", "recent_tool_results"):
+            _check_count(name, getattr(self, name))
+        for name in ("tool_history", "inject"):
+            _check_choice(name, getattr(self, name))
+        _check_share("recall", self.recall)
+        _check_choice("record", self.record)
 
-    def asked(self) -> Asked:
-        """The budget as it was asked for."""
-        for name in ("reserve", "window"):
-            if isinstance(check_amount(getattr(self, name), name=name), float):
-                raise SettingsError(f"{name}={getattr(self, name)!r}: give tokens as an int")
-        return Asked(
-            budget=check_amount(self.budget, name="budget"),
-            trigger=check_amount(self.trigger, name="trigger"),
-            reserve=self.reserve,
-            window=self.window,
+    def _fidelity(self) -> Fidelity | None:
+        return None if self.fidelity is None else Fidelity.parse(self.fidelity, where="fidelity")
+
+    def whole_budget(self, *, window: int | None = None, max_tokens: int | None = None) -> tuple[int, int | None]:
+        """Budget and ceiling of a request, in the model's tokens; see `policy.whole_budget`."""
+        return whole_budget(self.budget, reserve=self.reserve, window=self.window or window, max_tokens=max_tokens)
+
+    def policy(
+        self,
+        templates: TemplateLibrary,
+        settings: Settings,
+        *,
+        template: str | Template | None = None,
+        model: str = "none",
+        family: str = "",
+        window: int | None = None,
+        max_tokens: int | None = None,
+        scope: str = "",
+        refs: bool = False,
+    ) -> Policy:
+        """Resolve every choice for one request: these arguments, else the template, else the settings.
+
+        Args:
+            templates: Where the template is looked up.
+            settings: Defaults of the environment.
+            template: Instead of the one that was asked for.
+            model: Name of the run's model, which writes summaries unless the caller named another.
+            family: Tokenizer family of the run's model.
+            window: Its context window in tokens, where it is known.
+            max_tokens: The most tokens of an answer that the request's settings allow.
+            scope: Conversations that share their compiles.
+            refs: The agent has a tool that reads what is left out.
+
+        Raises:
+            TemplateError: the template is missing or wrong.
+        """
+        template, fidelity = templates.find(template or self.template), self._fidelity()
+        turns = _first(self.recent_turns, template.recent_turns, settings.context_compiler_recent_turns)
+        results = _first(
+            self.recent_tool_results, template.recent_tool_results, settings.context_compiler_recent_tool_results
         )
-
-    def wishes(self) -> Wishes:
-        """How views are to be written."""
-        return Wishes(
-            template=self.template,
-            fidelity=None if self.fidelity is None else Fidelity.parse(self.fidelity, where="fidelity"),
-            recent_turns=how_many("recent_turns", self.recent_turns),
-            recent_tool_results=how_many("recent_tool_results", self.recent_tool_results),
-            tool_history=chosen("tool_history", self.tool_history),
-            inject=chosen("inject", self.inject),
-            every_turn=self.every_turn,
-            recall=share("recall", self.recall),
+        budget, _ = self.whole_budget(window=window, max_tokens=max_tokens)
+        alias = model if self.model is None else named(self.model)
+        resolved = fidelity or template.fidelity or Fidelity.SUMMARY_MEDIUM
+        recall = float(self.recall)
+        written = (template.name, template.source, str(resolved), turns, self.tool_history, self.inject, recall)
+        return Policy(
+            template=template,
+            extractive=template if template.compiler != "agent" else SHIPPED.find("extractive"),
+            budget=budget,
+            trigger=trigger_of(self.trigger, template.token_threshold, resolved),
+            fidelity=resolved,
+            fidelity_named=fidelity is not None,
+            recent_turns=turns,
+            recent_named=self.recent_turns is not None,
+            recent_tool_results=results,
             reflections=self.reflections or ReflectionPolicy(),
+            tool_history=self.tool_history,
+            inject=self.inject,
+            model=alias,
+            every_turn=self.every_turn,
+            recall=recall,
+            prompt_room=int(window * 0.6) if window else PROMPT_ROOM,
+            scope=scope,
+            refs=refs,
+            config=blake2b(repr((*written, alias, family, scope, refs)).encode(), digest_size=12).hexdigest(),
         )
 
-    def compiler_name(self) -> str | None:
-        """What the compiler's model is called; None is the run's own."""
-        return None if self.model is None else named(self.model)
+
+def _check_choice(name: str, value: object) -> None:
+    if value not in CHOICES[name]:
+        raise SettingsError(f"{name}={value!r}: use one of {', '.join(map(repr, CHOICES[name]))}")
+
+
+def _check_share(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise SettingsError(f"{name}={value!r}: give a share from 0 (nothing) to 1")
+
+
+def _check_count(name: str, value: object) -> None:
+    if value is None or value == "all":
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise SettingsError(f'{name}={value!r}: give a number from 0 up, or "all"')
+
+
+def _first(*given: Count | None) -> int | None:
+    """The first number that is given; None stands for all."""
+    value = next((one for one in given if one is not None), "all")
+    return None if isinstance(value, str) else value

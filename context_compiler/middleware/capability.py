@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from pydantic_ai import RunContext
@@ -17,14 +16,14 @@ from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, dur
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
 from pydantic_ai.models import Model, ModelRequestContext
 
-from context_compiler.compiler.agent import Answer
-from context_compiler.compiler.prompt import Order
+from context_compiler.compiler.agent import SummaryResponse
+from context_compiler.compiler.prompt import SummaryRequest
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
-from context_compiler.middleware.arguments import Wanted
+from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
-from context_compiler.middleware.request import Request, charged, host_request, session_of
+from context_compiler.middleware.request import Host, Request, charged, host_request, session_of, within_limits
 from context_compiler.middleware.state import Run
 from context_compiler.paths import warn_of_namesake
 from context_compiler.record.values import Record
@@ -32,7 +31,7 @@ from context_compiler.resilience import attempt
 
 
 @dataclass
-class ContextCompiler(Wanted, AbstractCapability[Any]):
+class ContextCompiler(Arguments, AbstractCapability[Any]):
     """Compiles what each model request carries, within a token budget.
 
     With `model=None` the run's own model writes the summaries, at its usual price; `model="none"` asks none.
@@ -44,6 +43,7 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
     _ware: Middleware = field(init=False, repr=False, compare=False)
     _run: Run = field(init=False, repr=False, compare=False, default_factory=Run)
     _request: Request | None = field(init=False, repr=False, compare=False, default=None)
+    _host: Host | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         """Check every value: a YAML spec hands them over unchecked.
@@ -84,7 +84,7 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
     async def for_run(self, ctx: RunContext[Any]) -> ContextCompiler:
         """A copy with its own run state; everything else is shared."""
         mine = copy(self)
-        mine._run, mine._request = Run(), None
+        mine._run, mine._request, mine._host = Run(), None, None
         return mine
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[Any]]) -> Any:
@@ -102,14 +102,13 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
         self._request = None
         if not given.messages or not isinstance(given.messages[-1], ModelRequest):
             return given  # a suspended response goes on: the provider has its context already
-        begin, ask = partial(self.begin, ctx), partial(self._ask, ctx)
-        seen = attempt(lambda: host_request(ctx, given, self._ware.live.counter, begin=begin, ask=ask))
+        seen = attempt(lambda: host_request(ctx, given, self._ware.state.counter))
         if seen.value is None:
             await self._ware.report(seen.error or RuntimeError("the request could not be read"))
             return given
-        self._request = seen.value
+        self._request, self._host = seen.value, _RunHost(self, ctx, given)
         with ctx.tracer.start_as_current_span("context_compiler.view") as span:
-            view = await self._ware.view(self._run, seen.value)
+            view = await self._ware.view(self._run, self._request, self._host)
             span.set_attributes(_figures(view))
         return given if self.dry_run else replace(given, messages=view.messages)
 
@@ -149,9 +148,9 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
         return True
 
     async def _tighter(self, error: BaseException) -> list[ModelMessage] | None:
-        if self._request is None or not self._refused(error):
+        if self._request is None or self._host is None or not self._refused(error):
             return None
-        return (await self._ware.view(self._run, self._request)).messages
+        return (await self._ware.view(self._run, self._request, self._host)).messages
 
     async def after_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
@@ -159,9 +158,6 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
         """Learn how the model counts from what it reports."""
         self._ware.learn(self._run, self._request, response.usage.input_tokens)
         return response
-
-    async def _ask(self, ctx: RunContext[Any], order: Order) -> Answer:
-        return charged(ctx, Answer(**await self.compile(ctx, {"key": order.key, "prompts": list(order.prompts)})))
 
     @durable_operation(name="compile")
     async def compile(self, ctx: RunContext[Any], order: dict[str, Any]) -> dict[str, Any]:
@@ -172,6 +168,28 @@ class ContextCompiler(Wanted, AbstractCapability[Any]):
     async def begin(self, ctx: RunContext[Any], ids: list[str], config: str) -> dict[str, Any]:
         """What a run starts from, replayed too: what a resumed run finds must not have changed meanwhile."""
         return await self._ware.begin(ids, config)
+
+
+class _RunHost(Host):
+    """A run of the host, as one of its requests sees it."""
+
+    def __init__(self, compiler: ContextCompiler, ctx: RunContext[Any], given: ModelRequestContext) -> None:
+        self._compiler, self._ctx, self._given = compiler, ctx, given
+
+    async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
+        return await self._compiler.begin(self._ctx, ids, config)
+
+    async def ask(self, request: SummaryRequest) -> SummaryResponse:
+        order = {"key": request.key, "prompts": list(request.prompts)}
+        return charged(self._ctx, SummaryResponse(**await self._compiler.compile(self._ctx, order)))
+
+    def affords(self, given: int, answered: int) -> bool:
+        return within_limits(self._ctx, given, answered)
+
+    def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
+        model = self._given.model
+        _, parameters = model.prepare_request(self._given.model_settings, self._given.model_request_parameters)
+        return model.prepare_messages(messages, parameters)
 
 
 def _figures(view: View) -> dict[str, str | int]:

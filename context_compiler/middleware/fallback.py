@@ -1,4 +1,4 @@
-"""What is sent when a view could not be made: the first of a fixed list that fits, at last the least possible.
+"""The view that is sent where none could be made: the first of a fixed list that fits, at last the least possible.
 
 With a cycle: the last good view and everything since, then raw history, then a view without a model. Without
 one: raw history first.
@@ -12,100 +12,105 @@ from functools import partial
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.limits import whole_budget
-from context_compiler.compiler.rows import ledger
-from context_compiler.compiler.view import View
-from context_compiler.messages.history import History, Reader
-from context_compiler.middleware.assembly import built
-from context_compiler.middleware.cycles import fitting
-from context_compiler.middleware.request import Request
-from context_compiler.middleware.respond import advance, begun
-from context_compiler.middleware.state import Case, Live, Result, Run, read
-from context_compiler.resilience import attempt, attempted, floor
+from context_compiler.compiler.cycle import fitting
+from context_compiler.compiler.view import View, token_breakdown
+from context_compiler.middleware.request import Host, Request
+from context_compiler.middleware.respond import advance_request, assemble_view, started
+from context_compiler.middleware.state import EMPTY, CompilerState, RequestContext, Result, Run, read_request
+from context_compiler.resilience import attempt, floor, try_await
 
-Sees = Callable[[], Case]
+Read = Callable[[], RequestContext]
 """Reads the request, which may fail too."""
 
-EMPTY = History(messages=(), readings=(), ids=(), sums=(0,))
 
-
-async def fallback(live: Live, run: Run, request: Request, error: Exception) -> Result:
-    """What goes out instead of a view that failed with `error`, and why. Never raises."""
-    budget, allowed = _limit(live, run, request)
+async def fallback(compiler: CompilerState, run: Run, request: Request, host: Host, error: Exception) -> Result:
+    """The view that goes out instead of one that failed with `error`, and the reason. Never raises."""
+    budget, allowed = _ceiling(compiler, run, request)
 
     def why(name: str) -> str:
         return f"{type(error).__name__}: {error}; {request.instead or f'sent: {name}'}"
 
-    for name, way in _ways(live, run, request):
-        result = (await attempted(way())).value
+    for name, way in _ways(compiler, run, request, host):
+        result = (await try_await(way())).value
         if result is None or (allowed is not None and result.cost > allowed):
             continue
-        if result.began:
-            result = begun(live, run, result)
         view = replace(result.view, status="fallback", error=why(name))
         return replace(result, view=view, row=run.failed or result.row)
     cut = attempt(lambda: floor(request.messages, None if allowed is None else max(0, allowed - request.overhead)))
     messages, name = (list(request.messages), "raw history") if allowed is None else (cut.value, "the last exchange")
-    return _bare(live.reader, run, request, messages or list(request.messages), budget, why(name))
+    return _bare(compiler, run, request, messages or list(request.messages), budget, why(name))
 
 
-def _limit(live: Live, run: Run, request: Request) -> tuple[int, int | None]:
-    """The budget, and what may go out now that we fail, in exact tokens; None is no limit."""
-    budget, allowed = whole_budget(live.asked, window=request.window, max_tokens=request.max_tokens)
+def _ceiling(compiler: CompilerState, run: Run, request: Request) -> tuple[int, int | None]:
+    """The budget, and the most that may go out now, in exact tokens; None is no limit."""
+    budget, allowed = compiler.arguments.whole_budget(window=request.window, max_tokens=request.max_tokens)
     if allowed is None and run.refused:
         allowed = budget
     share = run.tight / run.ratios.of(request.family)
     return budget, None if allowed is None else int(allowed * share)
 
 
-def _ways(live: Live, run: Run, request: Request) -> list[tuple[str, Callable[[], Awaitable[Result | None]]]]:
+def _ways(
+    compiler: CompilerState, run: Run, request: Request, host: Host
+) -> list[tuple[str, Callable[[], Awaitable[Result | None]]]]:
     """Everything that may be sent instead of a view, the best first; each reads the request anew."""
-    asked: Sees = partial(read, live, run, request)
-    plain: Sees = partial(read, live, run, request, plain=True)
+    read: Read = partial(read_request, compiler, run, request, host)
+    plain: Read = partial(read, plain=True)
     return [
         ("the last good view", lambda: _last(plain)),
         ("raw history", lambda: _raw(plain)),
-        ("a view without a model", lambda: _unasked(asked)),
+        ("a view without a model", lambda: _unasked(read)),
         ("a view without a model or template", lambda: _unasked(plain)),
     ]
 
 
-async def _last(sees: Sees) -> Result | None:
-    case = sees()
-    run = case.run
-    cycle = fitting(run.frozen, case.history, run.frozen.config) if run.frozen else None
+async def _last(read: Read) -> Result | None:
+    context = read()
+    run = context.run
+    cycle = fitting(run.cycle, context.history, run.cycle.config) if run.cycle else None
     if cycle is None:
         return None
-    carried = attempt(lambda: built(case, cycle, "fallback"))
+    carried = attempt(lambda: assemble_view(context, cycle, "fallback"))
     if carried.error is not None:
-        run.frozen = None  # it would fail at every request from now on
+        run.enter(None)  # it would fail at every request from now on
     return carried.value
 
 
-async def _raw(sees: Sees) -> Result | None:
-    return built(sees(), None, "fallback")
+async def _raw(read: Read) -> Result | None:
+    context = read()
+    return replace(assemble_view(context, None, "fallback"), next_cycle=context.run.cycle)
 
 
-async def _unasked(sees: Sees) -> Result | None:
-    case = sees()
-    previous = fitting(case.run.frozen, case.history, case.options.config)
-    done = await advance(case, previous, None)
-    return replace(built(case, done.frozen, "fallback", done), row=done.row, began=True)
+async def _unasked(read: Read) -> Result | None:
+    context = read()
+    previous = fitting(context.run.cycle, context.history, context.policy.config)
+    done = await advance_request(context, previous, None)
+    return started(assemble_view(context, done.cycle, "fallback", done))
 
 
-def _bare(reader: Reader, run: Run, request: Request, messages: list[ModelMessage], budget: int, why: str) -> Result:
+def _bare(
+    compiler: CompilerState, run: Run, request: Request, messages: list[ModelMessage], budget: int, why: str
+) -> Result:
     """A result that needs none of our own reading, as far as reading fails."""
-    raw = attempt(lambda: reader.read(request.messages)).value or EMPTY
-    sent = attempt(lambda: reader.read(messages)).value or EMPTY
+    raw = attempt(lambda: compiler.reader.read(request.messages)).value or EMPTY
+    sent = attempt(lambda: compiler.reader.read(messages)).value or EMPTY
     sections = {"instructions and schemas": request.overhead, "messages": sent.tokens}
     view = View(
         messages=messages,
         tokens=sent.tokens,
         budget=budget,
         status="fallback",
-        ledger=ledger(sections, (), ()),
+        ledger=token_breakdown(sections, (), ()),
         error=why,
     )
-    turn = max(0, sum(reading.prompts for reading in raw.readings) - 1)
-    cost = request.overhead + sent.tokens
-    return Result(view=view, raw=raw, sent=sent, frozen=None, turn=turn, cost=cost, limit=0, row=run.failed)
+    return Result(
+        view=view,
+        raw=raw,
+        sent=sent,
+        cycle=None,
+        next_cycle=run.cycle,
+        turn=max(0, sum(reading.prompts for reading in raw.readings) - 1),
+        cost=request.overhead + sent.tokens,
+        limit=0,
+        row=run.failed,
+    )

@@ -16,24 +16,22 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.agent import Answer
-from context_compiler.compiler.cycle import Frozen
+from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.rows import now
 from context_compiler.compiler.view import View
 from context_compiler.errors import BudgetError, CompileError, ContextCompilerError
+from context_compiler.layers.context import NO_LAYERS, LayerBlock, drop_block, layer_block, layers_room, node_template
+from context_compiler.layers.session import LayerSource, load_state
 from context_compiler.middleware.archive import Archive
-from context_compiler.middleware.arguments import Wanted
-from context_compiler.middleware.compiling import Compiling
+from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.fallback import fallback
-from context_compiler.middleware.layering import crowded, layered
-from context_compiler.middleware.request import Request
+from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import respond
-from context_compiler.middleware.state import Live, Result, Run
+from context_compiler.middleware.single_flight import Summaries
+from context_compiler.middleware.state import CompilerState, Result, Run
 from context_compiler.record.values import Record, with_null_reasons
-from context_compiler.resilience import attempt, attempted
+from context_compiler.resilience import attempt, try_await
 from context_compiler.settings import Settings
-from context_compiler.template.library import TemplateLibrary
-from context_compiler.tokens import as_counter
 from context_compiler.tokens.calibration import Ratios
 
 LOG = logging.getLogger("context_compiler")
@@ -42,116 +40,123 @@ LOG = logging.getLogger("context_compiler")
 class Middleware:
     """What all runs of one `ContextCompiler` share."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        """Check what was asked for; open nothing.
+    def __init__(self, arguments: Arguments) -> None:
+        """Check the arguments; open nothing.
 
         Raises:
             SettingsError: A value is wrong.
         """
-        wanted.check()
-        self.wanted = wanted
+        arguments.check()
+        self.arguments = arguments
         self.runs = 0
         self.last_view: View | None = None
-        self.live = Live(
-            wishes=wanted.wishes(),
-            asked=wanted.asked(),
-            templates=TemplateLibrary(vault=wanted.vault, system=wanted.system),
-            counter=as_counter(wanted.counter),
-            vault_name=wanted.vault_name,
-            model=wanted.compiler_name(),
-        )
-        self.archive = Archive(wanted, self.live.cycles, self.report)
-        self._compiling = Compiling(wanted, self.archive)
+        self.state = CompilerState.of(arguments)
+        self.archive = Archive(arguments, self.report)
+        self._summaries = Summaries(arguments, self.archive)
         self._ratios = Ratios()
-        self._settled = False
+        self._ready = False
 
-    async def _settle(self) -> None:
-        """At the first request the environment and the system folder are looked at, and not before."""
-        if self._settled:
+    async def _prepare(self) -> None:
+        """Look at the environment and the system folder, at the first request and not before."""
+        if self._ready:
             return
-        self._settled = True
+        self._ready = True
         found = attempt(Settings.from_environment)
-        self.live.settings = found.value or self.live.settings
-        for outcome in (found, attempt(self.live.templates.seed)):
+        self.state.settings = found.value or self.state.settings
+        for outcome in (found, attempt(self.state.templates.seed)):
             if outcome.error is not None:
                 await self.report(outcome.error)
 
-    async def view(self, run: Run, request: Request) -> View:
-        """What to send for a request, on the record. Never raises but for cancellation."""
+    async def view(self, run: Run, request: Request, host: Host) -> View:
+        """The view of a request, on the record. Never raises but for cancellation."""
         started = time.perf_counter()
-        run.failed = None
-        await self._settle()
-        request = await layered(self.live, run, request, self.wanted, self.report)
-        outcome = await attempted(respond(self.live, run, request))
-        result = outcome.value
-        if result is not None and (alone := crowded(run, request, result.view)) is not None:
-            request, result = alone, (await attempted(respond(self.live, run, alone))).value or result
-        if result is None:
-            error = outcome.error or RuntimeError("no view")
-            await self.report(error)
-            result = await fallback(self.live, run, request, error)
+        run.fail(None)
+        await self._prepare()
+        request, result = await self._result(run, await self._attach_layers(run, request), host)
         if result.view.status == "floor_over_budget":
             await self.report(BudgetError(f"even the least is over the budget of {result.view.budget} tokens"))
-        run.sent, run.budget = result.cost if result.limit else 0, result.limit
         view = await self._kept(run, request, result, (time.perf_counter() - started) * 1000)
-        run.requests += 1
+        run.count()
         self.last_view = view
-        await self._tell(self.wanted.on_view, view)
+        await self._tell(self.arguments.on_view, view)
         return view
+
+    async def _result(self, run: Run, request: Request, host: Host) -> tuple[Request, Result]:
+        """A view or its fallback, and the request that it answers.
+
+        That goes without layers where they need the room of the least that can be sent.
+        """
+        outcome = await try_await(respond(self.state, run, request, host))
+        result = outcome.value
+        if result is not None:
+            self._settle(run, result)
+            if result.view.status == "floor_over_budget" and request.told.text:
+                run.tell(drop_block(request.told, "even the least that can be sent needs their room"))
+                request = replace(request, told=run.told or NO_LAYERS)
+                again = (await try_await(respond(self.state, run, request, host))).value
+                if again is not None:
+                    result = again
+                    self._settle(run, result)
+        else:
+            error = outcome.error or RuntimeError("no view")
+            await self.report(error)
+            result = await fallback(self.state, run, request, host, error)
+            self._settle(run, result)
+        return request, result
+
+    def _settle(self, run: Run, result: Result) -> None:
+        changed = result.next_cycle is not None and result.next_cycle is not run.cycle
+        self.state.settle(run, result)
+        if result.next_cycle is not None and (changed or result.began):
+            self.archive.remember_cycle(result.next_cycle)
+
+    async def _attach_layers(self, run: Run, request: Request) -> Request:
+        """The request with the layers of its session; without, and the reason on the record, where that fails.
+
+        They are settled at the first request of a run, take their share of the room before anything else is cut, and
+        stay as they are until the run ends.
+        """
+        layers, role = self.arguments.layers, self.arguments.role
+        if layers is None or role is None:
+            return request
+        if run.told is None:
+            outcome = await try_await(self._told(run, request, layers, role))
+            if outcome.error is not None:
+                await self.report(outcome.error)
+                run.tell(drop_block(NO_LAYERS, f"could not be told: {type(outcome.error).__name__}"))
+            else:
+                run.tell(outcome.value or NO_LAYERS)
+        return replace(request, told=run.told or NO_LAYERS)
+
+    async def _told(self, run: Run, request: Request, layers: LayerSource, role: str) -> LayerBlock:
+        state = await load_state(layers, request.session_id)
+        budget, _ = self.arguments.whole_budget(window=request.window, max_tokens=request.max_tokens)
+        room = int(budget / run.ratios.of(request.family)) - request.overhead
+        return layer_block(
+            role,
+            state,
+            node_template(role, self.state.templates),
+            room=layers_room(room, self.state.reader.one(request.messages[-1]).tokens),
+            counter=self.state.counter,
+        )
 
     async def _kept(self, run: Run, request: Request, result: Result, latency: float) -> View:
         """The view with its record, which is on disk before the request goes out."""
-        record = self._record(run, request, result, latency)
-        fresh = result.frozen is not None and result.frozen is not run.kept
-        record = await self.archive.keep(record, result, result.frozen if fresh else None)
-        if result.frozen is not None:
-            self._linked(run, result.frozen, record)
+        cycle = result.cycle
+        record = record_of(self.arguments, request, result, latency, request_index=run.requests)
+        record = await self.archive.keep(record, result, cycle if cycle is not run.recorded else None)
+        if cycle is not None and record.id is not None:
+            failed = record.compile is not None and record.compile.status.startswith("failed")
+            known = run.record(cycle, record.summary_id, linked=not failed)
+            if known is not None:
+                self.archive.remember_cycle(known)
         if result.began or result.row is not None:
             _log(record, result)
         return replace(result.view, record=record)
 
-    def _linked(self, run: Run, frozen: Frozen, record: Record) -> None:
-        """Let a cycle that was kept know the row of its compile; its next request keeps that too."""
-        if record.id is None:
-            return
-        run.kept = frozen
-        failed = record.compile is not None and record.compile.status.startswith("failed")
-        if run.frozen is frozen and not failed and frozen.summary_id != record.summary_id:
-            known = replace(frozen, summary_id=record.summary_id)
-            run.reword(known)
-            self.live.cycles.keep(known)
-
-    def _record(self, run: Run, request: Request, result: Result, latency: float) -> Record:
-        view, ratio = result.view, result.ratio
-        status = "dry_run" if self.wanted.dry_run else view.status
-        sent = request.overhead + result.raw.tokens if self.wanted.dry_run else result.cost
-        record = Record(
-            session_id=request.session_id,
-            vault_name=self.wanted.vault_name,
-            turn_index=result.turn,
-            run_id=request.run_id,
-            request_index=run.requests,
-            raw_tip=result.raw.tip,
-            view_tip=result.sent.tip,
-            status=status,
-            error=view.error,
-            budget=view.budget,
-            tokens_raw=round((request.overhead + result.raw.tokens) * ratio),
-            tokens_sent=round(sent * ratio),
-            tokens_exact=sent,
-            ratio=ratio,
-            ledger=view.ledger,
-            request_hash=request.hash,
-            latency_ms=latency,
-            created_at=now(),
-            summary_id=result.frozen.summary_id if result.frozen and result.row is None else None,
-            compile=result.row,
-        )
-        return with_null_reasons(record)
-
-    async def compile(self, key: str, prompts: Sequence[str], model: Model) -> Answer:
+    async def compile(self, key: str, prompts: Sequence[str], model: Model) -> SummaryResponse:
         """One compile; its failure is an answer too."""
-        return await self._compiling.answer(key, prompts, model)
+        return await self._summaries.answer(key, prompts, model)
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
         """What a run starts from: the newest cycle of the last of these ids that has one, and what was learnt."""
@@ -160,13 +165,13 @@ class Middleware:
 
     def learn(self, run: Run, request: Request | None, reported: int) -> None:
         """Take a reported count in, if it is about a request of ours."""
-        if request is not None and run.sent and not self.wanted.dry_run:
+        if request is not None and run.sent and not self.arguments.dry_run:
             for ratios in (run.ratios, self._ratios):
                 ratios.learn(request.family, exact=run.sent, reported=reported)
 
     async def finished(self, run: Run, session_id: str, messages: list[ModelMessage]) -> None:
         """Keep the raw history with the last answer of a run."""
-        history = attempt(lambda: self.live.reader.read(messages, last=run.raw)).value
+        history = attempt(lambda: self.state.reader.read(messages, last=run.raw)).value
         if history is not None and messages:
             await self.archive.raw(session_id, history)
 
@@ -192,14 +197,45 @@ class Middleware:
     async def report(self, error: Exception) -> None:
         """Say what failed: in the log, and to `on_error`."""
         LOG.warning("context_compiler: %s", loggable(error))
-        await self._tell(self.wanted.on_error, error)
+        await self._tell(self.arguments.on_error, error)
 
     async def _tell(self, callback: Callable[[Any], Any] | None, what: Any) -> None:
         if callback is None:
             return
-        outcome = await attempted(_called(callback, what))
+        outcome = await try_await(_called(callback, what))
         if outcome.error is not None:
             LOG.warning("context_compiler: a callback raised %s", loggable(outcome.error))
+
+
+def record_of(
+    arguments: Arguments, request: Request, result: Result, latency: float, *, request_index: int = 0
+) -> Record:
+    """The row of one request."""
+    view, ratio = result.view, result.ratio
+    sent = request.overhead + result.raw.tokens if arguments.dry_run else result.cost
+    record = Record(
+        session_id=request.session_id,
+        vault_name=arguments.vault_name,
+        turn_index=result.turn,
+        run_id=request.run_id,
+        request_index=request_index,
+        raw_tip=result.raw.tip,
+        view_tip=result.sent.tip,
+        status="dry_run" if arguments.dry_run else view.status,
+        error=view.error,
+        budget=view.budget,
+        tokens_raw=round((request.overhead + result.raw.tokens) * ratio),
+        tokens_sent=round(sent * ratio),
+        tokens_exact=sent,
+        ratio=ratio,
+        ledger=view.ledger,
+        request_hash=request.hash,
+        latency_ms=latency,
+        created_at=now(),
+        summary_id=result.cycle.summary_id if result.cycle and result.row is None else None,
+        compile=result.row,
+    )
+    return with_null_reasons(record)
 
 
 async def _called(callback: Callable[[Any], Any], what: Any) -> None:

@@ -1,7 +1,4 @@
-"""The whole path on one page: history, turns, cut, order, answer, view.
-
-`advanced` is one advance, for a live agent and a one-shot view alike; `compile_view` is the one-shot view.
-"""
+"""`compile_view`: one view of a history, outside any run, on the path of a live request but without a host."""
 
 from __future__ import annotations
 
@@ -13,36 +10,27 @@ from time import perf_counter
 from pydantic_ai.messages import ModelMessage, ModelRequest
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.advance_through import RAW, Advanced, advanced, sections_of, why_kept
-from context_compiler.compiler.agent import Answer, ask, named
-from context_compiler.compiler.limits import Asked, Limits, limits
-from context_compiler.compiler.plan import Sight
-from context_compiler.compiler.prompt import Order
-from context_compiler.compiler.rows import Where, ledger, now
-from context_compiler.compiler.view import View, assemble, summary_of
+from context_compiler.compiler.advance import Advance, advance
+from context_compiler.compiler.agent import SummaryResponse, ask
+from context_compiler.compiler.prompt import SummaryRequest
+from context_compiler.compiler.view import View
 from context_compiler.errors import BudgetError, SettingsError
 from context_compiler.fidelity import Fidelity
-from context_compiler.layers.context import (
-    NO_LAYERS,
-    LayerBlock,
-    insert_block,
-    layer_block,
-    layers_room,
-    node_need,
-    node_template,
-    with_layer_tokens,
-)
+from context_compiler.layers.context import NO_LAYERS, LayerBlock, layer_block, layers_room, node_need, node_template
 from context_compiler.layers.session import LayerSource, load_state
-from context_compiler.messages.history import History, Reader
+from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
-from context_compiler.messages.turns import pair
-from context_compiler.middleware.config import RECALL, Many, Wishes, how_many, share
+from context_compiler.middleware.arguments import RECALL, Arguments
+from context_compiler.middleware.middleware import record_of
+from context_compiler.middleware.request import Request
+from context_compiler.middleware.respond import assemble_view
+from context_compiler.middleware.state import CompilerState, RequestContext, Result, Run, read_request
 from context_compiler.record.store import Store, open_store
-from context_compiler.record.values import Compile, Drop, Entry, Record, with_null_reasons
-from context_compiler.settings import Settings, check_amount
+from context_compiler.record.values import Drop, Entry, Record
+from context_compiler.settings import Count, Settings
 from context_compiler.template import Template
-from context_compiler.template.library import TemplateLibrary
-from context_compiler.tokens import Count, TokenCounter, as_counter
+from context_compiler.tokens import Count as CountText
+from context_compiler.tokens import TokenCounter
 
 
 async def compile_view(
@@ -56,9 +44,9 @@ async def compile_view(
     vault: str | Path | None = None,
     system: str | Path | None = "system",
     session: str | None = None,
-    recent_turns: Many | None = None,
+    recent_turns: Count | None = None,
     recall: float = RECALL,
-    counter: TokenCounter | Count | None = None,
+    counter: TokenCounter | CountText | None = None,
     strict: bool = False,
     timeout: float = 60.0,
     layers: LayerSource | None = None,
@@ -95,62 +83,56 @@ async def compile_view(
         StoreError: The view could not be recorded.
     """
     started = perf_counter()
-    wishes = Wishes(
-        template=template,
+    arguments = Arguments(
+        template,
+        budget=budget,
         fidelity=None if fidelity is None else Fidelity.parse(fidelity, where="compile_view"),
-        recent_turns=how_many("recent_turns", recent_turns),
-        recall=share("recall", recall),
+        model="none" if model is None else model,
+        vault=vault,
+        system=system,
+        recent_turns=recent_turns,
+        recall=recall,
+        counter=counter,
+        timeout=timeout,
     )
-    asked = Asked(budget=check_amount(budget, name="budget"))
-    library = TemplateLibrary(vault=vault, system=system)
-    alias = named(model) if model is not None else "none"
-    options = wishes.options(library, Settings.from_environment(), model=alias, family="", window=None)
-    reader = Reader(as_counter(counter))
-    history = reader.read(_to_last_request(messages))
-    sight = Sight(history=history, pairing=pair(history), options=options, reader=reader)
-    marks = limits(asked, fixed=sight.carried, fidelity=options.fidelity)
-    told = await _told(layers, role, session, library, sight, marks)
-    free = replace(marks, budget=marks.budget - told.tokens)
-    where = Where(session_id=session or _label(history), turn_index=sight.turn)
+    arguments.check()
+    context = _read(arguments, messages, session)
+    limits = context.limits()
+    told = await _told(layers, role, session, context, limits.room)
+    if told is not NO_LAYERS:
+        context = replace(context, request=replace(context.request, told=told))
 
-    async def answer(given: Order) -> Answer:
+    async def answer(given: SummaryRequest) -> SummaryResponse:
         return await ask(given.prompts, model or "none", timeout=timeout)
 
-    sent = reader.read(insert_block(assemble(history, RAW, sight.base, reader), told))
-    done: Advanced | None = None
-    if sent.tokens > marks.budget:
-        done = await advanced(sight, free, where=where, ask=answer, one_shot=True)
-        sent = reader.read(insert_block(assemble(history, done.frozen, sight.base, reader), told))
-    view = _view(sight, done, sent, marks, told, after=len(messages) - len(history))
-    if strict and (lost := _unkept(view, done)):
+    done: Advance | None = None
+    result = assemble_view(context, None, "raw")
+    if result.view.tokens > limits.budget:
+        room = replace(limits, budget=limits.budget - told.tokens)
+        done = await advance(context, room, where=context.where, ask=answer, one_shot=True)
+        result = assemble_view(context, done.cycle, "compiled", done, earlier=result)
+        if result.view.tokens > limits.budget:
+            result = replace(result, view=replace(result.view, status="floor_over_budget"))
+    if strict and (lost := _unkept(result.view, done)):
         raise BudgetError(f"{lost}: give a larger budget")
-    record = _record(view, history, done.row if done else None, where, sent, (perf_counter() - started) * 1000)
-    return replace(view, record=await _kept(record, history, sent, store))
+    record = record_of(arguments, context.request, result, (perf_counter() - started) * 1000)
+    return replace(result.view, record=await _kept(record, result, store))
 
 
-async def _told(
-    layers: LayerSource | None,
-    role: str | None,
-    session: str | None,
-    library: TemplateLibrary,
-    sight: Sight,
-    marks: Limits,
-) -> LayerBlock:
-    """What stands of the layers before the prompt."""
-    if layers is None and role is None:
-        return NO_LAYERS
-    if layers is None or role is None or session is None:
-        raise SettingsError(f"layers={layers!r}, role={role!r}, session={session!r}: give all three, or no layers")
-    node_need(role)
-    room = layers_room(marks.room, sight.history.readings[-1].tokens if sight.history.readings else 0)
-    state = await load_state(layers, session)
-    return layer_block(role, state, node_template(role, library), room=room, counter=sight.counter)
-
-
-def _to_last_request(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-    """Up to the last request: what follows it is an answer that has been given already."""
+def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str | None) -> RequestContext:
+    """The history up to its last request: an answer that follows has been given already."""
+    compiler = CompilerState.of(arguments)
+    compiler.settings = Settings.from_environment()
     last = max((index for index, message in enumerate(messages) if isinstance(message, ModelRequest)), default=-1)
-    return messages[: last + 1]
+    history = compiler.reader.read(messages[: last + 1])
+    dropped: tuple[Drop, ...] = ()
+    if after := len(messages) - len(history):
+        what = "1 message" if after == 1 else f"{after} messages"
+        dropped = (Drop(what=what, reason="after the last request: a view ends with it"),)
+    request = Request(
+        messages=list(history.messages), session_id=session or _label(history), hash=None, dropped=dropped
+    )
+    return read_request(compiler, Run(raw=history), request, None)
 
 
 def _label(history: History) -> str:
@@ -158,75 +140,43 @@ def _label(history: History) -> str:
     return f"conversation-{history.ids[0][-12:]}" if history.ids else "empty"
 
 
-def _view(sight: Sight, done: Advanced | None, sent: History, marks: Limits, told: LayerBlock, *, after: int) -> View:
-    """What was sent, and why; `after` messages stood behind the last request."""
-    frozen = done.frozen if done else RAW
-    drops = [*told.drops, *(done.cut.bench.drops if done else [])]
-    if after:
-        what = "1 message" if after == 1 else f"{after} messages"
-        drops = [*drops, Drop(what=what, reason="after the last request: a view ends with it")]
-    kept = why_kept(frozen, sight)
-    return View(
-        messages=list(sent.messages),
-        tokens=sent.tokens,
-        budget=marks.budget,
-        status="raw" if done is None else "compiled" if sent.tokens <= marks.budget else "floor_over_budget",
-        summary=summary_of(frozen),
-        ledger=ledger(with_layer_tokens(sections_of(frozen, sent, sight.counter), told), drops, kept),
-        drops=tuple(drops),
-        kept=kept,
-        quoted=(*told.sections, *(done.quoted if done else ())),
-    )
+async def _told(
+    layers: LayerSource | None, role: str | None, session: str | None, context: RequestContext, room: int
+) -> LayerBlock:
+    """The layers as they stand before the prompt."""
+    if layers is None and role is None:
+        return NO_LAYERS
+    if layers is None or role is None or session is None:
+        raise SettingsError(f"layers={layers!r}, role={role!r}, session={session!r}: give all three, or no layers")
+    node_need(role)
+    history = context.history
+    room = layers_room(room, history.readings[-1].tokens if history.readings else 0)
+    state = await load_state(layers, session)
+    return layer_block(role, state, node_template(role, context.compiler.templates), room=room, counter=context.counter)
 
 
-def _unkept(view: View, done: Advanced | None) -> str:
-    """Why a view is not what a strict caller wants; empty where it is."""
+def _unkept(view: View, done: Advance | None) -> str:
+    """The reason why a strict caller is refused a view; empty where it is not."""
     if view.tokens > view.budget:
         return f"even the least takes {view.tokens} of {view.budget} tokens"
     if done is None:
         return ""
-    bench = done.cut.bench
-    for index in range(bench.outline.active.start, bench.outline.active.stop):
-        reading, shape = bench.history.readings[index], bench.here(index)
+    draft = done.selection.draft
+    for index in range(draft.outline.active.start, draft.outline.active.stop):
+        reading, shape = draft.history.readings[index], draft.here(index)
         said = max((item.tokens for item in reading.items if item.kind is Kind.USER), default=0)
         if reading.asks and (shape is None or (shape.limit is not None and said > shape.limit)):
             return f"{view.budget} tokens are kept only by cutting the prompt, which takes {reading.tokens}"
     return ""
 
 
-def _record(view: View, history: History, row: Compile | None, where: Where, sent: History, latency: float) -> Record:
-    """What goes on the record of a view outside any run."""
-    record = Record(
-        session_id=where.session_id,
-        vault_name=where.vault_name,
-        turn_index=where.turn_index,
-        run_id=None,
-        request_index=0,
-        raw_tip=history.tip,
-        view_tip=sent.tip,
-        status=view.status,
-        error=None,
-        budget=view.budget,
-        tokens_raw=history.tokens,
-        tokens_sent=view.tokens,
-        tokens_exact=view.tokens,
-        ratio=1.0,
-        ledger=view.ledger,
-        request_hash=None,
-        latency_ms=latency,
-        created_at=now(),
-        compile=row,
-    )
-    return with_null_reasons(record)
-
-
-async def _kept(record: Record, history: History, sent: History, store: str | Path | Store | None) -> Record:
-    """The record as the store kept it; what was opened here is closed again."""
+async def _kept(record: Record, result: Result, store: str | Path | Store | None) -> Record:
+    """The record as the store kept it; a store that is opened here is closed here."""
     if store is None:
         return record
     opened = open_store(store)
     try:
-        return await opened.save(Entry(record=record, raw=history, view=sent, compile=record.compile))
+        return await opened.save(Entry(record=record, raw=result.raw, view=result.sent, compile=result.row))
     finally:
         if opened is not store:
             await opened.close()

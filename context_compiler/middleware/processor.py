@@ -14,37 +14,53 @@ from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.agent import Answer
-from context_compiler.compiler.prompt import Order
+from context_compiler.compiler.agent import SummaryResponse
+from context_compiler.compiler.prompt import SummaryRequest
 from context_compiler.compiler.view import LEFT_OUT, View, mark_in, marked_request
 from context_compiler.messages.content import user_content
 from context_compiler.messages.history import load_messages
 from context_compiler.messages.items import MARK, mark_of
-from context_compiler.middleware.arguments import Wanted
+from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import Middleware
-from context_compiler.middleware.request import Request, charged, run_request, session_of
+from context_compiler.middleware.request import Host, charged, processor_request, session_of, within_limits
 from context_compiler.middleware.state import Run
 from context_compiler.record.values import Record
-from context_compiler.resilience import attempted
+from context_compiler.resilience import try_await
 from context_compiler.template import Template
 
 REMEMBERED = 64
 """Runs and conversations that are remembered."""
 
 
+class _ProcessorHost(Host):
+    """A run of the host, as far as a processor sees it."""
+
+    def __init__(self, ware: Middleware, ctx: RunContext[Any]) -> None:
+        self._ware, self._ctx = ware, ctx
+
+    async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
+        return await self._ware.begin(ids, config)
+
+    async def ask(self, request: SummaryRequest) -> SummaryResponse:
+        return charged(self._ctx, await self._ware.compile(request.key, request.prompts, self._ctx.model))  # pyright: ignore[reportArgumentType]
+
+    def affords(self, given: int, answered: int) -> bool:
+        return within_limits(self._ctx, given, answered)
+
+
 class CompilingHistoryProcessor:
     """An async history processor, `(ctx, messages) -> messages`, that loses nothing."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, arguments: Arguments) -> None:
         """Open nothing before the first call."""
-        self._ware = Middleware(wanted)
+        self._ware = Middleware(arguments)
         self._runs: Memo[str, Run] = Memo(REMEMBERED)
         self._raw: Memo[str, list[ModelMessage]] = Memo(REMEMBERED)
         self._stored: Memo[str, list[ModelMessage]] = Memo(REMEMBERED)
 
     async def __call__(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
         """The view of what really was said, with a mark that says where all of it is. Never raises."""
-        outcome = await attempted(self._view(ctx, messages))
+        outcome = await try_await(self._view(ctx, messages))
         if outcome.value is None:
             await self._ware.report(outcome.error or RuntimeError("no view"))
         return outcome.value or messages
@@ -55,19 +71,15 @@ class CompilingHistoryProcessor:
         run_id = ctx.run_id or ""
         run = self._runs.get(run_id) or Run()
         self._runs.keep(run_id, run)
-        made = await self._ware.view(run, self._request(ctx, raw))
+        made = await self._ware.view(
+            run, processor_request(ctx, raw, self._ware.state.counter), _ProcessorHost(self._ware, ctx)
+        )
         await self._ware.rest()
-        view = raw if self._ware.wanted.dry_run else made.messages
+        view = raw if self._ware.arguments.dry_run else made.messages
         if view == raw or run.raw is None or run.raw.tip is None:
             return view
         self._raw.keep(run.raw.tip, raw)
         return tagged(view, run.raw.tip)
-
-    def _request(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> Request:
-        async def asked(order: Order) -> Answer:
-            return charged(ctx, await self._ware.compile(order.key, order.prompts, ctx.model))  # pyright: ignore[reportArgumentType]
-
-        return run_request(ctx, messages, self._ware.live.counter, begin=self._ware.begin, ask=asked)
 
     @property
     def last_view(self) -> View | None:
@@ -87,12 +99,12 @@ class CompilingHistoryProcessor:
         Raises:
             StoreError: the record cannot be read.
         """
-        outcome = await attempted(self._ware.transcript(session))
+        outcome = await try_await(self._ware.transcript(session))
         archived = outcome.value or []
         said = await self._restored(list(self._stored.get(session) or ()))
         if outcome.error is not None and (not said or any(map(mark_in, said))):
             raise outcome.error
-        read = self._ware.live.reader.read
+        read = self._ware.state.reader.read
         longer = len(said) > len(archived) and read(said).ids[: len(archived)] == read(archived).ids
         return [*archived, *said[len(archived) :]] if longer else archived
 
@@ -104,7 +116,7 @@ class CompilingHistoryProcessor:
         tip = str(mark.get("tip"))
         raw = self._raw.get(tip)
         if raw is None and self._ware.archive.whole:
-            bodies = (await attempted(self._ware.archive.store.chain(tip))).value
+            bodies = (await try_await(self._ware.archive.store.chain(tip))).value
             raw = load_messages(bodies) if bodies else None
         if raw is None:
             return messages
@@ -112,7 +124,7 @@ class CompilingHistoryProcessor:
 
 
 def build_compiling_history_processor(
-    template: str | Template = "chat_compiler", **wanted: Any
+    template: str | Template = "chat_compiler", **arguments: Any
 ) -> CompilingHistoryProcessor:
     """A history processor for `ProcessHistory`, with the arguments of `ContextCompiler`.
 
@@ -122,7 +134,7 @@ def build_compiling_history_processor(
     Raises:
         SettingsError: A value is wrong.
     """
-    return CompilingHistoryProcessor(Wanted(template, **wanted))
+    return CompilingHistoryProcessor(Arguments(template, **arguments))
 
 
 def tagged(view: Sequence[ModelMessage], tip: str) -> list[ModelMessage]:

@@ -25,7 +25,7 @@ from context_compiler.middleware.request import session_of
 from context_compiler.recall import Question, Ranking, Relevance, indexed
 from context_compiler.recall.embeddings import Likeness
 from context_compiler.recall.passages import Passage, Quotation, passages, quoted
-from context_compiler.resilience import attempted
+from context_compiler.resilience import try_await
 from context_compiler.tokens import TokenCounter
 
 Transcript = Callable[[str], Awaitable[list[ModelMessage]]]
@@ -115,7 +115,7 @@ class Recall(AbstractCapability[Any]):
     async def _read(self, ctx: RunContext[Any]) -> tuple[History, Outline]:
         messages = list(ctx.messages)
         if self.transcript is not None:
-            outcome = await attempted(self.transcript(session_of(ctx)))
+            outcome = await try_await(self.transcript(session_of(ctx)))
             messages = outcome.value or messages
         history = self._reader.read(messages)
         return history, outline(history, pair(history))

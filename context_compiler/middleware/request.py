@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from pydantic_ai import RunContext
@@ -15,21 +15,14 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.usage import RequestUsage
 
-from context_compiler.compiler.agent import Answer
-from context_compiler.compiler.prompt import Order
+from context_compiler.compiler.agent import SummaryResponse
+from context_compiler.compiler.prompt import SummaryRequest
 from context_compiler.errors import CompileError
 from context_compiler.layers.context import NO_LAYERS, LayerBlock
 from context_compiler.messages.items import MESSAGE_OVERHEAD
+from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.calibration import model_family
-
-Begin = Callable[[list[str], str], Awaitable[dict[str, Any]]]
-"""What a run starts from, as plain data: `cycle`, the JSON of the newest cycle of the last of these chain ids that
-has one made with this configuration, and `ratios`, what was learnt so far."""
-
-AskFor = Callable[[Order], Awaitable[Answer]]
-Affords = Callable[[int, int], bool]
-"""Whether the run's usage limits leave room for a compile of that many tokens in and out."""
 
 HOST_IDS = 7
 """The version of the UUIDs by which the host names conversations that nobody named."""
@@ -46,29 +39,26 @@ class Request:
     """One model request, free of the host's own types but for messages."""
 
     messages: list[ModelMessage]
-    overhead: int
-    """Exact tokens of instructions, tools and output schema."""
-    refs: bool
-    """The agent has the tool that reads what a view leaves out."""
-    hash: str
-    """SHA-256 of instructions, tools and settings."""
-    model: str
-    family: str
-    window: int | None
-    max_tokens: int | None
-    framing: Callable[[list[ModelMessage]], list[ModelMessage]] | None
-    """What the host makes of messages before they go out, where it says so."""
     session_id: str
-    scope: str
+    scope: str = ""
     """Whose compiles this conversation may share; empty for those without a name of their own."""
-    run_id: str | None
-    affords: Affords
-    begin: Begin
-    ask: AskFor
+    run_id: str | None = None
+    model: str = "none"
+    family: str = ""
+    window: int | None = None
+    max_tokens: int | None = None
+    overhead: int = 0
+    """Exact tokens of instructions, tools and output schema."""
+    hash: str | None = ""
+    """SHA-256 of instructions, tools and settings; None where there is no request to a model."""
+    refs: bool = False
+    """The agent has the tool that reads what a view leaves out."""
     marked: bool = False
     """A view that is not raw history must carry a part of ours, so that it is known again."""
     told: LayerBlock = NO_LAYERS
-    """What the run is told of the layers, directly before its prompt."""
+    """The layers of the session, as they stand directly before the prompt."""
+    dropped: tuple[Drop, ...] = ()
+    """Messages that are no part of the request, and why."""
     instead: str = ""
     """What happens where there is no view, if not that something else is sent."""
 
@@ -78,9 +68,35 @@ class Request:
         return self.overhead + self.told.tokens
 
 
-def host_request(
-    ctx: RunContext[Any], context: ModelRequestContext, counter: TokenCounter, *, begin: Begin, ask: AskFor
-) -> Request:
+class Host(Protocol):
+    """Calls that a request needs of whoever sends it."""
+
+    async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
+        """Where a run starts, as plain data.
+
+        `cycle` is the JSON of the newest cycle of the last of these chain ids that has one made with this
+        configuration, or None; `ratios` is what was learnt so far.
+        """
+        ...
+
+    async def ask(self, request: SummaryRequest) -> SummaryResponse:
+        """Have a model write a summary.
+
+        Raises:
+            CompileError: there is none.
+        """
+        ...
+
+    def affords(self, given: int, answered: int) -> bool:
+        """Whether a compile of that many tokens in and out is within the run's usage limits."""
+        return True
+
+    def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
+        """The messages as the host renders them before they go out."""
+        return messages
+
+
+def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: TokenCounter) -> Request:
     """A request as the host is about to send it."""
     model = context.model
     settings, parameters = model.prepare_request(context.model_settings, context.model_request_parameters)
@@ -90,81 +106,44 @@ def host_request(
     native = parameters.output_object if parameters.output_mode == "native" else None
     schema = json.dumps(native.json_schema, default=str) if native else ""
     stable = {key: value for key, value in given.items() if isinstance(value, str | int | float | bool)}
-
-    def framing(messages: list[ModelMessage]) -> list[ModelMessage]:
-        return model.prepare_messages(messages, parameters)
-
-    return _request(
-        ctx,
-        model,
-        given,
-        messages=context.messages,
+    request = run_request(ctx, model, given, context.messages)
+    return replace(
+        request,
         overhead=_overhead(instructions, tools, counter) + counter.text(schema),
         refs=any(tool.name == READ for tool in parameters.function_tools),
         hash=_hash([instructions, tools, schema, stable]),
-        framing=framing,
-        begin=begin,
-        ask=ask,
     )
 
 
-def run_request(
-    ctx: RunContext[Any], messages: list[ModelMessage], counter: TokenCounter, *, begin: Begin, ask: AskFor
-) -> Request:
+def processor_request(ctx: RunContext[Any], messages: list[ModelMessage], counter: TokenCounter) -> Request:
     """The same for a history processor, which sees the run but not the request: tools as far as they are known."""
     last = messages[-1] if messages else None
     instructions = [text] if (text := getattr(last, "instructions", None)) else []
     manager = getattr(ctx, "tool_manager", None)
     known = list(getattr(manager, "tool_defs", None) or ())
     tools = [_tool(tool) for tool in known]
-    given: dict[str, object] = dict(ctx.model_settings or {})
-    return _request(
-        ctx,
-        ctx.model,
-        given,
-        messages=messages,
+    return replace(
+        run_request(ctx, ctx.model, dict(ctx.model_settings or {}), messages),
         overhead=_overhead(instructions, tools, counter),
         refs=any(tool.name == READ for tool in known),
         hash=_hash([instructions, tools]),
-        framing=None,
-        begin=begin,
-        ask=ask,
         marked=True,
     )
 
 
-def _request(
-    ctx: RunContext[Any],
-    model: Any,
-    settings: Mapping[str, object],
-    *,
-    messages: list[ModelMessage],
-    overhead: int,
-    refs: bool,
-    hash: str,
-    framing: Callable[[list[ModelMessage]], list[ModelMessage]] | None,
-    begin: Begin,
-    ask: AskFor,
-    marked: bool = False,
+def run_request(
+    ctx: RunContext[Any], model: Any, settings: Mapping[str, object], messages: list[ModelMessage]
 ) -> Request:
-    """A request with what its run and its model say of it."""
+    """A request with the facts of its run and of its model."""
     return Request(
         messages=messages,
-        overhead=overhead,
-        refs=refs,
-        hash=hash,
-        framing=framing,
-        begin=begin,
-        ask=ask,
-        marked=marked,
-        model=model.model_name,
-        family=model_family(model.system, model.model_name),
-        window=_whole(getattr(model, "context_window", None)),
-        max_tokens=_whole(settings.get("max_tokens")),
         session_id=session_of(ctx),
         scope=scope_of(ctx),
         run_id=ctx.run_id,
-        affords=lambda given, said: spares(ctx, given, said),
+        model=model.model_name,
+        family=model_family(model.system, model.model_name),
+        window=_positive(getattr(model, "context_window", None)),
+        max_tokens=_positive(settings.get("max_tokens")),
     )
 
 
@@ -178,7 +157,7 @@ def _tool(tool: Any) -> str:
     return json.dumps({"type": "function", "function": facts}, default=str)
 
 
-def _whole(value: object) -> int | None:
+def _positive(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
@@ -203,7 +182,7 @@ def session_of(ctx: RunContext[Any]) -> str:
     return ctx.conversation_id or ctx.run_id or "conversation"
 
 
-def spares(ctx: RunContext[Any], given: int, said: int) -> bool:
+def within_limits(ctx: RunContext[Any], given: int, said: int) -> bool:
     """Whether a compile takes at most half of what the run's usage limits leave: the request itself needs the rest."""
     allowed, used = ctx.usage_limits, ctx.usage
     if allowed is None:
@@ -216,7 +195,7 @@ def spares(ctx: RunContext[Any], given: int, said: int) -> bool:
     return all(limit is None or 2 * tokens <= limit - spent for limit, spent, tokens in takes)
 
 
-def charged(ctx: RunContext[Any], answer: Answer) -> Answer:
+def charged(ctx: RunContext[Any], answer: SummaryResponse) -> SummaryResponse:
     """The answer, its tokens added to the run's; its requests are not, because limits count those.
 
     Raises:

@@ -1,138 +1,150 @@
-"""One compile of one span at a time: whoever wants the same, in whichever thread or event loop, shares one call.
+"""The answer to a summary request: an earlier one, one that is under way, or the model's; a failing model rests.
 
-The call runs in the event loop of who asked first. Others of that loop wait for its task, and other loops for
-what came of it; where it was cancelled with its loop, one of them asks anew.
+Compilers of one event loop that want the same summary at the same time share one call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Coroutine, Hashable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from threading import Lock
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from context_compiler.compiler.agent import Answer
+from pydantic_ai.models import Model
+
+from context_compiler.compiler.agent import SummaryResponse, ask, named
+from context_compiler.errors import CompileError
+from context_compiler.middleware.archive import Archive
+from context_compiler.middleware.arguments import Arguments
+from context_compiler.resilience import Breaker, try_await
 
 PATIENCE_S = 1.0
-"""How long a call that nobody waits for any more is given to end."""
+"""Grace of a call to end once nobody waits for it any more."""
 
 GRACE_S = 2.0
-"""How long an answer is shared once it is there: until then it may not be on the record, where others look for it."""
+"""For so long a response is shared once it is there: until then it may not be on the record, where others look."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Flight:
     loop: asyncio.AbstractEventLoop
-    task: asyncio.Task[Answer]
-    outcome: Future[Answer] = field(default_factory=Future[Answer])
-    """The same for other loops; cancelled with the task."""
+    task: asyncio.Task[SummaryResponse]
     waiting: int = 0
-    """In its own loop."""
     paid: bool = False
     landed: float | None = None
-    """When an answer came that is of use, by the monotonic clock."""
+    """When a response came that is of use, by the monotonic clock."""
 
     @property
     def over(self) -> bool:
-        """Whether what came of it is on the record by now, or nowhere."""
+        """True if the response is on the record by now, or nowhere."""
         late = self.landed is not None and time.monotonic() - self.landed > GRACE_S
-        return late or self.outcome.cancelled() or self.loop.is_closed()
+        return late or self.task.cancelled() or self.loop is not asyncio.get_running_loop()
 
 
-class Flights:
-    """Compiles under way in this process, by what they are for."""
+class SingleFlight(threading.local):
+    """Calls under way by key; each event loop has its own."""
 
     def __init__(self) -> None:
         """Start with none."""
         self._under_way: dict[Hashable, _Flight] = {}
-        self._lock = Lock()
 
-    async def join(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, Answer]]) -> tuple[Answer, bool]:
-        """The answer for `key`, and whether its tokens are this caller's to pay: exactly one pays.
+    async def join(
+        self, key: Hashable, start: Callable[[], Coroutine[Any, Any, SummaryResponse]]
+    ) -> tuple[SummaryResponse, bool]:
+        """The response for `key`, and whether its tokens are this caller's to pay: exactly one pays.
 
-        Who is cancelled leaves the others waiting; the work itself is cancelled when nobody waits any more.
+        A caller that is cancelled leaves the others waiting; the call is cancelled when nobody waits any more.
 
         Raises:
-            TimeoutError: the work was cancelled by itself, not by who waits for it.
+            TimeoutError: the call was cancelled by itself, not by a caller.
         """
-        while True:
-            flight = self._flight(key, start)
-            if flight.loop is asyncio.get_running_loop():
-                await self._task(key, flight)
-                if flight.task.cancelled():
-                    raise TimeoutError("the call was cancelled")
-                return flight.task.result(), self._pays(flight)
-            await _landed(flight)
-            if flight.outcome.done() and not flight.outcome.cancelled():
-                return flight.outcome.result(), self._pays(flight)
+        for late in [name for name, known in self._under_way.items() if known.over]:
+            del self._under_way[late]
+        flight = self._under_way.get(key)
+        if flight is None:
+            flight = _Flight(loop=asyncio.get_running_loop(), task=asyncio.create_task(start()))
+            self._under_way[key] = flight
+        await self._landing(key, flight)
+        if flight.task.cancelled():
+            raise TimeoutError("the call was cancelled")
+        pays, flight.paid = not flight.paid, True
+        return flight.task.result(), pays
 
-    def _flight(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, Answer]]) -> _Flight:
-        with self._lock:
-            for late in [name for name, known in self._under_way.items() if known.over]:
-                del self._under_way[late]
-            flight = self._under_way.get(key)
-            if flight is None:
-                flight = _Flight(loop=asyncio.get_running_loop(), task=asyncio.create_task(start()))
-                self._under_way[key] = flight
-                outcome = flight.outcome
-                flight.task.add_done_callback(lambda task: _told(task, outcome))
-        return flight
-
-    async def _task(self, key: Hashable, flight: _Flight) -> None:
+    async def _landing(self, key: Hashable, flight: _Flight) -> None:
         flight.waiting += 1
         try:
             await asyncio.wait({flight.task})
         finally:
             flight.waiting -= 1
             if not flight.waiting:
-                with self._lock:
-                    flight.landed = time.monotonic() if _useful(flight.task) else None
-                    if flight.landed is None and self._under_way.get(key) is flight:
-                        del self._under_way[key]
-                await _ended(flight.task)
-
-    def _pays(self, flight: _Flight) -> bool:
-        with self._lock:
-            pays, flight.paid = not flight.paid, True
-        return pays
+                flight.landed = time.monotonic() if _useful(flight.task) else None
+                if flight.landed is None and self._under_way.get(key) is flight:
+                    del self._under_way[key]
+                await _end(flight.task)
 
 
-UNDER_WAY = Flights()
-"""Those of this process: several compilers on one record share their calls too."""
+UNDER_WAY = SingleFlight()
+"""Shared by all compilers: several on one record share their calls too."""
 
 
-def _useful(task: asyncio.Task[Answer]) -> bool:
-    """Whether there is an answer that others would ask for too."""
+def _useful(task: asyncio.Task[SummaryResponse]) -> bool:
+    """True if there is a response that others would ask for too."""
     if not task.done() or task.cancelled() or task.exception() is not None:
         return False
     return task.result().failure is None and bool(task.result().text)
 
 
-async def _landed(flight: _Flight) -> None:
-    """Wait for what comes of a call in another loop, or for the end of that loop."""
-    waited = asyncio.wrap_future(flight.outcome)
-    waited.add_done_callback(lambda future: future.cancelled() or future.exception())
-    while not waited.done() and not flight.loop.is_closed():
-        await asyncio.wait({waited}, timeout=PATIENCE_S)
-
-
-def _told(task: asyncio.Task[Answer], outcome: Future[Answer]) -> None:
-    """Hand on what came of a task."""
-    if task.cancelled():
-        outcome.cancel()
-    elif (error := task.exception()) is not None:
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(task.result())
-
-
-async def _ended(task: asyncio.Task[Answer]) -> None:
-    """Nothing of a call is left behind: neither a task nor an error that nobody looked at."""
+async def _end(task: asyncio.Task[SummaryResponse]) -> None:
+    """Leave nothing of a call behind: neither a task nor an error that nobody looked at."""
     if not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=PATIENCE_S)
     if task.done() and not task.cancelled():
         task.exception()
+
+
+class Summaries:
+    """The summaries of one compiler."""
+
+    def __init__(self, arguments: Arguments, archive: Archive) -> None:
+        """Look in `archive` before asking a model."""
+        self._arguments, self._archive = arguments, archive
+        self._breaker = Breaker()
+
+    async def answer(self, key: str, prompts: Sequence[str], model: Model) -> SummaryResponse:
+        """One summary: remembered, shared with another run that wants the same, or made; a failure is data too."""
+        known = await self._archive.answered(key)
+        if known is not None:
+            return known
+        compiler: Model | str = self._arguments.model if self._arguments.model is not None else model
+        place = self._archive.shared(key)
+        outcome = await try_await(UNDER_WAY.join(place, lambda: self._made(key, prompts, compiler)))
+        if outcome.value is None:
+            return _failed(outcome.error, named(compiler))
+        response, pays = outcome.value
+        return response if pays else replace(response, usage={}, cost=None)
+
+    async def _made(self, key: str, prompts: Sequence[str], compiler: Model | str) -> SummaryResponse:
+        if self._breaker.open:
+            why = "it failed too often and is left alone for a while"
+            return _failed(CompileError(why, model=named(compiler), phase="call"), named(compiler))
+        outcome = await try_await(ask(prompts, compiler, timeout=self._arguments.timeout))
+        if outcome.value is None:
+            self._breaker.failed()
+            return _failed(outcome.error, named(compiler))
+        self._breaker.succeeded()
+        if outcome.value.text:
+            self._archive.remember(key, outcome.value)
+        return outcome.value
+
+
+def _failed(error: Exception | None, model: str) -> SummaryResponse:
+    """A failure as a response: the arguments of a `CompileError` for it, and what was spent until then."""
+    if not isinstance(error, CompileError):
+        message = f"{type(error).__name__}: {error}"
+        return SummaryResponse(text="", failure={"message": message, "model": model, "phase": "call"})
+    message = str(error).removeprefix(f"{error.phase} ({error.model}): ")
+    failure = {"message": message, "model": error.model, "phase": error.phase}
+    return SummaryResponse(text="", failure=failure, usage=error.usage, cost=error.cost)

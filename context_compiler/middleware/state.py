@@ -1,51 +1,81 @@
-"""What a live agent's requests share, what one run remembers, a request once it is read, and what came of it.
+"""State of one compiler and of each of its runs, a request with all that its view is made of, and the result.
 
-`Live` belongs to one compiler and is shared by its runs; `Run` belongs to one run.
+A run's state changes in this module only: by the methods of `Run`, from what `respond` finds and returns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.cycle import Frozen
-from context_compiler.compiler.limits import Asked, Limits, limits
-from context_compiler.compiler.plan import Options, Sight
+from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.plan import Plan
+from context_compiler.compiler.policy import Limits
 from context_compiler.compiler.rows import Where
 from context_compiler.compiler.view import View
 from context_compiler.layers.context import LayerBlock
 from context_compiler.messages.history import History, Reader, reader_of
 from context_compiler.messages.turns import Pairing, pair
-from context_compiler.middleware.config import Wishes
-from context_compiler.middleware.cycles import Cycles
-from context_compiler.middleware.request import Request
+from context_compiler.middleware.arguments import SHIPPED, Arguments
+from context_compiler.middleware.request import Host, Request
 from context_compiler.record.values import Compile
 from context_compiler.settings import Settings
 from context_compiler.template.library import TemplateLibrary
-from context_compiler.tokens import TokenCounter
+from context_compiler.tokens import TokenCounter, as_counter
 from context_compiler.tokens.calibration import Ratios
 
 TIGHT = 0.7
-"""What is left of the budget once a provider has refused a request as too long."""
+"""Share of the budget that is left once a provider has refused a request as too long."""
+
+EMPTY = History(messages=(), readings=(), ids=(), sums=(0,))
+"""Stands for a history that could not be read."""
+
+Opening = tuple[Cycle, list[ModelMessage]]
+"""A cycle and the messages that it froze, so that they are built once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A view, and what of it goes on the record."""
+
+    view: View
+    raw: History
+    sent: History
+    cycle: Cycle | None
+    """The cycle that the view is of; None for raw history."""
+    next_cycle: Cycle | None
+    """The cycle that the run is in from now on."""
+    turn: int
+    cost: int
+    """Exact tokens of the whole request as the host renders it."""
+    limit: int
+    """The budget in exact tokens; 0 where `cost` could not be made sure of."""
+    row: Compile | None = None
+    began: bool = False
+    """A new cycle began with this request."""
+    ratio: float = 1.0
+    opening: Opening | None = None
+    pairing: Pairing | None = None
 
 
 @dataclass(slots=True)
 class Run:
-    """What one run remembers from request to request."""
+    """State of one run between its requests."""
 
     raw: History | None = None
     view: History | None = None
-    frozen: Frozen | None = None
+    cycle: Cycle | None = None
     """The cycle that the run is in, or would be in once raw history does not fit any more."""
-    kept: Frozen | None = None
+    recorded: Cycle | None = None
     """The cycle as it is on the record."""
-    prefix: tuple[Frozen, list[ModelMessage]] | None = None
-    """What that cycle froze, built."""
+    opening: Opening | None = None
     begun: bool = False
-    """Whether it was looked up what the run starts from."""
+    """The cycle to start from has been looked up."""
     ratios: Ratios = field(default_factory=Ratios)
-    """What was learnt before this run and in it, not what other runs learn meanwhile: a resumed run decides alike."""
+    """Learnt before this run and in it, not in other runs meanwhile: a resumed run decides alike."""
     requests: int = 0
     turn: int = 0
     asked_turn: int = -1
@@ -57,131 +87,168 @@ class Run:
     budget: int = 0
     """The budget of the last request, in exact tokens."""
     tight: float = 1.0
-    """What is left of the budget after a provider refused it, as a share."""
+    """Share of the budget that is left after a provider refused it."""
     refused: bool = False
     """The provider has refused a request of this run as too long."""
     failed: Compile | None = None
     """The compile that failed in this request."""
     told: LayerBlock | None = None
-    """What the run is told of the layers, once that is settled."""
+    """The layers as this run has them, once that is settled."""
 
-    def reword(self, frozen: Frozen) -> None:
-        """Go on with the same cycle in other words: its beginning stays as it was built."""
-        if self.prefix is not None and self.prefix[0] is self.frozen:
-            self.prefix = (frozen, self.prefix[1])
-        self.frozen = frozen
+    def begin(self) -> None:
+        """Look the cycle up that the run starts from: once, whatever comes of it."""
+        self.begun = True
+
+    def start(self, cycle: Cycle | None, ratios: Mapping[str, Any]) -> None:
+        """Start from a recorded cycle, if it fits, and from ratios learnt by earlier runs."""
+        self.ratios.restore(ratios)
+        self.recorded = cycle
+        self.tight = cycle.tight if cycle else self.tight
+
+    def enter(self, cycle: Cycle | None, *, mended: Cycle | None = None) -> None:
+        """Be in a cycle from now on, which may be `mended` with late answers in place."""
+        if mended is not None and self.recorded is mended:
+            self.recorded = cycle
+        self.cycle = cycle
+
+    def open_turn(self, turn: int) -> None:
+        """The first request of a user turn has been seen."""
+        self.opened_turn = turn
+
+    def relax(self) -> None:
+        """Give a new cycle the whole budget again, unless the provider has refused it in this run."""
+        self.tight = self.tight if self.refused else 1.0
 
     def tighten(self) -> None:
-        """Go on with less, and without a model for this turn: the provider says the request was too long."""
+        """Go on with less, and without a model for this turn: the provider refused the request as too long."""
         self.tight *= TIGHT * (min(1.0, self.sent / self.budget) if self.sent and self.budget else 1.0)
         self.refused = True
         self.asked_turn = self.turn
 
+    def ask(self, turn: int) -> None:
+        """A model is asked in this turn, and not again."""
+        self.asked_turn = turn
+
+    def fail(self, row: Compile | None) -> None:
+        """A compile of this request has failed; None forgets that of the request before."""
+        self.failed = row
+
+    def tell(self, told: LayerBlock) -> None:
+        """Settle the layers of this run."""
+        self.told = told
+
+    def settle(self, result: Result) -> None:
+        """Take over what one request came to."""
+        self.raw = self.raw if result.raw is EMPTY else result.raw
+        self.view, self.turn, self.cycle = result.sent, result.turn, result.next_cycle
+        self.opening = result.opening or self.opening
+        self.sent, self.budget = result.cost if result.limit else 0, result.limit
+
+    def record(self, cycle: Cycle, summary_id: int | None, *, linked: bool) -> Cycle | None:
+        """Note that the view's cycle is on the record.
+
+        Where it is `linked` to the row of a compile that it did not know, the cycle with that row is returned and
+        entered; its next request is recorded too.
+        """
+        self.recorded = cycle
+        if self.cycle is not cycle or not linked or cycle.summary_id == summary_id:
+            return None
+        self.cycle = replace(cycle, summary_id=summary_id)
+        return self.cycle
+
+    def count(self) -> None:
+        """One more request has been answered."""
+        self.requests += 1
+
 
 @dataclass(slots=True, kw_only=True)
-class Live:
-    """What the requests of one compiler share."""
+class CompilerState:
+    """Everything that the requests of one compiler share."""
 
-    wishes: Wishes
-    asked: Asked
+    arguments: Arguments
     templates: TemplateLibrary
     counter: TokenCounter
-    vault_name: str
-    model: str | None
-    """What the compiler's model is called; None is the run's own."""
+    reader: Reader
     settings: Settings = field(default_factory=Settings)
-    cycles: Cycles = field(default_factory=Cycles)
-    paired: Pairing | None = None
+    pairing: Pairing | None = None
     """The pairing of the last history without open calls: the next one often continues it."""
-    reader: Reader = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.reader = reader_of(self.counter)
+    @classmethod
+    def of(cls, arguments: Arguments) -> CompilerState:
+        """The state of a new compiler; nothing is opened or read."""
+        counter = as_counter(arguments.counter)
+        templates = TemplateLibrary(vault=arguments.vault, system=arguments.system)
+        return cls(arguments=arguments, templates=templates, counter=counter, reader=reader_of(counter))
 
-    def options(self, request: Request, *, plain: bool = False) -> Options:
-        """How views of this request are written; `plain` is a template of this package that needs no model.
-
-        Raises:
-            TemplateError: the template is missing or wrong.
-        """
-        wishes = replace(self.wishes, template="extractive") if plain else self.wishes
-        return wishes.options(
-            TemplateLibrary(system=None) if plain else self.templates,
-            self.settings,
-            model=self.model if self.model is not None else request.model,
-            family=request.family,
-            window=request.window,
-            scope=f"{self.vault_name}/{request.scope}",
-            refs=request.refs,
-        )
+    def settle(self, run: Run, result: Result) -> None:
+        """Take over what one request of a run came to."""
+        run.settle(result)
+        if result.pairing is not None and not result.pairing.waiting:
+            self.pairing = result.pairing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case(Sight):
-    """One request of one run, read: what every step towards its view works with."""
+class RequestContext(Plan):
+    """One request of one run, read: everything that its view is made of."""
 
-    live: Live
+    compiler: CompilerState
     run: Run
     request: Request
+    host: Host | None
+    """None for a one-shot view, which no request carries."""
 
-    def marks(self, frozen: Frozen | None = None) -> Limits:
-        """What this request may cost, by the ratio that a cycle froze; without one, by what was learnt until now."""
-        request = self.request
-        return limits(
-            self.live.asked,
-            fixed=request.fixed + self.carried,
-            window=request.window,
-            max_tokens=request.max_tokens,
-            threshold=self.options.template.token_threshold,
-            fidelity=self.options.fidelity,
-            ratio=frozen.ratio if frozen is not None else self.run.ratios.of(request.family),
-            tight=self.run.tight,
-        )
+    def limits(self, cycle: Cycle | None = None) -> Limits:
+        """Budget and thresholds by the ratio that a cycle froze; without one, by what was learnt until now."""
+        ratio = cycle.ratio if cycle is not None else self.run.ratios.of(self.request.family)
+        return self.policy.limits(self.request.fixed + self.carried, ratio=ratio, tight=self.run.tight)
 
     @property
     def where(self) -> Where:
-        """Which request of which conversation this is."""
+        """The place of this request in its conversation."""
         return Where(
             session_id=self.request.session_id,
-            vault_name=self.live.vault_name,
+            vault_name=self.compiler.arguments.vault_name,
             run_id=self.request.run_id,
             turn_index=self.turn,
             request_index=self.run.requests,
         )
 
 
-def read(live: Live, run: Run, request: Request, *, plain: bool = False) -> Case:
-    """Read the messages of a request, for views as they were asked for or for `plain` ones.
+def read_request(
+    compiler: CompilerState, run: Run, request: Request, host: Host | None, *, plain: bool = False
+) -> RequestContext:
+    """Read the messages of a request, and resolve its policy.
+
+    Args:
+        compiler: Shared by all runs; unchanged.
+        run: The state before this request; unchanged.
+        request: To be answered.
+        host: Sends it.
+        plain: Take the shipped template that needs no model, instead of the one asked for.
 
     Raises:
         TemplateError: the template is missing or wrong.
     """
-    options = live.options(request, plain=plain)
-    history = live.reader.read(request.messages, last=run.raw)
-    run.raw = history
-    pairing = pair(history, live.paired)
-    live.paired = live.paired if pairing.waiting else pairing
-    case = Case(
-        live=live, run=run, request=request, history=history, pairing=pairing, options=options, reader=live.reader
+    arguments = compiler.arguments
+    policy = arguments.policy(
+        SHIPPED if plain else compiler.templates,
+        compiler.settings,
+        template="extractive" if plain else arguments.template,
+        model=request.model,
+        family=request.family,
+        window=request.window,
+        max_tokens=request.max_tokens,
+        scope=f"{arguments.vault_name}/{request.scope}" if host is not None else "",
+        refs=request.refs,
     )
-    run.turn = case.turn
-    return case
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """A view, and what of it goes on the record."""
-
-    view: View
-    raw: History
-    sent: History
-    frozen: Frozen | None
-    turn: int
-    cost: int
-    """Exact tokens of the whole request as the host renders it."""
-    limit: int
-    """The budget in exact tokens; 0 where `cost` could not be made sure of."""
-    row: Compile | None = None
-    began: bool = False
-    """A new cycle began with this request."""
-    ratio: float = 1.0
+    history = compiler.reader.read(request.messages, last=run.raw)
+    return RequestContext(
+        compiler=compiler,
+        run=run,
+        request=request,
+        host=host,
+        history=history,
+        pairing=pair(history, compiler.pairing),
+        policy=policy,
+        reader=compiler.reader,
+    )

@@ -16,7 +16,7 @@ from context_compiler.errors import PipelineError
 from context_compiler.pipeline.config import attempts, backoff
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failed, outcome_in, outcome_of
 from context_compiler.pipeline.stage import STATUS_FILE, Handles, Stage, traits
-from context_compiler.resilience import attempted
+from context_compiler.resilience import try_await
 
 EXCERPT = 2_000
 """Characters of an answer that are kept as notes."""
@@ -60,7 +60,7 @@ async def _once(handler: Handles, stage: Stage, *, limit: float | None) -> tuple
     patience = asyncio.timeout(limit)
     try:
         async with patience:
-            tried = await attempted(_called(handler, stage))
+            tried = await try_await(_called(handler, stage))
     except TimeoutError:
         if not patience.expired():
             raise

@@ -8,24 +8,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextContent, TextPart, UserPromptPart
 from pydantic_ai.models import Model, infer_model
 
-from context_compiler.compiler.agent import Answer
-from context_compiler.compiler.prompt import Order
+from context_compiler.compiler.agent import SummaryResponse
+from context_compiler.compiler.prompt import SummaryRequest
 from context_compiler.compiler.view import View
 from context_compiler.errors import CompileError
 from context_compiler.messages.content import user_content
 from context_compiler.messages.items import mark_of
-from context_compiler.middleware.arguments import Wanted
+from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import Middleware, loggable
-from context_compiler.middleware.request import Request
+from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.state import Run
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.stage import Stage
-from context_compiler.resilience import attempted
+from context_compiler.resilience import try_await
 from context_compiler.tokens.calibration import model_family
 
 log = logging.getLogger("context_compiler.pipeline")
@@ -36,6 +37,24 @@ INSTEAD = "the step ran as written"
 """What the record says where a compile failed."""
 USED = ("compiled", "cycle")
 """Statuses of a view that a stage is told of."""
+
+
+class _StageHost(Host):
+    """A stage with its model, if it has one."""
+
+    def __init__(self, ware: Middleware, model: Model | None) -> None:
+        self._ware, self._model = ware, model
+
+    async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
+        return await self._ware.begin(ids, config)
+
+    async def ask(self, request: SummaryRequest) -> SummaryResponse:
+        if self._model is None:
+            raise CompileError("there is no model", model="none", phase="call")
+        answer = await self._ware.compile(request.key, request.prompts, self._model)
+        if answer.failure is not None:
+            raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
+        return answer
 
 
 class Compiling:
@@ -56,7 +75,7 @@ class Compiling:
         said = list(exchanges(stage)) if template else []
         if not said:
             return ""
-        done = await attempted(self._view(template, stage, said, model))
+        done = await try_await(self._view(template, stage, said, model))
         view = done.value
         if view is None:
             why = loggable(done.error) if done.error else "no view"
@@ -67,53 +86,37 @@ class Compiling:
 
     async def _view(self, template: str, stage: Stage, said: Sequence[ModelMessage], model: Model | str | None) -> View:
         """The view of what was said before a stage and of what it is asked, on the record."""
-        ware = self._wares.get(template) or Middleware(self._wanted(template))
+        ware = self._wares.get(template) or Middleware(self._arguments(template))
         self._wares[template] = ware
         asked = infer_model(model) if model is not None and not self._config.simulated else None
         session = f"{stage.run_id}/{stage.node.name}/{CONVERSATION}"
 
-        async def ask(order: Order) -> Answer:
-            if asked is None:
-                raise CompileError("there is no model", model="none", phase="call")
-            answer = await ware.compile(order.key, order.prompts, asked)
-            if answer.failure is not None:
-                raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
-            return answer
-
         request = Request(
             messages=[*said, _asked(stage.prompt)],
-            overhead=0,
-            refs=False,
-            hash="",
-            model=asked.model_name if asked is not None else "none",
-            family=model_family(asked.system, asked.model_name) if asked is not None else "",
-            window=None,
-            max_tokens=None,
-            framing=None,
             session_id=session,
             scope=session,
             run_id=stage.run_id,
-            affords=lambda given, answered: True,
-            begin=ware.begin,
-            ask=ask,
             instead=INSTEAD,
         )
+        if asked is not None:
+            family = model_family(asked.system, asked.model_name)
+            request = replace(request, model=asked.model_name, family=family)
         limit = stage.node.timeout
         ware.runs += 1
         try:
             async with asyncio.timeout(limit / 2 if limit else None):  # the rest of its time is the stage's own
-                return await ware.view(Run(), request)
+                return await ware.view(Run(), request, _StageHost(ware, asked))
         finally:
             ware.runs -= 1
             await ware.rest()
 
-    def _wanted(self, template: str) -> Wanted:
+    def _arguments(self, template: str) -> Arguments:
         """The run's compiler, but with this template, and for the outputs before a stage as a whole."""
         given: dict[str, Any] = {"store": self._config.store, **(self._config.compiler or {})}
         given |= {"every_turn": True, "recent_turns": 0, "inject": "user", "dry_run": False}
         given |= {"model": "none"} if self._config.simulated else {}
         given["template"] = template
-        return Wanted(**given)
+        return Arguments(**given)
 
 
 def _facts(view: View | None, error: Exception | None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from context_compiler.pipeline.state import GRAPH_PATH, RunState, Thread, begun,
 from context_compiler.pipeline.stores import Event, RunStore
 from context_compiler.pipeline.stores.files import FileRuns, in_folder
 from context_compiler.pipeline.threads import session_of
-from context_compiler.resilience import attempt, attempted
+from context_compiler.resilience import attempt, try_await
 
 log = logging.getLogger("context_compiler.pipeline")
 
@@ -122,7 +122,7 @@ class Running:
         event = Event(kind=kind, run_id=run_id, sequence=self._sequence, at=at, node=node, branch=branch, data=data)
         await self.store.add(self.state.lineage.root_run_id, event)
         if self.config.on_event is not None:
-            heard = await attempted(_told(self.config.on_event, event))
+            heard = await try_await(_told(self.config.on_event, event))
             if heard.error is not None:
                 log.warning("on_event failed: %s", loggable(heard.error))
 
@@ -203,7 +203,7 @@ class ChildRun:
     async def _go(self) -> None:
         run = self._run
         async with self._owned:
-            gone = await attempted(self._gone())
+            gone = await try_await(self._gone())
             if gone.error is not None:
                 log.warning("%s failed: %s", run.state.run_id, loggable(gone.error))
                 run.state = ended(run.state, f"{gone.error}")

@@ -16,7 +16,7 @@ from pydantic_ai.embeddings import Embedder
 
 from context_compiler.cache import Memo
 from context_compiler.recall.passages import Passage
-from context_compiler.resilience import attempted
+from context_compiler.resilience import try_await
 
 LOG = logging.getLogger("context_compiler")
 
@@ -46,7 +46,7 @@ class Likeness:
 
     async def fused(self, question: str, candidates: Sequence[Passage], ranked: Sequence[float]) -> list[float]:
         """One score a candidate from both orders, 0 where neither has anything to say for it."""
-        outcome = await attempted(self._cosines(question, candidates, ranked))
+        outcome = await try_await(self._cosines(question, candidates, ranked))
         if outcome.value is None:
             LOG.warning("context_compiler: the embedder failed (%s); ranked by words", type(outcome.error).__name__)
             return list(ranked)

@@ -8,8 +8,8 @@ from pydantic_ai.messages import (
     ModelMessage,
 )
 
-from context_compiler.compiler.draft import Bench
-from context_compiler.compiler.ladder import Rung
+from context_compiler.compiler.cut_order import Step
+from context_compiler.compiler.plan import Draft
 from context_compiler.messages.history import Reader
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.turns import outline, pair
@@ -25,13 +25,13 @@ def bench(
     *,
     room: int = 1_000,
     recent: int = 1,
-) -> Bench:
+) -> Draft:
     history = Reader(counter).read(messages)
     whole = shapes or [WHOLE] * len(messages)
-    return Bench(history, outline(history, pair(history)), counter, whole, room=room, recent=recent)
+    return Draft(history, outline(history, pair(history)), counter, whole, room=room, recent=recent)
 
 
-def climb(on: Bench, rung: Rung) -> list[str]:
+def climb(on: Draft, rung: Step) -> list[str]:
     """Everything that one rung does, to the end; the reasons it gives, in order."""
     before = len(on.drops)
     for _ in rung(on):
@@ -39,11 +39,11 @@ def climb(on: Bench, rung: Rung) -> list[str]:
     return [drop.reason for drop in on.drops[before:]]
 
 
-def gone(on: Bench) -> list[int]:
+def gone(on: Draft) -> list[int]:
     return [index for index in range(len(on.shapes)) if on.here(index) is None]
 
 
-def checked(on: Bench) -> None:
+def checked(on: Draft) -> None:
     """The running total is what everything costs, and what drops say they saved is what was saved."""
     whole = bench(on.history.messages)
     assert on.total == sum(on.costs) + on.summary

@@ -13,8 +13,8 @@ from pydantic_ai.messages import (
     ThinkingPart,
 )
 
-from context_compiler.compiler import ladder as budget
-from context_compiler.compiler.ladder import CUT, LADDER, SMALLEST, reduce
+from context_compiler.compiler import cut_order as budget
+from context_compiler.compiler.cut_order import CUT, CUT_ORDER, SMALLEST, reduce
 from context_compiler.messages.items import Kind
 from context_compiler.messages.shapes import WHOLE, Shape
 from tests.compiler.benches import LONG, bench, checked, climb, gone
@@ -166,7 +166,7 @@ def test_system_text_is_cut_last_wherever_it_stands() -> None:
 
 
 def test_the_rungs_come_in_their_order() -> None:
-    assert [rung.__name__ for rung in LADDER] == [
+    assert [rung.__name__ for rung in CUT_ORDER] == [
         "giants",
         "older_turns",
         "skeletons",
@@ -180,7 +180,7 @@ def test_the_rungs_come_in_their_order() -> None:
         "steering",
         "hoisted",
     ]
-    assert CUT == LADDER[1:7]
+    assert CUT == CUT_ORDER[1:7]
 
 
 def test_nothing_is_done_where_everything_fits() -> None:

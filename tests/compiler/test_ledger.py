@@ -11,7 +11,7 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler import TokenCounter, View, compile_view
-from context_compiler.compiler.ledger import SHARE
+from context_compiler.compiler.identifiers import SHARE
 from tests.support.agents import Talker, compiler, run
 from tests.support.histories import answer, assistant, call, histories, long_history, texts_of, user
 from tests.support.views import own_texts

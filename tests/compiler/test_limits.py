@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from context_compiler.compiler.limits import Asked, Limits, limits, whole_budget
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
+from context_compiler.limits import Asked, Limits, limits
+from context_compiler.middleware.arguments import Arguments
 from context_compiler.settings import amount_tokens, check_amount
 
 
@@ -35,28 +36,28 @@ def test_a_share_is_taken_of_a_whole_and_tokens_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "window", "max_tokens", "budget", "allowed"),
+    ("given", "window", "max_tokens", "budget", "allowed"),
     [
-        (Asked(), None, None, 32_000, None),
-        (Asked(), 100_000, None, 80_000, 95_904),
-        (Asked(), 100_000, 30_000, 75_000, 75_000),
-        (Asked(), 8_000, None, 6_000, 6_000),
-        (Asked(reserve=1_000), 8_000, 4_000, 6_400, 7_000),
-        (Asked(reserve=9_000), 8_000, None, 6_000, 6_000),
-        (Asked(budget=4_000), 8_000, None, 4_000, 4_000),
-        (Asked(budget=8_000), 8_000, None, 6_000, 6_000),
-        (Asked(budget=0.5), 100_000, None, 50_000, 50_000),
-        (Asked(budget=1.0), 100_000, None, 95_904, 95_904),
-        (Asked(budget=0.5), None, None, 16_000, 16_000),
-        (Asked(budget=0.5, window=20_000), 100_000, None, 10_000, 10_000),
-        (Asked(budget=50_000), None, None, 50_000, 50_000),
-        (Asked(budget=0.000_001), None, None, 1, 1),
+        (Arguments(), None, None, 32_000, None),
+        (Arguments(), 100_000, None, 80_000, 95_904),
+        (Arguments(), 100_000, 30_000, 75_000, 75_000),
+        (Arguments(), 8_000, None, 6_000, 6_000),
+        (Arguments(reserve=1_000), 8_000, 4_000, 6_400, 7_000),
+        (Arguments(reserve=9_000), 8_000, None, 6_000, 6_000),
+        (Arguments(budget=4_000), 8_000, None, 4_000, 4_000),
+        (Arguments(budget=8_000), 8_000, None, 6_000, 6_000),
+        (Arguments(budget=0.5), 100_000, None, 50_000, 50_000),
+        (Arguments(budget=1.0), 100_000, None, 95_904, 95_904),
+        (Arguments(budget=0.5), None, None, 16_000, 16_000),
+        (Arguments(budget=0.5, window=20_000), 100_000, None, 10_000, 10_000),
+        (Arguments(budget=50_000), None, None, 50_000, 50_000),
+        (Arguments(budget=0.000_001), None, None, 1, 1),
     ],
 )
 def test_a_budget_is_what_was_asked_for_within_the_window_less_the_answer(
-    asked: Asked, window: int | None, max_tokens: int | None, budget: int, allowed: int | None
+    given: Arguments, window: int | None, max_tokens: int | None, budget: int, allowed: int | None
 ) -> None:
-    assert whole_budget(asked, window=window, max_tokens=max_tokens) == (budget, allowed)
+    assert given.whole_budget(window=window, max_tokens=max_tokens) == (budget, allowed)
 
 
 def marks(**given: Any) -> tuple[int, int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from context_compiler.compiler.sections import BUDGETS, EXPENDABLE, fitted, recent
+from context_compiler.compiler.prompt import BUDGETS, EXPENDABLE, fitted, recent
 from context_compiler.template import SectionRule
 from context_compiler.tokens import TokenCounter
 

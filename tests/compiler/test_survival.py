@@ -7,8 +7,7 @@ import re
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.specifics import specifics
-from context_compiler.compiler.survival import survival
+from context_compiler.compiler.specifics import specifics, survival
 from context_compiler.record.values import Compile
 from tests.support.agents import Notes, Talker, compiler, run
 from tests.support.histories import answer, assistant, call, user

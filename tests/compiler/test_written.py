@@ -9,7 +9,7 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 
 from context_compiler import Template, TokenCounter, View, compile_view
-from context_compiler.compiler.cycle import Frozen
+from context_compiler.compiler.cycle import Cycle
 from context_compiler.errors import CompileError
 from tests.support.agents import Talker, compiler, run
 from tests.support.builders import prose
@@ -76,7 +76,7 @@ async def test_a_raw_history_never_begins_with_an_answer() -> None:
 
 @pytest.mark.parametrize("state", ["{}", "[]", "null", "nonsense", '{"v": 1, "kept": 3}'])
 def test_a_cycle_that_cannot_be_read_is_none(state: str) -> None:
-    assert Frozen.from_json(state) is None
+    assert Cycle.from_json(state) is None
 
 
 async def test_where_only_an_answer_is_left_of_the_beginning_a_line_stands_before_it() -> None:

@@ -19,7 +19,7 @@ from context_compiler.cli.chat.stream import PlainVoice, Silence, Voice
 from context_compiler.cli.inputs import chat_model
 from context_compiler.cli.screen import Screen, complain, warn
 from context_compiler.cli.text import json_text, number, one_line, share
-from context_compiler.resilience import attempted
+from context_compiler.resilience import try_await
 
 
 class Conversation:
@@ -89,7 +89,7 @@ class Conversation:
 
     async def _answered(self, text: str) -> None:
         with self._voice() as voice:
-            self._saying = saying = asyncio.create_task(attempted(self.chat.say(text, hear=voice.hear)))
+            self._saying = saying = asyncio.create_task(try_await(self.chat.say(text, hear=voice.hear)))
             await _done(saying)
         if saying.cancelled():
             warn("stopped while it waited: nothing was said")

@@ -9,7 +9,7 @@ from typing import Any, cast
 from context_compiler.pipeline.handlers.agent import AgentHandler
 from context_compiler.pipeline.outcome import Outcome, failed
 from context_compiler.pipeline.stage import Stage
-from context_compiler.resilience import attempted
+from context_compiler.resilience import try_await
 
 RANKS = {"success": 0, "partial_success": 1, "retry": 2, "fail": 3}
 
@@ -51,7 +51,7 @@ class FanInHandler:
         parts = (stage.preamble.rstrip(), stage.prompt, results)
         prompt = "\n\n".join(part for part in parts if part)
         stage.write("prompt.md", prompt)
-        asked = await attempted(self._agent.ask(stage, prompt))
+        asked = await try_await(self._agent.ask(stage, prompt))
         if asked.value is None:
             return None
         output, messages = asked.value

@@ -9,7 +9,7 @@ from context_compiler.pipeline.interviewers import AnswerValue, Option, Question
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
 from context_compiler.pipeline.routing import accelerator
 from context_compiler.pipeline.stage import Stage
-from context_compiler.resilience import attempted
+from context_compiler.resilience import try_await
 
 
 class HumanHandler:
@@ -64,7 +64,7 @@ async def _asked(stage: Stage, question: Question, limit: float | None) -> Reply
 
 async def _inform(stage: Stage, message: str) -> None:
     """Tell the person what was decided without one; whether that can be told is no matter of the stage's."""
-    await attempted(inform(stage.config.interviewer, message, stage.node.name))
+    await try_await(inform(stage.config.interviewer, message, stage.node.name))
 
 
 def options_of(edges: tuple[Edge, ...]) -> tuple[Option, ...]:

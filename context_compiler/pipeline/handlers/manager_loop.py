@@ -15,7 +15,7 @@ from context_compiler.pipeline.handlers.agent import AgentHandler
 from context_compiler.pipeline.outcome import Outcome, failed
 from context_compiler.pipeline.stage import Child, Stage
 from context_compiler.pipeline.workflow import SUFFIXES, load_workflow
-from context_compiler.resilience import attempted
+from context_compiler.resilience import try_await
 
 CYCLES, INTERVAL_S = 1_000, 45.0
 ACTIONS = ("observe", "steer", "wait")
@@ -82,7 +82,7 @@ class ManagerLoopHandler:
         if not message and child is not None and stage.config.steer is not None:
             message = stage.config.steer(child.state) or ""
         if not message and child is not None and stage.node.prompt and not stage.config.simulated:
-            asked = await attempted(self._agent.ask(replace(stage, session=None), _question(stage)))
+            asked = await try_await(self._agent.ask(replace(stage, session=None), _question(stage)))
             message = str(asked.value[0]).strip() if asked.value is not None else ""
         if message:
             stage.context.set("stack.manager.last_steer", message)

@@ -18,7 +18,7 @@ from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
 from context_compiler.pipeline.rules import POLICIES
 from context_compiler.pipeline.stage import Stage
 from context_compiler.pipeline.state import OWN, RunState
-from context_compiler.resilience import attempted
+from context_compiler.resilience import try_await
 
 AT_ONCE = 4
 LARGEST = 8 * 1024
@@ -112,7 +112,7 @@ async def _one(stage: Stage, way: Way, join: str, room: asyncio.Semaphore) -> di
         await stage.emit("parallel_branch_started", branch=way.id, index=way.place)
         before = stage.context.values()
         started = stage.config.clock()
-        ran = await attempted(stage.branch(way.target, way.place, way.id, join))
+        ran = await try_await(stage.branch(way.target, way.place, way.id, join))
         row: dict[str, Any] = {"branch_id": way.id, "target_node": way.target}
         if ran.value is None:
             row |= {"status": "fail", "score": 0, "notes": "", "failure_reason": f"{ran.error}"}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from context_compiler.compiler.draft import Bench
-from context_compiler.compiler.limits import Limits
+from context_compiler.compiler.plan import Draft
+from context_compiler.compiler.policy import Limits
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 from context_compiler.messages.shapes import Shape, largest, price
@@ -22,51 +22,51 @@ SUMMARY_STEPS = (1_500, 600, 500)
 SMALLEST = 6
 """The least that the hardest clamp leaves of a part, in tokens."""
 
-Rung = Callable[[Bench], Iterator[None]]
-"""One rung of the ladder: it makes its changes to the bench one by one, oldest first, and hands over after each."""
+Step = Callable[[Draft], Iterator[None]]
+"""One rung of the ladder: it makes its changes to the draft one by one, oldest first, and hands over after each."""
 
 
-def giants(bench: Bench) -> Iterator[None]:
+def giants(draft: Draft) -> Iterator[None]:
     """Any single part above a quarter of the room keeps head and tail; what the user asks now is cut last of all."""
-    limit = max(bench.room // 4, SMALLEST)
-    active = bench.outline.active.start
-    for index, reading in enumerate(bench.history.readings):
+    limit = max(draft.room // 4, SMALLEST)
+    active = draft.outline.active.start
+    for index, reading in enumerate(draft.history.readings):
         asked = index >= active and reading.asks
-        if not asked and bench.here(index) is not None and largest(reading.items) > limit:
-            bench.reshape(index, "a part above a quarter of the budget", limit=limit)
+        if not asked and draft.here(index) is not None and largest(reading.items) > limit:
+            draft.reshape(index, "a part above a quarter of the budget", limit=limit)
     yield
 
 
-def older_turns(bench: Bench) -> Iterator[None]:
+def older_turns(draft: Draft) -> Iterator[None]:
     """Turns beyond the recent ones go, oldest first."""
-    earlier = bench.outline.turns[:-1]
-    many = f"older than the last {bench.recent} turns"
-    older = {0: "an earlier turn", 1: "older than the last turn"}.get(bench.recent, many)
-    for turn in earlier[: max(0, len(earlier) - bench.recent)]:
-        bench.out(range(turn.start, turn.stop), older)
+    earlier = draft.outline.turns[:-1]
+    many = f"older than the last {draft.recent} turns"
+    older = {0: "an earlier turn", 1: "older than the last turn"}.get(draft.recent, many)
+    for turn in earlier[: max(0, len(earlier) - draft.recent)]:
+        draft.out(range(turn.start, turn.stop), older)
         yield
 
 
-def skeletons(bench: Bench) -> Iterator[None]:
+def skeletons(draft: Draft) -> Iterator[None]:
     """Tool exchanges of earlier turns keep name, key arguments and outcome, oldest first."""
-    for index in bench.before_active():
-        if bench.history.readings[index].exchanges:
-            bench.reshape(index, "tool exchange as a skeleton", skeleton=True, without=frozenset({Kind.THINKING}))
+    for index in draft.before_active():
+        if draft.history.readings[index].exchanges:
+            draft.reshape(index, "tool exchange as a skeleton", skeleton=True, without=frozenset({Kind.THINKING}))
             yield
 
 
-def shorter_summary(bench: Bench) -> Iterator[None]:
+def shorter_summary(draft: Draft) -> Iterator[None]:
     """The summary shrinks to medium, low, compact."""
     for size in SUMMARY_STEPS:
-        if bench.summary > size:
-            bench.reserve(size)
+        if draft.summary > size:
+            draft.reserve(size)
             yield
 
 
-def recent_turns(bench: Bench) -> Iterator[None]:
+def recent_turns(draft: Draft) -> Iterator[None]:
     """Recent turns go too, oldest first."""
-    for turn in bench.outline.turns[:-1]:
-        bench.out(range(turn.start, turn.stop), "recent turn, over budget")
+    for turn in draft.outline.turns[:-1]:
+        draft.out(range(turn.start, turn.stop), "recent turn, over budget")
         yield
 
 
@@ -79,86 +79,86 @@ def completed(turn: Turn, history: History) -> tuple[Group, ...]:
     )
 
 
-def active_skeletons(bench: Bench) -> Iterator[None]:
+def active_skeletons(draft: Draft) -> Iterator[None]:
     """Completed groups of the active run become skeletons, oldest first."""
-    for group in completed(bench.outline.active, bench.history):
+    for group in completed(draft.outline.active, draft.history):
         for index in range(group.start, group.stop):
-            bench.reshape(index, "tool exchange of this turn as a skeleton", skeleton=True)
+            draft.reshape(index, "tool exchange of this turn as a skeleton", skeleton=True)
         yield
 
 
-def active_groups(bench: Bench) -> Iterator[None]:
+def active_groups(draft: Draft) -> Iterator[None]:
     """Then they go, oldest first."""
-    for group in completed(bench.outline.active, bench.history):
-        bench.out(range(group.start, group.stop), "tool exchange of this turn, over budget")
+    for group in completed(draft.outline.active, draft.history):
+        draft.out(range(group.start, group.stop), "tool exchange of this turn, over budget")
         yield
 
 
-def no_summary(bench: Bench) -> Iterator[None]:
+def no_summary(draft: Draft) -> Iterator[None]:
     """The summary goes."""
-    bench.reserve(0)
+    draft.reserve(0)
     yield
 
 
-def harder_clamps(bench: Bench) -> Iterator[None]:
+def harder_clamps(draft: Draft) -> Iterator[None]:
     """Open results, call arguments, what is tied to them, and at last the prompts are cut, harder each time."""
-    limit = max(bench.room, 2 * SMALLEST)
+    limit = max(draft.room, 2 * SMALLEST)
     while limit > SMALLEST:
         limit = max(limit // 2, SMALLEST)
-        for indices in _last_to_go(bench):
+        for indices in _last_to_go(draft):
             for index in indices:
-                bench.reshape(index, "clamped to fit", limit=limit)
+                draft.reshape(index, "clamped to fit", limit=limit)
             yield
 
 
-def _last_to_go(bench: Bench) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+def _last_to_go(draft: Draft) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     """What is left at the end, in the order in which it is clamped: answers and calls, ties, prompts."""
-    active = bench.outline.active
-    readings = bench.history.readings
+    active = draft.outline.active
+    readings = draft.history.readings
     run = range(active.start, active.stop)
     exchange = [index for index in run if not readings[index].prompts]
-    tied = [index for index in bench.before_active() if bench.here(index) is not None]
+    tied = [index for index in draft.before_active() if draft.here(index) is not None]
     return exchange, tied, [index for index in run if readings[index].prompts]
 
 
-def unshortened(bench: Bench) -> Iterator[None]:
+def unshortened(draft: Draft) -> Iterator[None]:
     """What no clamp can shorten goes: thinking first, then compactions and parts that nobody knows."""
     for kinds in ({Kind.THINKING}, {Kind.THINKING, Kind.COMPACTION, Kind.OTHER}):
-        for index in range(len(bench.history)):
-            if any(item.kind in kinds for item in bench.history.readings[index].items):
-                bench.reshape(index, "cannot be shortened, over budget", without=frozenset(kinds))
+        for index in range(len(draft.history)):
+            if any(item.kind in kinds for item in draft.history.readings[index].items):
+                draft.reshape(index, "cannot be shortened, over budget", without=frozenset(kinds))
                 yield
 
 
-def steering(bench: Bench) -> Iterator[None]:
+def steering(draft: Draft) -> Iterator[None]:
     """Of several prompts of the active turn the first and the last stay, and so does the open exchange."""
     prompted = [
         group
-        for group in bench.outline.active.groups[1:]
-        if any(bench.history.readings[index].asks for index in range(group.start, group.stop))
+        for group in draft.outline.active.groups[1:]
+        if any(draft.history.readings[index].asks for index in range(group.start, group.stop))
     ]
     for group in prompted[:-1]:
-        bench.out(range(group.start, group.stop), "earlier prompt of this turn, over budget")
+        draft.out(range(group.start, group.stop), "earlier prompt of this turn, over budget")
         yield
 
 
-def hoisted(bench: Bench) -> Iterator[None]:
+def hoisted(draft: Draft) -> Iterator[None]:
     """The system text of others is cut last."""
     for limit in (64, SMALLEST):
-        for index, reading in enumerate(bench.history.readings):
+        for index, reading in enumerate(draft.history.readings):
             if any(item.kind is Kind.SYSTEM for item in reading.items):
-                bench.reshape(index, "system text, over budget", system=limit)
+                draft.reshape(index, "system text, over budget", system=limit)
         yield
 
 
-def relieved(bench: Bench, limits: Limits, overhead: int) -> Limits:
+def relieved(draft: Draft, limits: Limits, overhead: int) -> Limits:
     """The marks once system text of others has been cut to half of the budget that it alone would fill.
 
     Without this the ladder would find no room at all, and cut what the user asks now to next to nothing first.
     """
     if limits.room:
         return limits
-    readings, messages = bench.history.readings, bench.history.messages
+    readings, messages = draft.history.readings, draft.history.messages
     said = [item for reading in readings for item in reading.items if item.kind is Kind.SYSTEM and item.stays]
     if not said:
         return limits
@@ -166,14 +166,14 @@ def relieved(bench: Bench, limits: Limits, overhead: int) -> Limits:
     saved = 0
     for index, reading in enumerate(readings):
         if any(item.kind is Kind.SYSTEM and item.stays for item in reading.items):
-            bench.reshape(index, "system text, over budget", system=limit)
-            bare, cut = Shape(bare=True), Shape(bare=True, system=limit)
-            saved += price(messages[index], reading, bare, bench.counter)
-            saved -= price(messages[index], reading, cut, bench.counter)
+            draft.reshape(index, "system text, over budget", system=limit)
+            bare, smaller = Shape(bare=True), Shape(bare=True, system=limit)
+            saved += price(messages[index], reading, bare, draft.counter)
+            saved -= price(messages[index], reading, smaller, draft.counter)
     return limits.carrying(limits.fixed - saved)
 
 
-CUT: tuple[Rung, ...] = (
+CUT: tuple[Step, ...] = (
     older_turns,
     skeletons,
     shorter_summary,
@@ -183,21 +183,21 @@ CUT: tuple[Rung, ...] = (
 )
 """The rungs that only leave out or abridge what is over: all that is climbed while the budget itself holds."""
 
-LADDER: tuple[Rung, ...] = (giants, *CUT, no_summary, harder_clamps, unshortened, steering, hoisted)
+CUT_ORDER: tuple[Step, ...] = (giants, *CUT, no_summary, harder_clamps, unshortened, steering, hoisted)
 
 
-def reduce(bench: Bench, target: int, *, rungs: Sequence[Rung] = LADDER) -> bool:
+def reduce(draft: Draft, target: int, *, steps: Sequence[Step] = CUT_ORDER) -> bool:
     """Climb the rungs until the total is at most `target` exact tokens; whether it got there.
 
     Args:
-        bench: The view so far; changed in place.
+        draft: The view so far; changed in place.
         target: What messages and summary may cost together.
-        rungs: The part of the ladder to climb.
+        steps: The part of the cut order to take.
     """
-    for rung in rungs:
-        if bench.total <= target:
+    for step in steps:
+        if draft.total <= target:
             return True
-        for _ in rung(bench):
-            if bench.total <= target:
+        for _ in step(draft):
+            if draft.total <= target:
                 return True
-    return bench.total <= target
+    return draft.total <= target

@@ -1,0 +1,125 @@
+"""Files of the package that one request enters: fewer files to open for a reader who follows it.
+
+    python -m benchmarks.walks [-v]
+
+Each walk runs once unmeasured, so that imports, tables and encoders are there, and once under a profiler that
+notes every function of the package that is called, in every thread. Followed are the first live request of a
+compiler whose history fits, one that a model summarises, and a pipeline of one stage; the record is in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+import context_compiler
+from context_compiler import ContextCompiler
+from context_compiler.pipeline import SQLiteRuns, run_pipeline
+
+PACKAGE = str(Path(context_compiler.__file__).parent) + os.sep
+
+GRAPH = """digraph g {
+  goal="Say hello."
+  start [shape=Mdiamond]
+  greet [prompt="Greet the reader of $goal"]
+  done [shape=Msquare]
+  start -> greet -> done
+}"""
+
+
+def conversation(turns: int) -> list[ModelMessage]:
+    """A conversation of about 100 tokens a turn."""
+    made: list[ModelMessage] = []
+    for turn in range(turns):
+        made.append(ModelRequest(parts=[UserPromptPart(f"Question {turn}: which port does service-{turn} use? " * 3)]))
+        text = f"service-{turn} uses port {8000 + turn}, see conf/{turn}.yaml. " * 3
+        made.append(ModelResponse(parts=[TextPart(text)]))
+    return made
+
+
+def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    """An answer to anything."""
+    return ModelResponse(parts=[TextPart("They asked which service uses which port.")])
+
+
+async def request(budget: int) -> set[str]:
+    """One run of an agent with one request."""
+    compiler = ContextCompiler(budget=budget, store=None, system=None)
+    agent = Agent(FunctionModel(answer), capabilities=[compiler])
+    history = conversation(40)
+    with entered() as files:
+        await agent.run("And service-3?", message_history=history)
+    return files
+
+
+async def stage() -> set[str]:
+    """A pipeline of one stage, with an agent and a record."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = SQLiteRuns(Path(folder) / "runs.db")
+        with entered() as files:
+            result = await run_pipeline(GRAPH, model=FunctionModel(answer), runs=runs, logs_root=Path(folder) / "logs")
+        await runs.close()
+    assert result.ok, result.failure_reason
+    return files
+
+
+WALKS: dict[str, Callable[[], Awaitable[set[str]]]] = {
+    "a raw request": partial(request, 100_000),
+    "a request with a summary": partial(request, 3_000),
+    "a pipeline of one stage": stage,
+}
+
+
+@contextmanager
+def entered() -> Iterator[set[str]]:
+    """The files of the package whose functions are called meanwhile, relative to it."""
+    files: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name != "<module>":
+            files.add(code.co_filename.removeprefix(PACKAGE))
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield files
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+async def walk(follow: Callable[[], Awaitable[set[str]]]) -> list[str]:
+    """The files that a walk enters once everything is loaded, in alphabetical order."""
+    await follow()
+    return sorted(await follow())
+
+
+def main() -> None:
+    """Follow every walk, and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-v", "--verbose", action="store_true", help="name the files too")
+    verbose: bool = parser.parse_args().verbose
+    found = {name: asyncio.run(walk(follow)) for name, follow in WALKS.items()}
+    print("| walk | files entered |\n|---|---:|")
+    for name, files in found.items():
+        print(f"| {name} | {len(files)} |")
+    for name, files in found.items() if verbose else ():
+        print(f"\n{name}:", *files, sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()

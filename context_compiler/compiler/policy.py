@@ -1,0 +1,149 @@
+"""What holds for one request: how its view is written, and what it may cost.
+
+A view grows until it passes `high`; then it is cut back to `low`, about half way to what is fixed. Moving
+the window on every request instead would cost more than sending everything, because no prompt cache
+would ever hit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from context_compiler.fidelity import Fidelity, summary_cap
+from context_compiler.messages.failures import ReflectionPolicy
+from context_compiler.settings import Amount, amount_tokens
+from context_compiler.template import Template
+
+DEFAULT_BUDGET = 32_000
+DEFAULT_SHARE = 0.8
+DEFAULT_RESERVE = 4_096
+
+PROMPT_ROOM = 32_000
+"""Tokens of a span that one prompt may carry at least, where the compiler's window is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Budget and thresholds of one request, in exact tokens: a model's learnt ratio has already been divided out."""
+
+    budget: int
+    fixed: int
+    """Instructions, schemas, and what a view always carries for others."""
+    high: int
+    low: int
+    ratio: float = 1.0
+    """The model's learnt ratio."""
+    tight: float = 1.0
+    """Share of the budget that is left after a provider refused it."""
+
+    @property
+    def room(self) -> int:
+        """Tokens left for messages."""
+        return max(0, self.budget - self.fixed)
+
+    def carrying(self, fixed: int) -> Limits:
+        """The same budget when less is fixed than it would fill alone."""
+        return replace(self, fixed=fixed, high=self.budget, low=_half_way(fixed, self.budget))
+
+    def cap(self, fidelity: Fidelity) -> int:
+        """The most tokens a summary may have."""
+        return summary_cap(fidelity, self.room)
+
+
+def whole_budget(
+    budget: Amount | None, *, reserve: int | None = None, window: int | None = None, max_tokens: int | None = None
+) -> tuple[int, int | None]:
+    """The budget of a request and its ceiling, in the model's tokens.
+
+    The ceiling is the most that may go out where no view can be made: the caller's budget, else what fits the window;
+    None where neither is known. A known window caps the budget: the answer, at most a quarter, stays free.
+
+    Args:
+        budget: The caller's, in tokens or as a share of the window.
+        reserve: The caller's room for the answer, in tokens.
+        window: The model's context window, where it is known.
+        max_tokens: The most tokens of an answer that the request's settings allow.
+    """
+    usable = None
+    if window:
+        usable = window - min(reserve or max_tokens or DEFAULT_RESERVE, window // 4)
+    if budget is None:
+        tokens = int(DEFAULT_SHARE * window) if window else DEFAULT_BUDGET
+    else:
+        tokens = amount_tokens(budget, of=window or DEFAULT_BUDGET) or 1
+    tokens = min(tokens, usable) if usable else tokens
+    return max(1, tokens), (tokens if budget is not None else usable)
+
+
+def trigger_of(trigger: Amount | None, threshold: Amount, fidelity: Fidelity) -> Amount | None:
+    """The caller's trigger, else a template's `threshold` (0 is none); None, the budget itself, at `full`."""
+    if fidelity is Fidelity.FULL:
+        return None
+    return trigger if trigger is not None else (threshold or None)
+
+
+def limits(*, budget: int, trigger: Amount | None = None, fixed: int, ratio: float = 1.0, tight: float = 1.0) -> Limits:
+    """Budget and thresholds in exact tokens.
+
+    Args:
+        budget: Of the whole request, in the model's tokens.
+        trigger: Where to cut back, in the model's tokens or as a share of the budget; None is the budget.
+        fixed: Tokens that the view carries whatever it leaves out.
+        ratio: The model's tokens to one of ours.
+        tight: Share of the budget that is left after a provider refused it.
+    """
+    wanted = amount_tokens(trigger, of=budget)
+    wanted = budget if wanted is None else wanted
+    budget, wanted = max(1, int(budget * tight / ratio)), int(wanted / ratio)
+    room = max(0, budget - fixed)
+    high = min(max(wanted, fixed + room // 2), budget)
+    return Limits(budget=budget, fixed=fixed, high=high, low=_half_way(fixed, high), ratio=ratio, tight=tight)
+
+
+def _half_way(fixed: int, high: int) -> int:
+    return fixed + max(0, high - fixed) // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Every choice of one request, resolved.
+
+    The caller beats the template, and the template beats the settings.
+    """
+
+    template: Template
+    extractive: Template
+    """Writes the note where no model is asked."""
+    budget: int
+    """Of the whole request, in the model's tokens."""
+    trigger: Amount | None
+    """Where to cut back, in the model's tokens or as a share of the budget; None is the budget."""
+    fidelity: Fidelity
+    fidelity_named: bool
+    """The caller named the fidelity, which then caps quotes too."""
+    recent_turns: int | None
+    """Turns before the active one to keep if they fit; None is all."""
+    recent_named: bool
+    """The caller gave the number of recent turns, not the template."""
+    recent_tool_results: int | None
+    reflections: ReflectionPolicy
+    """Which failures a template is given that asks for `reflections`."""
+    tool_history: str
+    inject: str
+    model: str
+    """Name of the compiler's model; "none" is no model."""
+    every_turn: bool
+    recall: float
+    """Share of the room between the two thresholds that recall blocks may take; 0 recalls nothing."""
+    refs: bool
+    """The agent has a tool that reads what is left out, and markers may name it."""
+    prompt_room: int
+    """Tokens of a span that one prompt may carry at least."""
+    scope: str
+    """Conversations that share their compiles: a summary is written around the question of one."""
+    config: str
+    """Hash of every choice that decides how a view is written; cycles of another one are not continued."""
+
+    def limits(self, fixed: int, *, ratio: float = 1.0, tight: float = 1.0) -> Limits:
+        """Budget and thresholds of a request of which `fixed` tokens are beyond our say."""
+        return limits(budget=self.budget, trigger=self.trigger, fixed=fixed, ratio=ratio, tight=tight)
