@@ -17,8 +17,7 @@ from context_compiler.manager.results import (
     Score,
     SummarizationResult,
 )
-from context_compiler.manager.sqlite import SQLiteMemory
-from context_compiler.manager.volatile import VolatileMemory
+from context_compiler.manager.sqlite import SQLiteMemory, VolatileMemory
 
 __all__ = [
     "Commit",

@@ -17,7 +17,7 @@ from context_compiler.messages.history import Reader
 from context_compiler.recall.terms import terms
 from context_compiler.record import memories, rows
 from context_compiler.record import sessions as shelf
-from context_compiler.record.sqlite import DEFAULT_PATH, SQLiteStore
+from context_compiler.record.sqlite import DEFAULT_PATH, MemoryStore, SQLiteStore, SQLStore
 from context_compiler.record.values import Compile
 from context_compiler.tokens import as_counter
 
@@ -43,7 +43,7 @@ class SQLiteMemory:
         ContextMemoryError: there is no such commit.
     """
 
-    def __init__(self, session: str, store: SQLiteStore | str | Path = DEFAULT_PATH) -> None:
+    def __init__(self, session: str, store: SQLStore | str | Path = DEFAULT_PATH) -> None:
         if not isinstance(session, str) or not session.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SettingsError(f"session={session!r}: give the name of a session")
         self.session = session
@@ -130,6 +130,13 @@ class SQLiteMemory:
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         return await self.store.perform(work)
+
+
+class VolatileMemory(SQLiteMemory):
+    """A memory in this process alone: for tests, for trials, and where nothing may be left behind."""
+
+    def __init__(self) -> None:
+        super().__init__("volatile", MemoryStore())
 
 
 def _indexed(text: str) -> str:

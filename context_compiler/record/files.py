@@ -68,7 +68,17 @@ def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> sqlite3.C
         return db
 
 
-def explained(error: Exception, path: Path) -> StoreError:
+def open_memory() -> sqlite3.Connection:
+    """A new record in this process alone, for any thread that takes its turn."""
+    db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    db.row_factory = sqlite3.Row
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    migrate(db)
+    return db
+
+
+def explained(error: Exception, path: Path | str) -> StoreError:
     """What went wrong, where, and what to do about it."""
     if isinstance(error, StoreError):
         return StoreError(f"{path}: {error}")

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
-from weakref import WeakKeyDictionary
+from threading import RLock
+from typing import Protocol, TypeVar
+from weakref import WeakKeyDictionary, finalize
 
 from context_compiler.errors import StoreError
 from context_compiler.record import layers as layering
@@ -25,7 +26,7 @@ from context_compiler.record import maintenance as upkeep
 from context_compiler.record import read as reading
 from context_compiler.record import write as saving
 from context_compiler.record.connection import Connection
-from context_compiler.record.files import FAILURES, explained, locate
+from context_compiler.record.files import FAILURES, explained, locate, open_memory
 from context_compiler.record.schema import version_of
 from context_compiler.record.values import Chain, Compile, Cycle, Entry, Record, SessionInfo
 from context_compiler.record.verify import verify
@@ -44,31 +45,16 @@ class _Desk:
     connection: Connection | None = None
 
 
-class SQLiteStore:
-    """A store in one file, for many tasks, event loops and processes at once.
+class SQLStore(Protocol):
+    """The methods of a store, each a function on an SQLite connection; `perform` says on which."""
 
-    The file is opened at first use and made if need be; `close` lets go of it, and the next use opens it
-    again. A program that never closes its store ends all the same.
+    async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function on the connection, whole."""
+        ...
 
-    Args:
-        path: the file. Where `context.db` is absent and `context_compiler.db` stands beside it, that one is used.
-        read_only: look only; nothing is made, and a missing file is an error.
-        busy_timeout_ms: how long a save waits for another process that is writing, in milliseconds.
-
-    Raises:
-        StoreError: from every method, with the path and what to do, when the file cannot be used.
-    """
-
-    def __init__(self, path: str | Path = DEFAULT_PATH, *, read_only: bool = False, busy_timeout_ms: int = 250) -> None:
-        if str(path) == ":memory:":
-            raise StoreError("':memory:' is no file; use MemoryStore()")
-        self.path = Path(os.path.abspath(Path(path).expanduser()))
-        self.read_only = read_only
-        self.busy_timeout_ms = busy_timeout_ms
-        self._desks: WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = WeakKeyDictionary()
-
-    def __repr__(self) -> str:
-        return f"SQLiteStore({str(self.path)!r}{', read_only=True' if self.read_only else ''})"
+    async def close(self) -> None:
+        """Let go of the connection, if there is anything to let go of."""
+        ...
 
     async def save(self, entry: Entry) -> Record:
         """Keep an entry in one transaction and give back its record with `id` and `summary_id`."""
@@ -130,6 +116,33 @@ class SQLiteStore:
     async def verify(self) -> tuple[str, ...]:
         """Every defect found by deriving each name again from what reading returns; empty when sound."""
         return await self.perform(verify)
+
+
+class SQLiteStore(SQLStore):
+    """A store in one file, for many tasks, event loops and processes at once.
+
+    The file is opened at first use and made if need be; `close` lets go of it, and the next use opens it
+    again. A program that never closes its store ends all the same.
+
+    Args:
+        path: the file. Where `context.db` is absent and `context_compiler.db` stands beside it, that one is used.
+        read_only: look only; nothing is made, and a missing file is an error.
+        busy_timeout_ms: how long a save waits for another process that is writing, in milliseconds.
+
+    Raises:
+        StoreError: from every method, with the path and what to do, when the file cannot be used.
+    """
+
+    def __init__(self, path: str | Path = DEFAULT_PATH, *, read_only: bool = False, busy_timeout_ms: int = 250) -> None:
+        if str(path) == ":memory:":
+            raise StoreError("':memory:' is no file; use MemoryStore()")
+        self.path = Path(os.path.abspath(Path(path).expanduser()))
+        self.read_only = read_only
+        self.busy_timeout_ms = busy_timeout_ms
+        self._desks: WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"SQLiteStore({str(self.path)!r}{', read_only=True' if self.read_only else ''})"
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
         """Every row as it stood when this began, on a connection of its own, so that saving goes on meanwhile."""
@@ -201,3 +214,35 @@ class SQLiteStore:
             yield
         except FAILURES as error:
             raise explained(error, locate(self.path)) from error
+
+
+class MemoryStore(SQLStore):
+    """A store without a file: for tests, for trials, and where nothing may be left behind.
+
+    It holds what it is given until it is pruned or dropped. Its work is done where it is asked for, because there is
+    no disk to wait for: it has no thread and needs no closing.
+    """
+
+    def __init__(self) -> None:
+        self._db = open_memory()
+        self._lock = RLock()
+        finalize(self, self._db.close)
+
+    def __repr__(self) -> str:
+        return "MemoryStore()"
+
+    async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function on the connection, whole."""
+        with self._lock:
+            try:
+                return work(self._db)
+            except FAILURES as error:
+                raise explained(error, "the record in memory") from error
+
+    async def export(self) -> AsyncGenerator[Mapping[str, object]]:
+        """Every row as it stood when this began, ready for JSON."""
+        for row in await self.perform(lambda db: list(reading.export(db))):
+            yield row
+
+    async def close(self) -> None:
+        """Nothing to let go of: what is remembered stays."""

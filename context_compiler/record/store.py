@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from context_compiler.record.memory import MemoryStore
-from context_compiler.record.sqlite import SQLiteStore
+from context_compiler.record.sqlite import MemoryStore, SQLiteStore
 from context_compiler.record.values import Chain, Compile, Cycle, Entry, Record, SessionInfo
 
 __all__ = ["Keeper", "Layered", "MemoryStore", "Reader", "Recorder", "SQLiteStore", "Store", "open_store"]

@@ -9,6 +9,6 @@ __getattr__, __dir__ = public(
     {
         "Store": "record.store",
         "SQLiteStore": "record.sqlite",
-        "MemoryStore": "record.memory",
+        "MemoryStore": "record.sqlite",
     },
 )

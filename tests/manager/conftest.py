@@ -14,10 +14,11 @@ AnyMemory = VolatileMemory | SQLiteMemory
 
 @pytest.fixture(params=["volatile", "sqlite"])
 async def memory(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AnyMemory]:
+    made: AnyMemory
     if request.param == "volatile":
-        yield VolatileMemory()
-        return
-    made = SQLiteMemory("s", tmp_path / "context.db")
+        made = VolatileMemory()
+    else:
+        made = SQLiteMemory("s", tmp_path / "context.db")
     yield made
     assert await made.store.verify() == ()
     await made.close()

@@ -63,7 +63,7 @@ def test_a_process_that_may_write_no_more_goes_on(tmp_path: Path):
 import asyncio, resource, sys
 from context_compiler.errors import StoreError
 from context_compiler.store import MemoryStore, SQLiteStore
-from tests.store.entries import Talk, request, talk
+from tests.record.entries import Talk, request, talk
 async def main():
     store = SQLiteStore(sys.argv[1])
     await store.save(request(talk(1)))
@@ -154,7 +154,7 @@ UNPRIVILEGED = """
 import asyncio, os, sys
 from context_compiler.errors import StoreError
 from context_compiler.store import MemoryStore, SQLiteStore
-from tests.store.entries import request, talk
+from tests.record.entries import request, talk
 if os.getuid() == 0:
     os.setuid(65534)
 async def main():

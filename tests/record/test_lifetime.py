@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from context_compiler.errors import StoreError
-from context_compiler.record.store import SQLiteStore
+from context_compiler.record.store import MemoryStore, SQLiteStore
 from tests.record.entries import Talk, ask, compiled, cycle, request, talk
 
 
@@ -145,7 +146,7 @@ async def test_an_export_can_be_left_halfway(file: SQLiteStore):
 SCRIPT = """
 import asyncio, sys
 from context_compiler.store import SQLiteStore
-from tests.store.entries import ask, request, talk
+from tests.record.entries import ask, request, talk
 store = SQLiteStore(sys.argv[1])
 asyncio.run(store.save(request(talk(2))))
 print("saved", flush=True)
@@ -169,3 +170,52 @@ def test_a_program_that_keeps_its_loop_open_ends(tmp_path: Path):
         "import warnings; warnings.simplefilter('ignore', ResourceWarning)\n" + script, tmp_path / "context.db"
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "saved\n", "")
+
+
+IN_MEMORY = """
+import asyncio, gc, threading
+from context_compiler.store import MemoryStore
+from tests.record.entries import request, talk
+store, dropped = MemoryStore(), MemoryStore()
+asyncio.run(store.save(request(talk(2))))
+asyncio.run(dropped.save(request(talk(2))))
+del dropped
+gc.collect()
+print(threading.active_count())
+"""
+
+
+@pytest.mark.slow
+def test_a_store_in_memory_has_no_thread_and_needs_no_closing():
+    done = alone(IN_MEMORY)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+def test_several_threads_use_one_store_in_memory():
+    store = MemoryStore()
+
+    async def some(name: str) -> None:
+        for turn in range(1, 11):
+            await store.save(request(talk(turn), session_id=name))
+
+    workers = [threading.Thread(target=lambda name=name: asyncio.run(some(name))) for name in ("a", "b", "c")]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert sorted(len(asyncio.run(store.views(name))) for name in ("a", "b", "c")) == [10, 10, 10]
+    assert asyncio.run(store.verify()) == ()
+
+
+async def test_a_store_in_memory_gives_back_the_room_of_what_is_deleted():
+    store = MemoryStore()
+    await store.save(request(talk(2)))
+    small = await store.perform(pages)
+    await store.save(request(Talk(*(str(Random(n).random()) * 100 for n in range(500))), session_id="large"))
+    assert await store.perform(pages) > 3 * small
+    await store.delete("large")
+    assert await store.perform(pages) <= small + 5
+
+
+def pages(db: sqlite3.Connection) -> int:
+    return db.execute("PRAGMA page_count").fetchone()[0]

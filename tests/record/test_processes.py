@@ -12,7 +12,7 @@ from context_compiler.record.store import SQLiteStore
 WRITER = """
 import asyncio, os, random, signal, sys, time
 from context_compiler.store import SQLiteStore
-from tests.store.entries import Talk, compiled, cycle, request
+from tests.record.entries import Talk, compiled, cycle, request
 
 async def write(path, name, count):
     store = SQLiteStore(path, busy_timeout_ms=5_000)
