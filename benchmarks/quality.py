@@ -43,10 +43,10 @@ async def scored(messages: Sequence[ModelMessage], turns: int, most: int) -> Seq
     """The scores of a session as it grows."""
     memory = VolatileMemory()
     manager = ContextManager(memory, "none", ContextConfig(max_tokens=most))
-    feed = manager.as_capability().desk
+    feed = manager.as_capability().processor
     for group in split_turns(messages, Reader(as_counter(None)))[:turns]:
         async with feed.lock:
-            await feed.turn(list(group))
+            await feed.process(list(group))
     return await memory.scores()
 
 

@@ -1,7 +1,7 @@
 """Visibility of the layers: the needs of each node, the values and texts that follow, and the block in a view.
 
-Each section has a budget and a priority in the node's template. Where room is short the section of the lowest priority
-shrinks first, and every cut is reported.
+A view carries one fenced block directly before its prompt. Each section has a budget and a priority in the node's
+template; where room is short the section of the lowest priority shrinks first, and every cut is reported.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ Reasoning = Literal["own decisions", "last turn", "current steps", "outcomes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What one kind of node is told."""
+    """Part of the layers that one kind of node sees."""
 
     entity: Mode
-    """curation: all tiers, everything · refs_and_labels: and of retained ones refs only · full: active and generated
-    with content · reply: labels of active and generated."""
+    """curation: all tiers with all facts · refs_and_labels: refs and labels, of retained ones refs only · full: active
+    and generated with content · reply: labels of active and generated."""
     depth: Depth
-    """How many turns, and from 5 on older ones in short."""
+    """Number of turns; from 5 on with the summary of older ones."""
     reasoning: Reasoning
     engagement: bool = False
-    """What the whole is about."""
+    """The theme of the session."""
     pending: bool = False
-    """What the user has yet to answer."""
+    """The question or proposal that the user has not answered yet."""
     do_not_read: bool = False
-    """A line with what is known already and need not be read again."""
+    """A line with refs that need not be read again."""
     curation: bool = False
-    """What Understand kept and let go of in this turn."""
+    """Understand's curation in this turn."""
     results: bool = False
-    """What the steps of this turn gave back, whole, with the last note and the archive."""
+    """Whole step results of this turn, the last note and the archive."""
 
 
 _UNDERSTAND = Need(entity="curation", depth="full", reasoning="own decisions", engagement=True, pending=True)
@@ -87,10 +87,10 @@ NEEDS = MappingProxyType[Node, Need]({"understand": _UNDERSTAND, "think": _THINK
 
 
 def node_need(node: str) -> Need:
-    """What a node is told.
+    """Visibility of a node.
 
     Raises:
-        LayersError: there is no such node; the message lists them.
+        LayersError: There is no such node; the message lists them.
     """
     found = next((need for name, need in NEEDS.items() if name == node), None)
     if found is None:
@@ -102,17 +102,17 @@ Context = dict[str, Any]
 
 
 def build_understand_context(state: Mapping[str, Any]) -> Context:
-    """What Understand decides by: all entities, the whole conversation, and its own decisions so far."""
+    """Context for Understand: all entities, the whole conversation, and its own decisions so far."""
     return build_context("understand", state)
 
 
 def build_think_context(state: Mapping[str, Any]) -> Context:
-    """What Think plans by: refs and labels, the conversation, the last turn, and what was just curated."""
+    """Context for Think: refs and labels, the conversation, the last turn, and the curation of this turn."""
     return build_context("think", state)
 
 
 def build_act_context(state: Mapping[str, Any]) -> Context:
-    """What Act works with: entities with content, the last two turns, and this turn's steps and results."""
+    """Context for Act: entities with content, the last two turns, and the steps and results of this turn."""
     return build_context("act", state)
 
 
@@ -120,12 +120,12 @@ build_act_entity_context = build_act_context
 
 
 def build_reply_context(state: Mapping[str, Any]) -> Context:
-    """What Reply answers by: labels, the last two turns with theme and open question, and what came of the turn."""
+    """Context for Reply: labels, the last two turns with theme and pending state, and the outcomes of the turn."""
     return build_context("reply", state)
 
 
 def build_context(node: str, state: Mapping[str, Any]) -> Context:
-    """What one node is told, as values.
+    """Context of one node, as values. Reads the state and changes nothing.
 
     Args:
         node: understand, think, act or reply.
@@ -136,27 +136,27 @@ def build_context(node: str, state: Mapping[str, Any]) -> Context:
         `prev_step_note` and `content_archive`, for Reply `outcomes`.
 
     Raises:
-        LayersError: the node is unknown, or something in the state is wrong; the message says what.
+        LayersError: The node is unknown, or a value in the state is wrong; the message says which.
     """
     need = node_need(node)
     given = as_mapping(state, "state")
     given = {**given, "id_registry": registry_of(given.get("id_registry"))}
-    told: Context = {
+    context: Context = {
         "entity": get_entity_context(given.get("id_registry"), turn_number(given), mode=need.entity),
         "conversation": _conversation(need, given),
         "reasoning": _REASONING[need.reasoning](given),
     }
     if need.curation:
-        told["curation"] = get_current_curation(given)
+        context["curation"] = get_current_curation(given)
     if need.results:
-        told |= _act_extras(given)
+        context |= _act_extras(given)
     if need.reasoning == "outcomes":
-        told["outcomes"] = get_execution_outcomes(given)
-    return told
+        context["outcomes"] = get_execution_outcomes(given)
+    return context
 
 
 def _conversation(need: Need, state: Mapping[str, Any]) -> ConversationHistory:
-    """What was said as far as the node needs it; what this turn asks takes the place of what was asked before."""
+    """Conversation at the node's depth; a question of this turn replaces the one pending before."""
     stored = state.get("conversation")
     if need.depth == 2:
         found = get_conversation_with_engagement(stored) if need.engagement else get_recent_conversation(stored)
@@ -167,7 +167,7 @@ def _conversation(need: Need, state: Mapping[str, Any]) -> ConversationHistory:
 
 
 def _is_answered(state: Mapping[str, Any]) -> bool:
-    """Whether what was pending is being answered: a plan was made."""
+    """True if a plan was made, which answers the pending question."""
     return text_field(as_mapping(state.get("think_output"), "think_output"), "decision") == "plan_direct"
 
 
@@ -198,44 +198,44 @@ def _act_extras(state: Mapping[str, Any]) -> Context:
 
 
 def layer_texts(node: str, state: Mapping[str, Any]) -> dict[str, str]:
-    """What one node is told, as the texts that its template asks for.
+    """Context of one node, as the texts its template uses.
 
     Raises:
-        LayersError: the node is unknown, or something in the state is wrong.
+        LayersError: The node is unknown, or a value in the state is wrong.
     """
     need, state = node_need(node), as_mapping(state, "state")
-    told = build_context(node, state)
+    context = build_context(node, state)
     texts = {
-        "entity": format_entity_context(told["entity"], need.entity),
+        "entity": format_entity_context(context["entity"], need.entity),
         "conversation": format_conversation_for_prompt(
-            told["conversation"],
+            context["conversation"],
             need.depth,
             include_pending=need.pending,
             include_engagement=need.engagement,
             answered=_is_answered(state),
         ),
-        "reasoning": format_decision_history(told["reasoning"])
+        "reasoning": format_decision_history(context["reasoning"])
         if need.reasoning == "own decisions"
-        else format_reasoning_for_prompt(told["reasoning"], node),
+        else format_reasoning_for_prompt(context["reasoning"], node),
     }
     if need.do_not_read:
-        texts["do_not_read"] = format_entity_context(told["entity"], "do_not_read")
+        texts["do_not_read"] = format_entity_context(context["entity"], "do_not_read")
     if need.curation:
-        texts["curation"] = format_curation(told["curation"])
+        texts["curation"] = format_curation(context["curation"])
     if need.results:
-        texts["results"] = format_results(told["step_results"], told["prev_step_note"])
-        texts["archive"] = format_archive(told["content_archive"])
+        texts["results"] = format_results(context["step_results"], context["prev_step_note"])
+        texts["archive"] = format_archive(context["content_archive"])
     return texts
 
 
 MAX_RESULT = 8_000
-"""Characters of one step's result that are shown."""
+"""Characters shown of one step's result."""
 MAX_ARCHIVED = 160
-"""Characters of each archived content that are shown, to know what there is."""
+"""Characters shown of each archived content, enough to recognize it."""
 
 
 def format_results(results: Mapping[str, Any], note: str | None) -> str:
-    """The results of this turn's steps, whole, and the last note; empty where there are none."""
+    """Results of this turn's steps and the last note; empty if there are none."""
     lines = [f"Result of step {number}: {_bounded_text(result, MAX_RESULT)}" for number, result in results.items()]
     if note:
         lines.append(f"Note from the previous step: {mask_ids(single_line(note))}")
@@ -243,7 +243,7 @@ def format_results(results: Mapping[str, Any], note: str | None) -> str:
 
 
 def format_archive(archive: Mapping[str, Any]) -> str:
-    """What is archived and can be retrieved by its key, one line each; empty where nothing is."""
+    """Archived content by key, one line each; empty if there is none."""
     lines = [f"- {label(key)}: {_bounded_text(content, MAX_ARCHIVED)}" for key, content in archive.items()]
     return "\n".join(["Archived content:", *lines]) if lines else ""
 
@@ -256,25 +256,25 @@ def _bounded_text(content: object, most: int) -> str:
 
 TITLE = "CONTEXT LAYERS"
 REMOVED = "(left out: no room)"
-"""Stands where a section was."""
+"""Placeholder of a removed section."""
 LAYER_SECTIONS = ("entity", "conversation", "reasoning")
-"""The layers themselves; what stands beside one of them goes without a trace."""
+"""Sections of the layers themselves; only these leave a placeholder."""
 MIN_SECTION = 24
-"""Tokens below which what is left of a section says nothing."""
+"""Tokens below which the rest of a section is useless."""
 SHARE = 4
-"""The layers have at most one part in so many of the room for messages."""
+"""The layers get at most 1/4 of the room for messages."""
 PART_OVERHEAD = 4
-"""Tokens that a part of its own costs beside its text."""
+"""Tokens of a message part beside its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBlock:
-    """What one run is told of the layers."""
+    """Block of the layers in the requests of one run."""
 
     text: str = ""
-    """As sent, fenced; empty where there is nothing."""
+    """Text as sent, fenced; empty if there is nothing to show."""
     tokens: int = 0
-    """What it takes in a request, in exact tokens."""
+    """Cost in a request, in exact tokens."""
     sections: tuple[Quote, ...] = ()
     drops: tuple[Drop, ...] = ()
 
@@ -283,20 +283,20 @@ NO_LAYERS = LayerBlock()
 
 
 def node_template(role: str, library: TemplateLibrary) -> Template:
-    """The template of a node: the vault's, the system's, or the one that comes with the package.
+    """Template of a node: the vault's, the system's, or the packaged one.
 
     Raises:
-        TemplateError: it is wrong.
+        TemplateError: The template is wrong.
     """
     return library.find(f"layers/{role}")
 
 
 def layer_prompt(role: str, state: Mapping[str, Any], task: str, *, template: Template | None = None) -> str:
-    """The prompt of a node: the three layers, then its task.
+    """Prompt of a node: the three layers, then its task.
 
     Raises:
-        LayersError: the role is unknown, or something in the state is wrong.
-        TemplateError: the template is wrong.
+        LayersError: The role is unknown, or a value in the state is wrong.
+        TemplateError: The template is wrong.
     """
     texts = layer_texts(role, state)
     found = template or node_template(role, TemplateLibrary(system=None))
@@ -306,11 +306,11 @@ def layer_prompt(role: str, state: Mapping[str, Any], task: str, *, template: Te
 def layer_block(
     role: str, state: Mapping[str, Any], template: Template, *, room: int, counter: TokenCounter
 ) -> LayerBlock:
-    """What a node is told within `room` tokens, fence included; nothing where not even its frame fits.
+    """Block of a node within `room` tokens, fence included; empty if not even its frame fits.
 
     Raises:
-        LayersError: the role is unknown, or something in the state is wrong.
-        TemplateError: the template trips over a text.
+        LayersError: The role is unknown, or a value in the state is wrong.
+        TemplateError: The template cannot be rendered.
     """
     given = {name: text for name, text in layer_texts(role, state).items() if text}
     rules = {name: template.sections.get(name, SectionRule()) for name in given}
@@ -354,20 +354,20 @@ def _section_drop(name: str, before: str, after: str, why: str, counter: TokenCo
 
 
 def layers_room(room: int, last: int) -> int:
-    """What the layers may have: a share of the room for messages, and no more than the last of these leaves."""
+    """Tokens for the layers: a share of the room for messages, and at most what the last message leaves."""
     return max(0, min(room // SHARE, room - last))
 
 
-def with_layer_tokens(sections: dict[str, int], told: LayerBlock) -> dict[str, int]:
-    """The tokens of a view by section, the layers apart from its other messages."""
-    if not told.text:
+def with_layer_tokens(sections: dict[str, int], block: LayerBlock) -> dict[str, int]:
+    """Tokens of a view by section, with the layers apart from the other messages."""
+    if not block.text:
         return sections
-    return {**sections, "layers": told.tokens, "messages": sections["messages"] - told.tokens}
+    return {**sections, "layers": block.tokens, "messages": sections["messages"] - block.tokens}
 
 
-def insert_block(messages: Sequence[ModelMessage], told: LayerBlock) -> list[ModelMessage]:
-    """The messages with what is told directly before the last prompt, in copies of our own."""
-    if not told.text:
+def insert_block(messages: Sequence[ModelMessage], block: LayerBlock) -> list[ModelMessage]:
+    """Messages with the block directly before the last prompt; the changed message is a copy."""
+    if not block.text:
         return list(messages)
     requests = [index for index, message in enumerate(messages) if isinstance(message, ModelRequest)]
     asking = [index for index in requests if any(part.part_kind == "user-prompt" for part in messages[index].parts)]
@@ -375,10 +375,10 @@ def insert_block(messages: Sequence[ModelMessage], told: LayerBlock) -> list[Mod
     for index in (asking or requests)[-1:]:
         message = messages[index]
         if isinstance(message, ModelRequest):
-            found[index] = with_recalled(message, told.text)
+            found[index] = with_recalled(message, block.text)
     return found
 
 
-def drop_block(told: LayerBlock, reason: str) -> LayerBlock:
-    """Nothing, and why."""
-    return replace(NO_LAYERS, drops=(*told.drops, Drop(what="layers", reason=reason, tokens=told.tokens)))
+def drop_block(block: LayerBlock, reason: str) -> LayerBlock:
+    """Empty block, with the reason."""
+    return replace(NO_LAYERS, drops=(*block.drops, Drop(what="layers", reason=reason, tokens=block.tokens)))

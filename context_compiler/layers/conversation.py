@@ -1,4 +1,7 @@
-"""Layer 2: what was said, at the depth that a node needs; nothing stored is too old or too bare to be read."""
+"""Layer 2: the conversation at the depth a node needs, and the stored form of a session.
+
+Stored data may be old or incomplete: missing keys are empty, and a wrong value is an error that names the key.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,17 @@ Depth = Literal[2, 5, "full"]
 DEPTHS = (2, 5, "full")
 EMPTY = "New conversation."
 SHORT_ANSWER = 200
-"""Characters of an answer that stand for it where nobody summarised it."""
+"""Characters of an answer that stand for it if there is no summary."""
 PENDING: tuple[str, ...] = get_args(PendingType)
 OLDER_TYPES = {"understand": "clarify"}
-"""What a pending state was called before."""
+"""Earlier names of pending types."""
 
 
 def get_conversation_history(conversation: Mapping[str, Any] | None) -> ConversationHistory:
-    """What was said, from what is stored; missing keys are empty.
+    """Conversation from stored data; missing keys are empty.
 
     Raises:
-        LayersError: something in it is of a wrong kind; the message says what.
+        LayersError: A value is of a wrong kind; the message says which.
     """
     given = as_mapping(conversation, "conversation")
     return ConversationHistory(
@@ -47,20 +50,20 @@ def get_conversation_history(conversation: Mapping[str, Any] | None) -> Conversa
 
 
 def get_recent_conversation(conversation: Mapping[str, Any] | None, depth: int = 2) -> ConversationHistory:
-    """The last turns alone, as Act sees them: nothing older, no theme, nothing pending.
+    """The last turns alone, as for Act: no summary, no theme, nothing pending.
 
     Raises:
-        LayersError: something in it is of a wrong kind.
+        LayersError: A value is of a wrong kind.
     """
     turns = get_conversation_history(conversation).recent_turns
     return ConversationHistory(recent_turns=turns[-depth:] if depth > 0 else [])
 
 
 def get_conversation_with_engagement(conversation: Mapping[str, Any] | None) -> ConversationHistory:
-    """The last two turns, the theme and what is pending, as Reply sees them.
+    """The last two turns, the theme and the pending state, as for Reply.
 
     Raises:
-        LayersError: something in it is of a wrong kind.
+        LayersError: A value is of a wrong kind.
     """
     return get_conversation_history(conversation).model_copy(
         update={"recent_turns": get_recent_conversation(conversation).recent_turns, "history_summary": ""}
@@ -81,12 +84,12 @@ def _parse_turn(given: object, where: str) -> ConversationTurn:
 
 
 def parse_pending(given: object) -> PendingState | None:
-    """What the user has yet to answer, from what is stored; None when nothing is.
+    """Pending state from stored data; None if nothing is pending.
 
-    What was proposed or asked comes before the goal, which says less. A type that nobody knows is `ask_user`.
+    The proposal or question takes precedence over the goal, which says less. An unknown type becomes `ask_user`.
 
     Raises:
-        LayersError: it is no mapping.
+        LayersError: It is not a mapping.
     """
     if not given:
         return None
@@ -95,12 +98,12 @@ def parse_pending(given: object) -> PendingState | None:
     kind = OLDER_TYPES.get(kind, kind)
     questions: Any = one.get("questions") or one.get("clarification_questions") or []
     asked = cast("Sequence[object]", questions if isinstance(questions, list | tuple) else [questions])
-    said = [_question_text(question) for question in asked]
+    texts = [_question_text(question) for question in asked]
     context = text_field(one, "context") or text_field(one, "proposal_message") or text_field(one, "question")
     return PendingState(
         type=cast(PendingType, kind if kind in PENDING else "ask_user"),
-        context=context or " ".join(said) or text_field(one, "goal"),
-        questions=said,
+        context=context or " ".join(texts) or text_field(one, "goal"),
+        questions=texts,
     )
 
 
@@ -119,17 +122,17 @@ def format_conversation_for_prompt(
     include_engagement: bool | None = None,
     answered: bool = False,
 ) -> str:
-    """What was said, for a prompt.
+    """Text of the conversation for a prompt.
 
     Args:
-        history: What was said.
-        depth: 2 is the last two turns, 5 the last five and older ones in short, "full" everything.
-        include_pending: What the user has yet to answer, too.
-        include_engagement: What the whole is about, too; None is only at "full".
-        answered: What was pending is being answered in this turn.
+        history: The conversation.
+        depth: 2 is the last two turns, 5 the last five and the summary, "full" everything.
+        include_pending: Include the pending state.
+        include_engagement: Include the theme; None includes it at "full" only.
+        answered: The pending question is answered in this turn.
 
     Raises:
-        LayersError: the depth is none of the three, or this is no history.
+        LayersError: The depth is none of the three, or `history` is not a conversation.
     """
     if not isinstance(depth, int | str) or isinstance(depth, bool) or depth not in DEPTHS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise LayersError(f"depth {depth!r} is unknown; use one of 2, 5, 'full'")
@@ -151,8 +154,8 @@ format_conversation = format_conversation_for_prompt
 
 
 def _turn_text(turn: ConversationTurn) -> str:
-    said = (("User", turn.user), ("Assistant", turn.assistant_summary))
-    return "\n".join(f"{who}: {indent_lines(text)}" for who, text in said if text.strip())
+    texts = (("User", turn.user), ("Assistant", turn.assistant_summary))
+    return "\n".join(f"{who}: {indent_lines(text)}" for who, text in texts if text.strip())
 
 
 def _pending_lines(pending: PendingState, answered: bool) -> Iterator[str]:
@@ -164,7 +167,7 @@ def _pending_lines(pending: PendingState, answered: bool) -> Iterator[str]:
 
 
 class ConversationContext(TypedDict):
-    """What is stored of a session."""
+    """Stored state of a session; it survives JSON unchanged."""
 
     recent_turns: list[dict[str, Any]]
     """The last five turns."""
@@ -173,20 +176,20 @@ class ConversationContext(TypedDict):
     pending_clarification: dict[str, Any] | None
     id_registry: dict[str, Any]
     turn_summaries: list[dict[str, Any]]
-    """What the last two turns decided and did."""
+    """Summaries of the last two turns."""
     reasoning_summary: str
     content_archive: dict[str, Any]
     understand_decision_log: list[dict[str, Any]]
     """The last twenty decisions about entities."""
     step_summaries: list[Any]
-    """Of older versions; kept as it is."""
+    """From older versions; kept unchanged."""
 
 
 def conversation_of(given: Mapping[str, Any] | None) -> ConversationContext:
-    """What is stored of a session, with every key; keys that nobody knows stay.
+    """Stored state with every key present; unknown keys are kept.
 
     Raises:
-        LayersError: it is no mapping.
+        LayersError: It is not a mapping.
     """
     known = {key: value for key, value in as_mapping(given, "conversation").items() if value is not None}
     empty: ConversationContext = {
@@ -205,10 +208,10 @@ def conversation_of(given: Mapping[str, Any] | None) -> ConversationContext:
 
 
 def to_json(conversation: Mapping[str, Any]) -> str:
-    """As JSON text; what JSON does not know is kept as its text.
+    """State as JSON text; values unknown to JSON become their text.
 
     Raises:
-        LayersError: it contains itself.
+        LayersError: The state contains itself.
     """
     try:
         return encode_json(conversation)
@@ -217,10 +220,10 @@ def to_json(conversation: Mapping[str, Any]) -> str:
 
 
 def from_json(text: str) -> ConversationContext:
-    """Back from JSON text.
+    """State from JSON text.
 
     Raises:
-        LayersError: it is no JSON object.
+        LayersError: The text is not a JSON object.
     """
     try:
         found: object = json.loads(text)

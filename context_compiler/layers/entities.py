@@ -1,4 +1,4 @@
-"""Layer 1: every entity is in one tier at most, and each way of showing them shows what its node may see."""
+"""Layer 1: entities by tier, and their text for each kind of node."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MODES: tuple[str, ...] = get_args(Mode)
 ALIASES = {"full_data": "full", "labels_only": "reply"}
 
 WINDOW = 2
-"""An entity that was spoken of at most so many turns ago is active."""
+"""Turns after its last mention during which an entity is active."""
 EMPTY = "No entities in context."
 MAX_CONTENT = 4_000
-"""Characters of one entity's content that are shown."""
+"""Characters shown of one entity's content."""
 
 
 def get_entity_context(
@@ -29,16 +29,16 @@ def get_entity_context(
     *,
     window: int = WINDOW,
 ) -> EntityContext:
-    """The entities of a session by tier.
+    """Entities of a session by tier.
 
     Args:
         registry: A registry, what its `to_dict` gave, or None for a session without entities.
         current_turn: Counted from 1, and 0 before the first; None is the registry's own.
-        mode: For which way of showing them: tiers that it never shows are left empty, and `full` adds content.
-        window: How many turns back an entity stays active.
+        mode: Format to select for: tiers it never shows stay empty, and `full` adds content.
+        window: Turns after its last mention during which an entity is active.
 
     Raises:
-        LayersError: the mode is unknown, a turn is no number, or the registry cannot be read.
+        LayersError: The mode is unknown, a turn is not a number, or the registry cannot be read.
     """
     wanted = None if mode is None else check_mode(mode)
     known = registry_of(registry)
@@ -59,7 +59,7 @@ def _check_turn(name: str, given: object) -> int:
 
 
 def _tiers(registry: SessionIdRegistry, turn: int, window: int) -> tuple[list[EntitySnapshot], ...]:
-    """Active, generated and retained; each entity in one of them at most."""
+    """Active, generated and retained entities; each is in at most one tier."""
     active: list[Row] = []
     generated: list[Row] = []
     retained: list[Row] = []
@@ -82,10 +82,10 @@ def _content_by_ref(registry: SessionIdRegistry, shown: Iterable[EntitySnapshot]
 
 
 def check_mode(mode: str) -> Mode:
-    """The mode, or the one that it is another name of.
+    """Name of a mode, with aliases resolved.
 
     Raises:
-        LayersError: there is no such mode; the message lists them.
+        LayersError: There is no such mode; the message lists them.
     """
     name = ALIASES.get(mode, mode) if isinstance(mode, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if name not in MODES:
@@ -94,15 +94,15 @@ def check_mode(mode: str) -> Mode:
 
 
 def format_entity_context(ctx: EntityContext, mode: str, *, data: Mapping[str, Any] | None = None) -> str:
-    """The entities as one kind of node may see them; ids of a database never show.
+    """Text of the entities for one kind of node; database ids never show.
 
     Args:
         ctx: The entities by tier.
         mode: full (Act), refs_and_labels and do_not_read (Think), reply (Reply), or curation (Understand).
-        data: Content by ref, instead of what `ctx` holds; only `full` shows it.
+        data: Content by ref in place of what `ctx` holds; only `full` shows it.
 
     Raises:
-        LayersError: the mode is unknown, or these are no entities.
+        LayersError: The mode is unknown, or `ctx` holds no entities.
     """
     wanted, ctx = check_mode(mode), parse_layer(EntityContext, ctx, "entities")
     if wanted == "do_not_read":
@@ -144,7 +144,7 @@ def _detail_lines(one: EntitySnapshot, data: Mapping[str, Any]) -> list[str]:
 
 
 def _content_text(data: object) -> str:
-    """Content as JSON on one line; what JSON does not know is its text."""
+    """Content as JSON on one line; values unknown to JSON become their text."""
     text = mask_ids(single_line(json.dumps(mask_data(data, NO_REFS), ensure_ascii=False)))
     return text if len(text) <= MAX_CONTENT else f"{text[:MAX_CONTENT]}{ELLIPSIS} ({len(text):,} characters)"
 
@@ -165,7 +165,7 @@ def _reply_sections(ctx: EntityContext) -> list[str]:
 
 
 def _spoken_name(one: EntitySnapshot) -> str:
-    """What people call it: one without a label goes by its type, as nobody says refs."""
+    """Name for a user: without a label an entity goes by its type, because users do not see refs."""
     return label(one.label) if one.label not in ("", one.ref) else f"unnamed, of {label(one.type) or 'no type'}"
 
 

@@ -1,7 +1,7 @@
-"""The values of the three layers: what exists, what was said, and what was decided.
+"""Values of the three layers: entities, conversation and reasoning.
 
-They are read from applications' own data, so they forgive what is missing and what is unknown, and refuse what
-is wrong. Each survives JSON unchanged.
+They are read from applications' own data: missing fields have defaults, unknown keys are ignored, wrong values are
+refused. Each survives JSON unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Phase = Literal["exploring", "narrowing", "confirming", "executing"]
 
 
 class Layer(BaseModel):
-    """A frozen value; keys of other versions are left out."""
+    """Frozen value of a layer; unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -30,10 +30,10 @@ L = TypeVar("L", bound=Layer)
 
 
 def parse_layer(kind: type[L], given: object, where: str) -> L:
-    """A value as it is, or read back from what its `model_dump` gave.
+    """Return a value as it is, or validate what its `model_dump` gave.
 
     Raises:
-        LayersError: it is neither; the message says where.
+        LayersError: It is neither; the message says where.
     """
     if isinstance(given, kind):
         return given
@@ -49,7 +49,7 @@ def as_mapping(given: object, where: str) -> Mapping[str, Any]:
     """Stored data as a mapping; None is an empty one.
 
     Raises:
-        LayersError: it is none.
+        LayersError: It is not a mapping.
     """
     if given is None:
         return {}
@@ -61,10 +61,10 @@ def as_mapping(given: object, where: str) -> Mapping[str, Any]:
 
 
 def list_field(given: Mapping[str, Any], key: str) -> list[Any]:
-    """A list that is stored under a key; missing is empty.
+    """List stored under a key; missing is empty.
 
     Raises:
-        LayersError: it is no list.
+        LayersError: The value is not a list.
     """
     found: Any = given.get(key) or []
     if not isinstance(found, list | tuple):
@@ -73,71 +73,71 @@ def list_field(given: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def text_field(given: Mapping[str, Any], key: str) -> str:
-    """A text that is stored under a key; missing is empty, and what is no text becomes one."""
+    """Text stored under a key; missing is empty, and other values are converted with `str`."""
     found = given.get(key)
     return "" if found is None else str(found)
 
 
 class EntitySnapshot(Layer):
-    """One entity as it stands."""
+    """State of one entity."""
 
     ref: str = Field(min_length=1)
-    """The name by which models know it, such as `recipe_1`."""
+    """Name shown to models, such as `recipe_1`."""
     type: str = ""
     label: str = ""
     status: Status = "read"
     turn_created: int = 0
     turn_last_ref: int = 0
     retention_reason: str | None = None
-    """Why it is kept although nobody spoke of it lately."""
+    """Reason for keeping it although it was not mentioned lately."""
 
 
 class EntityContext(Layer):
-    """Layer 1: what exists, each ref in at most one tier."""
+    """Layer 1: the entities, each ref in at most one tier."""
 
     active: list[EntitySnapshot] = []
-    """Spoken of in the last turns."""
+    """Mentioned in the last turns."""
     generated: list[EntitySnapshot] = []
     """Made in the conversation and not saved."""
     retained: list[EntitySnapshot] = []
-    """Older, and kept on purpose."""
+    """Older, and kept for a reason."""
     data: dict[str, Any] = {}
-    """The content of entities by ref, where a node works with it."""
+    """Content of entities by ref, for nodes that work with it."""
 
 
 class ConversationTurn(Layer):
-    """What the user said, and what came back in short."""
+    """User message and a condensed answer."""
 
     user: str = ""
     assistant_summary: str = ""
     routing: dict[str, Any] | None = None
-    """What was decided about the turn, such as `{"decision": "propose"}`."""
+    """Decision about the turn, such as `{"decision": "propose"}`."""
     timestamp: str = ""
     """ISO 8601."""
 
 
 class PendingState(Layer):
-    """What the user has yet to answer."""
+    """Question or proposal that the user has not answered yet."""
 
     type: PendingType
     context: str = ""
-    """What was proposed or asked."""
+    """The proposal or question itself."""
     questions: list[str] = []
 
 
 class ConversationHistory(Layer):
-    """Layer 2: what was said."""
+    """Layer 2: the conversation."""
 
     recent_turns: list[ConversationTurn] = []
     history_summary: str = ""
-    """Older turns in short."""
+    """Condensed older turns."""
     engagement_summary: str = ""
-    """What the whole is about."""
+    """Overall theme of the session."""
     pending: PendingState | None = None
 
 
 class StepSummary(Layer):
-    """One step of a turn and what came of it."""
+    """One step of a turn and its outcome."""
 
     step_num: int = 0
     type: StepType = "read"
@@ -146,11 +146,11 @@ class StepSummary(Layer):
     outcome: str = ""
     entities_involved: list[str] = []
     note: str | None = None
-    """What the step said to the next."""
+    """Note from this step to the next."""
 
 
 class CurationSummary(Layer):
-    """What was kept and let go of in one turn."""
+    """Entities retained and demoted in one turn."""
 
     retained: list[str] = []
     demoted: list[str] = []
@@ -158,11 +158,11 @@ class CurationSummary(Layer):
 
 
 class TurnExecutionSummary(Layer):
-    """What one turn decided and did."""
+    """Decision and steps of one turn."""
 
     turn_num: int = 0
     think_decision: Decision | None = None
-    """None where the turn was blocked before one was made."""
+    """None if the turn was blocked before a decision was made."""
     think_goal: str = ""
     steps: list[StepSummary] = []
     entity_curation: CurationSummary = CurationSummary()
@@ -172,11 +172,11 @@ class TurnExecutionSummary(Layer):
 
 
 class ReasoningTrace(Layer):
-    """Layer 3: what was decided and found out."""
+    """Layer 3: decisions and findings."""
 
     recent_summaries: list[TurnExecutionSummary] = []
-    """The last two turns, oldest first, and after them the one in progress as far as it has come."""
+    """The last two turns, oldest first, then the turn in progress."""
     reasoning_summary: str = ""
-    """Older turns in short."""
+    """Condensed older turns."""
     in_progress: bool | None = None
-    """Whether the last of them is in progress; None where nobody said, and then it counts as both last and current."""
+    """True if the last summary is of the turn in progress; if None, it counts as both the last and the current turn."""

@@ -1,4 +1,4 @@
-"""Layer 3: what was decided and found out, in the detail that a node needs; a blocked turn stays visible."""
+"""Layer 3: decisions and findings, in the detail each node needs; a blocked turn stays visible."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Reader = Literal["think", "act", "reply"]
 READERS: tuple[str, ...] = get_args(Reader)
 EMPTY = "No prior reasoning context."
 FULL_TURNS = 2
-"""Turns that are kept in full."""
+"""Turns whose summaries are kept in full."""
 DECISIONS_SHOWN = 10
-"""Entries of Understand's own history that it is shown."""
+"""Entries of Understand's own decision log that its prompt shows."""
 
 
 def get_reasoning_trace(
     conversation: Mapping[str, Any] | None, current_state: Mapping[str, Any] | None = None
 ) -> ReasoningTrace:
-    """What the last two turns decided and did, and the one in progress, once it has done a step or was blocked.
+    """Summaries of the last two turns, and of the turn in progress once it has executed a step or was blocked.
 
     Raises:
-        LayersError: something that is stored is wrong; the message says what.
+        LayersError: A stored value is wrong; the message says which.
     """
     given = as_mapping(conversation, "conversation")
     found = [_parse_summary(one, at) for at, one in enumerate(list_field(given, "turn_summaries"))][-FULL_TURNS:]
@@ -55,16 +55,16 @@ def _parse_summary(given: object, at: int) -> TurnExecutionSummary:
 
 
 def get_own_decision_history(conversation: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """What Understand itself kept and let go of, oldest first: turn, ref, action and reason."""
+    """Understand's own decisions, oldest first: turn, ref, action and reason."""
     log = list_field(as_mapping(conversation, "conversation"), "understand_decision_log")
     return [dict(as_mapping(one, f"understand_decision_log[{at}]")) for at, one in enumerate(log)]
 
 
 def get_outcomes(conversation: Mapping[str, Any] | None, state: Mapping[str, Any]) -> ReasoningTrace:
-    """What came of this turn, and of the last where this one has done nothing: no plans, notes, refs or curation.
+    """Outcomes of this turn, or of the last if this one has no steps: no plans, notes, refs or curation.
 
     Raises:
-        LayersError: something that is stored is wrong.
+        LayersError: A stored value is wrong.
     """
     trace, now = get_reasoning_trace(conversation, state), execution_summary(state)
     decided = now.think_decision is not None and not trace.in_progress
@@ -85,14 +85,14 @@ def get_outcomes(conversation: Mapping[str, Any] | None, state: Mapping[str, Any
 
 
 def format_reasoning_for_prompt(trace: ReasoningTrace | Sequence[StepSummary], node: str) -> str:
-    """What was decided and found out, for a prompt.
+    """Text of the reasoning for a prompt.
 
     Args:
-        trace: What was decided and found out, or the steps of this turn alone.
-        node: think (everything), act (steps and notes of this turn) or reply (outcomes, phase, what was wished).
+        trace: The reasoning, or the steps of this turn alone.
+        node: think (everything), act (steps and notes of this turn) or reply (outcomes, phase, the user's wish).
 
     Raises:
-        LayersError: the node is none of the three, or this is no reasoning.
+        LayersError: The node is none of the three, or `trace` is not a reasoning trace.
     """
     if node not in READERS:
         raise LayersError(f"node {node!r} has no view of the reasoning; use one of {', '.join(READERS)}")
@@ -114,7 +114,7 @@ format_reasoning = format_reasoning_for_prompt
 
 
 def _current(trace: ReasoningTrace) -> TurnExecutionSummary | None:
-    """The turn in progress; where nobody said which it is, the last one."""
+    """The turn in progress; the last one if the trace does not say."""
     return trace.recent_summaries[-1] if trace.recent_summaries and trace.in_progress is not False else None
 
 
@@ -137,7 +137,7 @@ def _think_lines(trace: ReasoningTrace) -> Iterator[str]:
 
 
 def _reply_lines(trace: ReasoningTrace, now: TurnExecutionSummary | None) -> Iterator[str]:
-    """Of this turn, and of the last where this one has done nothing: what came of it, no plans and no refs."""
+    """Outcomes of this turn, or of the last if this one has no steps; no plans and no refs."""
     past = [one for one in trace.recent_summaries if one is not now]
     for one in [now or past[-1]] if now or past else []:
         yield f"Phase: {one.conversation_phase}"
@@ -151,8 +151,8 @@ def _reply_lines(trace: ReasoningTrace, now: TurnExecutionSummary | None) -> Ite
 
 
 def _accomplishment(step: StepSummary) -> str:
-    said = (single_line(step.description), single_line(step.outcome))
-    return ": ".join(text for text in said if text)
+    texts = (single_line(step.description), single_line(step.outcome))
+    return ": ".join(text for text in texts if text)
 
 
 def _turn_line(one: TurnExecutionSummary) -> str:
@@ -182,11 +182,11 @@ def _blocked_lines(one: TurnExecutionSummary, when: str = "") -> Iterator[str]:
 
 
 def curation_lines(curation: CurationSummary) -> Iterator[str]:
-    """What was kept and let go of, one line each; nothing where nothing was."""
+    """Retained and demoted entities, one line each; nothing if there are none."""
     for title, refs in (("Retained", curation.retained), ("Demoted", curation.demoted)):
-        said = [_ref_with_reason(ref, curation.reasons.get(ref, "")) for ref in refs]
-        if said:
-            yield f"{title}: {', '.join(said)}"
+        reasons = [_ref_with_reason(ref, curation.reasons.get(ref, "")) for ref in refs]
+        if reasons:
+            yield f"{title}: {', '.join(reasons)}"
 
 
 def _ref_with_reason(ref: str, reason: str) -> str:
@@ -194,12 +194,12 @@ def _ref_with_reason(ref: str, reason: str) -> str:
 
 
 def format_curation(curation: CurationSummary) -> str:
-    """What was kept and let go of in this turn, for Think; empty where nothing was."""
+    """Curation of this turn, for Think; empty if there is none."""
     return mask_ids("\n".join(curation_lines(curation)))
 
 
 def format_decision_history(log: Sequence[Mapping[str, Any]]) -> str:
-    """What Understand itself decided about entities, for its own prompt: the newest, oldest first."""
+    """Understand's own decisions about entities, for its prompt: the newest entries, oldest first."""
     lines: list[str] = []
     for one in log[-DECISIONS_SHOWN:]:
         what = f"- turn {text_field(one, 'turn')}: {label(text_field(one, 'action'))} {label(text_field(one, 'ref'))}"

@@ -1,4 +1,4 @@
-"""Refs stand for ids: the prefix of a ref follows from a type, and data is shown with refs in place of ids."""
+"""Refs in place of database ids, and the text formatting that keeps ids and forged lines out of prompts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ OWN_ID_FIELDS = ("id", "_id", "uuid")
 UUID_DIGITS = 32
 """Characters of a UUID without its hyphens."""
 MAX_DEPTH = 32
-"""Lists and mappings within each other that are looked into."""
+"""Nesting depth to which lists and mappings are inspected."""
 Ancestors = tuple[int, ...]
-"""The lists and mappings that something stands in, by identity."""
+"""Ids (`id()`) of the lists and mappings that enclose a value."""
 _UNFIT = re.compile(r"[^a-z0-9]+")
 
 
 def ref_prefix(type: str) -> str:
-    """What refs of a type begin with: its singular, such as `recipe` for `recipes`.
+    """Prefix of refs of a type: its singular, such as `recipe` for `recipes`.
 
     Raises:
-        LayersError: nothing of the type can stand in a ref.
+        LayersError: The type has no character that a ref can contain.
     """
     prefix = _prefix(type)
     if not prefix:
@@ -38,7 +38,7 @@ def ref_prefix(type: str) -> str:
 
 
 def _prefix(type: object) -> str:
-    """The same; empty where nothing of the type can stand in a ref."""
+    """Same as `ref_prefix`; empty where the type has no usable character."""
     return _singular(type) if isinstance(type, str) else ""
 
 
@@ -53,10 +53,10 @@ def _singular(type: str) -> str:
 
 
 def id_text(id: object) -> str:
-    """What a database knows an entity by, as a text.
+    """Database id of an entity, as text.
 
     Raises:
-        LayersError: it is no text, number or UUID.
+        LayersError: It is not a text, a number or a UUID.
     """
     text = str(id).strip() if isinstance(id, str | int | UUIDType) and not isinstance(id, bool) else ""
     if not text:
@@ -65,7 +65,7 @@ def id_text(id: object) -> str:
 
 
 def encode_json(data: object) -> str:
-    """Data as JSON text; ValueError where it contains itself."""
+    """Data as JSON text; raises ValueError if it contains itself."""
     try:
         return to_json(data, fallback=str, inf_nan_mode="strings").decode()
     except ValueError:  # half a character can be escaped, and bytes that are no UTF-8 have a text in base64
@@ -73,10 +73,10 @@ def encode_json(data: object) -> str:
 
 
 def to_plain_data(data: object, what: str) -> object:
-    """Data as JSON holds it: what JSON does not know becomes its text.
+    """Data as JSON holds it; values unknown to JSON become their text.
 
     Raises:
-        LayersError: it contains itself.
+        LayersError: The data contains itself.
     """
     try:
         return json.loads(encode_json(data))
@@ -85,7 +85,7 @@ def to_plain_data(data: object, what: str) -> object:
 
 
 class Refs:
-    """Which ref stands for which id; ids are texts, and the same one in two types is two."""
+    """Mapping between refs and database ids; ids are texts, and the same id in two types is two entities."""
 
     def __init__(self, ids: Mapping[str, str] | None = None, types: Mapping[str, str] | None = None) -> None:
         """Start from ids by ref, with the type of each ref."""
@@ -99,28 +99,28 @@ class Refs:
         return ref in self.ids
 
     def of(self, type: str, id: object) -> str | None:
-        """The ref of an entity that the database knows; a type that no ref can have has none."""
+        """Ref of an entity by type and id; None for an unknown one and for a type without a usable character."""
         return self._refs.get((_prefix(type), _lookup_key(str(id))))
 
     def named(self, text: str) -> str | None:
-        """The ref that a UUID stands for, however it is written."""
+        """Ref of the entity with this UUID, in any spelling."""
         return self._uuids.get(_hex_digits(text)) if self._uuids else None
 
     def add(self, type: str, id: str, ref: str) -> None:
-        """Let a ref stand for an id."""
+        """Assign a ref to an id."""
         self.ids[ref] = id
         self._refs[ref_prefix(type), _lookup_key(id)] = ref
         if _is_uuid(id):
             self._uuids[_hex_digits(id)] = ref
 
     def drop(self, ref: str) -> None:
-        """Let a ref stand for nothing."""
+        """Remove a ref."""
         if self.ids.pop(ref, None) is not None:
             self._refs = {key: known for key, known in self._refs.items() if known != ref}
             self._uuids = {key: known for key, known in self._uuids.items() if known != ref}
 
     def translated(self, text: str) -> str:
-        """The text with every known UUID replaced by its ref."""
+        """Text with every known UUID replaced by its ref."""
         return UUID_PATTERN.sub(lambda found: self.named(found[0]) or found[0], text) if self._uuids else text
 
 
@@ -129,32 +129,32 @@ def _hex_digits(uuid: str) -> str:
 
 
 def _lookup_key(id: str) -> str:
-    """An id as it is looked up: a UUID is the same one however it is written."""
+    """Id as a lookup key: a UUID has one key in every spelling."""
     return _hex_digits(id) if _is_uuid(id) else id
 
 
 def _is_uuid(id: str) -> bool:
-    """Whether an id alone says which entity it is: a UUID does, a number names something in every table."""
+    """True for a UUID, which identifies an entity by itself; a number may occur in every table."""
     return len(id) >= UUID_DIGITS and UUID_PATTERN.fullmatch(id) is not None
 
 
 NO_REFS = Refs()
-"""No ref stands for anything."""
+"""Empty mapping."""
 
 
 def mask_data(data: object, refs: Refs, type: str = "") -> object:
-    """Data without ids: a row is named by its ref, so are others, and a UUID that nobody knows is a placeholder.
+    """Data without ids: known ids become refs, unknown UUIDs become `[id]`.
 
     Args:
         data: Anything.
-        refs: Which ref stands for which id.
-        type: What the rows in it are, as far as they do not say so; only a UUID tells without.
+        refs: Mapping between refs and ids.
+        type: Type of the rows where they do not say it themselves; without it, only a UUID identifies a row.
     """
     return _mask(data, refs, type, ())
 
 
 def is_recursive(data: object, ancestors: Ancestors) -> bool:
-    """Whether data stands in itself, or too deep to be looked into."""
+    """True if data contains itself, or is nested too deeply to inspect."""
     return len(ancestors) >= MAX_DEPTH or id(data) in ancestors
 
 
@@ -179,7 +179,7 @@ def _mask_text(text: str) -> str:
 
 
 def _mask_row(row: Mapping[object, Any], refs: Refs, type: str, ancestors: Ancestors) -> dict[str, object]:
-    """A row with its ref in place of its own id."""
+    """Row with its ref in place of its own id."""
     found: dict[str, object] = {}
     inside = (*ancestors, id(row))
     for key, value in row.items():
@@ -196,7 +196,7 @@ def _row_ref(id: object, refs: Refs, type: str) -> str | None:
 
 
 def _mask_field(name: str, value: object, refs: Refs, ancestors: Ancestors) -> object:
-    """One field: what names another entity by its id names it by its ref."""
+    """One field; an id of another entity becomes its ref."""
     if name.endswith("_id") and isinstance(value, str | int) and not isinstance(value, bool):
         return refs.of(name[:-3], value) or (value if value in refs else ID_PLACEHOLDER)
     if name.endswith("_ids") and isinstance(value, list | tuple):
@@ -209,13 +209,13 @@ def _mask_field(name: str, value: object, refs: Refs, ancestors: Ancestors) -> o
 
 
 def _mask_list(name: str, given: Sequence[object], refs: Refs, ancestors: Ancestors) -> list[object]:
-    """Several that a field names by their ids."""
+    """List of ids of other entities."""
     return [_mask_field(name, one, refs, (*ancestors, id(given))) for one in given]
 
 
 ELLIPSIS = "…"
 ID_PLACEHOLDER = "[id]"
-"""Stands where an id of a database was."""
+"""Replacement for a database id."""
 UUID_PATTERN = re.compile(r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}(?![0-9A-Fa-f])")
 PENDING_ID = re.compile(r"__pending__\w*")
 _STEERING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -223,18 +223,18 @@ _REF = re.compile(r"(.*?)(\d+)\Z", re.DOTALL)
 
 
 def as_text(given: object) -> str:
-    """What somebody gave as a text, as one: a name that is a number, too; nothing is empty."""
+    """Any value as text; None is empty."""
     return "" if given is None else str(given)
 
 
 def single_line(text: object, most: int = 0) -> str:
-    """A text on one line without control and steering characters; with `most`, cut to so many with an ellipsis."""
+    """Text on one line, without control and bidirectional characters; `most` cuts it with an ellipsis."""
     line = " ".join(neutral(_STEERING.sub("", " ".join(str(text).split()))).split())
     return f"{line[: most - 1].rstrip()}{ELLIPSIS}" if most and len(line) > most else line
 
 
 def mask_ids(text: str) -> str:
-    """The text with every id of a database taken out."""
+    """Text with every database id replaced by `[id]`."""
     return (
         PENDING_ID.sub(ID_PLACEHOLDER, UUID_PATTERN.sub(ID_PLACEHOLDER, text))
         if "-" in text or "__" in text or len(text) >= 32
@@ -243,16 +243,16 @@ def mask_ids(text: str) -> str:
 
 
 def label(text: object, most: int = 200) -> str:
-    """A label that can stand beside a ref: one line, no id, also no half of one, no backticks to pass for a ref."""
+    """Label that can stand beside a ref: one line, without ids or parts of ids, and without backticks."""
     return single_line(mask_ids(single_line(text)), most).replace("`", "'")
 
 
 def indent_lines(text: str) -> str:
-    """A text of several lines below a line of ours: what follows its first line is indented, so it is no heading."""
+    """Text below a line of ours; lines after the first are indented, so that none looks like a heading."""
     return "\n    ".join(line.rstrip() for line in neutral(_STEERING.sub("", text.strip())).split("\n"))
 
 
 def ref_sort_key(ref: str) -> tuple[str, int, str]:
-    """Sorts `recipe_2` before `recipe_10`."""
+    """Sort key that puts `recipe_2` before `recipe_10`."""
     found = _REF.match(ref)
     return (found[1], int(found[2][:18]), ref) if found else (ref, 0, ref)

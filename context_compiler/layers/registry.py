@@ -1,7 +1,7 @@
-"""`SessionIdRegistry` is the one source of truth for entities: what exists, under which ref, and since when.
+"""Entities of a session: `SessionIdRegistry`, its stored form, and curation.
 
-Models see refs such as `recipe_1` and never the ids of a database. A ref stays with its entity for the whole
-session; saving a generated entity keeps it too.
+Models see refs such as `recipe_1`, never database ids. A ref belongs to its entity for the whole session, also after a
+generated entity is saved.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ VERSION = 1
 
 
 class SessionIdRegistry:
-    """The entities of one session."""
+    """Entities of one session."""
 
     def __init__(self) -> None:
-        """Start with none, before the first turn."""
+        """Start empty, before the first turn."""
         self.current_turn = 0
         self._keep: dict[str, Row] = {}
         self.refs = Refs()
-        """Which ref stands for which id."""
+        """Mapping between refs and database ids."""
         self._data: dict[str, Any] = {}
         self._demoted: set[str] = set()
         self._counters: dict[str, int] = {}
@@ -38,7 +38,7 @@ class SessionIdRegistry:
         return len(self._keep)
 
     def __iter__(self) -> Iterator[EntitySnapshot]:
-        """Every entity, in the order of registration."""
+        """Every entity, in order of registration."""
         return map(EntitySnapshot.model_validate, self._keep.values())
 
     def __contains__(self, ref: object) -> bool:
@@ -48,19 +48,19 @@ class SessionIdRegistry:
         return EntitySnapshot.model_validate(self._keep[ref])
 
     def rows(self) -> Collection[Row]:
-        """The fields of every entity, not to be changed: of ten thousand most are only passed over."""
+        """Fields of every entity; read-only, and not validated, because of ten thousand most are only skipped."""
         return self._keep.values()
 
     def register_read(self, type: str, id: object, label: str, *, data: object = None) -> str:
-        """An entity was read from the database; its ref."""
+        """Register an entity read from the database; return its ref."""
         return self._register(type, id, label, "read", data)
 
     def register_created(
         self, type: str, id: object, label: str, *, data: object = None, gen_ref: str | None = None
     ) -> str:
-        """An entity was saved; its ref.
+        """Register a saved entity; return its ref.
 
-        One that was generated before keeps the ref it has: `gen_ref`, or else the unsaved one of that type and label.
+        A generated entity keeps its ref: the one given as `gen_ref`, else the unsaved one of the same type and label.
         """
         saved = gen_ref if gen_ref is not None else self._unsaved(type, label)
         if saved is not None and self.ref_of(type, id) is None:
@@ -68,59 +68,59 @@ class SessionIdRegistry:
         return self._register(type, id, label, "created", data)
 
     def register_updated(self, type: str, id: object, label: str = "", *, data: object = None) -> str:
-        """An entity was changed; its ref."""
+        """Register a changed entity; return its ref."""
         return self._register(type, id, label, "updated", data)
 
     def register_deleted(self, type: str, id: object, label: str = "") -> str:
-        """An entity was deleted; its ref, under which it can still be spoken of."""
+        """Register a deleted entity; return its ref, which stays valid for mentions."""
         ref = self._register(type, id, label, "deleted", None)
         self._data.pop(ref, None)
         return ref
 
     def register_linked(self, type: str, id: object, label: str = "", *, data: object = None) -> str:
-        """An entity was linked to another; its ref."""
+        """Register an entity linked to another; return its ref."""
         return self._register(type, id, label, "linked", data)
 
     def register_generated(self, type: str, label: str, data: object) -> str:
-        """An entity was made up and is not saved; its ref."""
+        """Register an entity made up and not saved; return its ref."""
         ref = self._new_ref(f"gen_{ref_prefix(type)}")
         self._put(ref, type, label, "generated")
         self._data[ref] = to_plain_data(data, f"the content of {ref}")
         return ref
 
     def set_turn(self, turn: int) -> None:
-        """A turn begins; turns are counted from 1.
+        """Begin a turn; turns are counted from 1.
 
         Raises:
-            LayersError: it is no number from 0.
+            LayersError: It is not a number from 0.
         """
         if isinstance(turn, bool) or not isinstance(turn, int) or turn < 0:  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
             raise LayersError(f"turn {turn!r} is no turn; count them from 1")
         self.current_turn = turn
 
     def touch(self, ref: str) -> bool:
-        """Somebody spoke of an entity, which makes it active again; whether it is known."""
+        """Mark an entity as mentioned, which makes it active again; return False if it is unknown."""
         return self._change(ref, turn_last_ref=self.current_turn)
 
     def retain(self, ref: str, reason: str) -> bool:
-        """Keep an entity for a reason although it grows old; whether it is known.
+        """Keep an entity for a reason although it ages; return False if it is unknown.
 
         Raises:
-            LayersError: there is no reason.
+            LayersError: The reason is empty.
         """
         if not isinstance(reason, str) or not reason.strip():  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
             raise LayersError(f"{ref} cannot be retained without a reason; say why it is kept")
         return self._change(ref, retention_reason=reason.strip())
 
     def demote(self, ref: str) -> bool:
-        """Let an entity leave what is active or retained at once, until somebody speaks of it; whether it is known."""
+        """Make an entity neither active nor retained until it is mentioned again; return False if it is unknown."""
         if not self._change(ref, retention_reason=None):
             return False
         self._demoted.add(ref)
         return True
 
     def drop(self, ref: str) -> bool:
-        """Forget an entity altogether; whether it was known. Its ref is not given to another."""
+        """Forget an entity; return False if it was unknown. Its ref is not reused."""
         if ref not in self:
             return False
         del self._keep[ref]
@@ -130,25 +130,25 @@ class SessionIdRegistry:
         return True
 
     def clear(self) -> None:
-        """Forget every entity; counters go on, so that no ref ever means two things."""
+        """Forget every entity; counters continue, so that no ref ever has two meanings."""
         self.refs = Refs()
         for kept in (self._keep, self._data, self._demoted):
             kept.clear()
 
     def is_demoted(self, ref: str) -> bool:
-        """Whether an entity was let go of and not spoken of since."""
+        """True if an entity was demoted and not mentioned since."""
         return ref in self and ref in self._demoted
 
     def resolve(self, ref: str) -> str | None:
-        """The id of an entity in the database; None where it is unknown or not saved."""
+        """Database id of an entity; None if it is unknown or not saved."""
         return self.refs.ids.get(ref) if ref in self else None
 
     def ref_of(self, type: str, id: object) -> str | None:
-        """The ref of an entity that the database knows."""
+        """Ref of an entity of the database."""
         return self.refs.of(type, id)
 
     def data_of(self, ref: str) -> object:
-        """The content of an entity as last seen, without ids; None where it is not at hand."""
+        """Content of an entity as last seen, without ids; None if it is not available."""
         return (
             mask_data(self._data[ref], self.refs, self._keep[ref]["type"])
             if ref in self and ref in self._data
@@ -156,11 +156,11 @@ class SessionIdRegistry:
         )
 
     def translated(self, text: str) -> str:
-        """The text with every known id that is a UUID replaced by its ref."""
+        """Text with the UUID of every known entity replaced by its ref."""
         return self.refs.translated(text)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON as far as the content of entities is."""
+        """Everything as a mapping, ready for JSON."""
         return {
             "version": VERSION,
             "current_turn": self.current_turn,
@@ -174,10 +174,10 @@ class SessionIdRegistry:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any] | None) -> SessionIdRegistry:
-        """Back from `to_dict`, or from the older form with one mapping per fact; missing keys are empty.
+        """Registry from `to_dict`, or from the older form with one mapping per fact; missing keys are empty.
 
         Raises:
-            LayersError: something in it is wrong; the message says what.
+            LayersError: A value is wrong; the message says which.
         """
         registry = cls()
         if given is not None:
@@ -240,16 +240,16 @@ class SessionIdRegistry:
 
 
 def registry_of(given: SessionIdRegistry | Mapping[str, Any] | None) -> SessionIdRegistry:
-    """A registry as it is, or read back from what its `to_dict` gave; LayersError when it is neither."""
+    """Return a registry as it is, or read what its `to_dict` gave; raises LayersError if it is neither."""
     return given if isinstance(given, SessionIdRegistry) else SessionIdRegistry.from_dict(given)
 
 
 STATUSES: tuple[str, ...] = get_args(Status)
 Row = Mapping[str, Any]
-"""The fields of one entity; never changed, only replaced."""
+"""Fields of one entity; replaced, never changed."""
 ROW_FIELDS = ("ref", "type", "label", "status", "turn_created", "turn_last_ref", "retention_reason")
 VALUE_TYPES = {(str, str, str, str, int, int, str), (str, str, str, str, int, int, type(None))}
-"""What the fields are; ten thousand entities are read back whenever a turn begins, so this is looked at at once."""
+"""Types of the fields: a fast check, because all entities are read at the beginning of every turn."""
 _VALUES = itemgetter(*ROW_FIELDS)
 _OLDER_KEYS = {
     "status": "ref_actions",
@@ -259,12 +259,12 @@ _OLDER_KEYS = {
     "turn_last_ref": "ref_turn_last_ref",
     "retention_reason": "ref_active_reason",
 }
-"""Fields of an entity, and where the older form keeps each."""
+"""Fields of an entity, and the key of each in the older form."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RegistryData:
-    """Everything a registry knows."""
+    """Stored state of a registry."""
 
     current_turn: int = 0
     entities: dict[str, Row] = field(default_factory=dict[str, Row])
@@ -276,10 +276,10 @@ class RegistryData:
 
 
 def parse_registry(given: Mapping[str, Any]) -> RegistryData:
-    """Read a registry.
+    """Read the stored form of a registry.
 
     Raises:
-        LayersError: something in it is wrong; the message says what.
+        LayersError: A value is wrong; the message says which.
     """
     if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
         raise LayersError(f"id_registry is a {type(given).__name__}; give a SessionIdRegistry or its to_dict()")
@@ -312,7 +312,7 @@ def _parse_entities(given: Any) -> dict[str, Row]:
 
 
 def _is_valid_row(row: Any) -> bool:
-    """Whether these are the fields of an entity, all of them and nothing else: as a registry writes them."""
+    """True if the row has exactly the fields of an entity, with the right types, as a registry writes them."""
     one = cast("dict[str, Any]", row)
     if type(row) is not dict or len(one) != len(ROW_FIELDS):
         return False
@@ -341,7 +341,7 @@ def _mapping(given: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 
 
 def _parse_ids(given: Mapping[str, Any], entities: Mapping[str, Row]) -> dict[str, str]:
-    """Ids by ref; the older form held a placeholder for what was not saved."""
+    """Ids by ref; the older form has a placeholder for unsaved entities."""
     found = _mapping(given, "ids", "ref_to_uuid")
     texts = ((ref, id if type(id) is str else str(id)) for ref, id in found.items() if id is not None)
     return {ref: text for ref, text in texts if ref in entities and text[:11] != "__pending__"}
@@ -357,7 +357,7 @@ def _parse_counters(given: Mapping[str, Any], name: str) -> dict[str, int]:
 
 
 def _raise_counters(found: RegistryData) -> None:
-    """Counters that somebody else kept stand at least where the refs are, so that no ref is given twice."""
+    """Raise counters of a foreign form to the highest ref in use, so that no ref is given twice."""
     for ref in found.entities:
         prefix, _, number = ref.rpartition("_")
         if prefix and number.isdecimal():
@@ -366,7 +366,7 @@ def _raise_counters(found: RegistryData) -> None:
 
 
 def _older_rows(given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entities of the older form; an action by the user is that action."""
+    """Entities of the older form; an action by the user, such as `created:user`, counts as the action."""
     facts = {name: _mapping(given, key) for name, key in _OLDER_KEYS.items()}
     known = (*_mapping(given, "ref_to_uuid"), *_mapping(given, "pending_artifacts"), *facts["status"])
     refs = dict.fromkeys(map(str, known))
@@ -386,15 +386,15 @@ NO_REASON = "no reason was given"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurationResult:
-    """What was done, and what was not."""
+    """Applied curation, and ignored refs."""
 
     summary: CurationSummary
     ignored: Mapping[str, str]
-    """Refs that nothing was done about, and why."""
+    """Reason for each ref that was ignored."""
 
 
 Curated = CurationResult
-"""Earlier name."""
+"""Earlier name of `CurationResult`."""
 
 
 def curate(
@@ -404,16 +404,16 @@ def curate(
     demoted: Iterable[str] = (),
     reasons: Mapping[str, str] | None = None,
 ) -> CurationResult:
-    """Retain and demote entities in a registry; a ref that is in both is demoted.
+    """Retain and demote entities in a registry; a ref in both lists is demoted.
 
     Args:
         registry: Changed in place.
-        retained: Refs to keep although nobody spoke of them lately; each needs a reason.
-        demoted: Refs to let go of.
-        reasons: Why, by ref.
+        retained: Refs to keep although they were not mentioned lately; each needs a reason.
+        demoted: Refs to demote.
+        reasons: Reason by ref.
 
     Raises:
-        LayersError: these are no refs, or no reasons by ref.
+        LayersError: The refs are not a list, or the reasons not a mapping.
     """
     why = {str(ref): as_text(reason) for ref, reason in as_mapping(reasons, "reasons").items()}
     ignored: dict[str, str] = {}
@@ -438,7 +438,7 @@ def curate(
 
 
 def merge_curations(before: CurationSummary, after: CurationSummary) -> CurationSummary:
-    """Two decisions of one turn as one; of a ref that is in both, the later one."""
+    """Two curations of one turn as one; for a ref in both, the later one counts."""
     again = {*after.retained, *after.demoted}
     return CurationSummary(
         retained=[*(ref for ref in before.retained if ref not in again), *after.retained],

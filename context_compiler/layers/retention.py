@@ -1,6 +1,6 @@
-"""At the end of a turn what it was becomes what is stored: nothing is lost at once, and nothing grows without end.
+"""End of a turn: its state becomes the stored state, which is bounded in size.
 
-It happens for every turn, also for one that was blocked or never answered. No model is needed.
+It happens for every turn, also for one that was blocked or never answered, and needs no model.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from context_compiler.template import Template
 from context_compiler.template.prompts import shipped_templates
 
 Ask = Callable[[str], Awaitable[str]]
-"""A model, seen from here: one prompt in, one answer out."""
+"""Function from a prompt to a model's answer."""
 
 RECENT_TURNS = 5
-"""Turns that are kept whole."""
+"""Turns kept whole."""
 MAX_HISTORY = 2_000
-"""Characters of what older turns come to where no model says it, the newest kept."""
+"""Characters of the summary of older turns without a model; the newest are kept."""
 MAX_REASONING = 800
-"""Characters of what older turns decided, the newest kept."""
+"""Characters of the summary of older reasoning; the newest are kept."""
 MAX_DECISIONS = 20
 """Decisions about entities that are kept."""
 VERBATIM_LIMIT, PROPOSAL_LIMIT, CUT_LIMIT = 400, 500, 300
-"""Characters of an answer below which it stands for itself, of one that proposes or asks, and of a longer one."""
+"""Characters up to which an answer is kept whole, and a proposal or question; characters kept of a longer answer."""
 
 
 async def summarise_turn(
     state: Mapping[str, Any], *, ask: Ask | None = None, timeout: float = 60.0
 ) -> ConversationContext:
-    """What is stored of the session after this turn; the state itself is not changed.
+    """Stored state of the session after this turn; the given state is not changed.
 
     Args:
         state: The state of the turn; every key of `TurnState` may be missing.
-        ask: Writes what turns come to that grow too old; without one, or when it fails, their beginnings are kept.
-        timeout: Seconds that it may take; a session waits for it.
+        ask: Summarizes turns that leave the recent ones; if it is None or fails, their beginnings are kept.
+        timeout: Seconds allowed for `ask`; the next turn of the session waits for it.
 
     Raises:
-        LayersError: something in the state is wrong; the message says what.
+        LayersError: A value in the state is wrong; the message says which.
     """
     state = as_mapping(state, "state")
     old = conversation_of(state.get("conversation"))
@@ -81,7 +81,7 @@ async def summarise_turn(
 def _stored_turn(
     state: Mapping[str, Any], done: TurnExecutionSummary, registry: SessionIdRegistry
 ) -> list[dict[str, Any]]:
-    """This turn as it is kept; none where nobody said anything."""
+    """This turn as it is kept; nothing if neither side wrote anything."""
     user, answer = (registry.translated(text_field(state, key)) for key in ("user_message", "final_response"))
     if not user.strip() and not answer.strip():
         return []
@@ -93,11 +93,11 @@ def _stored_turn(
         if len(answer) >= VERBATIM_LIMIT
         else VERBATIM_LIMIT
     )
-    said = answer.strip() if len(answer.strip()) <= most else f"{answer.strip()[:most].rstrip()}{ELLIPSIS}"
+    short = answer.strip() if len(answer.strip()) <= most else f"{answer.strip()[:most].rstrip()}{ELLIPSIS}"
     return [
         {
             "user": user,
-            "assistant_summary": said or "(no answer)",
+            "assistant_summary": short or "(no answer)",
             "routing": {"decision": decision} if decision else None,
             "timestamp": text_field(state, "timestamp") or datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -105,7 +105,7 @@ def _stored_turn(
 
 
 async def _update_history(summary: str, older: Sequence[Any], ask: Ask | None, timeout: float) -> str:
-    """The summary with the turns that grew too old; what a model says of them, or how each began."""
+    """History summary including the older turns: a model's, else the beginning of each turn."""
     if not older:
         return summary
     lines = [_turn_brief(as_mapping(one, "recent_turns")) for one in older]
@@ -123,39 +123,39 @@ async def _update_history(summary: str, older: Sequence[Any], ask: Ask | None, t
 
 
 async def _ask_within(ask: Ask, prompt: str, seconds: float) -> str:
-    """What a model says in time; a function that fails before there is anything to wait for fails here."""
+    """Answer of the model within a time limit; a function that raises before it returns an awaitable raises here."""
     async with asyncio.timeout(seconds):
         return await ask(prompt)
 
 
 def _turn_brief(turn: Mapping[str, Any]) -> str:
-    """How a turn began and what it came to; what was only proposed is called so."""
+    """Beginning of a turn and its answer; a proposal is marked as one."""
     decision = text_field(as_mapping(turn.get("routing"), "routing"), "decision")
     how = {"propose": "proposed, not done", "clarify": "asked back"}.get(decision, "answered")
-    said = text_field(turn, "assistant_summary") or text_field(turn, "assistant")
-    return f"User: {single_line(text_field(turn, 'user'), 120)} | {how}: {single_line(said, SHORT_ANSWER)}"
+    answer = text_field(turn, "assistant_summary") or text_field(turn, "assistant")
+    return f"User: {single_line(text_field(turn, 'user'), 120)} | {how}: {single_line(answer, SHORT_ANSWER)}"
 
 
 def _keep_newest(parts: Sequence[str], most: int) -> str:
-    """Parts below each other, cut at the beginning where they are too long."""
+    """Parts on separate lines, cut at the beginning if they are too long."""
     text = "\n".join(parts)
     return text if len(text) <= most else f"{ELLIPSIS}{text[-most + 1 :]}"
 
 
 def _update_reasoning(summary: str, older: Sequence[Any]) -> str:
-    """What turns before the last two were about."""
-    said = [summary] if summary else []
+    """Reasoning summary including the older turns, each by its goal."""
+    parts = [summary] if summary else []
     for given in older:
         one = as_mapping(given, "turn_summaries")
         about = single_line(text_field(one, "think_goal"), 160) or text_field(one, "conversation_phase") or "no goal"
         blocked = f" (blocked: {single_line(one['blocked_reason'], 120)})" if one.get("blocked_reason") else ""
-        said.append(f"Turn {text_field(one, 'turn_num')}: {about}{blocked}")
-    text = "; ".join(said)
+        parts.append(f"Turn {text_field(one, 'turn_num')}: {about}{blocked}")
+    text = "; ".join(parts)
     return text if len(text) <= MAX_REASONING else f"{ELLIPSIS}{text[-MAX_REASONING + 1 :]}"
 
 
 def _pending(state: Mapping[str, Any], done: TurnExecutionSummary, old: ConversationContext) -> dict[str, Any] | None:
-    """What the user has yet to answer: asked in this turn, else still open unless a plan was made."""
+    """Pending state after this turn: asked now, else the old one unless a plan was made."""
     found = pending_question(state)
     if found is not None:
         return found.model_dump()
@@ -163,7 +163,7 @@ def _pending(state: Mapping[str, Any], done: TurnExecutionSummary, old: Conversa
 
 
 def _stored_registry(registry: SessionIdRegistry, turn: int) -> dict[str, Any]:
-    """The registry, without the content of what is neither active nor unsaved."""
+    """Registry without the content of entities that are neither active nor unsaved."""
     ctx = get_entity_context(registry, turn)
     near = {one.ref for one in (*ctx.active, *ctx.generated)}
     kept = registry.to_dict()
@@ -171,7 +171,7 @@ def _stored_registry(registry: SessionIdRegistry, turn: int) -> dict[str, Any]:
 
 
 def _decision_log(old: ConversationContext, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The log of decisions about entities with those of this turn."""
+    """Log of decisions about entities, including those of this turn."""
     curation, turn = get_current_curation(state), turn_number(state)
     log = [dict(as_mapping(one, "understand_decision_log")) for one in list_field(old, "understand_decision_log")]
     for action, refs in (("retain", curation.retained), ("demote", curation.demoted)):

@@ -1,6 +1,6 @@
-"""What one turn decided and did, read from its state as far as it has come.
+"""Decisions, steps and outcomes of one turn, read from its state at any point of the turn.
 
-A state is a mapping with the keys of `TurnState`, all of which may be missing.
+A state is a mapping with the keys of `TurnState`, all of them optional.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ WISH_PATTERNS = (
     (re.compile(r"^\s*(?:yes|yep|ok|okay|sure|please do|go ahead|sounds good)\b", re.I), "confirmed"),
     (re.compile(r"\?"), "asked"),
 )
-"""What words say about a wish, and how it is put where nobody put it better; the first that fits."""
+"""Patterns of wishes and how each is reported where Think does not say it; the first match counts."""
 
 
 class TurnState(TypedDict, total=False):
-    """The state of a turn, as its nodes fill it in."""
+    """State of a turn, filled in by its nodes."""
 
     id_registry: SessionIdRegistry | Mapping[str, Any] | None
     current_turn: int
-    """Counted from 1; when missing, the registry's."""
+    """Counted from 1; if missing, the registry's."""
     conversation: Mapping[str, Any] | None
-    """What is stored of the session: a `ConversationContext`."""
+    """Stored state of the session: a `ConversationContext`."""
     user_message: str
     understand_output: Mapping[str, Any]
-    """`entity_curation` with `retained`, `demoted` and `reasons`; `clarification_questions` where it has to ask."""
+    """`entity_curation` with `retained`, `demoted` and `reasons`; `clarification_questions` if it has to ask."""
     think_output: Mapping[str, Any]
     """`decision`, `goal`, planned `steps`, `proposal_message`, `clarification_questions`, `user_expressed`."""
     steps: list[Any]
-    """What was done: `type`, `subdomain`, `description`, `result`, `result_summary`, `note`, each optional."""
+    """Executed steps: `type`, `subdomain`, `description`, `result`, `result_summary`, `note`, each optional."""
     step_results: Mapping[Any, Any]
-    """The same by number, for the planned steps."""
+    """Results by number, for planned steps."""
     step_metadata: Mapping[Any, Any]
     """By number: `result_summary` and `note_for_next_step`."""
     prev_step_note: str | None
@@ -69,7 +69,7 @@ class TurnState(TypedDict, total=False):
 
 
 def turn_number(state: Mapping[str, Any]) -> int:
-    """The number of the turn; 0 counts as said."""
+    """Number of the turn; an explicit 0 counts."""
     turn = state.get("current_turn")
     if turn is None:
         return registry_of(state.get("id_registry")).current_turn
@@ -79,7 +79,7 @@ def turn_number(state: Mapping[str, Any]) -> int:
 
 
 def get_current_curation(state: Mapping[str, Any]) -> CurationSummary:
-    """What Understand kept and let go of in this turn."""
+    """Entities retained and demoted in this turn."""
     output = as_mapping(state.get("understand_output"), "understand_output")
     given = as_mapping(output.get("entity_curation", output), "entity_curation")
     reasons = as_mapping(given.get("reasons"), "entity_curation.reasons")
@@ -91,7 +91,7 @@ def get_current_curation(state: Mapping[str, Any]) -> CurationSummary:
 
 
 def get_current_turn_steps(state: Mapping[str, Any]) -> list[StepSummary]:
-    """What this turn did so far, each step with its outcome and the entities it touched."""
+    """Steps executed so far, each with its outcome and the entities it touched."""
     found = list(_executed_steps(state))
     if not found:
         return []
@@ -100,7 +100,7 @@ def get_current_turn_steps(state: Mapping[str, Any]) -> list[StepSummary]:
 
 
 def step_results(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What each step of this turn gave back, by number, with refs in place of ids."""
+    """Result of each step of this turn by number, with refs in place of ids."""
     refs = registry_of(state.get("id_registry")).refs
     return {
         str(one["step_num"]): mask_data(one["result"], refs, text_field(one, "subdomain"))
@@ -110,7 +110,7 @@ def step_results(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _executed_steps(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every step that was done: the plain list, or else the planned ones that have a result."""
+    """Executed steps: the plain list, else the planned steps that have a result."""
     for at, given in enumerate(list_field(state, "steps"), start=1):
         one = as_mapping(given, f"steps[{at - 1}]")
         yield {**one, "step_num": _step_number(one.get("step_num"), at)}
@@ -123,8 +123,8 @@ def _executed_steps(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for number in sorted({*results, *metadata}):
         at = number - first
         planned = as_mapping(plan[at] if 0 <= at < len(plan) else None, f"think_output.steps[{at}]")
-        said = as_mapping(metadata.get(number), f"step_metadata[{number}]")
-        yield {**planned, **said, "step_num": at + 1, "result": results.get(number)}
+        facts = as_mapping(metadata.get(number), f"step_metadata[{number}]")
+        yield {**planned, **facts, "step_num": at + 1, "result": results.get(number)}
 
 
 def _step_number(given: object, at: int) -> int:
@@ -159,7 +159,7 @@ def _step_summary(one: Mapping[str, Any], ref_of: RefLookup) -> StepSummary:
 
 
 def _ref_lookup(registry: SessionIdRegistry) -> RefLookup:
-    """Finds refs; by id alone only what a UUID names, as small numbers name something in every table."""
+    """Lookup of refs by type and id; without a type only UUIDs are found, because a number may occur in every table."""
 
     def ref_of(type: str, id: object) -> str | None:
         name = str(id)
@@ -169,7 +169,7 @@ def _ref_lookup(registry: SessionIdRegistry) -> RefLookup:
 
 
 def execution_summary(state: Mapping[str, Any]) -> TurnExecutionSummary:
-    """What this turn decided and did so far."""
+    """Summary of this turn so far."""
     think = as_mapping(state.get("think_output"), "think_output")
     decision = text_field(think, "decision")
     steps = get_current_turn_steps(state)
@@ -186,10 +186,10 @@ def execution_summary(state: Mapping[str, Any]) -> TurnExecutionSummary:
 
 
 def _phase(think: Mapping[str, Any], decision: str, steps: list[StepSummary]) -> Phase:
-    """How far the conversation has come: as Think says, else from what was decided and done."""
-    said = text_field(think, "conversation_phase")
-    if said in PHASES:
-        return cast(Phase, said)
+    """Phase of the conversation: Think's own, else derived from the decision and the steps."""
+    phase = text_field(think, "conversation_phase")
+    if phase in PHASES:
+        return cast(Phase, phase)
     if decision in ("propose", "clarify"):
         return "confirming" if decision == "propose" else "exploring"
     done = {step.type for step in steps}
@@ -199,15 +199,15 @@ def _phase(think: Mapping[str, Any], decision: str, steps: list[StepSummary]) ->
 
 
 def guess_wish(message: str) -> str:
-    """What the user wished, in their own words, where words say that they did; else empty."""
-    said = next((how for pattern, how in WISH_PATTERNS if pattern.search(message)), "")
-    if not said or said == "wants quick options" or said == "confirmed":
-        return said
-    return f"{said}: {single_line(message, 120)}"
+    """The user's wish in their own words, if the wording shows one; else empty."""
+    wish = next((how for pattern, how in WISH_PATTERNS if pattern.search(message)), "")
+    if not wish or wish == "wants quick options" or wish == "confirmed":
+        return wish
+    return f"{wish}: {single_line(message, 120)}"
 
 
 def pending_question(state: Mapping[str, Any]) -> PendingState | None:
-    """What this turn asks the user: a proposal, a question of Think or Understand, or what a block leaves open."""
+    """Question of this turn to the user: by Think, by Understand, or left open by a block."""
     understand = as_mapping(state.get("understand_output"), "understand_output")
     think = as_mapping(state.get("think_output"), "think_output")
     blocked: object = state.get("blocked_action")
@@ -223,24 +223,24 @@ def pending_question(state: Mapping[str, Any]) -> PendingState | None:
 
 
 def get_execution_outcomes(state: Mapping[str, Any]) -> str:
-    """What this turn did, on one line: each step with how many items it gave, or that it is completed or done."""
-    said: list[str] = []
+    """Steps of this turn on one line: each with its number of items, or `completed`, or `done`."""
+    lines: list[str] = []
     for one in _executed_steps(state):
         count = record_count(one.get("result"))
         how = f"{count} items" if count is not None else "completed" if one.get("result") is not None else "done"
-        said.append(f"{single_line(text_field(one, 'description') or 'step', 120)}: {how}")
-    return "; ".join(said)
+        lines.append(f"{single_line(text_field(one, 'description') or 'step', 120)}: {how}")
+    return "; ".join(lines)
 
 
 MAX_BLOCKED_ITEMS = 10
-"""Names of what a blocked step was about."""
+"""Items shown of a blocked step."""
 
 RefLookup = Callable[[str, object], str | None]
-"""The ref of an entity by type and id; by id alone where the type is empty."""
+"""Ref of an entity by type and id; by id alone if the type is empty."""
 
 
 def generic_outcome(result: object) -> str:
-    """What a step came to where nobody said so: how many records, or what was named."""
+    """Outcome of a step without a summary: the number of records, or the name of the one record."""
     if isinstance(result, bool) or result is None:
         return "Completed"
     if isinstance(result, int):
@@ -277,7 +277,7 @@ def _row_name(row: object) -> str:
 
 
 def record_count(result: object) -> int | None:
-    """How many records a step gave back; None where that cannot be said."""
+    """Number of records in a result; None if it cannot be determined."""
     operations = list(_operations(result))
     if operations:
         return sum(len(rows) for _, _, rows in operations)
@@ -285,9 +285,9 @@ def record_count(result: object) -> int | None:
 
 
 def _operations(result: object) -> Iterator[tuple[str, str, Sequence[object]]]:
-    """Tool, table and rows of each call, where a result is `(tool, rows)` or `(tool, table, rows)` or a list of such.
+    """Tool, table and rows of each call, if a result is `(tool, rows)` or `(tool, table, rows)` or a list of these.
 
-    A pair of two texts is no call.
+    A pair of two texts is not a call.
     """
     if isinstance(result, tuple):
         parts = cast("tuple[object, ...]", result)
@@ -310,7 +310,7 @@ def _rows(found: object) -> Sequence[object]:
 
 
 def refs_in_result(result: object, subdomain: str, ref_of: RefLookup) -> list[str]:
-    """Refs of everything in a result, each once, in order: from pairs, triples, mappings and lists."""
+    """Refs of all entities in a result, without duplicates, in order: from pairs, triples, mappings and lists."""
     return list(dict.fromkeys(_iter_refs(result, subdomain, ref_of)))
 
 
@@ -343,7 +343,7 @@ def _row_refs(row: Mapping[str, Any], type: str, ref_of: RefLookup, ancestors: A
 
 
 def blocked_reason(given: object) -> str | None:
-    """Why a turn could not go on: what happened, and what was tried on what; None when it was not blocked."""
+    """Reason why a turn is blocked, with the attempted call and its items; None if it is not blocked."""
     if not given:
         return None
     if isinstance(given, str):

@@ -1,4 +1,4 @@
-"""Where a session goes to be kept, and where it comes back from: checkpoints, and the state that is current."""
+"""Storage of a session: checkpoints in a repository, and the current state on a shelf."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from context_compiler.messages.history import Reader, message_body, searchable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnChain:
-    """The messages of some turns as names and bodies; it is a `Chain`."""
+    """Messages of some turns as ids and bodies; implements `Chain`."""
 
     turns: tuple[SessionTurn, ...]
     starts: tuple[int, ...]
-    """The position of the first message of each turn, and the number of all messages."""
+    """Position of the first message of each turn, then the number of messages."""
     ids: tuple[str, ...]
     reader: Reader
 
     def message(self, index: int) -> ModelMessage:
-        """The message at a position."""
+        """Message at a position."""
         turn = bisect_right(self.starts, index) - 1
         return self.turns[turn].messages[index - self.starts[turn]]
 
     def body(self, index: int) -> bytes:
-        """The canonical JSON of message `index`."""
+        """Canonical JSON of message `index`."""
         return message_body(self.message(index))
 
     def text(self, index: int) -> str:
-        """The searchable text of message `index`."""
+        """Searchable text of message `index`."""
         return searchable(self.reader.one(self.message(index)))
 
 
 def chain_turns(turns: tuple[SessionTurn, ...], last: TurnChain | None, reader: Reader) -> TurnChain:
-    """Turns by name; what they share with those that were named last is not read again."""
+    """Chain of turns; the prefix shared with `last` is not read again."""
     known = last.turns if last else ()
     differ = compress(count(), map(operator.is_not, turns, known))
     kept = next(differ, min(len(turns), len(known)))
@@ -57,10 +57,10 @@ def chain_turns(turns: tuple[SessionTurn, ...], last: TurnChain | None, reader: 
 
 
 class Checkpoints:
-    """The repository and the shelf of one manager, as far as there are any.
+    """Repository and shelf of one manager, as far as it has them.
 
-    A repository that keeps sessions gives them back itself; those of any other are kept here, which costs nothing,
-    because sessions are values.
+    A repository that keeps sessions returns them itself; for any other they are kept here, which costs nothing, because
+    sessions are values.
     """
 
     def __init__(self, memory: MemorySystem, repo: MemoryRepository | None, reader: Reader) -> None:
@@ -74,11 +74,11 @@ class Checkpoints:
 
     @property
     def enabled(self) -> bool:
-        """There is a repository."""
+        """True if there is a repository."""
         return self._repo is not None
 
     async def commit(self, session: Session, message: str) -> str | None:
-        """Keep a session and the memory as they stand; None without a repository."""
+        """Commit a session and the memory; None without a repository."""
         if self._repo is None:
             return None
         kept = replace(session, since_checkpoint=0)
@@ -88,18 +88,18 @@ class Checkpoints:
         return commit
 
     async def back(self, commit: str | None) -> Session:
-        """The session of a checkpoint, once the memory is as it was then.
+        """Session of a checkpoint, after restoring the memory.
 
         Raises:
-            SettingsError: there is no repository.
-            ContextMemoryError: there is no such checkpoint.
+            SettingsError: There is no repository.
+            ContextMemoryError: There is no such checkpoint.
         """
         if self._repo is None:
             raise SettingsError(
                 "Versioning not enabled: make the manager with ContextManager.with_versioning(memory, repo, llm)"
             )
         if commit is None:
-            raise ContextMemoryError("No checkpoint to rollback to: `checkpoint` makes one, and each serves once")
+            raise ContextMemoryError("No checkpoint to rollback to: `checkpoint` makes one, and each can be used once")
         session = await self._then(commit)
         await self._repo.checkout(commit)
         return session
@@ -111,19 +111,19 @@ class Checkpoints:
             raise ContextMemoryError(f"commit {commit} holds no session; `log` names the others")
         return known or restore_session(saved, self._reader)  # pyright: ignore[reportArgumentType] # one of the two is there
 
-    async def keep(self, session: Session, score: Score | None = None, made: SummaryRow | None = None) -> None:
-        """Keep a session as it stands, where there is a shelf, and how a summary was made."""
+    async def keep(self, session: Session, score: Score | None = None, row: SummaryRow | None = None) -> None:
+        """Save a session and the record of its summary, if there is a shelf."""
         if self._shelf is None:
             return
         chain = self._chained(session)
         compile = None
-        if made is not None:
-            end = chain.starts[min(made.covered, len(session.turns))]
-            compile = replace(made.compile, covered_tip=chain.ids[end - 1] if end else "")
+        if row is not None:
+            end = chain.starts[min(row.covered, len(session.turns))]
+            compile = replace(row.compile, covered_tip=chain.ids[end - 1] if end else "")
         await self._shelf.keep(self._snapshot(session), score, compile)
 
     async def latest(self) -> Session | None:
-        """The session as it was kept last."""
+        """Session as saved last."""
         saved = None if self._shelf is None else await self._shelf.latest()
         return None if saved is None else restore_session(saved, self._reader)
 

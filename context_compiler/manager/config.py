@@ -1,4 +1,4 @@
-"""What a manager is told once: how much a session may hold, and when it is summarised, checkpointed and rolled back."""
+"""Settings of a manager: token limit, and when to summarize, checkpoint and roll back."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ FLAGS = ("auto_summarize", "auto_checkpoint", "auto_rollback", "coherence")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextConfig:
-    """The settings of a manager; every value is checked, none is bent into shape.
+    """Settings of a manager; every value is checked, none is adjusted.
 
     Raises:
-        SettingsError: a value is wrong; it is a ValueError, and says what is allowed.
+        SettingsError: A value is wrong; it is a ValueError, and says what is allowed.
     """
 
     max_tokens: int = 8192
-    """Tokens that what is sent may have."""
+    """Token limit of what is sent."""
     summarize_at_ratio: float = 0.8
-    """At this share of `max_tokens`, and above, older turns are summarised."""
+    """Share of `max_tokens` from which older turns are summarized."""
     quality_threshold: float = 0.6
-    """Below this score a session is degraded."""
+    """Score below which a session is degraded."""
     checkpoint_interval: int = 10
-    """Turns between two automatic checkpoints."""
+    """Turns between automatic checkpoints."""
     grounding_memories: int = 5
-    """Memories that a turn is grounded in, at most; 0 grounds in none."""
+    """Maximum number of memories in the grounding of a turn; 0 disables grounding."""
     recent_turns_to_keep: int = 3
-    """Turns that stay verbatim when older ones are summarised, the open one among them."""
+    """Turns that stay verbatim when older ones are summarized, the open one included."""
     auto_summarize: bool = True
     auto_checkpoint: bool = True
-    """Has no effect on a manager without versioning."""
+    """Has no effect without versioning."""
     auto_rollback: bool = False
-    """Roll back when the score falls below the threshold; without it, the score is only told."""
+    """Roll back when the score falls below the threshold; otherwise the score is only reported."""
     coherence: bool = False
     """Let the model rate each answer; costs one more call a turn."""
     timeout: float = 60.0
-    """Seconds that one summary or rating may take."""
+    """Time limit of one summary or rating, in seconds."""
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "checkpoint_interval", "recent_turns_to_keep"):
@@ -54,7 +54,7 @@ class ContextConfig:
 
     @property
     def summarization_threshold(self) -> int:
-        """The tokens at which a session is summarised."""
+        """Tokens from which a session is summarized."""
         return int(self.max_tokens * self.summarize_at_ratio)
 
     def _whole(self, name: str, least: int) -> None:
@@ -74,10 +74,10 @@ class ContextConfig:
 
 
 def check_config(config: ContextConfig | None) -> ContextConfig:
-    """The settings as given, or the defaults.
+    """Return the settings, or the defaults.
 
     Raises:
-        SettingsError: it is something else; the message names the fields that there are.
+        SettingsError: It is something else; the message lists the fields.
     """
     if config is not None and not isinstance(config, ContextConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
         names = ", ".join(field.name for field in fields(ContextConfig))
@@ -86,11 +86,11 @@ def check_config(config: ContextConfig | None) -> ContextConfig:
 
 
 def check_input(where: str, text: object) -> str:
-    """What somebody said, as it is.
+    """Return the text of a user.
 
     Raises:
-        SettingsError: there is nothing in it.
+        SettingsError: It is empty or not a text.
     """
     if not isinstance(text, str) or not text.strip():
-        raise SettingsError(f"{where}: the input is empty; give what the user said, as text")
+        raise SettingsError(f"{where}: the input is empty; give the user's text")
     return text

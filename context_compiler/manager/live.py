@@ -1,4 +1,8 @@
-"""A manager's session on a live agent: as a capability, which leaves the history alone, or as a history processor."""
+"""Managed session on a live agent, as a capability or as a history processor.
+
+The session is the authority on the past. A history it does not know is adopted while the session is empty; later only
+the messages after the last adopted one are taken in, or else the newest turn.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +39,9 @@ from context_compiler.resilience import try_await
 
 @dataclass
 class ManagedContext(AbstractCapability[Any]):
-    """Sends what a manager's session says instead of the history, which stays as it is.
+    """Capability that sends a manager's session in place of the history, which stays unchanged.
 
-    A `ContextCompiler` beside it comes after it: it records what is sent, and keeps to a budget of its own.
+    A `ContextCompiler` beside it runs after it, records what is sent, and keeps its own budget.
     """
 
     processor: TurnProcessor
@@ -49,36 +53,36 @@ class ManagedContext(AbstractCapability[Any]):
     _over: bool = field(init=False, repr=False, compare=False, default=False)
 
     async def for_run(self, ctx: RunContext[Any]) -> ManagedContext:
-        """A copy with its own place in the history; the session is shared."""
+        """Copy with its own place in the history; the session is shared."""
         mine = copy(self)
         mine._seen, mine._key, mine._over = 0, None, False
         return mine
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[Any]]) -> Any:
-        """Keep the last answer too, and let go of the turn however the run ends.
+        """Take in the last answer and end the turn, however the run ends.
 
-        The host cancels a request only after this: so a run without a result does not wait for the session.
+        The host cancels a request only after this, so a run without a result does not wait for the session.
         """
-        said: list[ModelMessage] = []
+        messages: list[ModelMessage] = []
         try:
             result = await handler()
-            said = result.all_messages()
+            messages = result.all_messages()
             return result
         finally:
             self._over = True
-            if not said:
+            if not messages:
                 abandon_run(self.processor, self._key)
-            if said or not self.processor.lock.locked():
-                await self._finished(said)
+            if messages or not self.processor.lock.locked():
+                await self._finish(messages)
 
-    async def _finished(self, said: list[ModelMessage]) -> None:
-        outcome = await try_await(finish_run(self.processor, self._key, said[self._seen :], said))
+    async def _finish(self, messages: list[ModelMessage]) -> None:
+        outcome = await try_await(finish_run(self.processor, self._key, messages[self._seen :], messages))
         if outcome.error is not None:
             self.processor.reporter.report("the end of a run", outcome.error)
 
-    async def _sent(self, ctx: RunContext[Any], given: ModelRequestContext) -> ModelRequestContext:
+    async def _replace_messages(self, ctx: RunContext[Any], given: ModelRequestContext) -> ModelRequestContext:
         messages = given.messages
-        outcome = await try_await(self._served(ctx, messages))
+        outcome = await try_await(self._prepare(ctx, messages))
         if outcome.value is None:
             self.processor.reporter.report(
                 "the history is sent as it is", outcome.error or RuntimeError("nothing to send")
@@ -86,7 +90,7 @@ class ManagedContext(AbstractCapability[Any]):
             return given
         return replace(given, messages=outcome.value.messages)
 
-    async def _served(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> RequestMessages:
+    async def _prepare(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> RequestMessages:
         news = messages[self._seen :] if self._seen else new_messages(self.processor, messages)
         self._seen = len(messages)
         served = await prepare_request(self.processor, news, messages, self._key, _charge_to(ctx), ends=True)
@@ -101,7 +105,7 @@ class ManagedContext(AbstractCapability[Any]):
             self, ctx: RunContext[Any], request_context: ModelRequestContext
         ) -> ModelRequestContext:
             """Send what the session says."""
-            return await self._sent(ctx, request_context)
+            return await self._replace_messages(ctx, request_context)
 
     else:
 
@@ -109,30 +113,30 @@ class ManagedContext(AbstractCapability[Any]):
             self, ctx: RunContext[Any], request_context: ModelRequestContext
         ) -> ModelRequestContext:
             """Send what the session says."""
-            return await self._sent(ctx, request_context)
+            return await self._replace_messages(ctx, request_context)
 
 
 class ManagedHistory:
-    """A history processor, `(ctx, messages) -> messages`; the host stores what it sends, the session keeps all.
+    """History processor, `(ctx, messages) -> messages`; the host stores what it sends, the session keeps everything.
 
-    It does not hear the last answer of a run: the session has that once the next run hands it over.
+    It does not see the last answer of a run; the session gets it from the next run's history.
     """
 
     def __init__(self, processor: TurnProcessor) -> None:
         self._processor = processor
         self._runs: Memo[str, tuple[int | None, int]] = Memo(REMEMBERED)
-        """By run: the turn it is in, and how much of a history that was sent as it is has been seen."""
+        """By run: its turn, and the number of known messages of an unchanged history."""
 
     async def __call__(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
-        """What the session says, with a mark by which it is known again. Never raises."""
-        outcome = await try_await(self._sent(ctx, messages))
+        """Messages of the session, with a mark that identifies them later. Never raises."""
+        outcome = await try_await(self._replace_messages(ctx, messages))
         if outcome.value is None:
             self._processor.reporter.report(
                 "the history is sent as it is", outcome.error or RuntimeError("nothing to send")
             )
         return outcome.value or messages
 
-    async def _sent(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
+    async def _replace_messages(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
         run = ctx.run_id or ""
         key, seen = self._runs.get(run) or (None, 0)
         news: Sequence[ModelMessage]
@@ -152,17 +156,17 @@ def _charge_to(ctx: RunContext[Any]) -> Callable[[SummaryResponse], SummaryRespo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMessages:
-    """What one request of an agent carries."""
+    """Messages of one request of an agent."""
 
     key: int | None
-    """Of the turn that it belongs to."""
+    """Key of its turn."""
     messages: list[ModelMessage]
     same: bool
-    """They are the host's own."""
+    """True if these are the host's own messages."""
 
 
 def new_messages(processor: TurnProcessor, messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
-    """What of a history the session does not know."""
+    """Messages of a history that the session does not know."""
     history = _read_history(processor, messages)
     taken = processor.session.taken
     at = next((at for at in range(len(history) - 1, -1, -1) if history.ids[at] == taken), None)
@@ -188,24 +192,24 @@ async def prepare_request(
     *,
     ends: bool,
 ) -> RequestMessages:
-    """Take in what is new, process the turn that it begins, and say what to send.
+    """Take in new messages, process the turn they begin, and return the messages to send.
 
     Args:
         processor: The session.
-        news: What the session does not know yet.
-        seen: The host's whole history, which it knows from now on.
-        key: The turn that the run is in; None when it has none yet.
-        charge: Told of every answer of the model's, which the run pays for.
-        ends: The end of the run will be told; until then nobody else is sent its turn.
+        news: Messages unknown to the session.
+        seen: The host's whole history, known to the session from now on.
+        key: Turn of the run; None if it has none yet.
+        charge: Called with every answer of the model, which the run pays for.
+        ends: The end of the run will be reported; until then no other run is sent its turn.
     """
     async with processor.lock:
-        said = [message for message in (_without_system_text(processor, one) for one in news) if message is not None]
-        prompts = [at for at, message in enumerate(said) if starts_turn(message, processor.reader)]
+        own = [message for message in (_without_system_text(processor, one) for one in news) if message is not None]
+        prompts = [at for at, message in enumerate(own) if starts_turn(message, processor.reader)]
         if prompts:
-            _add_missed_turns(processor, said[: prompts[-1]], key)
+            _add_missed_turns(processor, own[: prompts[-1]], key)
             processor.llm.charge = charge
             try:
-                await processor.process(said[prompts[-1] :])
+                await processor.process(own[prompts[-1] :])
             finally:
                 processor.llm.charge = None
             _end_turn(processor, key)
@@ -213,7 +217,7 @@ async def prepare_request(
             processor.live |= {key} if ends else set()  # not before: a run that is cancelled there has no turn to end
         else:
             key = _resume_turn(processor, key, ends)
-            _extend_turn(processor, key, said)
+            _extend_turn(processor, key, own)
         processor.session = replace(processor.session, taken=_read_history(processor, seen).tip)
         others = frozenset(processor.live - {key})
         messages = processor.limit.within(processor.session, context_messages(processor.session, others))
@@ -224,13 +228,13 @@ async def prepare_request(
 async def finish_run(
     processor: TurnProcessor, key: int | None, news: Sequence[ModelMessage], seen: Sequence[ModelMessage]
 ) -> None:
-    """A run has ended: keep what it said last, and let go of its turn.
+    """End a run: take in its last answer and close its turn.
 
-    Of a run that failed (nothing was `seen`) what nobody answered is not kept; a call that is deferred waits.
+    Of a failed run (`seen` is empty) an unanswered call is not kept; a deferred call waits.
     """
     async with processor.lock:
-        said = [message for message in (_without_system_text(processor, one) for one in news) if message is not None]
-        _extend_turn(processor, key, said)
+        own = [message for message in (_without_system_text(processor, one) for one in news) if message is not None]
+        _extend_turn(processor, key, own)
         _end_turn(processor, key, failed=not seen)
         if seen:
             processor.session = replace(processor.session, taken=_read_history(processor, seen).tip)
@@ -238,12 +242,12 @@ async def finish_run(
 
 
 def abandon_run(processor: TurnProcessor, key: int | None) -> None:
-    """A run has no result: nobody is at work on its turn any more, and what nobody answered is not kept."""
+    """End a run without a result; unanswered calls are not kept."""
     _end_turn(processor, key, failed=True)
 
 
 def _without_system_text(processor: TurnProcessor, message: ModelMessage) -> ModelMessage | None:
-    """A message without the agent's system text, which is sent once, in front; None when that is all it is."""
+    """Message without the agent's system text, which is sent once, in front; None if nothing else remains."""
     parts = [part for part in message.parts if isinstance(part, SystemPromptPart)]
     if not parts or not isinstance(message, ModelRequest):
         return message
@@ -255,7 +259,7 @@ def _without_system_text(processor: TurnProcessor, message: ModelMessage) -> Mod
 
 
 def _add_missed_turns(processor: TurnProcessor, messages: Sequence[ModelMessage], key: int | None) -> None:
-    """Take in turns that were held without the manager; what ends the turn before belongs to that one."""
+    """Take in turns held without the manager; messages that end the turn before are added to it."""
     for group in split_turns(messages, processor.reader):
         if starts_turn(group[0], processor.reader) or not processor.session.turns:
             turn = make_turn(answered_prefix(group, processor.reader), processor.reader, open=False)
@@ -268,7 +272,7 @@ def _add_missed_turns(processor: TurnProcessor, messages: Sequence[ModelMessage]
 
 
 def _extend_turn(processor: TurnProcessor, key: int | None, messages: Sequence[ModelMessage]) -> None:
-    """Add to the turn of that key."""
+    """Add messages to the turn with this key."""
     turn = next((one for one in processor.session.turns if one.key == key), None)
     if turn is not None and messages:
         longer = make_turn((*turn.messages, *messages), processor.reader, open=True, key=turn.key)
@@ -276,7 +280,7 @@ def _extend_turn(processor: TurnProcessor, key: int | None, messages: Sequence[M
 
 
 def _resume_turn(processor: TurnProcessor, key: int | None, ends: bool) -> int | None:
-    """The turn that goes on where nobody says anything new: the run's own, else the newest, whose calls waited."""
+    """Turn that continues where there is nothing new: the run's own, else the newest, whose calls were waiting."""
     if key is None and processor.session.turns:
         key = processor.session.turns[-1].key
         processor.live |= {key} if ends else set()
@@ -284,7 +288,7 @@ def _resume_turn(processor: TurnProcessor, key: int | None, ends: bool) -> int |
 
 
 def _end_turn(processor: TurnProcessor, key: int | None, *, failed: bool = False) -> None:
-    """Nobody is at work on that turn any more."""
+    """Close the turn with this key."""
     processor.live.discard(key if key is not None else -1)
     turn = next((one for one in processor.session.turns if one.key == key), None)
     if turn is not None:

@@ -1,4 +1,4 @@
-"""`ContextManager`: keeps a long session grounded in memory, short, scored, and able to go back."""
+"""`ContextManager`: a long session grounded in memory, summarized in time, scored, and able to roll back."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ from context_compiler.tokens import Count, TokenCounter, as_counter
 
 
 class ContextManager:
-    """Manages one session. Calls may come from several tasks at once; they are served one after the other.
+    """Manager of one session. Concurrent calls are served one after the other.
 
     Args:
-        memory: Where the session is grounded, and where summaries are remembered.
-        llm: Writes summaries: a model, its name, an agent (its model alone), or a function from a prompt to a text;
-            `"none"` asks nobody and quotes instead.
+        memory: Source of grounding, and store of summaries.
+        llm: Writer of summaries: a model, its name, an agent (its model alone), or a function from a prompt to a text;
+            `"none"` calls no model, and older turns are quoted.
         config: The settings; None is the defaults.
-        repo: Keeps states to go back to; see `with_versioning`.
-        session_id: The name of the session; None makes one up.
-        system_prompt: Stands before everything that is sent.
+        repo: Keeps checkpoints; see `with_versioning`.
+        session_id: Name of the session; None makes one up.
+        system_prompt: Text in front of everything that is sent.
         scorer: Scores each turn; None is `QualityScorer()`.
-        template: What a summary is asked with: a name or a `Template`.
-        counter: What counts tokens.
-        on_error: Called with everything that failed and was done without.
+        template: Template of the summary prompt: a name or a `Template`.
+        counter: Counts tokens.
+        on_error: Called with every failure that did not stop the work.
 
     Raises:
-        SettingsError: an argument is of no use, or two contradict each other.
+        SettingsError: An argument is invalid, or two contradict each other.
     """
 
     def __init__(
@@ -101,33 +101,33 @@ class ContextManager:
         config: ContextConfig | None = None,
         **more: Any,
     ) -> Self:
-        """A manager that makes checkpoints in `repo` and can go back to them; `more` is as for the constructor."""
+        """Manager that makes checkpoints in `repo` and can roll back; `more` is as for the constructor."""
         if repo is None:  # pyright: ignore[reportUnnecessaryComparison]
             raise SettingsError("repo=None: give a MemoryRepository, or make a manager without versioning")
         return cls(memory, llm, config, repo=repo, **more)
 
     @property
     def has_versioning(self) -> bool:
-        """It can make checkpoints."""
+        """True if it can make checkpoints."""
         return self._processor.checkpoints.enabled
 
     async def process_turn(self, input: str) -> ContextTurnResult:
-        """Take in what the user says: add, ground, summarise where due, score, roll back or checkpoint where due.
+        """Process what the user says: add, ground, summarize, score, roll back or checkpoint if due.
 
-        Memory, model and repository may fail: the turn goes on, and `trouble` says what was done without.
+        Memory, model and repository may fail: the turn goes on, and `trouble` lists the failures.
 
         Raises:
-            SettingsError: there is nothing in the input.
+            SettingsError: The input is empty.
         """
-        said = check_input("process_turn", input)
+        text = check_input("process_turn", input)
         async with self._processor.lock:
-            return await self._processor.process([ModelRequest(parts=[UserPromptPart(content=said)])])
+            return await self._processor.process([ModelRequest(parts=[UserPromptPart(content=text)])])
 
     def add_response(self, response: str | ModelResponse) -> bool:
-        """Answer the open turn; False where there is none, and then nothing has changed.
+        """Answer the open turn; return False, without a change, if there is none.
 
         Raises:
-            SettingsError: it is neither a text nor a response.
+            SettingsError: It is neither a text nor a response.
         """
         if not isinstance(response, str | ModelResponse):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SettingsError(f"add_response got {response!r:.80}: give a text or a ModelResponse")
@@ -141,43 +141,43 @@ class ContextManager:
         return True
 
     async def ground_query(self, query: str) -> GroundedContext:
-        """What memory has to say to a query, at most `grounding_memories` of it.
+        """Memories relevant to a query, at most `grounding_memories`.
 
         Raises:
-            SettingsError: there is nothing in the query.
-            Exception: whatever the memory raises; the shipped ones raise `ContextMemoryError` and `StoreError`.
+            SettingsError: The query is empty.
+            Exception: Any error of the memory; the packaged ones raise `ContextMemoryError` and `StoreError`.
         """
         return grounding_result(await self._processor.search(check_input("ground_query", query)))
 
     def get_context_messages(self) -> list[ModelMessage]:
-        """System prompt, what memory said to the last turn, the summary, and the turns that it does not stand for.
+        """System prompt, grounding of the last turn, summary, and the turns after it.
 
-        Where these are over `max_tokens`, the turns are cut as in a view without a model, the newest last.
+        Where these exceed `max_tokens`, the turns are cut as in a view without a model, the newest last.
         """
         return self._processor.limit.messages(self._processor.session)
 
     def estimated_tokens(self) -> int:
-        """Exact tokens of everything that `get_context_messages` gives."""
+        """Exact tokens of the messages of `get_context_messages`."""
         return self._processor.tokens
 
     def quality_score(self) -> float:
-        """How the last turn was scored, from 0 to 1; before the first, how the session would be."""
+        """Score of the last turn, from 0 to 1; before the first turn, of the empty session."""
         scores = self._processor.session.scores
         return scores[-1].quality if scores else self._processor.scores()[0]
 
     @property
     def quality_history(self) -> tuple[Score, ...]:
-        """How the last fifty turns were scored, oldest first."""
+        """Scores of the last fifty turns, oldest first."""
         return self._processor.session.scores
 
     @property
     def turn_count(self) -> int:
-        """Turns of the session, also those that a summary stands for."""
+        """Number of turns, including those behind a summary."""
         return len(self._processor.session.turns)
 
     @property
     def next_checkpoint(self) -> str | None:
-        """The commit that a rollback goes back to; None for none."""
+        """Commit that the next rollback restores; None if there is none."""
         return self._processor.session.checkpoint
 
     def transcript(self) -> list[ModelMessage]:
@@ -185,11 +185,11 @@ class ContextManager:
         return list(self._processor.session.messages())
 
     async def summarize(self) -> SummarizationResult:
-        """Let a summary stand for all but the newest turns, whatever they cost; nothing to sum up changes nothing.
+        """Replace all but the newest turns by a summary, whatever their size; without such turns nothing changes.
 
         Raises:
-            CompileError: the model failed, or its answer saves nothing; the session is as it was.
-            TemplateError: the template is missing or wrong.
+            CompileError: The model failed, or its answer saves nothing; the session is unchanged.
+            TemplateError: The template is missing or wrong.
         """
         async with self._processor.lock:
             try:
@@ -198,11 +198,11 @@ class ContextManager:
                 await self._processor.save_or_report()
 
     async def checkpoint(self, message: str = "Checkpoint") -> str | None:
-        """Keep memory and session as they stand; the commit, or None without versioning.
+        """Commit memory and session; return the commit, or None without versioning.
 
         Raises:
-            SettingsError: the message is no text.
-            Exception: whatever the repository raises; nothing has changed then.
+            SettingsError: The message is not a text.
+            Exception: Any error of the repository; nothing has changed then.
         """
         check_text("message", message, empty=True)
         async with self._processor.lock:
@@ -211,12 +211,12 @@ class ContextManager:
             return commit
 
     async def rollback(self) -> RollbackResult:
-        """Go back to the newest checkpoint that has not served yet, memory and session both.
+        """Restore memory and session of the newest unused checkpoint.
 
         Raises:
-            SettingsError: versioning is not enabled.
-            ContextMemoryError: there is no checkpoint.
-            Exception: whatever the repository raises; memory, session and checkpoints are as they were then.
+            SettingsError: Versioning is not enabled.
+            ContextMemoryError: There is no checkpoint.
+            Exception: Any error of the repository; memory, session and checkpoints are unchanged then.
         """
         async with self._processor.lock:
             done = await self._processor.rollback()
@@ -224,10 +224,10 @@ class ContextManager:
             return done
 
     async def resume(self) -> bool:
-        """Go on with the session as memory or repository kept it last; False where they keep none.
+        """Load the session that memory or repository saved last; return False if there is none.
 
         Raises:
-            ContextMemoryError: what was kept is damaged.
+            ContextMemoryError: The saved session is damaged.
         """
         async with self._processor.lock:
             found = await self._processor.checkpoints.latest()
@@ -236,38 +236,38 @@ class ContextManager:
             return found is not None
 
     def to_json(self) -> str:
-        """The whole session as JSON, for `load_json` of another manager; memory is not in it."""
+        """Whole session as JSON, for `load_json` of another manager; memory is not included."""
         return dump_session(self.session_id, self._processor.session)
 
     def load_json(self, text: str) -> None:
-        """Go on with a session that `to_json` wrote.
+        """Load a session written by `to_json`.
 
         Raises:
-            ContextMemoryError: it is none; the session is as it was.
+            ContextMemoryError: The text is not a session; the session is unchanged.
         """
         self.session_id, self._processor.session = load_session(text, self._processor.reader)
 
     def as_capability(self) -> ManagedContext:
-        """The session on a live agent, whose own history stays as it is."""
+        """Capability that sends the session on a live agent and leaves the agent's history unchanged."""
         return ManagedContext(self._processor)
 
     def as_history_processor(self) -> ManagedHistory:
-        """The session for `ProcessHistory`, where only a processor can be given."""
+        """History processor for `ProcessHistory`, for hosts that accept nothing else."""
         return ManagedHistory(self._processor)
 
 
 def check_arguments(
     *, memory: object, repo: object, scorer: object, template: object, on_error: object, config: ContextConfig
 ) -> None:
-    """Refuse what is of no use, and what contradicts something else.
+    """Check the arguments of a manager, so that no turn fails because of them.
 
     Raises:
-        SettingsError: the message says what, and what to give instead.
+        SettingsError: The message names the argument and an allowed value.
     """
     if not isinstance(memory, MemorySystem):
         raise SettingsError(f"memory={memory!r}: give a MemorySystem: search and remember")
     if scorer is not None and not isinstance(scorer, Scorer):
-        raise SettingsError(f"scorer={scorer!r}: give something that calculates a score")
+        raise SettingsError(f"scorer={scorer!r}: give an object with `calculate(state)`")
     if not isinstance(template, Template) and not (isinstance(template, str) and template.strip()):
         raise SettingsError(f"template={template!r}: give the name of a template, or a Template")
     if on_error is not None and not callable(on_error):
@@ -277,10 +277,10 @@ def check_arguments(
 
 
 def check_text(name: str, given: object, *, empty: bool = False) -> str:
-    """A text; only where `empty` says so may there be nothing in it.
+    """Return a text; it may be empty only if `empty` is set.
 
     Raises:
-        SettingsError: it is none.
+        SettingsError: It is not a text, or empty.
     """
     if not isinstance(given, str) or not (empty or given.strip()):
         raise SettingsError(f"{name}={cast(object, given)!r:.80}: give a text{'' if empty else ' that is not empty'}")
@@ -290,10 +290,10 @@ def check_text(name: str, given: object, *, empty: bool = False) -> str:
 def context_manager(
     agent: AbstractAgent[Any, Any], memory: MemorySystem, config: ContextConfig | None = None, **more: Any
 ) -> ContextManager:
-    """A manager whose summaries the agent's model writes; `more` goes to `ContextManager`.
+    """Manager whose summaries are written by the agent's model; `more` goes to `ContextManager`.
 
     Raises:
-        SettingsError: the agent has no model.
+        SettingsError: The agent has no model.
     """
     return ContextManager(memory, agent, config, **more)
 
@@ -305,9 +305,9 @@ def context_manager_with_versioning(
     config: ContextConfig | None = None,
     **more: Any,
 ) -> ContextManager:
-    """The same, with checkpoints to go back to.
+    """Manager with checkpoints whose summaries are written by the agent's model.
 
     Raises:
-        SettingsError: the agent has no model.
+        SettingsError: The agent has no model.
     """
     return ContextManager.with_versioning(memory, repo, agent, config, **more)

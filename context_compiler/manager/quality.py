@@ -1,8 +1,8 @@
-"""How good a session still is, as a number from 0 to 1: two scorers over the same state.
+"""Quality of a session as a number from 0 to 1: two scorers over the same state, and a model's rating of an answer.
 
-`QualityScorer` is the formula of the design that the manager follows. Its term for the session is 1 before the
-first turn and 0 for every session in which a turn is not a summary, so it tells next to nothing of length.
-`HealthScorer` looks at how often was summarised, and at how full the context is.
+`QualityScorer` is the formula of the manager's design. Its session term is 1 before the first turn and 0 for every
+session with more turns than summaries, so it says almost nothing about length. `HealthScorer` uses the rate of
+summaries and the fill of the context.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from context_compiler.messages.history import Reader
 from context_compiler.template.prompts import prose
 
 UNKNOWN = 1.0
-"""What nobody has measured is taken to be in order: an empty memory is no decay."""
+"""Value of an unmeasured term: an empty memory is not a sign of decay."""
 
 USUAL_SUMMARIES = 0.1
-"""Summaries a turn in a session that is neither crammed nor forgetful."""
+"""Summaries per turn of a healthy session."""
 
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextState:
-    """What is scored."""
+    """State to score."""
 
     avg_memory_relevance: float | None
-    """Of the memories that the turn is grounded in; None where there are none."""
+    """Average relevance of the memories in the grounding; None without grounding."""
     last_coherence_score: float | None
-    """As rated last; None where nothing was."""
+    """Last rating; None without one."""
     turn_count: int
     summarization_count: int
     token_count: int
@@ -46,19 +46,19 @@ class ContextState:
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Anything that gives a state a score; what lies outside 0 to 1 is cut off."""
+    """Anything that scores a state; scores outside 0 to 1 are clamped."""
 
     def calculate(self, ctx: ContextState) -> float:
-        """The score of a state."""
+        """Score of a state."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityScorer:
-    """Relevance of memory, coherence of the answer, and turns against summaries, by weight.
+    """Weighted sum of memory relevance, coherence of the answer, and turns against summaries.
 
     Raises:
-        SettingsError: a weight is below 0, or they are not 1 together.
+        SettingsError: A weight is negative, or the weights do not add up to 1.
     """
 
     memory_relevance_weight: float = 0.4
@@ -69,7 +69,7 @@ class QualityScorer:
         _check_weights(self)
 
     def calculate(self, ctx: ContextState) -> float:
-        """The score of a state, from 0 to 1."""
+        """Score of a state, from 0 to 1."""
         session = 1 - min(ctx.turn_count / max(ctx.summarization_count, 1), 1)
         return clamp_score(
             _or_unknown(ctx.avg_memory_relevance) * self.memory_relevance_weight
@@ -80,10 +80,10 @@ class QualityScorer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthScorer:
-    """The same with two other terms: summaries a turn as they usually are, and how much room is left.
+    """Weighted sum of relevance, coherence, the rate of summaries, and the free share of the context.
 
     Raises:
-        SettingsError: a weight is below 0, or they are not 1 together.
+        SettingsError: A weight is negative, or the weights do not add up to 1.
     """
 
     memory_weight: float = 0.3
@@ -95,7 +95,7 @@ class HealthScorer:
         _check_weights(self)
 
     def calculate(self, ctx: ContextState) -> float:
-        """The score of a state, from 0 to 1."""
+        """Score of a state, from 0 to 1."""
         often = ctx.summarization_count / ctx.turn_count if ctx.turn_count else USUAL_SUMMARIES
         session = 1 - min(abs(often - USUAL_SUMMARIES), 1)
         used = ctx.token_count / ctx.max_tokens if ctx.max_tokens > 0 else 0.0
@@ -108,7 +108,7 @@ class HealthScorer:
 
 
 def clamp_score(score: float) -> float:
-    """A score within 0 to 1; what is no number is 0."""
+    """Score clamped to 0 to 1; NaN becomes 0."""
     return min(1.0, max(0.0, score)) if score == score else 0.0
 
 
@@ -117,41 +117,41 @@ def _or_unknown(measured: float | None) -> float:
 
 
 def _check_weights(scorer: QualityScorer | HealthScorer) -> None:
-    """Refuse weights that do not share out one whole."""
+    """Refuse weights that do not add up to 1."""
     weights = {field.name: cast(object, getattr(scorer, field.name)) for field in fields(scorer)}
-    said = ", ".join(f"{name}={value!r}" for name, value in weights.items())
+    given = ", ".join(f"{name}={value!r}" for name, value in weights.items())
     numbers = [value for value in weights.values() if isinstance(value, int | float) and not isinstance(value, bool)]
     if (
         len(numbers) != len(weights)
         or not all(0 <= value <= 1 for value in numbers)
         or abs(sum(numbers) - 1) > ROUNDING
     ):
-        raise SettingsError(f"{type(scorer).__name__}({said}): give weights from 0 up that are 1 together")
+        raise SettingsError(f"{type(scorer).__name__}({given}): give weights of at least 0 that add up to 1")
 
 
 UNPARSED_RATING = 0.7
-"""What an answer counts that holds no number from 0 to 1."""
+"""Rating for an answer without a number from 0 to 1."""
 RATED_TOKENS = 4_000
-"""Tokens of the exchange that are shown."""
+"""Tokens shown of the rated exchange."""
 
 _NUMBER = re.compile(r"(?<![\w.])(?:0?\.\d+|[01](?:\.\d+)?)(?![\w.]*\d|\w|%)")
 
 
 async def rate_coherence(messages: Sequence[ModelMessage], llm: LLM, reader: Reader) -> float:
-    """How coherent a turn is, from 0 to 1; 0.7 where the answer is no number.
+    """Coherence of a turn as rated by the model, from 0 to 1.
 
     Raises:
-        CompileError: the model could not be asked.
+        CompileError: The model could not be asked.
     """
     history = reader.read(messages)
-    said = reader.counter.tail("\n".join(lines(history, range(len(history)), 1)), RATED_TOKENS)
-    prompt = f"{prose('coherence')}\n\n{fence('exchange', said)}"
+    exchange = reader.counter.tail("\n".join(lines(history, range(len(history)), 1)), RATED_TOKENS)
+    prompt = f"{prose('coherence')}\n\n{fence('exchange', exchange)}"
     answer = await llm([prompt], instructions="rating")
     return parse_rating(answer.text)
 
 
 def parse_rating(text: str) -> float:
-    """The first number from 0 to 1 in a text, or 0.7."""
+    """First number from 0 to 1 in a text, else `UNPARSED_RATING`."""
     found = _NUMBER.search(text)
     value = float(found[0]) if found else UNPARSED_RATING
     return clamp_score(value) if value <= 1 else UNPARSED_RATING

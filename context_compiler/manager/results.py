@@ -1,4 +1,4 @@
-"""What a manager's calls give back. Tokens are exact, scores lie between 0 and 1."""
+"""Return values of a manager's calls. Tokens are exact, scores are from 0 to 1."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Something that was remembered, named by its content and by what was remembered before it."""
+    """Remembered text, named by its content and by the memory before it."""
 
     id: str
     text: str
@@ -17,7 +17,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A memory that a query asks for, and how much of the query it answers."""
+    """Memory relevant to a query, and the share of the query that it answers."""
 
     memory: Memory
     score: float
@@ -25,46 +25,46 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroundedContext:
-    """What memory has to say to a query: `relevance_scores[i]` belongs to `memories[i]`, the best first."""
+    """Memories relevant to a query, best first: `relevance_scores[i]` belongs to `memories[i]`."""
 
     memories: tuple[Memory, ...] = ()
     summary: str = ""
-    """The beginnings of the first three, joined by `; `."""
+    """Beginnings of the first three, joined by `; `."""
     relevance_scores: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextTurnResult:
-    """What one turn brought about."""
+    """Result of one turn."""
 
     grounding_used: tuple[str, ...]
-    """The ids of the memories that the turn is grounded in."""
+    """Ids of the memories in the grounding."""
     summarization_triggered: bool
     checkpoint_created: str | None
     quality_score: float
     token_count: int
-    """Of everything that `get_context_messages` gives now."""
+    """Tokens of the messages that `get_context_messages` returns now."""
     rollback_triggered: bool = False
     trouble: tuple[str, ...] = ()
-    """What failed on the way, and what was done without; empty when all went well."""
+    """Failures that did not stop the turn; empty if there were none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummarizationResult:
-    """What a summary saved, of what would be sent if nothing were cut."""
+    """Result of a summary; tokens are those of the messages if nothing were cut."""
 
     tokens_before: int
     tokens_after: int
     turns_summarized: int
-    """0 when there was nothing to summarise."""
+    """0 if there was nothing to summarize."""
     summary: str
     survival: float = 1.0
-    """The share of paths, numbers, names and prohibitions that the summary itself holds."""
+    """Share of paths, numbers, names and prohibitions that the summary itself contains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackResult:
-    """Where a session has gone back to."""
+    """Result of a rollback."""
 
     commit_restored: str
     turns_lost: int
@@ -72,23 +72,23 @@ class RollbackResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """A memory and a session as they stood at one moment; its id is derived from all that it holds."""
+    """Memory and session at one moment; the id is derived from all content."""
 
     id: str
     parent: str | None
-    """The commit that the memory was at before; None for the first."""
+    """Commit of the memory before this one; None for the first."""
     message: str
     author: str
     created_at: datetime
     memories: int
-    """How many there were."""
+    """Number of memories."""
     turns: int
-    """How many the session had; 0 where only memory was kept."""
+    """Number of turns of the session; 0 if only memory was committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diff:
-    """What was remembered in one commit and not in the other, oldest first."""
+    """Memories in one commit and not in the other, oldest first."""
 
     added: tuple[Memory, ...]
     removed: tuple[Memory, ...]
@@ -96,16 +96,16 @@ class Diff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """One turn as it was scored."""
+    """Score of one turn."""
 
     turn: int
-    """Its 0-based number."""
+    """Position of the turn, from 0."""
     quality: float
     """By the manager's scorer."""
     health: float
-    """By `HealthScorer`, whatever the manager's is."""
+    """By `HealthScorer`, whatever the manager's scorer is."""
     tokens: int
-    """Of what would be sent if nothing were cut; above `max_tokens` where single turns are."""
+    """Tokens of the messages if nothing were cut; above `max_tokens` if single turns are."""
     summarized: bool = False
     checkpoint: str | None = None
     rolled_back: bool = False

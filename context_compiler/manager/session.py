@@ -33,7 +33,7 @@ from context_compiler.template.prompts import prose
 
 VERSION = 1
 MAX_SCORES = 50
-"""Scores that a session carries; the shelf has them all."""
+"""Scores in a session; the shelf keeps all."""
 PLAIN_FACTS: dict[str, tuple[type, ...]] = {
     "system_prompt": (str,),
     "covered": (int,),
@@ -45,52 +45,52 @@ PLAIN_FACTS: dict[str, tuple[type, ...]] = {
     "checkpoint": (str, type(None)),
     "taken": (str, type(None)),
 }
-"""Facts of a session that JSON holds as they are, and of which kind each is."""
+"""Fields of a session that are stored as plain JSON, and their types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionTurn:
-    """From what a user said to just before the user speaks again."""
+    """One turn: a user prompt and everything up to the next."""
 
     key: int
-    """Names it for as long as the process lives, wherever it stands."""
+    """Identity within the process, whatever its position."""
     messages: tuple[ModelMessage, ...]
     tokens: int
     open: bool
-    """It has no answer yet."""
+    """True until it has an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """Everything that a rollback restores."""
+    """State that a rollback restores."""
 
     turns: tuple[SessionTurn, ...] = ()
     system_prompt: str = ""
     system: tuple[SystemPromptPart, ...] = ()
-    """System text of an agent's own."""
+    """System text of the agent."""
     covered: int = 0
-    """How many of the turns the summary stands for."""
+    """Number of turns that the summary replaces."""
     summary: str = ""
     index: str = ""
-    """What the summary lost, word for word."""
+    """Specifics that the summary lost, verbatim."""
     summarizations: int = 0
     grounding: tuple[Match, ...] = ()
     coherence: float | None = None
     since_checkpoint: int = 0
     checkpoint: str | None = None
-    """What a rollback goes back to; None for nothing."""
+    """Commit that the next rollback restores; None if there is none."""
     scores: tuple[Score, ...] = ()
     taken: str | None = None
-    """Chain id of the last message of a host's history that was taken in."""
+    """Chain id of the last adopted message of a host's history."""
 
     @property
     def relevance(self) -> float | None:
-        """Of what it is grounded in, on average; None where it is not."""
+        """Average relevance of the grounding; None without grounding."""
         return sum(match.score for match in self.grounding) / len(self.grounding) if self.grounding else None
 
     @property
     def verbatim(self) -> tuple[SessionTurn, ...]:
-        """The turns that no summary stands for."""
+        """Turns after the summary."""
         return self.turns[self.covered :]
 
     def messages(self) -> Iterator[ModelMessage]:
@@ -100,7 +100,7 @@ class Session:
 
 
 def starts_turn(message: ModelMessage, reader: Reader) -> bool:
-    """Whether a user says something there, so that a turn begins with it."""
+    """True if the message contains a user prompt, which begins a turn."""
     return isinstance(message, ModelRequest) and reader.one(message).asks
 
 
@@ -108,7 +108,7 @@ KEYS = count()
 
 
 def make_turn(messages: Sequence[ModelMessage], reader: Reader, *, open: bool, key: int | None = None) -> SessionTurn:
-    """A turn of these messages; a new one unless it has a `key` already."""
+    """Turn of these messages; a new one unless `key` is given."""
     return SessionTurn(
         key=next(KEYS) if key is None else key,
         messages=tuple(messages),
@@ -118,13 +118,13 @@ def make_turn(messages: Sequence[ModelMessage], reader: Reader, *, open: bool, k
 
 
 def split_turns(messages: Sequence[ModelMessage], reader: Reader) -> list[Sequence[ModelMessage]]:
-    """Messages by turn; what stands before the first prompt is one too."""
+    """Messages by turn; messages before the first prompt are a turn too."""
     starts = sorted({0, *(at for at, message in enumerate(messages) if starts_turn(message, reader))})
     return [messages[start:stop] for start, stop in pairwise([*starts, len(messages)]) if start < stop]
 
 
 def answered_prefix(messages: Sequence[ModelMessage], reader: Reader) -> tuple[ModelMessage, ...]:
-    """The messages of a turn that has ended, up to where something was called that nobody answered."""
+    """Messages of an ended turn up to the first call without an answer."""
     readings = [reader.one(message) for message in messages]
     answered = {call for reading in readings for call in reading.answers}
     stop = next((at for at, one in enumerate(readings) if not answered.issuperset(one.calls)), len(messages))
@@ -132,12 +132,12 @@ def answered_prefix(messages: Sequence[ModelMessage], reader: Reader) -> tuple[M
 
 
 def turn_messages(turns: Sequence[SessionTurn]) -> list[ModelMessage]:
-    """The messages of some turns."""
+    """Messages of some turns."""
     return [message for turn in turns for message in turn.messages]
 
 
 def safe_boundary(turns: Sequence[SessionTurn], start: int, stop: int, reader: Reader) -> int:
-    """The last place from `start` to `stop` where turns can be parted: no call before it is answered after it."""
+    """Last position from `start` to `stop` at which turns can be separated: no call before it is answered after it."""
     called: dict[str, int] = {}
     across: list[tuple[int, int]] = []
     for at in range(start, len(turns)):
@@ -149,7 +149,7 @@ def safe_boundary(turns: Sequence[SessionTurn], start: int, stop: int, reader: R
 
 
 def with_turn(session: Session, turn: SessionTurn) -> Session:
-    """The session with one more turn, in place of the one of that key where there is one."""
+    """Session with a turn added, or replaced if there is one with its key."""
     at = next((at for at in range(len(session.turns) - 1, -1, -1) if session.turns[at].key == turn.key), None)
     if at is not None:
         return replace(session, turns=(*session.turns[:at], turn, *session.turns[at + 1 :]))
@@ -157,7 +157,7 @@ def with_turn(session: Session, turn: SessionTurn) -> Session:
 
 
 def session_facts(session: Session) -> str:
-    """All of a session but its messages, as JSON: its size does not depend on how long the session is."""
+    """Everything in a session but its messages, as JSON; the size does not grow with the session."""
     given: dict[str, Any] = {
         "version": VERSION,
         "open": bool(session.turns and session.turns[-1].open),
@@ -173,15 +173,15 @@ def session_facts(session: Session) -> str:
 
 
 def restore_session(saved: Saved, reader: Reader) -> Session:
-    """The session that was kept.
+    """Session from its stored form.
 
     Raises:
-        ContextMemoryError: it was kept by a newer version, or is damaged.
+        ContextMemoryError: It was saved by a newer version, or is damaged.
     """
     try:
         facts: dict[str, Any] = json.loads(saved.facts)
         if facts["version"] > VERSION:
-            raise ContextMemoryError("a newer version kept this session: upgrade context-compiler")
+            raise ContextMemoryError("this session was saved by a newer version: upgrade pydantic-ai-context-compiler")
         groups = split_turns(load_messages(saved.bodies) if saved.bodies else [], reader)
         turns = [make_turn(group, reader, open=False) for group in groups]
         if turns and facts["open"]:
@@ -198,20 +198,20 @@ def restore_session(saved: Saved, reader: Reader) -> Session:
             **{**{name: facts[name] for name in PLAIN_FACTS}, "covered": min(facts["covered"], len(turns))},
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ContextMemoryError(f"the session that was kept is damaged ({error}); go back to a checkpoint") from error
+        raise ContextMemoryError(f"the saved session is damaged ({error}); roll back to a checkpoint") from error
 
 
 def dump_session(name: str, session: Session) -> str:
-    """A whole session and its name as JSON."""
+    """Whole session and its name as JSON."""
     messages = [json.loads(message_body(message)) for message in session.messages()]
     return json.dumps({"session_id": name, "facts": json.loads(session_facts(session)), "messages": messages})
 
 
 def load_session(text: str, reader: Reader) -> tuple[str, Session]:
-    """The name and the session that `session_text` wrote.
+    """Name and session from `dump_session`.
 
     Raises:
-        ContextMemoryError: it did not write this.
+        ContextMemoryError: The text is something else.
     """
     try:
         given: dict[str, Any] = json.loads(text)
@@ -219,11 +219,11 @@ def load_session(text: str, reader: Reader) -> tuple[str, Session]:
         saved = Saved(facts=json.dumps(given["facts"]), bodies=bodies)
         return str(given["session_id"]), restore_session(saved, reader)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ContextMemoryError(f"this is no session ({error}); give what to_json wrote") from error
+        raise ContextMemoryError(f"this is not a session ({error}); give the text of to_json") from error
 
 
 SCORED = ("turn", "quality", "health", "tokens", "summarized", "checkpoint", "rolled_back", "trouble")
-"""What a score says besides its time."""
+"""Fields of a score except its time."""
 
 
 def _score_row(score: Score) -> list[Any]:
@@ -247,14 +247,14 @@ GROUNDING_TITLE = "Relevant context from memory:"
 SUMMARY_TITLE = "Summary of earlier conversation:"
 MARK = {"v": 1}
 STAMP = stamp_of(marked_request("", MARK))
-"""The time of what has none, so that the same session says the same again."""
+"""Fixed time of our own messages, so that the same session gives the same bytes."""
 
 SUMMARY_MEMORIES, MEMORY_WIDTH = 3, 100
-"""So many memories, each cut to so many characters, are the summary of a grounding."""
+"""Memories in the summary of a grounding, and characters of each."""
 
 
 def opening_messages(session: Session) -> list[ModelMessage]:
-    """What stands before the turns."""
+    """Messages before the turns."""
     found: list[ModelMessage] = []
     own = [SystemPromptPart(content=session.system_prompt, timestamp=STAMP)] if session.system_prompt.strip() else []
     if own or session.system:
@@ -270,20 +270,20 @@ def opening_messages(session: Session) -> list[ModelMessage]:
 
 
 def context_messages(session: Session, leaving_out: frozenset[int] = frozenset()) -> list[ModelMessage]:
-    """Everything that is sent, without the turns of these keys."""
+    """Messages to send, without the turns with these keys."""
     turns = (turn for turn in session.verbatim if turn.key not in leaving_out)
     return [*opening_messages(session), *(message for turn in turns for message in turn.messages)]
 
 
 def uncut_tokens(session: Session, reader: Reader) -> int:
-    """What `context_messages` costs; the turns have been counted when they were added."""
+    """Tokens of `context_messages`; the turns were counted when they were added."""
     return sum(reader.one(message).tokens for message in opening_messages(session)) + sum(
         turn.tokens for turn in session.verbatim
     )
 
 
 def grounding_result(matches: Sequence[Match]) -> GroundedContext:
-    """Matches as they are told to a caller."""
+    """Matches as the value returned to callers."""
     return GroundedContext(
         memories=tuple(match.memory for match in matches),
         summary="; ".join(match.memory.text[:MEMORY_WIDTH] for match in matches[:SUMMARY_MEMORIES]),
@@ -292,26 +292,26 @@ def grounding_result(matches: Sequence[Match]) -> GroundedContext:
 
 
 class ContextLimit:
-    """Keeps what is sent within a budget, and remembers what it cut last."""
+    """Token limit of what is sent; remembers the last cut."""
 
     def __init__(self, reader: Reader, most: int) -> None:
-        """Read by `reader`, at most `most` tokens."""
+        """Limit to `most` tokens, counted by `reader`."""
         self._reader, self._most = reader, most
         self._known: tuple[tuple[object, ...], list[ModelMessage], int] | None = None
 
     def messages(self, session: Session) -> list[ModelMessage]:
-        """What the session sends."""
+        """Messages of the session within the limit."""
         if uncut_tokens(session, self._reader) <= self._most:
             return context_messages(session)
         return list(self._cut(session)[0])
 
     def tokens(self, session: Session) -> int:
-        """What that costs."""
+        """Tokens of `messages`."""
         held = uncut_tokens(session, self._reader)
         return held if held <= self._most else self._cut(session)[1]
 
     def within(self, session: Session, messages: list[ModelMessage]) -> list[ModelMessage]:
-        """Messages that begin with the session's opening, cut where they are too many or hold half a call."""
+        """Messages that begin with the session's opening, cut if they exceed the limit or contain half a call."""
         history = self._reader.read(messages)
         if history.tokens <= self._most and not pair(history).broken:
             return messages
@@ -340,7 +340,7 @@ class ContextLimit:
 
 
 def cut_messages(messages: Sequence[ModelMessage], budget: int, reader: Reader) -> list[ModelMessage]:
-    """Messages within a budget by the cut order alone, without a model; where even the least is over, the least."""
+    """Messages cut to a budget without a model; the minimum if even that exceeds it."""
     history = reader.read(messages)
     pairing = pair(history)
     if history.tokens <= budget and not pairing.broken:

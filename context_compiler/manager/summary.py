@@ -31,47 +31,47 @@ from context_compiler.template import Template
 
 TEMPLATE = "manager_summary"
 PROMPT_ROOM = 32_000
-"""Tokens of turns that one prompt carries; a longer span takes several."""
+"""Tokens of turns in one prompt; a longer span takes several prompts."""
 INDEX_SHARE = 4
-"""What a summary lost may be listed in one part in so many of the summary's room."""
+"""The list of lost specifics gets at most 1/4 of the summary's room."""
 
 MAX_QUOTED = 1_000
-"""Messages that are looked through for quotes."""
+"""Messages searched for quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What stands for turns."""
+    """Replacement for older turns."""
 
     text: str
-    """By a model; empty without one."""
+    """Text by a model; empty without one."""
     index: str
-    """Word for word: what the text lost, or without a model what tells most."""
+    """Verbatim list: specifics the text lost, or without a model the most informative quotes."""
     survival: float
-    """The share of the specifics that the text holds."""
+    """Share of the specifics that the text contains."""
     prompts: tuple[str, ...] = ()
     answer: SummaryResponse | None = None
-    """What the model was asked, and what came back, where it was."""
+    """Answer of the model, if there was one."""
     failure: CompileError | None = None
-    """Why there is no summary after all."""
+    """Reason why there is no summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRow:
-    """How a summary was made, for the record, but for the name of the last message that it covers."""
+    """Record of a summary, except the id of the last message that it covers."""
 
     compile: Compile
     covered: int
-    """Turns that it stands for."""
+    """Number of turns that it replaces."""
 
 
 def summary_row(
-    session: str, made: Summary, covered: int, *, template: Template, model: str, reader: Reader
+    session: str, summary: Summary, covered: int, *, template: Template, model: str, reader: Reader
 ) -> SummaryRow:
-    """How a summary was made."""
-    answer = made.answer
-    asked = "ok" if made.prompts else "deterministic"
-    status = asked if made.failure is None else "refused" if answer else "failed"
+    """Record of a summary."""
+    answer = summary.answer
+    asked = "ok" if summary.prompts else "deterministic"
+    status = asked if summary.failure is None else "refused" if answer else "failed"
     row = Compile(
         session_id=session,
         vault_name="",
@@ -85,24 +85,24 @@ def summary_row(
         template_hash=template.sha256,
         fidelity=template.fidelity or Fidelity.SUMMARY_LOW,
         model_alias=model,
-        compiled_prompt="\n\n".join(made.prompts).replace("\x00", "") or None,
+        compiled_prompt="\n\n".join(summary.prompts).replace("\x00", "") or None,
         raw_output=answer.text if answer else None,
-        summary=made.text or made.index or None,
+        summary=summary.text or summary.index or None,
         summary_json=None,
-        input_payload={"manager": True, "index": made.index},
-        sections_included=("recent_turns", "previous_summary") if made.prompts else ("quotes",),
+        input_payload={"manager": True, "index": summary.index},
+        sections_included=("recent_turns", "previous_summary") if summary.prompts else ("quotes",),
         sections_dropped=(),
-        budget_used=reader.counter.text(made.text) + reader.counter.text(made.index),
-        survival=made.survival if status == "ok" else None,
+        budget_used=reader.counter.text(summary.text) + reader.counter.text(summary.index),
+        survival=summary.survival if status == "ok" else None,
         latency_ms=answer.latency_ms if answer else 0.0,
         usage=answer.usage if answer else {},
         status=status,
-        error=str(made.failure or "no model by choice") if status != "ok" else None,
+        error=str(summary.failure or "no model by choice") if status != "ok" else None,
         created_at=now(),
     )
-    silent = "no answer came" if made.prompts else "no model was asked"
-    unused = "the answer is not used" if answer else silent
-    why = {"compiled_prompt": silent, "raw_output": silent, "survival": unused, "summary": unused}
+    unanswered = "no answer came" if summary.prompts else "no model was asked"
+    unused = "the answer is not used" if answer else unanswered
+    why = {"compiled_prompt": unanswered, "raw_output": unanswered, "survival": unused, "summary": unused}
     return SummaryRow(
         compile=with_null_reasons(row, {**why, "summary_json": "sentences", "cache_key": "of a session"}),
         covered=covered,
@@ -119,38 +119,38 @@ async def summarize_turns(
     most: int,
     reader: Reader,
 ) -> Summary:
-    """Sum up turns, bringing a previous summary up to date.
+    """Summarize turns, updating a previous summary.
 
     Args:
-        messages: Everything that the summary is to stand for; of very much, the newest is quoted from.
-        fresh: What of it the previous summary does not cover.
-        previous: What stood for the rest.
+        messages: Everything the summary will replace; of a long session, the newest is quoted from.
+        fresh: Messages that the previous summary does not cover.
+        previous: The previous summary.
         llm: The model; None quotes instead.
-        template: What is asked.
-        most: Tokens that the summary may have.
+        template: Template of the prompt.
+        most: Token limit of the summary.
         reader: Reads and counts.
 
     Returns:
-        The summary; where there is no answer, or one that saves nothing, none, with the `failure`.
+        The summary; without an answer, or with one that saves nothing, an empty one with the `failure`.
     """
     cap = min(CAPS[template.fidelity or Fidelity.SUMMARY_LOW], most)
     if llm is None:
         return Summary(text="", index=_quotes(reader.read(messages[-MAX_QUOTED:]), cap, reader), survival=1.0)
-    told = reader.read(fresh)
-    turns = chunks(lines(told, range(len(told)), None), PROMPT_ROOM, reader.counter)
+    history = reader.read(fresh)
+    turns = chunks(lines(history, range(len(history)), None), PROMPT_ROOM, reader.counter)
     prompts = written(template, {}, turns, previous=previous.text, cap=cap)
     try:
         answer = await llm(prompts)
     except CompileError as error:
         return _failed_summary(prompts, None, error)
     text = reader.counter.head(answer.text, cap)
-    spent = told.tokens + reader.counter.text(previous.text)
+    spent = history.tokens + reader.counter.text(previous.text)
     if not text.strip():
         return _failed_summary(prompts, answer, CompileError("the answer is empty", model=llm.name, phase="answer"))
     if reader.counter.text(text) >= spent:
         longer = f"the answer is not shorter than the {spent} tokens it stands for"
         return _failed_summary(prompts, answer, CompileError(longer, model=llm.name, phase="answer"))
-    gone = evicted(told, outline(told, pair(told)), range(len(told)))
+    gone = evicted(history, outline(history, pair(history)), range(len(history)))
     index = _lost_specifics(gone, text, previous.index, cap // INDEX_SHARE, reader)
     held = survival(gone, text).share
     return Summary(text=text, index=index, survival=held, prompts=prompts, answer=answer)
@@ -166,9 +166,9 @@ def _quotes(history: History, room: int, reader: Reader) -> str:
 
 
 def _lost_specifics(gone: Sequence[Specific], text: str, before: str, room: int, reader: Reader) -> str:
-    """The specifics that a text does not hold, the newest that fit, and of those listed before what still fits."""
-    told = Told(text)
-    lost = [f"- {' '.join(one.verbatim.split())}" for one in gone if not told.holds(one)]
+    """Specifics missing from a text, the newest that fit, then those listed before that still fit."""
+    summary = Told(text)
+    lost = [f"- {' '.join(one.verbatim.split())}" for one in gone if not summary.holds(one)]
     kept: list[str] = []
     for line in reversed(list(dict.fromkeys([*before.splitlines(), *lost]))):
         room -= reader.counter.text(line) + 1
@@ -179,19 +179,19 @@ def _lost_specifics(gone: Sequence[Specific], text: str, before: str, room: int,
 
 
 AskFunction = Callable[..., Awaitable[SummaryResponse]]
-"""Prompts in, an answer out; `instructions` names the prose that the model is told first."""
+"""Function from prompts to an answer; `instructions` names the prose that the model gets first."""
 Charge = Callable[[SummaryResponse], object]
-"""Told of every answer, by whoever pays for it."""
+"""Callback with every answer, for accounting."""
 
 
 class LLM:
-    """Asks one LLM, and tells whoever pays."""
+    """The caller's LLM behind one interface: prompts in, an answer out, no memory."""
 
     def __init__(self, llm: object, timeout: float) -> None:
-        """Take what can be asked.
+        """Accept anything that can be asked.
 
         Raises:
-            SettingsError: it is none of that.
+            SettingsError: It cannot be asked.
         """
         self.name = llm_name(llm)
         self.charge: Charge | None = None
@@ -199,14 +199,14 @@ class LLM:
 
     @property
     def silent(self) -> bool:
-        """There is no model, by choice."""
+        """True if the caller chose to use no model."""
         return self._ask is None
 
     async def __call__(self, prompts: Sequence[str], *, instructions: str = "instructions") -> SummaryResponse:
         """Ask prompt after prompt; the last answer counts.
 
         Raises:
-            CompileError: there is no model, or it could not be reached.
+            CompileError: There is no model, or it could not be reached.
         """
         if self._ask is None:
             raise CompileError("there is no model by choice", model=self.name, phase="call")
@@ -217,10 +217,10 @@ class LLM:
 
 
 def ask_function(llm: object, timeout: float) -> AskFunction | None:
-    """How to ask whatever a caller gave as their LLM; None for `"none"`, which is no model by choice.
+    """Function that asks a caller's LLM; None for `"none"`, which is no model by choice.
 
     Raises:
-        SettingsError: it is none of what can be asked.
+        SettingsError: It cannot be asked.
     """
     if llm == "none":
         return None
@@ -241,7 +241,7 @@ def ask_function(llm: object, timeout: float) -> AskFunction | None:
 async def _call_function(
     function: Callable[[str], Any], timeout: float, prompts: Sequence[str], **_: str
 ) -> SummaryResponse:
-    """Ask a function of the caller's, prompt after prompt."""
+    """Ask a function of the caller, prompt after prompt."""
     name = getattr(function, "__name__", type(function).__name__)
     text = ""
     for number, prompt in enumerate(prompts):
@@ -255,12 +255,12 @@ async def _call_function(
 
 
 async def _call(function: Callable[[str], Any], prompt: str) -> object:
-    said = function(prompt)
-    return await said if isawaitable(said) else said
+    answer = function(prompt)
+    return await answer if isawaitable(answer) else answer
 
 
 def llm_name(llm: object) -> str:
-    """What an LLM is called in errors."""
+    """Name of an LLM for errors."""
     if isinstance(llm, str | Model):
         return named(cast("Model | str", llm))
     return str(getattr(llm, "name", None) or getattr(llm, "__name__", None) or type(llm).__name__)

@@ -1,4 +1,4 @@
-"""The session under way and every step that it takes; one step at a time, and each leaves a whole session behind."""
+"""Turns of a managed session: add, ground, summarize, score, roll back or checkpoint, and save."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from context_compiler.resilience import attempt, try_await
 from context_compiler.template import Template
 
 SUMMARY_SHARE = 4
-"""A summary may have one part in so many of what is sent."""
+"""A summary gets at most 1/4 of `max_tokens`."""
 UPDATE_SHARE = 10
-"""A summary is brought up to date for one part in so many of what is sent, or more: not at every turn."""
+"""A summary is updated once there is 1/10 of `max_tokens` to add, and not at every turn."""
 SUMMARY_PREFIX = "[context-summary] "
 HEALTH = HealthScorer()
 
 
 @dataclass(slots=True, kw_only=True)
 class TurnProcessor:
-    """What one manager works with. Whoever calls a step that waits holds the `lock`."""
+    """Session and collaborators of one manager. Callers of a coroutine hold the `lock`."""
 
     memory: MemorySystem
     checkpoints: Checkpoints
@@ -57,25 +57,25 @@ class TurnProcessor:
     limit: ContextLimit
     session: Session
     live: set[int] = field(default_factory=set[int])
-    """Keys of turns that an agent is at work on."""
+    """Keys of turns in progress on an agent."""
     summary_row: SummaryRow | None = None
-    """How the newest summary was made, or came to nothing, until that is kept."""
+    """Record of the newest summary, or of its failure, until it is saved."""
     host: History | None = None
-    """A host's history as it was read last, so that only what is new in the next is read."""
+    """Last reading of a host's history, so that only new messages are read."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def tokens(self) -> int:
-        """What is sent now, in tokens."""
+        """Tokens of the messages sent now."""
         return self.limit.tokens(self.session)
 
     @property
     def held(self) -> int:
-        """What would be sent if nothing were cut, in tokens."""
+        """Tokens of the messages if nothing were cut."""
         return uncut_tokens(self.session, self.reader)
 
     def add_turn(self, messages: Sequence[ModelMessage]) -> SessionTurn:
-        """Add a turn; the ones before stay without an answer if they have none yet."""
+        """Add a turn; an open one before it is closed without an answer."""
         for last in self.session.turns[-1:]:
             if last.open and last.key not in self.live:
                 self.session = with_turn(self.session, replace(last, open=False))
@@ -93,8 +93,8 @@ class TurnProcessor:
         query = pending(self.reader.read(messages))
         found = await self.reporter.attempt("grounding", self.search(query), trouble)
         self.session = replace(self.session, grounding=tuple(found or ()))
-        shrunk = await self._summarize_if_due(trouble)
-        score = self._score(shrunk)
+        summarized = await self._summarize_if_due(trouble)
+        score = self._score(summarized)
         rolled_back = await self._roll_back_if_degraded(turn, score.quality, trouble)
         commit = None if rolled_back else await self._checkpoint_if_due(trouble)
         score = replace(
@@ -109,7 +109,7 @@ class TurnProcessor:
         await self.reporter.attempt("keeping the session", self.save(score), trouble)
         return ContextTurnResult(
             grounding_used=tuple(match.memory.id for match in self.session.grounding),
-            summarization_triggered=shrunk,
+            summarization_triggered=summarized,
             checkpoint_created=commit,
             quality_score=score.quality,
             token_count=self.tokens,
@@ -118,16 +118,16 @@ class TurnProcessor:
         )
 
     async def search(self, query: str) -> list[Match]:
-        """What memory has to say; nothing that the summary says already."""
+        """Memories for a query, without the current summary."""
         most = self.config.grounding_memories
         if not most or not query.strip():
             return []
-        said = SUMMARY_PREFIX + (self.session.summary or self.session.index)
+        shown = SUMMARY_PREFIX + (self.session.summary or self.session.index)
         found = await self.memory.search(query, most + 1)
-        return [replace(one, score=clamp_score(one.score)) for one in found if one.memory.text != said][:most]
+        return [replace(one, score=clamp_score(one.score)) for one in found if one.memory.text != shown][:most]
 
     async def summarize(self) -> SummarizationResult:
-        """Let a summary stand for all but the newest turns; CompileError when the model has none to give."""
+        """Replace all but the newest turns by a summary; CompileError if the model gives none."""
         session, before = self.session, self.held
         stop = len(session.turns) - self.config.recent_turns_to_keep
         stop = min([stop, *(at for at, turn in enumerate(session.turns) if turn.key in self.live)])
@@ -135,7 +135,7 @@ class TurnProcessor:
         if stop <= session.covered:
             return SummarizationResult(tokens_before=before, tokens_after=before, turns_summarized=0, summary="")
         template = self.template()
-        made = await summarize_turns(
+        summary = await summarize_turns(
             turn_messages(session.turns[:stop]),
             turn_messages(session.turns[session.covered : stop]),
             previous=Summary(text=session.summary, index=session.index, survival=1.0),
@@ -144,31 +144,33 @@ class TurnProcessor:
             most=self.config.max_tokens // SUMMARY_SHARE,
             reader=self.reader,
         )
-        self.summary_row = summary_row("", made, stop, template=template, model=self.llm.name, reader=self.reader)
-        if made.failure is not None:
-            raise made.failure
+        self.summary_row = summary_row("", summary, stop, template=template, model=self.llm.name, reader=self.reader)
+        if summary.failure is not None:
+            raise summary.failure
         often = session.summarizations + 1
-        self.session = replace(self.session, covered=stop, summary=made.text, index=made.index, summarizations=often)
-        told = made.text or made.index
-        if told:
-            await self.reporter.attempt("remembering the summary", self.memory.remember(SUMMARY_PREFIX + told), [])
+        self.session = replace(
+            self.session, covered=stop, summary=summary.text, index=summary.index, summarizations=often
+        )
+        text = summary.text or summary.index
+        if text:
+            await self.reporter.attempt("remembering the summary", self.memory.remember(SUMMARY_PREFIX + text), [])
         return SummarizationResult(
             tokens_before=before,
             tokens_after=self.held,
             turns_summarized=stop - session.covered,
-            summary=told,
-            survival=made.survival,
+            summary=text,
+            survival=summary.survival,
         )
 
     async def checkpoint(self, message: str) -> str | None:
-        """Keep session and memory as they stand; None without versioning."""
+        """Commit session and memory; None without versioning."""
         commit = await self.checkpoints.commit(self.session, message)
         if commit is not None:
             self.session = replace(self.session, since_checkpoint=0, checkpoint=commit)
         return commit
 
     async def rollback(self, staying: int | None = None) -> RollbackResult:
-        """Go back to the last checkpoint that has not served yet, all but a turn; when that fails nothing changed."""
+        """Restore the last unused checkpoint, keeping the turn `staying`; a failure changes nothing."""
         commit = self.session.checkpoint
         former = await self.checkpoints.back(commit)
         lost = max(0, len(self.session.turns) - len(former.turns))
@@ -177,16 +179,16 @@ class TurnProcessor:
         return RollbackResult(commit_restored=str(commit), turns_lost=lost)
 
     async def save(self, score: Score | None = None) -> None:
-        """Keep the session where there is a shelf."""
+        """Save the session, if there is a shelf."""
         await self.checkpoints.keep(self.session, score, self.summary_row)
         self.summary_row = None
 
     async def save_or_report(self) -> None:
-        """Keep the session; a shelf that fails is told of."""
+        """Save the session, and report a failure."""
         await self.reporter.attempt("keeping the session", self.save(), [])
 
     def scores(self) -> tuple[float, float]:
-        """Quality by the manager's scorer, and health, of the session as it is."""
+        """Quality by the manager's scorer, and health, of the current session."""
         session = self.session
         state = ContextState(
             avg_memory_relevance=session.relevance,
@@ -202,17 +204,17 @@ class TurnProcessor:
         health = HEALTH.calculate(state)
         return health if asked.value is None else asked.value, health
 
-    def _score(self, shrunk: bool) -> Score:
-        """Score the session as it is."""
+    def _score(self, summarized: bool) -> Score:
+        """Score the current session."""
         quality, health = self.scores()
         turn, tokens = len(self.session.turns) - 1, self.held
         now = datetime.now(UTC)
-        score = Score(turn=turn, quality=quality, health=health, tokens=tokens, summarized=shrunk, created_at=now)
+        score = Score(turn=turn, quality=quality, health=health, tokens=tokens, summarized=summarized, created_at=now)
         self._append_score(score)
         return score
 
     async def _rate(self, trouble: list[str]) -> None:
-        """Let the model rate the newest answer, where that is asked for."""
+        """Let the model rate the newest answer, if `coherence` is set."""
         turns = self.session.turns
         if self.config.coherence and not self.llm.silent and turns and not turns[-1].open:
             rating = await self.reporter.attempt(
@@ -221,7 +223,7 @@ class TurnProcessor:
             self.session = replace(self.session, coherence=rating)
 
     async def _summarize_if_due(self, trouble: list[str]) -> bool:
-        """Summarise where that is due: once a turn, with or without success, and not for next to nothing."""
+        """Summarize if due: at most once a turn, and only if there is enough to add."""
         if not self.config.auto_summarize or self.held < self.config.summarization_threshold:
             return False
         older = self.session.verbatim[: -self.config.recent_turns_to_keep]
@@ -231,7 +233,7 @@ class TurnProcessor:
         return done is not None and done.turns_summarized > 0
 
     async def _roll_back_if_degraded(self, turn: SessionTurn, quality: float, trouble: list[str]) -> bool:
-        """Roll back a degraded session where that is asked for; what the user has just said stays."""
+        """Roll back a degraded session if `auto_rollback` is set; the user's new turn stays."""
         wanted = self.config.auto_rollback and self.checkpoints.enabled and self.session.checkpoint is not None
         if not wanted or quality >= self.config.quality_threshold:
             return False
@@ -242,7 +244,7 @@ class TurnProcessor:
         return True
 
     async def _checkpoint_if_due(self, trouble: list[str]) -> str | None:
-        """Make a checkpoint where it is time for one."""
+        """Make a checkpoint if due."""
         config = self.config
         due = self.session.since_checkpoint >= config.checkpoint_interval
         if not (due and config.auto_checkpoint and self.checkpoints.enabled):
@@ -251,7 +253,7 @@ class TurnProcessor:
         return await self.reporter.attempt("checkpoint", self.checkpoint(message), trouble)
 
     def _append_score(self, score: Score, *, again: bool = False) -> None:
-        """Add a score, or put it in place of the last one."""
+        """Append a score, or replace the last one."""
         scores = self.session.scores[:-1] if again else self.session.scores
         self.session = replace(self.session, scores=(*scores, score)[-MAX_SCORES:])
 
@@ -261,20 +263,20 @@ T = TypeVar("T")
 
 
 class ErrorReporter:
-    """Tells of failures; telling never fails."""
+    """Reports failures to the log and to `on_error`; never raises."""
 
     def __init__(self, on_error: Callable[[Exception], object] | None) -> None:
         self._on_error = on_error
 
     def report(self, what: str, error: Exception) -> None:
-        """Say what failed."""
+        """Report a failure."""
         LOG.warning("context_compiler: %s: %s", what, loggable(error))
-        told = self._on_error
-        if told is not None and (failed := attempt(lambda: told(error)).error) is not None:
+        callback = self._on_error
+        if callback is not None and (failed := attempt(lambda: callback(error)).error) is not None:
             LOG.warning("context_compiler: a callback raised %s", loggable(failed))
 
     async def attempt(self, what: str, work: Awaitable[T], trouble: list[str]) -> T | None:
-        """What some work gives, or None when it fails, which is told and added to `trouble`."""
+        """Result of some work, or None if it fails; a failure is reported and added to `trouble`."""
         outcome = await try_await(work)
         if outcome.error is not None:
             trouble.append(f"{what}: {loggable(outcome.error)}")

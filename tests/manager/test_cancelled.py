@@ -12,28 +12,32 @@ from context_compiler.manager import ContextManager, Match, VolatileMemory
 from tests.manager.fakes import Scribe, managed
 from tests.support.agents import Talker
 
-SOON = 0.1
-"""Seconds after which a run is cancelled."""
-
 
 class Slow(VolatileMemory):
-    """A memory that takes `pause` seconds to find something."""
+    """A memory that does not find anything until it is `free`."""
 
-    pause = 5.0
+    def __init__(self) -> None:
+        super().__init__()
+        self.free, self.asked = asyncio.Event(), asyncio.Event()
 
     async def search(self, query: str, limit: int) -> list[Match]:
-        await asyncio.sleep(self.pause)
+        self.asked.set()
+        await self.free.wait()
         return await super().search(query, limit)
 
 
-async def cancelled(manager: ContextManager, prompt: str) -> float:
-    """Begin a run and cancel it; the seconds that took."""
+async def cancelled(manager: ContextManager, prompt: str, begun: asyncio.Event | None = None) -> None:
+    """Begin a run, cancel it once it has `begun` to wait, and wait for its end."""
     agent = Agent(Talker("never").model, capabilities=[manager.as_capability()])
-    begun = asyncio.get_running_loop().time()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(SOON):
-            await agent.run(prompt)
-    return asyncio.get_running_loop().time() - begun
+    run = asyncio.create_task(agent.run(prompt))
+    if begun is None:
+        for _ in range(100):
+            await asyncio.sleep(0)
+    else:
+        await begun.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
 
 
 def agent_of(manager: ContextManager, **more: Any) -> tuple[Agent[None, str], Talker]:
@@ -42,14 +46,16 @@ def agent_of(manager: ContextManager, **more: Any) -> tuple[Agent[None, str], Ta
 
 
 async def test_a_cancelled_run_does_not_wait_for_a_slow_memory() -> None:
-    assert await cancelled(managed(memory=Slow(), versioned=False), "first") < Slow.pause / 2
+    memory = Slow()
+    async with asyncio.timeout(60):
+        await cancelled(managed(memory=memory, versioned=False), "first", memory.asked)
 
 
 async def test_turns_after_a_cancelled_one_are_summed_up() -> None:
     memory, scribe = Slow(), Scribe("The plan was made.")
     manager = managed(scribe, memory, versioned=False, max_tokens=600, recent_turns_to_keep=2)
-    await cancelled(manager, "the cancelled one")
-    memory.pause = 0.0
+    await cancelled(manager, "the cancelled one", memory.asked)
+    memory.free.set()
     agent, talker = agent_of(manager)
     for number in range(10):
         await agent.run(f"step {number}: go on")
@@ -60,8 +66,8 @@ async def test_turns_after_a_cancelled_one_are_summed_up() -> None:
 async def test_what_was_asked_in_a_cancelled_run_is_still_sent() -> None:
     memory = Slow()
     manager = managed(memory=memory, versioned=False)
-    await cancelled(manager, "the cancelled one")
-    memory.pause = 0.0
+    await cancelled(manager, "the cancelled one", memory.asked)
+    memory.free.set()
     agent, talker = agent_of(manager)
     await agent.run("the next one")
     assert "the cancelled one" in talker.last.text
@@ -72,14 +78,15 @@ async def test_a_cancelled_run_does_not_wait_for_the_summary_of_another() -> Non
 
     async def scribe(prompt: str) -> str:
         waiting.set()
-        await asyncio.sleep(5)
-        return "late"
+        await asyncio.Event().wait()
+        return "never"
 
     manager = managed(scribe, versioned=False, recent_turns_to_keep=1)
     for number in range(3):
         await manager.process_turn(f"question {number} " + "why " * 50)
     summing = asyncio.create_task(manager.summarize())
     await waiting.wait()
-    assert await cancelled(manager, "beside it") < 2
+    async with asyncio.timeout(60):
+        await cancelled(manager, "beside it")
     summing.cancel()
     await asyncio.wait([summing])

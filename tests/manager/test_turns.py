@@ -235,5 +235,5 @@ async def test_a_session_with_a_wrong_fact_is_refused_before_it_is_gone_on_with(
 
 
 def test_text_that_is_endlessly_nested_is_no_session() -> None:
-    with pytest.raises(ContextMemoryError, match="this is no session"):
+    with pytest.raises(ContextMemoryError, match="this is not a session"):
         managed().load_json("[" * 100_000)
