@@ -24,11 +24,10 @@ from context_compiler.cli.screen import Column, Screen, step, working
 from context_compiler.cli.show import reading
 from context_compiler.cli.stats import IMPORTED
 from context_compiler.cli.text import json_text, number, plural
-from context_compiler.compiler.rows import now
 from context_compiler.messages.history import History
 from context_compiler.messages.importers import Transcript
 from context_compiler.messages.turns import outline, pair
-from context_compiler.record.values import Entry, Record
+from context_compiler.record.values import Entry, Record, now
 
 app = group("Import a transcript.")
 

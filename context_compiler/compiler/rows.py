@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, cast
 
 from context_compiler.compiler.agent import SummaryResponse
@@ -16,12 +15,7 @@ from context_compiler.compiler.prompt import SummaryRequest
 from context_compiler.compiler.specifics import Specific, evicted, survival
 from context_compiler.errors import CompileError
 from context_compiler.messages.history import History
-from context_compiler.record.values import Compile, with_null_reasons
-
-
-def now() -> datetime:
-    """The time, in UTC."""
-    return datetime.now(UTC)
+from context_compiler.record.values import Compile, now, with_null_reasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

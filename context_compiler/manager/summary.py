@@ -18,14 +18,13 @@ from pydantic_ai.models import Model
 
 from context_compiler.compiler.agent import SummaryResponse, ask, named
 from context_compiler.compiler.prompt import chunks, filled, lines, written
-from context_compiler.compiler.rows import now
 from context_compiler.compiler.specifics import Specific, Told, evicted, survival
 from context_compiler.errors import CompileError, SettingsError
 from context_compiler.fidelity import CAPS, Fidelity
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.turns import outline, pair
 from context_compiler.recall.selection import choose, passages, quoted
-from context_compiler.record.values import Compile, with_null_reasons
+from context_compiler.record.values import Compile, now, with_null_reasons
 from context_compiler.resilience import try_await
 from context_compiler.template import Template
 

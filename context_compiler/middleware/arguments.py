@@ -29,6 +29,8 @@ from context_compiler.tokens import TokenCounter
 RECALL = 0.3
 """Share of the room between the thresholds that recall blocks may take by default."""
 
+REFLECTIONS = ReflectionPolicy()
+
 CHOICES = {
     "tool_history": ("paired", "drop", "render"),
     "inject": ("user", "system", "compaction"),
@@ -214,7 +216,7 @@ class Arguments:
             recent_turns=turns,
             recent_named=self.recent_turns is not None,
             recent_tool_results=results,
-            reflections=self.reflections or ReflectionPolicy(),
+            reflections=self.reflections or REFLECTIONS,
             tool_history=self.tool_history,
             inject=self.inject,
             model=alias,

@@ -17,7 +17,6 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 
 from context_compiler.compiler.agent import SummaryResponse
-from context_compiler.compiler.rows import now
 from context_compiler.compiler.view import View
 from context_compiler.errors import BudgetError, CompileError, ContextCompilerError
 from context_compiler.layers.context import NO_LAYERS, LayerBlock, drop_block, layer_block, layers_room, node_template
@@ -29,7 +28,7 @@ from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import respond
 from context_compiler.middleware.single_flight import Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run
-from context_compiler.record.values import Record, with_null_reasons
+from context_compiler.record.values import Record, now, with_null_reasons
 from context_compiler.resilience import attempt, try_await
 from context_compiler.settings import Settings
 from context_compiler.tokens.calibration import Ratios

@@ -60,12 +60,11 @@ async def respond(compiler: CompilerState, run: Run, request: Request, host: Hos
 async def _current_cycle(context: RequestContext, host: Host) -> Cycle | None:
     """The cycle this request belongs to: the run's own, else, once a run, that of the longest ancestor."""
     run, history, config = context.run, context.history, context.policy.config
-    found = fitting(run.cycle, history, config)
+    found = fitting(run.cycle, history, config) if run.cycle else None
     if not run.begun:
         run.begin()
         start = await host.begin(list(history.ids[-JOURNALLED:]), config)
-        found = Cycle.from_json(start["cycle"]) if start["cycle"] else None
-        found = fitting(found, history, config)
+        found = fitting(Cycle.from_json(start["cycle"]), history, config) if start["cycle"] else None
         run.start(found, start["ratios"])
     whole = mended(found, context.pairing, context.base) if found is not None else None
     run.enter(whole, mended=found)
@@ -210,7 +209,7 @@ def assemble_view(
 
 def _sections(context: RequestContext, cycle: Cycle, sent: History, untouched: bool) -> dict[str, int]:
     """Exact tokens of a request by section."""
-    blocks = () if untouched else texts(cycle, context.history).values()
+    blocks = texts(cycle, context.history).values() if cycle.blocks else ()
     sections, told = sections_of(cycle, sent, context.counter, blocks), context.request.told
     sections = with_layer_tokens(sections, told) if told.text else sections
     return sections if context.host is None else {"instructions and schemas": context.request.overhead, **sections}
@@ -231,7 +230,8 @@ def _opens_alike(one: Cycle, other: Cycle) -> bool:
 def _messages(context: RequestContext, cycle: Cycle, first: list[ModelMessage]) -> list[ModelMessage]:
     """The messages of a view: what its cycle froze, and everything since."""
     history = context.history
-    later = since(history, cycle.decided, context.base, context.reader, texts(cycle, history))
+    recalled = texts(cycle, history) if cycle.blocks else {}
+    later = since(history, cycle.decided, context.base, context.reader, recalled)
     messages = [*first, *later]
     if context.host is None:
         return messages

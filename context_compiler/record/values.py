@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
 
@@ -27,6 +27,11 @@ class Chain(Protocol):
     def text(self, index: int) -> str:
         """The searchable text of message `index`; empty when it has none."""
         ...
+
+
+def now() -> datetime:
+    """The time, in UTC."""
+    return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,19 +1,20 @@
 """Templates are found by name: the vault's first, then the system's, then the ones that come with the package.
 
-A file is read each time it is asked for and taken apart again when it has changed, so an edit counts from the
-next compile on.
+A file is read again when its size or its times have changed, so an edit counts from the next request on.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from dataclasses import dataclass
 from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeAlias
 
+from context_compiler.cache import Memo
 from context_compiler.errors import TemplateError
 from context_compiler.paths import made
 from context_compiler.template import Origin, Template
@@ -24,6 +25,23 @@ log = logging.getLogger(__name__)
 
 DEFAULT = "chat_compiler"
 """The template that is put into a system folder which lacks it."""
+
+
+SETTLED_NS = 2_000_000_000
+"""Age from which a file's times tell one edit from the next; clocks of file systems are coarse."""
+
+Stamp: TypeAlias = tuple[int, int, int, int]
+
+_LOADED: Memo[tuple[Origin, str, str], tuple[Stamp | None, Template]] = Memo(1_000)
+"""The templates of files as they were read last, for all libraries, by origin, folder and path."""
+
+
+def _stamp(file: Path) -> Stamp | None:
+    """Inode, size and times of a file; None where it was changed so lately that they say nothing yet."""
+    found = os.stat(file)
+    changed = max(found.st_mtime_ns, found.st_ctime_ns)
+    recent = time.time_ns() - changed < SETTLED_NS
+    return None if recent else (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +75,6 @@ class TemplateLibrary:
         }
         self._system = folders["system"]
         self._roots = tuple(Root(source=source, folder=folder) for source, folder in folders.items() if folder)
-        self._read: dict[Path, Template] = {}
 
     def find(self, name: str | Template) -> Template:
         """The template of that name; one that is a template already is given back as it is.
@@ -111,13 +128,17 @@ class TemplateLibrary:
             raise TemplateError(f"could not be put there: {error.strerror}", name=DEFAULT, path=str(file)) from error
 
     def _load(self, root: Root, file: Path) -> Template:
+        """The template in a file, read again only where the file has changed, as far as its size and times tell."""
+        key = root.source, os.path.abspath(root.folder), os.path.abspath(file)
         try:
+            known, stamp = _LOADED.get(key), _stamp(file)
+            if known is not None and known[0] is not None and known[0] == stamp:
+                return known[1]
             data = root.read(file)
-            template = self._read.get(file)
+            template = known[1] if known is not None else None
             if template is None or template.sha256 != sha256(data).hexdigest():
-                text = data.decode()
-                template = Template.parse(text, name=root.name(file), source=root.source, path=os.path.abspath(file))
-                self._read[file] = template
+                template = Template.parse(data.decode(), name=root.name(file), source=root.source, path=key[2])
+            _LOADED.keep(key, (stamp, template))
         except UnicodeDecodeError as error:
             line = error.object.count(b"\n", 0, error.start) + 1
             raise _wrong(root, file, "this is not UTF-8 text", line) from None
