@@ -32,7 +32,7 @@ from context_compiler.cli.runs import (
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import PipelineError, TemplateError
-from context_compiler.pipeline.state import hashes
+from context_compiler.pipeline.state import graph_hashes
 from context_compiler.template.library import TemplateLibrary
 from context_compiler.workflow import apply_directives, load_workflow
 
@@ -176,7 +176,7 @@ async def _last(graph: pipeline.Graph, runs: Path, rather: Callable[[pipeline.Ru
     if runs.exists():
         async with opened_runs(runs) as store:
             found = await store.runs()
-    same = [one for one in found if one.snapshot == hashes(graph).snapshot]
+    same = [one for one in found if one.snapshot == graph_hashes(graph).snapshot]
     if not same:
         older = next((one.run_id for one in found if one.name == graph.label), None)
         hint = f"run {older!r} has its name but began with another text: pipeline resume {older} goes on with that"

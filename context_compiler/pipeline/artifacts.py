@@ -19,7 +19,7 @@ from threading import RLock
 from typing import Any, cast
 
 from context_compiler.errors import PipelineError
-from context_compiler.pipeline.context import plain
+from context_compiler.pipeline.context import to_json
 
 THRESHOLD = 100 * 1024
 """Bytes of JSON above which an artifact goes to a file."""
@@ -92,7 +92,7 @@ class ArtifactStore:
         self._threshold = threshold or THRESHOLD
         self._lock = RLock()
         self._infos: dict[str, ArtifactInfo] = {}
-        self._held: dict[str, Mapping[str, Any]] = {}
+        self._memory: dict[str, Mapping[str, Any]] = {}
         self._scan()
 
     def store(self, id: str, name: str, data: Any) -> ArtifactInfo:
@@ -101,11 +101,11 @@ class ArtifactStore:
         Raises:
             PipelineError: the name is blank, the data is no JSON, or the file cannot be written.
         """
-        _checked(id)
+        _check_id(id)
         if not name.strip():
             raise PipelineError(f"artifact {id!r}: give it a name")
         try:
-            kept = plain(data)
+            kept = to_json(data)
         except ValueError as error:
             raise PipelineError(f"artifact {id!r}: {error}") from None
         body = json.dumps(kept, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -115,29 +115,29 @@ class ArtifactStore:
         with self._lock:
             if in_file:
                 self._write(info, kept)
-                self._held.pop(id, None)
+                self._memory.pop(id, None)
             else:
-                self._held[id] = _entry(info, kept)
+                self._memory[id] = _entry(info, kept)
                 self._unlink(id)
             self._infos[id] = info
         return info
 
     def retrieve(self, reference: str) -> Any:
         """The data of an artifact, by its id or its reference; not to be changed."""
-        id = _of(reference)
+        id = _id_of(reference)
         with self._lock:
             info = self._known(id)
-            return (self._read(id) if info.is_file_backed else self._held[id])["data"]
+            return (self._read(id) if info.is_file_backed else self._memory[id])["data"]
 
     def info(self, reference: str) -> ArtifactInfo:
         """What is known of an artifact."""
         with self._lock:
-            return self._known(_of(reference))
+            return self._known(_id_of(reference))
 
     def has(self, reference: str) -> bool:
         """Whether there is one."""
         with self._lock:
-            return _of(reference) in self._infos
+            return _id_of(reference) in self._infos
 
     def list(self) -> list[ArtifactInfo]:
         """Every artifact, by id."""
@@ -146,11 +146,11 @@ class ArtifactStore:
 
     def remove(self, reference: str) -> None:
         """Forget an artifact and remove its file."""
-        id = _of(reference)
+        id = _id_of(reference)
         with self._lock:
             self._known(id)
             self._unlink(id)
-            self._held.pop(id, None)
+            self._memory.pop(id, None)
             del self._infos[id]
 
     def clear(self) -> None:
@@ -158,10 +158,10 @@ class ArtifactStore:
         for info in self.list():
             self.remove(info.id)
 
-    def held(self) -> dict[str, Any]:
+    def in_memory(self) -> dict[str, Any]:
         """What is in memory, as plain data by id: what a checkpoint keeps. It must not be changed."""
         with self._lock:
-            return dict(self._held)
+            return dict(self._memory)
 
     def restore(self, held: Mapping[str, Any]) -> None:
         """Have again what `held` gave."""
@@ -169,7 +169,7 @@ class ArtifactStore:
             for id, entry in held.items():
                 if "data" not in entry:
                     raise PipelineError(f"artifact {id!r}: what was kept of it is damaged")
-                self._held[_checked(id)] = entry
+                self._memory[_check_id(id)] = entry
                 self._infos[id] = _info(id, entry, in_file=False)
 
     def _known(self, id: str) -> ArtifactInfo:
@@ -218,13 +218,13 @@ def _info(id: str, entry: Mapping[str, Any], *, in_file: bool) -> ArtifactInfo:
     return ArtifactInfo(id=id, size_bytes=size if type(size) is int else 0, is_file_backed=in_file, **facts)
 
 
-def _checked(id: str) -> str:
+def _check_id(id: str) -> str:
     if not _ID.fullmatch(id) or not id.strip("."):
         raise PipelineError(f"{id!r} is no artifact id: use letters, digits, dots, hyphens and underscores")
     return id
 
 
-def _of(reference: str) -> str:
+def _id_of(reference: str) -> str:
     if "://" in reference and not reference.startswith(PREFIX):
         raise PipelineError(f"{reference!r} is no reference to an artifact: it begins with {PREFIX}")
-    return _checked(reference.removeprefix(PREFIX))
+    return _check_id(reference.removeprefix(PREFIX))

@@ -15,7 +15,7 @@ from context_compiler.errors import PipelineError
 from context_compiler.middleware.middleware import loggable
 from context_compiler.pipeline.artifacts import ArtifactStore
 from context_compiler.pipeline.context import ContextStore
-from context_compiler.pipeline.outcome import outcome_of
+from context_compiler.pipeline.outcome import parse_outcome
 from context_compiler.pipeline.state import RunState
 
 log = logging.getLogger("context_compiler.pipeline")
@@ -37,32 +37,32 @@ class Branches:
         """A stage begins; `state` is that of the run before it, and may know of branches that ended before a stop."""
         self._state, self._artifacts, self._ended = state, artifacts, dict(state.branches)
 
-    def known(self, place: str, before: RunState) -> RunState | None:
+    def find(self, place: str, before: RunState) -> RunState | None:
         """How the branch at a place ended, if it did; `before` is the state that it began with.
 
         What was kept of it in vain, because it cannot be read, is as if it were not there.
         """
         found = self._ended.get(place)
         try:
-            return None if found is None else _after(before, found)
+            return None if found is None else _restore(before, found)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             log.warning("the branch %s runs again, because what was kept of it is damaged: %s", place, loggable(error))
             return None
 
-    async def keep(self, place: str, before: RunState, after: RunState) -> None:
+    async def record(self, place: str, before: RunState, after: RunState) -> None:
         """Save how a branch ended. Where that fails the branch has ended all the same; the next checkpoint decides."""
-        self._ended[place] = _changed(before, after)
+        self._ended[place] = _changes(before, after)
         async with self._lock:
             state = self._state
             if state is None:
                 return
             try:
-                await self._save(replace(state, branches=dict(self._ended), artifacts=self._artifacts.held()))
+                await self._save(replace(state, branches=dict(self._ended), artifacts=self._artifacts.in_memory()))
             except PipelineError as error:
                 log.warning("the branch %s has ended, but that could not be kept: %s", place, error)
 
 
-def _changed(before: RunState, after: RunState) -> dict[str, Any]:
+def _changes(before: RunState, after: RunState) -> dict[str, Any]:
     """What a branch changed, as plain data."""
     given, now = before.context, after.context
     return {
@@ -88,7 +88,7 @@ def _changed(before: RunState, after: RunState) -> dict[str, Any]:
     }
 
 
-def _after(before: RunState, found: Mapping[str, Any]) -> RunState:
+def _restore(before: RunState, found: Mapping[str, Any]) -> RunState:
     """The state after a branch; what it did not change are the same objects as in the state before it."""
     kept = {key: value for key, value in before.context.items() if key not in found["gone"]}
     return replace(
@@ -102,7 +102,7 @@ def _after(before: RunState, found: Mapping[str, Any]) -> RunState:
         sequence=before.sequence + found["sequence"],
         completed=(*before.completed, *found["completed"]),
         logs=(*before.logs, *found["logs"]),
-        outcomes={**before.outcomes, **{name: outcome_of(one) for name, one in found["outcomes"].items()}},
+        outcomes={**before.outcomes, **{name: parse_outcome(one) for name, one in found["outcomes"].items()}},
         visits=dict(found["visits"]),
         retries=dict(found["retries"]),
         recheck=tuple(found["recheck"]),

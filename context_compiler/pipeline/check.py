@@ -11,12 +11,12 @@ from typing import TypeAlias
 
 from context_compiler.errors import GraphError
 from context_compiler.pipeline.graph import HANDLERS, Diagnostic, Graph, Severity
-from context_compiler.pipeline.rules import ADVICE, STRUCTURE, WORDING, of_node
+from context_compiler.pipeline.rules import ADVICE, CONTENT, STRUCTURE, node_diagnostic
 from context_compiler.pipeline.workflow import directives_known
 
 Rule: TypeAlias = Callable[[Graph], Iterable[Diagnostic]]
 
-RULES: tuple[Rule, ...] = (*STRUCTURE, *WORDING, *ADVICE, directives_known)
+RULES: tuple[Rule, ...] = (*STRUCTURE, *CONTENT, *ADVICE, directives_known)
 
 
 def type_known(graph: Graph, handlers: Collection[str] = ()) -> Iterator[Diagnostic]:
@@ -24,7 +24,7 @@ def type_known(graph: Graph, handlers: Collection[str] = ()) -> Iterator[Diagnos
     for node in graph.nodes.values():
         if node.type and node.type not in HANDLERS.values() and node.type not in handlers:
             fix = f"use one of {', '.join(HANDLERS.values())}, or register a handler of that name"
-            yield of_node(node, "type_known", Severity.WARNING, f"there is no handler {node.type!r}", fix)
+            yield node_diagnostic(node, "type_known", Severity.WARNING, f"there is no handler {node.type!r}", fix)
 
 
 def validate(

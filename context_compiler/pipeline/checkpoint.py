@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 
 from context_compiler.errors import PipelineError
 from context_compiler.pipeline.artifacts import write_atomically
-from context_compiler.pipeline.outcome import Outcome, outcome_of
+from context_compiler.pipeline.outcome import Outcome, parse_outcome
 from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, Lineage, RunState, Thread
 
 FILE = "checkpoint.json"
@@ -86,7 +86,7 @@ def checkpoint_document(state: RunState) -> dict[str, Any]:
     }
 
 
-def state_of(found: object, *, where: str) -> RunState:
+def parse_checkpoint(found: object, *, where: str) -> RunState:
     """The state that a document holds.
 
     Raises:
@@ -108,7 +108,7 @@ def state_of(found: object, *, where: str) -> RunState:
 
 def _state(data: Mapping[str, Any]) -> RunState:
     """A state from its document; fields of the wrong kind raise one of the errors that `state_of` names."""
-    _look_through(data)
+    _check_types(data)
     restart = data["pending_restart"]
     return RunState(
         lineage=Lineage(**data["lineage"]),
@@ -118,7 +118,7 @@ def _state(data: Mapping[str, Any]) -> RunState:
         edge=data["edge"],
         current_node=data["current_node"],
         completed=tuple(data["completed_nodes"]),
-        outcomes={name: outcome_of(one) for name, one in data["node_outcomes"].items()},
+        outcomes={name: parse_outcome(one) for name, one in data["node_outcomes"].items()},
         retries=dict(data["node_retries"]),
         visits=dict(data["node_visits"]),
         recheck=tuple(data["recheck"]),
@@ -128,7 +128,7 @@ def _state(data: Mapping[str, Any]) -> RunState:
         context=dict(data["context"]),
         logs=tuple(data["logs"]),
         artifacts=dict(data["artifacts"]),
-        threads={key: thread_of(one) for key, one in data["threads"].items()},
+        threads={key: parse_thread(one) for key, one in data["threads"].items()},
         branches=dict(data.get("branches") or {}),
         status=data["terminal_status"] or ("restarted" if restart else ""),
         failure_reason=data["terminal_failure_reason"] or "",
@@ -136,7 +136,7 @@ def _state(data: Mapping[str, Any]) -> RunState:
     )
 
 
-def _look_through(data: Mapping[str, Any]) -> None:
+def _check_types(data: Mapping[str, Any]) -> None:
     """Nothing, if every field is of its kind.
 
     Raises:
@@ -160,7 +160,7 @@ def thread_document(thread: Thread) -> dict[str, Any]:
     return {"messages": list(thread.messages), "marks": [list(mark) for mark in thread.marks]}
 
 
-def thread_of(data: Mapping[str, Any]) -> Thread:
+def parse_thread(data: Mapping[str, Any]) -> Thread:
     """A conversation from plain data."""
     messages, marks = data["messages"], tuple((str(name), int(at)) for name, at in data["marks"])
     if type(messages) is not list or not all(0 <= at <= len(cast("list[Any]", messages)) for _, at in marks):
@@ -196,7 +196,7 @@ def read_checkpoint(folder: Path) -> RunState | None:
         raise PipelineError(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise PipelineError(f"{path}: the checkpoint is damaged ({error}); it cannot be resumed from") from error
-    return state_of(found, where=str(path))
+    return parse_checkpoint(found, where=str(path))
 
 
 def _ref(hash: str | None) -> str | None:
@@ -218,19 +218,19 @@ MAPPINGS = {
     "branches": "branches",
 }
 """Sections that are mappings, and the fields they come from."""
-UNTOLD = ("artifacts", "branches")
+UNTRACKED = ("artifacts", "branches")
 """Mappings of which no stage tells what it touched."""
 SEQUENCES = {"completed_nodes": "completed", "logs": "logs"}
 THREADS, MARKS = "threads", "marks"
 
 
-def changes(former: RunState | None, state: RunState) -> tuple[list[Name], list[Cell]]:
+def state_changes(former: RunState | None, state: RunState) -> tuple[list[Name], list[Cell]]:
     """The pieces that are gone, and those that are new or other; all of them when there is no former state."""
     gone: list[Name] = []
     new: list[Cell] = [(HEAD, "", head(state))]
-    names, keys = _touched(former, state)
+    names, keys = _changed_names(former, state)
     for section, field in MAPPINGS.items():
-        known = keys if field == "context" else None if field in UNTOLD else names
+        known = keys if field == "context" else None if field in UNTRACKED else names
         _mapping(section, getattr(former, field, {}), getattr(state, field), known, gone, new)
     for section, field in SEQUENCES.items():
         _sequence(section, getattr(former, field, ()), getattr(state, field), gone, new)
@@ -243,9 +243,9 @@ def changes(former: RunState | None, state: RunState) -> tuple[list[Name], list[
     return gone, new
 
 
-def _touched(former: RunState | None, state: RunState) -> tuple[Collection[str] | None, Collection[str] | None]:
+def _changed_names(former: RunState | None, state: RunState) -> tuple[Collection[str] | None, Collection[str] | None]:
     """Names of stages and keys that may be other, as the last stage tells if no state between is missing; None: any."""
-    touched = state.touched
+    touched = state.changes
     if former is None or touched is None or former.lineage != state.lineage or former.sequence < touched.since:
         return None, None
     return touched.names, touched.keys
@@ -286,7 +286,7 @@ def _number(at: int) -> str:
     return f"{at:09d}"
 
 
-def gathered(cells: Iterable[Cell]) -> dict[str, Any]:
+def assemble(cells: Iterable[Cell]) -> dict[str, Any]:
     """The document of a state from its pieces, which come in the order of their sections and names.
 
     Raises:

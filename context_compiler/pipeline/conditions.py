@@ -87,7 +87,7 @@ def parse_condition(text: str) -> Condition:
     while True:
         found = _CLAUSE.match(text, at)
         if found is None:
-            raise _misread(text, at)
+            raise _syntax_error(text, at)
         operator = found["operator"] or ""
         if operator == "==":
             operator, warning = "=", "== is read as ="
@@ -97,11 +97,11 @@ def parse_condition(text: str) -> Condition:
         if at == len(text):
             return Condition(clauses=tuple(clauses), warnings=tuple(warnings))
         if not text.startswith("&&", at):
-            raise _misread(text, at)
+            raise _syntax_error(text, at)
         at += 2
 
 
-def resolved(key: str, values: Mapping[str, object]) -> str:
+def context_value(key: str, values: Mapping[str, object]) -> str:
     """The value of a key of the context as text; `context.x` is looked up whole first, then as `x`."""
     value = values.get(key)
     if value is None and key.startswith("context."):
@@ -116,7 +116,7 @@ def _holds(clause: Clause, values: Mapping[str, object], outcome: str, preferred
         same = status_word(clause.value) == status_word(outcome) or bool(raw and clause.value == raw)
         there = outcome
     else:
-        there = preferred_label if clause.key == "preferred_label" else resolved(clause.key, values)
+        there = preferred_label if clause.key == "preferred_label" else context_value(clause.key, values)
         same = there == clause.value
     if not clause.operator:
         return there.lower() not in ("", "false")
@@ -138,7 +138,7 @@ def _literal(text: str) -> str:
     return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[0]), text[1:-1])
 
 
-def _misread(text: str, at: int) -> ConditionError:
+def _syntax_error(text: str, at: int) -> ConditionError:
     rest = text[at:].lstrip()
     at = len(text) - len(rest)
     if not rest:

@@ -27,7 +27,7 @@ Sleep = Callable[[float], Awaitable[None]]
 Random = Callable[[], float]
 """A number from 0 up to 1."""
 
-PASSING = (408, 425, 429)
+TRANSIENT = (408, 425, 429)
 """HTTP answers that may be another one next time, beside all from 500 on."""
 
 
@@ -61,7 +61,7 @@ PRESETS = {
 """Attempts and pauses under the names that pipelines use for them (`retry_policy`)."""
 
 
-def attempts(node: Node, graph: Graph) -> int:
+def max_attempts(node: Node, graph: Graph) -> int:
     """How often a stage may run at one visit: its `max_retries` and one, else its policy's, else the graph's."""
     if node.max_retries is not None:
         return max(0, node.max_retries) + 1
@@ -69,16 +69,16 @@ def attempts(node: Node, graph: Graph) -> int:
     return preset[0] if preset else max(0, graph.default_max_retries) + 1
 
 
-def backoff(node: Node, usual: Backoff) -> Backoff:
+def backoff_of(node: Node, usual: Backoff) -> Backoff:
     """The pauses of a stage."""
     preset = PRESETS.get(node.text("retry_policy"))
     return preset[1] if preset else usual
 
 
-def is_passing(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether an exception may not come again: a provider that is busy or not reached, a connection, a time-out."""
     if isinstance(error, ModelHTTPError):
-        return error.status_code in PASSING or error.status_code >= 500
+        return error.status_code in TRANSIENT or error.status_code >= 500
     return isinstance(error, ModelAPIError | ConnectionError | TimeoutError | asyncio.IncompleteReadError)
 
 
@@ -124,7 +124,7 @@ class RunConfig:
     rules: tuple[Rule, ...] = ()
     """More rules for the check."""
     backoff: Backoff = field(default_factory=Backoff)
-    retryable: Callable[[BaseException], bool] = is_passing
+    retryable: Callable[[BaseException], bool] = is_transient
     """Whether a stage that raised this may run again."""
     max_visits: int = 100
     """Visits to one stage in one attempt, where it does not say itself."""

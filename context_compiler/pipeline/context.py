@@ -19,7 +19,7 @@ _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)*")
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def checked_key(key: object) -> str:
+def check_key(key: object) -> str:
     """A key that may be used.
 
     Raises:
@@ -36,7 +36,7 @@ def segment(name: str) -> str:
     return fit if fit[:1].isalpha() or fit[:1] == "_" else f"_{fit}"
 
 
-def plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """A value as JSON knows it, shared with nobody.
 
     Raises:
@@ -59,8 +59,8 @@ class ContextStore:
     def __init__(self, values: Mapping[str, Any] | None = None, logs: Iterable[Any] = ()) -> None:
         self._lock = RLock()
         self._values: dict[str, Any] = {}
-        self._logs: list[Any] = [plain(one) for one in logs]
-        self._touched: set[str] = set()
+        self._logs: list[Any] = [to_json(one) for one in logs]
+        self._changed: set[str] = set()
         self.apply_updates(values or {})
 
     @classmethod
@@ -77,7 +77,7 @@ class ContextStore:
     def get(self, key: str, default: Any = None) -> Any:
         """A copy of a value."""
         with self._lock:
-            return deepcopy(self._values.get(checked_key(key), default))
+            return deepcopy(self._values.get(check_key(key), default))
 
     def get_string(self, key: str, default: str = "") -> str:
         """A value as text; numbers and flags as JSON writes them."""
@@ -89,26 +89,26 @@ class ContextStore:
     def remove(self, key: str) -> None:
         """Forget a value, if there is one."""
         with self._lock:
-            self._values.pop(checked_key(key), None)
-            self._touched.add(key)
+            self._values.pop(check_key(key), None)
+            self._changed.add(key)
 
     def apply_updates(self, updates: Mapping[str, Any]) -> None:
         """Keep several values: all of them, or none."""
-        given = {checked_key(key): plain(value) for key, value in updates.items()}
+        given = {check_key(key): to_json(value) for key, value in updates.items()}
         with self._lock:
             self._values.update(given)
-            self._touched.update(given)
+            self._changed.update(given)
 
     def append_log(self, entry: Any) -> None:
         """Add to the log."""
-        kept = plain(entry)
+        kept = to_json(entry)
         with self._lock:
             self._logs.append(kept)
 
-    def touched(self) -> frozenset[str]:
+    def changed_keys(self) -> frozenset[str]:
         """The keys that were set or removed since the store was made."""
         with self._lock:
-            return frozenset(self._touched)
+            return frozenset(self._changed)
 
     def keys(self) -> list[str]:
         """The keys that are set, in the order in which they were first set."""

@@ -78,14 +78,14 @@ def read_directives(text: str, known: Iterable[str], *, path: str | None = None,
         path: The file it is from, for findings.
         line: The line of the file at which it begins, from 1.
     """
-    names = {_folded(name): name for name in known}
+    names = {_fold(name): name for name in known}
     lines = text.split("\n")
     values: dict[str, str] = {}
     found: list[Directive] = []
     findings: list[Finding] = []
     taken: set[int] = set()
     for at, spelt, value in _top(lines):
-        name = names.get(_folded(spelt))
+        name = names.get(_fold(spelt))
         one = Directive(name=name or spelt, value=value, line=line + at)
         found.append(one)
         if len(findings) < MOST_FINDINGS:
@@ -101,7 +101,7 @@ def _top(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
     for at, one in enumerate(lines):
         match = _LINE.fullmatch(one)
         if match is not None:
-            yield at, match["name"], _bare(match["value"])
+            yield at, match["name"], _unwrap(match["value"])
         elif one.strip():
             return
 
@@ -113,7 +113,7 @@ def _without(lines: Sequence[str], taken: Collection[int]) -> str:
     return "\n".join(rest[start:] if taken else rest)
 
 
-def _bare(value: str) -> str:
+def _unwrap(value: str) -> str:
     """A value without the quotes or brackets around it; of a wiki link with another text, what it links to."""
     said = value.strip()
     for _ in _QUOTES:
@@ -129,7 +129,7 @@ def _within(said: str, opening: str, closing: str) -> bool:
     return len(said) >= len(opening) + len(closing) and said.startswith(opening) and said.endswith(closing)
 
 
-def _folded(name: str) -> str:
+def _fold(name: str) -> str:
     return name.replace("_", "-").lower()
 
 
@@ -138,7 +138,7 @@ def _findings(
 ) -> Iterator[Finding]:
     """What is to be said about a directive, if anything."""
     if not known:
-        close = get_close_matches(_folded(one.name), names, n=1, cutoff=0.6)
+        close = get_close_matches(_fold(one.name), names, n=1, cutoff=0.6)
         near = names[close[0]] if close else None
         message = f"@{one.name} is not known here and stays in the text"
         fix = f"did you mean @{near}?" if near else f"known are {', '.join(f'@{name}' for name in names.values())}"

@@ -13,13 +13,21 @@ from lark import Token, Tree
 
 from context_compiler.errors import GraphError
 from context_compiler.pipeline.attributes import Value
-from context_compiler.pipeline.dot_syntax import KEY, LARGEST, Unreadable, attribute, past, statements, unreadable
+from context_compiler.pipeline.dot_syntax import (
+    KEY,
+    LARGEST,
+    DotSyntaxError,
+    attribute,
+    explain,
+    parse_statements,
+    skip_gap,
+)
 from context_compiler.pipeline.graph import Diagnostic, Edge, Graph, Node, Severity, Subgraph
 
 LONGEST_NUMBER = 15
 """Characters of a number; a longer one stays text, so that nothing of it is lost."""
 
-FORGIVEN = {
+TOLERATED = {
     "missing_separator": ("there is no comma between two attributes", "put one"),
     "semicolon_separator": ("attributes are separated with a semicolon", "use a comma"),
     "trailing_separator": ("there is a comma after the last attribute", "leave it out"),
@@ -52,7 +60,7 @@ class Leniencies:
         return tuple(self._warning(rule, *found) for rule, found in sorted(self._found.items(), key=lambda one: one[1]))
 
     def _warning(self, rule: str, first: int, times: int) -> Diagnostic:
-        message, fix = FORGIVEN[rule]
+        message, fix = TOLERATED[rule]
         return Diagnostic(
             rule=rule,
             severity=Severity.WARNING,
@@ -69,18 +77,18 @@ def identifier(token: Token, lenient: Leniencies, *, offset: int = 0) -> str:
     word = token[offset:]
     if word.startswith('"'):
         lenient.add("quoted_id", start)
-        return _unescaped(word, start, lenient)
+        return _unescape(word, start, lenient)
     if "." in word:
         lenient.add("dotted_id", start)
     return word
 
 
-def hop(token: Token, lenient: Leniencies) -> str:
+def hop_target(token: Token, lenient: Leniencies) -> str:
     """Where a hop leads."""
-    return identifier(token, lenient, offset=past(token, 2))
+    return identifier(token, lenient, offset=skip_gap(token, 2))
 
 
-def setting(token: Token, lenient: Leniencies) -> tuple[str, Value]:
+def read_setting(token: Token, lenient: Leniencies) -> tuple[str, Value]:
     """The key and value of a `key=value` that is a statement."""
     key, value, separator = _split(token, token.start_pos or 0, lenient)
     if separator == ",":
@@ -88,25 +96,25 @@ def setting(token: Token, lenient: Leniencies) -> tuple[str, Value]:
     return key, value
 
 
-def block(token: Token, lenient: Leniencies) -> dict[str, Value]:
+def read_block(token: Token, lenient: Leniencies) -> dict[str, Value]:
     """The attributes in a pair of brackets; of a key that is there twice, the last counts.
 
     Raises:
         Unreadable: there is something else in it.
     """
     text, start = lenient.text, token.start_pos or 0
-    at, end = past(text, start + 1), start + token.rindex("]")
+    at, end = skip_gap(text, start + 1), start + token.rindex("]")
     attributes: dict[str, Value] = {}
     pattern, separator = attribute(), ","
     while at < end:
         found = pattern.match(text, at, end)
         if found is None:
-            raise unreadable(text, start)
+            raise explain(text, start)
         if not separator:
             lenient.add("missing_separator", at)
         key, value, separator = _split(found[0], at, lenient)
         attributes[key] = value
-        at = past(text, found.end())
+        at = skip_gap(text, found.end())
         if separator == ";":
             lenient.add("semicolon_separator", found.end() - 1)
     if attributes and separator == ",":
@@ -118,25 +126,25 @@ def _split(text: str, start: int, lenient: Leniencies) -> tuple[str, Value, str]
     """Key, value and separator of a text that the grammar has accepted as an attribute at `start`."""
     found = KEY.match(text)
     if found is None:
-        raise Unreadable("an attribute begins with a name", start)
+        raise DotSyntaxError("an attribute begins with a name", start)
     key = found[0]
     if key.startswith('"'):
         lenient.add("quoted_id", start)
-        key = _unescaped(key, start, lenient)
-    at = past(text, past(text, found.end()) + 1)
+        key = _unescape(key, start, lenient)
+    at = skip_gap(text, skip_gap(text, found.end()) + 1)
     separator = text[-1] if text[-1] in ",;" else ""
     if text[at] == '"':
         string = KEY.match(text, at)
         last = string.end() if string else len(text)
-        return key, _unescaped(text[at:last], start + at, lenient), separator if last < len(text) else ""
+        return key, _unescape(text[at:last], start + at, lenient), separator if last < len(text) else ""
     word = _WORD.match(text, at)
-    return key, _plain(word[0] if word else ""), separator
+    return key, _bare_value(word[0] if word else ""), separator
 
 
 _WORD = re.compile(r"[\w.:-]*", re.ASCII)
 
 
-def _unescaped(quoted: str, start: int, lenient: Leniencies) -> str:
+def _unescape(quoted: str, start: int, lenient: Leniencies) -> str:
     inner = quoted[1:-1]
     if "\\" not in inner:
         return inner
@@ -145,7 +153,7 @@ def _unescaped(quoted: str, start: int, lenient: Leniencies) -> str:
     return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[0]), inner)
 
 
-def _plain(word: str) -> Value:
+def _bare_value(word: str) -> Value:
     """A value without quotes: true, false, a number, or the word itself (a duration is one)."""
     if word in ("true", "false"):
         return word == "true"
@@ -166,9 +174,9 @@ def parse_dot(text: str, path: str | None = None) -> Graph:
     """
     source = text.removeprefix("\ufeff").replace("\r\n", "\n")
     try:
-        graph = _Reader(text=source).graph(statements(source))
-    except Unreadable as error:
-        line, column, snippet = pointed(source, error.at)
+        graph = _Reader(text=source).graph(parse_statements(source))
+    except DotSyntaxError as error:
+        line, column, snippet = source_position(source, error.at)
         raise GraphError(error.message, path=path, line=line, column=column, snippet=snippet) from None
     return replace(graph, path=path, source=text)
 
@@ -185,7 +193,7 @@ def load_dot(path: Path) -> Graph:
         return parse_dot(file.read(LARGEST + 1), path=str(path))
 
 
-def pointed(text: str, at: int) -> tuple[int, int, str]:
+def source_position(text: str, at: int) -> tuple[int, int, str]:
     """Line and column of a character, from 1, and the line with a caret under it."""
     start = text.rfind("\n", 0, at) + 1
     stop = text.find("\n", at)
@@ -243,7 +251,7 @@ class _Reader:
             name: Node(
                 name=name,
                 attrs=draft.attrs,
-                derived=derived(subgraphs, draft.inside),
+                derived=subgraph_classes(subgraphs, draft.inside),
                 line=draft.at.line,
                 column=draft.at.column,
             )
@@ -266,7 +274,7 @@ class _Reader:
             if child is None:
                 waiting.pop()
             elif isinstance(child, Token):
-                key, value = setting(child, self._lenient)
+                key, value = read_setting(child, self._lenient)
                 scope.attrs[key] = value
             elif child.data == "subgraph":
                 waiting.append((iter(_inside(child)), self._inner(child, scope)))
@@ -303,7 +311,7 @@ class _Reader:
         attrs = {**scope.edges, **self._attributes(children[1 + len(hops) :])}
         source = identifier(first, self._lenient)
         for one in hops:
-            target, at = hop(one, self._lenient), first if one is hops[0] else one
+            target, at = hop_target(one, self._lenient), first if one is hops[0] else one
             self._edges.append(Edge(source=source, target=target, attrs=attrs, line=at.line, column=at.column))
             source = target
 
@@ -312,10 +320,10 @@ class _Reader:
         for at, one in enumerate(blocks):
             token = _token(one)
             if at and _token(blocks[at - 1]).endswith(";"):
-                raise Unreadable(
+                raise DotSyntaxError(
                     "a block of attributes follows the stage or edge that it is about", token.start_pos or 0
                 )
-            attrs.update(block(token, self._lenient))
+            attrs.update(read_block(token, self._lenient))
             if at == 1:
                 self._lenient.add("several_blocks", token.start_pos or 0)
         return attrs
@@ -336,7 +344,7 @@ def _inside(tree: Tree[Token]) -> _Children:
     return tree.children[first + 1 : -1]
 
 
-def derived(subgraphs: Sequence[Subgraph], inside: Sequence[int]) -> tuple[str, ...]:
+def subgraph_classes(subgraphs: Sequence[Subgraph], inside: Sequence[int]) -> tuple[str, ...]:
     """The classes that the labels of the subgraphs around a stage give it, innermost first."""
     classes: list[str] = []
     for place in inside:
@@ -396,11 +404,11 @@ def _block(attrs: Mapping[str, Value]) -> str:
 
 
 def _name(name: str) -> str:
-    return name if _BARE.fullmatch(name) and name not in _WORDS else _quoted(name)
+    return name if _BARE.fullmatch(name) and name not in _WORDS else _quote(name)
 
 
 def _key(key: str) -> str:
-    return key if _KEY.fullmatch(key) and key not in _WORDS else _quoted(key)
+    return key if _KEY.fullmatch(key) and key not in _WORDS else _quote(key)
 
 
 def _value(value: Value) -> str:
@@ -411,8 +419,8 @@ def _value(value: Value) -> str:
     if isinstance(value, float):
         number = format(Decimal(repr(value)), "f")
         return number if "." in number else f"{number}.0"
-    return _quoted(value)
+    return _quote(value)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return f'"{text.translate(_QUOTING)}"'

@@ -24,7 +24,7 @@ NEAR = 10_000
 LOOSE = "a block of attributes follows the stage or edge that it is about"
 
 
-class Unreadable(Exception):
+class DotSyntaxError(Exception):
     """What is wrong with a source, and at which character."""
 
     def __init__(self, message: str, at: int) -> None:
@@ -43,9 +43,9 @@ class _Bounds(PostLex):
         for count, token in enumerate(stream):
             depth += (token.type == "OPEN") - (token.type == "CLOSE")
             if depth > DEEPEST:
-                raise Unreadable(f"subgraphs are nested more than {DEEPEST} deep", token.start_pos or 0)
+                raise DotSyntaxError(f"subgraphs are nested more than {DEEPEST} deep", token.start_pos or 0)
             if count > MOST_SYMBOLS:
-                raise Unreadable(f"there are more than {MOST_SYMBOLS:,} ids, hops and blocks", token.start_pos or 0)
+                raise DotSyntaxError(f"there are more than {MOST_SYMBOLS:,} ids, hops and blocks", token.start_pos or 0)
             yield token
 
 
@@ -66,52 +66,52 @@ GAP = re.compile(r"(?:[ \t\r\n\f]|//[^\n]*+|/\*(?:[^*]++|\*(?!/))*+\*/)*+")
 KEY = re.compile(r'[A-Za-z_][\w.]*+|"[^"\\]*+(?:\\[\s\S][^"\\]*+)*+"', re.ASCII)
 
 
-def past(text: str, at: int) -> int:
+def skip_gap(text: str, at: int) -> int:
     """The first character from `at` on that is neither blank nor comment."""
     gap = GAP.match(text, at)
     return gap.end() if gap else at
 
 
-def statements(text: str) -> Tree[Token]:
+def parse_statements(text: str) -> Tree[Token]:
     """The statements of a source, as the grammar names them.
 
     Raises:
         Unreadable: it is no graph of this dialect.
     """
     if len(text) > LARGEST:
-        raise Unreadable(f"the source has more than {LARGEST:,} characters", 0)
+        raise DotSyntaxError(f"the source has more than {LARGEST:,} characters", 0)
     if "\0" in text:
-        raise Unreadable("there is a NUL character; is this a text file?", text.index("\0"))
+        raise DotSyntaxError("there is a NUL character; is this a text file?", text.index("\0"))
     try:
         return _parser().parse(text)  # pyright: ignore[reportUnknownMemberType]  # of Lark, half typed
     except UnexpectedInput as error:
         ended = getattr(getattr(error, "token", None), "type", "") == "$END"
-        raise unreadable(text, len(text) if ended or error.pos_in_stream is None else error.pos_in_stream) from None
+        raise explain(text, len(text) if ended or error.pos_in_stream is None else error.pos_in_stream) from None
 
 
-def unreadable(text: str, at: int) -> Unreadable:
+def explain(text: str, at: int) -> DotSyntaxError:
     """What is wrong with a source that cannot be read past a place; the error names the very character."""
     if text[at : at + 1] == "[":
-        start, at = at, past(text, at + 1)
+        start, at = at, skip_gap(text, at + 1)
         while found := attribute().match(text, at):
-            at = past(text, found.end())
+            at = skip_gap(text, found.end())
         if text[at : at + 1] == "]":
-            return Unreadable(LOOSE, start)
+            return DotSyntaxError(LOOSE, start)
     if text.startswith("->", at):
-        at = past(text, at + 2)
-    return _in_attribute(text, at) or Unreadable(_reason(text, at), at)
+        at = skip_gap(text, at + 2)
+    return _in_attribute(text, at) or DotSyntaxError(_reason(text, at), at)
 
 
-def _in_attribute(text: str, at: int) -> Unreadable | None:
+def _in_attribute(text: str, at: int) -> DotSyntaxError | None:
     """What is wrong with an attribute that begins here; None: none does."""
     key = KEY.match(text, at)
     if key is None:
         return None
-    end = past(text, key.end())
+    end = skip_gap(text, key.end())
     if text[end : end + 1] != "=":
-        return None if text[end : end + 1] not in ("]", ",", ";") else Unreadable("this attribute has no value", at)
-    end = past(text, end + 1)
-    return Unreadable(_reason(text, end, "a value"), end)
+        return None if text[end : end + 1] not in ("]", ",", ";") else DotSyntaxError("this attribute has no value", at)
+    end = skip_gap(text, end + 1)
+    return DotSyntaxError(_reason(text, end, "a value"), end)
 
 
 _REASONS = (

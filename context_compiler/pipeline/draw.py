@@ -59,7 +59,7 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
     boxes = [_lines(graph.nodes.get(name), name) for name in names]
     sizes = [(2 * LINE + COLUMN * max(cell_len(text) for _, text in box), LINE * (len(box) + 1)) for box in boxes]
     links = [(place[edge.source], place[edge.target]) for edge in graph.edges if edge.source != edge.target]
-    together = _together(graph, place)
+    together = _group_edges(graph, place)
     labels = {ends: _label_size(said) for ends, some in together.items() if (said := _labels(some))}
     layout = compute_layout(sizes, list(dict.fromkeys(links)), labels=labels, graphviz=graphviz)
     lines = {ends: _line(ends, layout) for ends in together}
@@ -70,11 +70,11 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
 
 
 def _document(graph: Graph, layout: Layout, drawn: Iterable[str]) -> str:
-    title = _short(graph.label or "pipeline", 80)
-    said = [f"goal: {_short(graph.goal, 100)}"] if graph.goal else []
-    said.append(f"default fidelity: {_short(graph.default_fidelity or 'compact', 40)}")
+    title = _shorten(graph.label or "pipeline", 80)
+    said = [f"goal: {_shorten(graph.goal, 100)}"] if graph.goal else []
+    said.append(f"default fidelity: {_shorten(graph.default_fidelity or 'compact', 40)}")
     if graph.default_thread_id:
-        said.append(f"default thread: {_short(graph.default_thread_id, 40)}")
+        said.append(f"default thread: {_shorten(graph.default_thread_id, 40)}")
     longest = COLUMN * max(map(cell_len, (title, *said)))
     labels = (len(text) for edge in graph.edges for text in (edge.label, edge.condition))
     room = min(LONGEST, max(labels, default=0)) * COLUMN
@@ -87,7 +87,7 @@ def _document(graph: Graph, layout: Layout, drawn: Iterable[str]) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
             f'width="{width:.0f}" height="{height:.0f}" role="img">',
-            f"<title>{_escaped(title)}</title>",
+            f"<title>{_escape(title)}</title>",
             f"<style>{STYLE}</style>",
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
             'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" style="fill:#757575;stroke:none"/></marker></defs>',
@@ -103,12 +103,12 @@ def _document(graph: Graph, layout: Layout, drawn: Iterable[str]) -> str:
 def _lines(node: Node | None, name: str) -> list[tuple[str, str]]:
     """What stands in a box: class of the style, and text."""
     if node is None:
-        return [("name", _short(name, LONGEST)), ("small", "not declared")]
-    lines = [("name", _short(node.label.splitlines()[0] if node.label.strip() else name, LONGEST))]
+        return [("name", _shorten(name, LONGEST)), ("small", "not declared")]
+    lines = [("name", _shorten(node.label.splitlines()[0] if node.label.strip() else name, LONGEST))]
     model = f" · {node.llm_model}" if node.llm_model else ""
     named = f"{name} · " if node.label != name else ""
-    lines.append(("small", _short(f"{named}{node.handler}{model}", LONGEST)))
-    past = _past(node.fidelity, node.thread_id)
+    lines.append(("small", _shorten(f"{named}{node.handler}{model}", LONGEST)))
+    past = _fidelity_text(node.fidelity, node.thread_id)
     if past:
         lines.append(("past", past))
     if node.goal_gate:
@@ -116,9 +116,9 @@ def _lines(node: Node | None, name: str) -> list[tuple[str, str]]:
     return lines
 
 
-def _past(fidelity: str, thread: str) -> str:
+def _fidelity_text(fidelity: str, thread: str) -> str:
     """Fidelity and thread, as they are drawn."""
-    return _short(" ".join(one for one in (fidelity, f"#{thread}" if thread else "") if one), LONGEST)
+    return _shorten(" ".join(one for one in (fidelity, f"#{thread}" if thread else "") if one), LONGEST)
 
 
 def _box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point, size: Point) -> Iterator[str]:
@@ -126,8 +126,8 @@ def _box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point, siz
     fill = FILLS.get(node.handler, "#f5f5f5") if node else "#ffffff"
     stroke = STROKES.get(node.fidelity, "#616161") if node else "#c62828"
     dash = "" if node else ' stroke-dasharray="4 3"'
-    told = _short(node.prompt or node.label, 300) if node else "only an edge names this stage"
-    yield f"<g><title>{_escaped(told)}</title>"
+    told = _shorten(node.prompt or node.label, 300) if node else "only an edge names this stage"
+    yield f"<g><title>{_escape(told)}</title>"
     style = f'fill="{fill}" stroke="{stroke}" stroke-width="1.3"{dash}'
     left, up, right, down = x - w / 2, y - h / 2, x + w / 2, y + h / 2
     if node is not None and node.handler in ("conditional", "wait.human"):
@@ -143,7 +143,7 @@ def _box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point, siz
     yield "</g>"
 
 
-def _together(graph: Graph, place: Mapping[str, int]) -> dict[Link, list[Edge]]:
+def _group_edges(graph: Graph, place: Mapping[str, int]) -> dict[Link, list[Edge]]:
     """The edges of each pair of boxes, which share a line."""
     found: dict[Link, list[Edge]] = {}
     for edge in graph.edges:
@@ -156,8 +156,8 @@ def _labels(edges: Iterable[Edge]) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for edge in edges:
         said = (edge.label, edge.condition, "restart" if edge.loop_restart else "")
-        rows += [("small", _short(one, LONGEST)) for one in said if one]
-        past = _past(edge.fidelity, edge.thread_id)
+        rows += [("small", _shorten(one, LONGEST)) for one in said if one]
+        past = _fidelity_text(edge.fidelity, edge.thread_id)
         rows += [("past", past)] if past else []
     return rows
 
@@ -212,10 +212,10 @@ def _towards(corner: Point, other: Point) -> Point:
 
 
 def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{_escaped(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{_escape(text)}</text>'
 
 
-def _short(text: str, most: int) -> str:
+def _shorten(text: str, most: int) -> str:
     line = " ".join(text[: 4 * most].split())
     line = line if cell_len(line) <= most else line[: most + 1]
     while cell_len(line) > most:
@@ -223,5 +223,5 @@ def _short(text: str, most: int) -> str:
     return line
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return escape(_UNSEEN.sub("", text))

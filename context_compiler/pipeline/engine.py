@@ -13,33 +13,33 @@ from pathlib import Path
 from typing import Any
 
 from context_compiler.pipeline.artifacts import ArtifactStore
-from context_compiler.pipeline.attempts import perform
+from context_compiler.pipeline.attempts import run_attempts
 from context_compiler.pipeline.branches import Branches, BranchResult, merge_branches
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.context import ContextStore
-from context_compiler.pipeline.graph import DEFAULT_HANDLER, Graph, Node, shared
+from context_compiler.pipeline.graph import DEFAULT_HANDLER, Graph, Node, shared_stages
 from context_compiler.pipeline.outcome import StageStatus
-from context_compiler.pipeline.routing import Router, completed, ended
-from context_compiler.pipeline.stage import Emit, Handles, Stage, Start, arrive, folder_name, traits
-from context_compiler.pipeline.state import RunState, Thread, Touched, branched, lineage_facts, restarted
-from context_compiler.pipeline.threads import Session, session_of
+from context_compiler.pipeline.routing import Router, complete_stage, fail_run
+from context_compiler.pipeline.stage import Emit, HandlerLike, Stage, StartChild, folder_name, stage_input, traits
+from context_compiler.pipeline.state import Changes, RunState, Thread, branch_state, lineage_facts, next_attempt
+from context_compiler.pipeline.threads import Session, load_session
 
-ASKING_WITH_PROMPT = ("parallel.fan_in", "stack.manager_loop")
+AGENT_IF_PROMPT = ("parallel.fan_in", "stack.manager_loop")
 """Handlers that ask an agent only where the stage has a prompt."""
 
 Save = Callable[[RunState], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class EngineIO:
     """What an engine is given beside graph and state."""
 
     config: RunConfig
-    handlers: Mapping[str, Handles]
+    handlers: Mapping[str, HandlerLike]
     save: Save
     """Keeps a state."""
     emit: Emit
-    start: Start
+    start: StartChild
     root: Path | None
     """Where the first attempt leaves its files."""
 
@@ -48,31 +48,31 @@ class Engine:
     """Runs one graph. A branch of a parallel stage has an engine of its own that saves nothing."""
 
     def __init__(
-        self, graph: Graph, around: Surroundings, *, branch_id: str = "", beside: frozenset[str] = frozenset()
+        self, graph: Graph, io: EngineIO, *, branch_id: str = "", shared: frozenset[str] = frozenset()
     ) -> None:
-        """`beside` are the stages of a branch that other branches run too."""
-        self.graph, self.around, self.branch_id, self._beside = graph, around, branch_id, beside
-        self.config = around.config
+        """`shared` are the stages of a branch that other branches run too."""
+        self.graph, self.io, self.branch_id, self._shared = graph, io, branch_id, shared
+        self.config = io.config
         self.inbox: list[str] = []
         """Messages of a supervisor, for the next stage."""
         self._thread_sessions: dict[str, Session] = {}
         self._artifacts = ArtifactStore()
-        self._router = Router(graph, around.config, gates=not branch_id)
+        self._router = Router(graph, io.config, gates=not branch_id)
         self._exits = {node.name for node in graph.exits}
         self._branches: list[BranchResult] = []
-        self._ended = Branches(around.save)
+        self._branch_log = Branches(io.save)
 
     async def run(self, state: RunState) -> RunState:
         """Go on until the run has ended; the state it has ended in."""
-        self.enter(state)
+        self.load(state)
         while not state.ended:
             state = await self.step(state)
-            await self.around.save(state)
+            await self.io.save(state)
         return state
 
-    def enter(self, state: RunState) -> None:
+    def load(self, state: RunState) -> None:
         """Have what a state says beside what is in it: conversations and artifacts."""
-        self._thread_sessions = {key: session_of(key, thread) for key, thread in state.threads.items()}
+        self._thread_sessions = {key: load_session(key, thread) for key, thread in state.threads.items()}
         self._artifacts = ArtifactStore(self.folder(state))
         self._artifacts.restore(state.artifacts)
 
@@ -83,26 +83,26 @@ class Engine:
 
     def folder(self, state: RunState) -> Path | None:
         """Where an attempt leaves its files."""
-        if self.around.root is None or state.lineage.attempt == 1:
-            return self.around.root
-        return self.around.root / f"attempt-{state.lineage.attempt}"
+        if self.io.root is None or state.lineage.attempt == 1:
+            return self.io.root
+        return self.io.root / f"attempt-{state.lineage.attempt}"
 
     async def step(self, state: RunState) -> RunState:
         """One stage, or one decision that needs no stage."""
         if state.status == "restarted":
-            return await self._anew(state)
+            return await self._restart(state)
         node = self.graph.nodes.get(state.next_node or "")
         if node is None:
-            return ended(state, f"there is no stage {state.next_node!r}")
+            return fail_run(state, f"there is no stage {state.next_node!r}")
         if node.name in self._exits and not self.branch_id:
-            back = self._router.back(state)
+            back = self._router.gate_jump(state)
             if back is not None:
                 return back
-        if too_often := self._limit(state, node):
-            return ended(state, too_often)
+        if too_often := self._exceeded_limit(state, node):
+            return fail_run(state, too_often)
         return await self._visit(state, node)
 
-    def _limit(self, state: RunState, node: Node) -> str:
+    def _exceeded_limit(self, state: RunState, node: Node) -> str:
         """Why a stage may not run once more; empty: it may."""
         most = node.whole("max_visits")
         most = self.config.max_visits if most is None else most
@@ -112,28 +112,28 @@ class Engine:
         return f"the run took {steps} steps, which is the limit (max_steps)" if steps >= self.config.max_steps else ""
 
     async def _visit(self, state: RunState, node: Node) -> RunState:
-        handler = self.around.handlers.get(node.handler) or self.around.handlers[DEFAULT_HANDLER]
-        wants = traits(handler).reads_past and bool(node.prompt or node.handler not in ASKING_WITH_PROMPT)
-        stage = self._stage(state, node, wants=wants)
+        handler = self.io.handlers.get(node.handler) or self.io.handlers[DEFAULT_HANDLER]
+        needs_preamble = traits(handler).reads_past and bool(node.prompt or node.handler not in AGENT_IF_PROMPT)
+        stage = self._stage(state, node, needs_preamble=needs_preamble)
         visits = {**state.visits, node.name: stage.visit}
-        still = state.resumed and not wants and node.handler != "parallel"
+        still = state.resumed and not needs_preamble and node.handler != "parallel"
         begun = replace(state, visits=visits, resumed=still, fidelity=stage.fidelity, thread=stage.thread_id)
         self._branches = []
         if not self.branch_id:
-            self._ended.begin(state, self._artifacts)
+            self._branch_log.begin(state, self._artifacts)
         started = self.config.clock()
         facts = {"index": state.sequence, "visit": stage.visit, "fidelity": str(stage.fidelity)}
         await stage.emit("stage_started", **facts, thread=stage.thread_id, handler=node.handler)
         async with stage.session.lock if stage.session else nullcontext():
             if stage.session and state.how == "jump":
                 stage.session.cut_back(node.name)
-            outcome, retries = await perform(handler, stage)
+            outcome, retries = await run_attempts(handler, stage)
         duration = max(0.0, self.config.clock() - started)
         begun = merge_branches(begun, stage.context, self._branches)
         names = frozenset((node.name, *(name for one in self._branches for name in one.after.visits)))
-        begun, outcome = completed(begun, stage, outcome, retries, duration)
-        touched = Touched(since=state.sequence, names=names, keys=stage.context.touched())
-        begun = replace(begun, threads=self._threads(state), touched=touched, branches={})
+        begun, outcome = complete_stage(begun, stage, outcome, retries, duration)
+        changes = Changes(since=state.sequence, names=names, keys=stage.context.changed_keys())
+        begun = replace(begun, threads=self._threads(state), changes=changes, branches={})
         if self.branch_id or node.name not in self._exits:
             stage.write_status(outcome)
         kind = "stage_failed" if outcome.status is StageStatus.FAIL else "stage_completed"
@@ -141,18 +141,18 @@ class Engine:
         await stage.emit(kind, **said, reason=outcome.failure_reason, notes=outcome.notes[:200])
         if node.name in self._exits:
             return replace(begun, next_node=None, status="success", edge=None)
-        return self._router.onward(begun, node, outcome)
+        return self._router.route(begun, node, outcome)
 
-    def _stage(self, state: RunState, node: Node, *, wants: bool) -> Stage:
+    def _stage(self, state: RunState, node: Node, *, needs_preamble: bool) -> Stage:
         """What a stage is given, its fidelity resolved with the edge that was really taken."""
-        inbox = [self.inbox.pop(0) for _ in range(len(self.inbox))] if wants else []
+        inbox = [self.inbox.pop(0) for _ in range(len(self.inbox))] if needs_preamble else []
         degrade = self.config.resume_threads == "degrade"
-        here = arrive(self.graph, state, node, wants=wants, degrade=degrade, inbox=inbox)
+        here = stage_input(self.graph, state, node, needs_preamble=needs_preamble, degrade=degrade, inbox=inbox)
         visit = state.visits.get(node.name, 0) + 1
 
         async def emit(kind: str, **facts: Any) -> None:
             facts = {"branch": self.branch_id, **facts}
-            await self.around.emit(kind, run_id=state.run_id, node=node.name, **facts)
+            await self.io.emit(kind, run_id=state.run_id, node=node.name, **facts)
 
         return Stage(
             node=node,
@@ -165,12 +165,14 @@ class Engine:
             folder=self._folder_of(state, node, visit),
             fidelity=here.fidelity,
             thread_id=here.thread,
-            session=self._get_or_create_session(here.thread, node) if here.thread is not None and wants else None,
+            session=self._get_or_create_session(here.thread, node)
+            if here.thread is not None and needs_preamble
+            else None,
             preamble=here.preamble,
             previous=state.last,
             visit=visit,
             branch=partial(self._branch, state, here.context),
-            start=self.around.start,
+            start=self.io.start,
             emit=emit,
         )
 
@@ -180,7 +182,7 @@ class Engine:
         if folder is None:
             return None
         parts = [folder_name(node.name)]
-        parts += [folder_name(f"branch-{self.branch_id}")] if node.name in self._beside else []
+        parts += [folder_name(f"branch-{self.branch_id}")] if node.name in self._shared else []
         return folder.joinpath(*parts, *([f"visit-{visit}"] if visit > 1 else []))
 
     def _get_or_create_session(self, thread_id: str, node: Node) -> Session:
@@ -191,16 +193,16 @@ class Engine:
         sessions = self._thread_sessions.items()
         return {key: session.thread(state.threads.get(key)) for key, session in sessions if session.marks}
 
-    async def _anew(self, state: RunState) -> RunState:
+    async def _restart(self, state: RunState) -> RunState:
         """The next attempt: nothing of this one goes with it but the edge and the values it began with."""
         if state.lineage.attempt > self.config.max_loop_restarts:
             most = self.config.max_loop_restarts
-            return ended(state, f"the run began anew {most} times, which is the limit (max_loop_restarts)")
+            return fail_run(state, f"the run began anew {most} times, which is the limit (max_loop_restarts)")
         facts = {"status": "restarted", "restart_target": state.next_node}
-        await self.around.emit("run_finalized", run_id=state.run_id, **facts)
-        fresh = restarted(self.graph, state)
-        self.enter(fresh)
-        await self.around.emit("run_initialized", run_id=fresh.run_id, **lineage_facts(fresh))
+        await self.io.emit("run_finalized", run_id=state.run_id, **facts)
+        fresh = next_attempt(self.graph, state)
+        self.load(fresh)
+        await self.io.emit("run_initialized", run_id=fresh.run_id, **lineage_facts(fresh))
         return fresh
 
     async def _branch(
@@ -210,21 +212,21 @@ class Engine:
         name = f"{self.branch_id}.{branch_id}" if self.branch_id else branch_id
         source = self.graph.edges[place].source
         here = f"{source}.{state.visits.get(source, 0) + 1}:{name}"
-        begun = branched(state, context, target=target, place=place, branch_id=branch_id)
-        now = self._ended.known(here, begun)
+        begun = branch_state(state, context, target=target, place=place, branch_id=branch_id)
+        now = self._branch_log.find(here, begun)
         if now is None:
-            engine = Engine(self.graph, self.around, branch_id=name, beside=shared(self.graph, place, stop))
-            engine._artifacts, engine._ended = self._artifacts, self._ended
+            engine = Engine(self.graph, self.io, branch_id=name, shared=shared_stages(self.graph, place, stop))
+            engine._artifacts, engine._branch_log = self._artifacts, self._branch_log
             engine._thread_sessions = {key: session.copy() for key, session in self._thread_sessions.items()}
-            now = await engine._to(begun, stop)
-            await self._ended.keep(here, begun, now)
+            now = await engine._run_to(begun, stop)
+            await self._branch_log.record(here, begun, now)
         self._branches.append(BranchResult(place=place, before=begun, after=now))
         return now
 
-    async def _to(self, state: RunState, stop: str) -> RunState:
+    async def _run_to(self, state: RunState, stop: str) -> RunState:
         """Go on until the run has ended, or is about to come to a stage."""
         while not state.ended and state.next_node != stop:
             state = await self.step(state)
             if state.status == "restarted":
-                state = ended(state, "loop_restart inside a branch of a parallel stage")
+                state = fail_run(state, "loop_restart inside a branch of a parallel stage")
         return state

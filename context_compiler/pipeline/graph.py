@@ -252,7 +252,7 @@ class Subgraph(Attributed):
         return self.text("label")
 
 
-def _by_end(edges: Iterable[Edge], end: str) -> Mapping[str, tuple[Edge, ...]]:
+def _edges_by(edges: Iterable[Edge], end: str) -> Mapping[str, tuple[Edge, ...]]:
     found: dict[str, list[Edge]] = {}
     for edge in edges:
         found.setdefault(getattr(edge, end), []).append(edge)
@@ -277,8 +277,8 @@ class Graph(Attributed):
     _incoming: Mapping[str, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_outgoing", _by_end(self.edges, "source"))
-        object.__setattr__(self, "_incoming", _by_end(self.edges, "target"))
+        object.__setattr__(self, "_outgoing", _edges_by(self.edges, "source"))
+        object.__setattr__(self, "_incoming", _edges_by(self.edges, "target"))
 
     def spellings(self, name: str) -> tuple[str, ...]:
         """Other names under which a graph knows `name`."""
@@ -362,7 +362,7 @@ Pipeline: TypeAlias = Graph
 """The name that the documents of this field use."""
 
 
-def meeting(graph: Graph, name: str) -> str | None:
+def join_stage(graph: Graph, name: str) -> str | None:
     """The stage up to which the branches of a parallel stage run, and where the run goes on; None: there is none.
 
     Of several, the one that is nearest to the branch farthest from it; then the first by name.
@@ -378,7 +378,7 @@ def meeting(graph: Graph, name: str) -> str | None:
     return min(found, key=lambda name: (max(one[name] for one in reached), name), default=None)
 
 
-def shared(graph: Graph, place: int, stop: str) -> frozenset[str]:
+def shared_stages(graph: Graph, place: int, stop: str) -> frozenset[str]:
     """The stages that the branch of an edge and one beside it may both run, before they meet at `stop`.
 
     Args:
@@ -388,11 +388,11 @@ def shared(graph: Graph, place: int, stop: str) -> frozenset[str]:
     """
     edge = graph.edges[place]
     others = [other for other in graph.outgoing(edge.source) if other is not edge]
-    mine = _before(graph, [edge.target], stop)
-    return frozenset(mine & _before(graph, [other.target for other in others], stop))
+    mine = _stages_before(graph, [edge.target], stop)
+    return frozenset(mine & _stages_before(graph, [other.target for other in others], stop))
 
 
-def _before(graph: Graph, starts: Sequence[str], stop: str) -> set[str]:
+def _stages_before(graph: Graph, starts: Sequence[str], stop: str) -> set[str]:
     """The stages that can be reached without passing through `stop`."""
     found = {name for name in starts if name != stop}
     waiting = list(found)

@@ -84,7 +84,7 @@ class Interviewer(Protocol):
         """Tell something that asks for no answer; `stage` is whom it is about. Nobody is told unless told how."""
 
 
-def reply_to(question: Question, said: str) -> Reply:
+def parse_reply(question: Question, said: str) -> Reply:
     """What an answer means: an option by its key or label, in any capitals; else the text itself."""
     word = said.strip()
     for option in question.options:
@@ -124,7 +124,7 @@ class ConsoleInterviewer(Interviewer):
             for option in question.options:
                 self._show(f"  [{option.key}] {option.label}")
             line = await self._line()
-        return reply_to(question, line) if line else Reply(value=AnswerValue.SKIPPED)
+        return parse_reply(question, line) if line else Reply(value=AnswerValue.SKIPPED)
 
     async def inform(self, message: str, stage: str = "") -> None:
         """Show it where questions are shown."""
@@ -133,7 +133,7 @@ class ConsoleInterviewer(Interviewer):
     async def _line(self) -> str:
         """The next line. One that nobody waited for long enough is still being read, and answers what is asked next."""
         loop, there = asyncio.get_running_loop(), asyncio.Event()
-        self._coming = coming = self._coming or _reading(self._read or sys.stdin.readline)
+        self._coming = coming = self._coming or _read_in_thread(self._read or sys.stdin.readline)
 
         def wake(_: Future[str]) -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -145,7 +145,7 @@ class ConsoleInterviewer(Interviewer):
         return coming.result()
 
 
-def _reading(read: Callable[[], str]) -> Future[str]:
+def _read_in_thread(read: Callable[[], str]) -> Future[str]:
     """A line that is read on a thread that keeps nobody from leaving: not a run that is cancelled, nor the process."""
     coming: Future[str] = Future()
 
@@ -164,13 +164,13 @@ def _on_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-Answering: TypeAlias = Callable[[Question], Any]
+AnswerFunction: TypeAlias = Callable[[Question], Any]
 
 
 class CallbackInterviewer(Interviewer):
     """Asks a function, async or not, that gives a text, an option or a reply; None skips."""
 
-    def __init__(self, answer: Answering, inform: Callable[[str, str], Any] | None = None) -> None:
+    def __init__(self, answer: AnswerFunction, inform: Callable[[str, str], Any] | None = None) -> None:
         """`inform` is given what asks for no answer, and the stage it is about."""
         self._answer, self._inform = answer, inform
 
@@ -230,4 +230,4 @@ def _reply(question: Question, said: Any) -> Reply:
         return Reply(value=AnswerValue.SKIPPED)
     if isinstance(said, Option):
         return Reply(value=said.key, option=said, text=said.label)
-    return said if isinstance(said, Reply) else reply_to(question, str(said))
+    return said if isinstance(said, Reply) else parse_reply(question, str(said))

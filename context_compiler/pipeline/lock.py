@@ -16,7 +16,7 @@ GRACE_S = 0.05
 
 
 @contextmanager
-def owned(path: Path, run_id: str) -> Generator[None]:
+def own_run(path: Path, run_id: str) -> Generator[None]:
     """Hold the lock of a run, a file at `path`, until the context ends.
 
     Raises:

@@ -83,12 +83,12 @@ class Outcome:
 _TEXTS = ("preferred_label", "notes", "failure_reason", "raw")
 
 
-def failed(reason: str, *, updates: Mapping[str, Any] | None = None) -> Outcome:
+def failure(reason: str, *, updates: Mapping[str, Any] | None = None) -> Outcome:
     """A failure with its reason."""
     return Outcome(status=StageStatus.FAIL, failure_reason=reason, context_updates=updates or {})
 
 
-def outcome_of(document: Mapping[str, Any]) -> Outcome:
+def parse_outcome(document: Mapping[str, Any]) -> Outcome:
     """An outcome from plain data, such as a status file, an agent's answer, or what `document` gave.
 
     Raises:
@@ -97,7 +97,7 @@ def outcome_of(document: Mapping[str, Any]) -> Outcome:
     word = next((document[key] for key in STATUS_KEYS if document.get(key) not in (None, "")), None)
     if not isinstance(word, str):
         raise ValueError("it has no outcome; give one of " + ", ".join(StageStatus))
-    status, raw = status_of(word)
+    status, raw = parse_status(word)
     label = next((_text(document, key) for key in LABEL_KEYS if document.get(key)), "")
     updates: object = document.get("context_updates") or {}
     if not isinstance(updates, Mapping):
@@ -114,14 +114,14 @@ def outcome_of(document: Mapping[str, Any]) -> Outcome:
     )
 
 
-def status_of(word: str) -> tuple[StageStatus, str]:
+def parse_status(word: str) -> tuple[StageStatus, str]:
     """The status that a word stands for, and the word itself where it is a label of somebody's own."""
     said = word.strip().lower()
     said = STATUSES.get(said, said)
     return (StageStatus(said), "") if said in tuple(StageStatus) else (StageStatus.SUCCESS, word.strip())
 
 
-def outcome_in(text: str) -> Outcome | None:
+def find_outcome(text: str) -> Outcome | None:
     """The outcome that a text ends in or consists of, as a JSON object with a status; None: it holds none.
 
     Only an `outcome` or `status` that is a text counts. A fenced block may stand around the object.
@@ -136,7 +136,7 @@ def outcome_in(text: str) -> Outcome | None:
         body = body[at + 1 :] if at >= 0 else ""
     try:
         found: Any = json.loads(body) if body.endswith("}") else None
-        return outcome_of(cast("Mapping[str, Any]", found)) if isinstance(found, Mapping) else None
+        return parse_outcome(cast("Mapping[str, Any]", found)) if isinstance(found, Mapping) else None
     except (ValueError, RecursionError):
         return None
 

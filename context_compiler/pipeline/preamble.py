@@ -22,15 +22,15 @@ from context_compiler.pipeline.progress import (
     DURATION,
     NOTES,
     TOOLS,
-    Done,
-    completed,
-    done,
-    mapping,
+    CompletedStage,
+    completed_stage,
+    completed_stages,
+    context_values,
     node_name,
-    retries,
     safe_str,
     stage_count,
-    visible,
+    stage_retries,
+    visible_entries,
 )
 from context_compiler.template import Template
 from context_compiler.template.prompts import shipped_templates
@@ -67,7 +67,7 @@ def _on_one_line(whole: str, most: int) -> str:
 _remembered_line = lru_cache(maxsize=8_192)(_on_one_line)
 
 
-def plain_lead(line: str) -> str:
+def escape_lead(line: str) -> str:
     """A line that can follow `- ` without turning into a heading, a fence, a quote or a list."""
     return f"\\{line}" if _LEADING.match(line) else line
 
@@ -77,39 +77,39 @@ def artifact_reference(key: str) -> str:
     return f"artifact://context.{_UNFIT.sub('_', key[:100])}"
 
 
-def shown(value: object, reference: str, most: int) -> str:
+def show_value(value: object, reference: str, most: int) -> str:
     """A value as JSON of at most about `most` characters; one that is cut is a string that ends in an ellipsis.
 
     A value above 8 kB becomes `reference`, which says where it is kept, and a preview.
     """
     if type(value) is str and len(value) <= OFTEN:
         return _remembered(value, most)
-    return _shown(value, reference, most)
+    return _show_value(value, reference, most)
 
 
-def _shown(value: object, reference: str, most: int) -> str:
-    text, whole = encoded(value, LARGEST)
+def _show_value(value: object, reference: str, most: int) -> str:
+    text, whole = encode(value, LARGEST)
     if whole and len(text.encode("utf-8", "replace")) <= LARGEST:
-        return text if len(text) <= most else quoted(_preview(value, text, most))
+        return text if len(text) <= most else quote(_preview(value, text, most))
     size = f"{len(value):,} characters" if isinstance(value, str) else f"more than {LARGEST // 1024} kB"
-    return quoted(f"{reference} ({size}): {_preview(value, text, most)}")
+    return quote(f"{reference} ({size}): {_preview(value, text, most)}")
 
 
 @lru_cache(maxsize=8_192)
 def _remembered(value: str, most: int) -> str:
-    return _shown(value, "", most)
+    return _show_value(value, "", most)
 
 
 def _preview(value: object, text: str, most: int) -> str:
     return one_line(value if isinstance(value, str) else text, most)
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """A JSON string, disarmed."""
     return json.dumps(neutral(text), ensure_ascii=False)
 
 
-def encoded(value: object, room: int) -> tuple[str, bool]:
+def encode(value: object, room: int) -> tuple[str, bool]:
     """As much of a value's JSON as `room` characters hold, and whether that is all of it.
 
     Keys are sorted; what JSON does not know is its `str`. A cut text is no JSON.
@@ -125,7 +125,7 @@ def encoded(value: object, room: int) -> tuple[str, bool]:
 
 def _pieces(value: object, room: int, depth: int) -> Iterator[str]:
     if isinstance(value, str):
-        yield quoted(value[: room + 1])
+        yield quote(value[: room + 1])
     elif value is None or isinstance(value, bool):
         yield json.dumps(value)
     elif isinstance(value, int):
@@ -142,13 +142,13 @@ def _pieces(value: object, room: int, depth: int) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         yield from _array(cast("Collection[object]", value), room, depth)
     else:
-        yield quoted(safe_str(value)[: room + 1])
+        yield quote(safe_str(value)[: room + 1])
 
 
 def _object(value: Mapping[object, object], room: int, depth: int) -> Iterator[str]:
     yield "{"
     for at, key in enumerate(nsmallest(room // 4 + 1, value, key=safe_str)):
-        yield f"{', ' if at else ''}{quoted(safe_str(key)[: room + 1])}: "
+        yield f"{', ' if at else ''}{quote(safe_str(key)[: room + 1])}: "
         yield from _pieces(value[key], room, depth + 1)
     yield "}"
 
@@ -171,7 +171,7 @@ LABELLED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModeLimits:
     """What one mode shows, in characters but for the budget, which is in tokens."""
 
     budget: int
@@ -187,7 +187,7 @@ class Shape:
 class Page:
     """One preamble while it is being filled: what is on it, and what there is room for."""
 
-    def __init__(self, *, shape: Shape, template: Template, count: TokenCounter) -> None:
+    def __init__(self, *, shape: ModeLimits, template: Template, count: TokenCounter) -> None:
         self.shape, self._template, self._count = shape, template, count
         self._values: dict[str, Any] = {"stages": [], "context": [], "retries": [], "goal": ""}
         self._left: dict[str, int] = {"omitted": 0, "context_omitted": 0, "retries_omitted": 0}
@@ -195,7 +195,7 @@ class Page:
         self._free = 0
         """Tokens that are free beside head and goal."""
 
-    def clipped(self, text: object, tokens: int) -> str:
+    def clip(self, text: object, tokens: int) -> str:
         """A text on one line, of at most so many tokens."""
         line = one_line(text, 16 * tokens)
         if self._count.text(line) <= tokens:
@@ -211,7 +211,7 @@ class Page:
         room = self._room()
         quarter = self.shape.budget // 4
         most = room - 4 if self.shape.budget <= 100 else min(quarter, room)
-        self._values["goal"] = said = self.clipped(goal, max(1, most))
+        self._values["goal"] = said = self.clip(goal, max(1, most))
         self._free = room - self._count.text(said) - ENTRY
 
     def fill(
@@ -232,9 +232,9 @@ class Page:
             "retries", [self._entry(name, said) for name, said in again[: room // 8]], room // 8, len(again)
         )
         half = room // 2 if self.shape.value else room
-        wanted, left = visible(values, room // 4 + 1) if self.shape.value else ([], 0)
+        wanted, left = visible_entries(values, room // 4 + 1) if self.shape.value else ([], 0)
         rough = self._context(wanted, left, half)
-        recent = (self._stage(done(*one, values)) for one in reversed(stages))
+        recent = (self._stage(completed_stage(*one, values)) for one in reversed(stages))
         room -= self._put("stages", recent, room - rough, count)
         self._values["stages"].reverse()
         if self._left["context_omitted"] or room > half:
@@ -308,17 +308,20 @@ class Page:
     def _value(self, key: str, value: object, most: int) -> Mapping[str, str]:
         name = one_line(key, 120)
         in_json = self.shape.details
-        return {"name": quoted(name) if in_json else plain_lead(name), "said": shown(value, self._reference(key), most)}
+        return {
+            "name": quote(name) if in_json else escape_lead(name),
+            "said": show_value(value, self._reference(key), most),
+        }
 
     def _reference(self, key: str) -> str:
         said = self._kept.get(key)
         return said if isinstance(said, str) else artifact_reference(key)
 
     def _entry(self, name: str, said: str) -> Mapping[str, str]:
-        return {"name": plain_lead(one_line(name, 120)), "said": one_line(said, 40)}
+        return {"name": escape_lead(one_line(name, 120)), "said": one_line(said, 40)}
 
-    def _stage(self, one: Done) -> Mapping[str, str]:
-        name, outcome = plain_lead(one_line(one.name, 120)), one_line(one.outcome, 60)
+    def _stage(self, one: CompletedStage) -> Mapping[str, str]:
+        name, outcome = escape_lead(one_line(one.name, 120)), one_line(one.outcome, 60)
         if not self.shape.notes:
             return {"said": f"{name} ({outcome})" if self.shape.outcomes else name}
         notes = one_line(one.said(NOTES) or "", self.shape.notes)
@@ -341,11 +344,11 @@ def _tools(tools: object) -> str:
     """Names of tools, as a list of names or of calls."""
     if not isinstance(tools, list | tuple):
         return one_line(tools or "", 300)
-    names = [_called(one) for one in cast("Sequence[object]", tools)[:100]]
+    names = [_call_name(one) for one in cast("Sequence[object]", tools)[:100]]
     return one_line(", ".join(dict.fromkeys(safe_str(one) for one in names if one)), 300)
 
 
-def _called(call: object) -> object:
+def _call_name(call: object) -> object:
     if not isinstance(call, Mapping):
         return call
     fields = cast("Mapping[str, object]", call)
@@ -359,13 +362,13 @@ def _duration(duration: object) -> str:
     return one_line("" if duration is None else duration, 40)
 
 
-SHAPES = MappingProxyType(
+LIMITS = MappingProxyType(
     {
-        Fidelity.TRUNCATE: Shape(budget=100),
-        Fidelity.COMPACT: Shape(budget=500, value=160),
-        Fidelity.SUMMARY_LOW: Shape(budget=600, outcomes=False),
-        Fidelity.SUMMARY_MEDIUM: Shape(budget=1_500, notes=200, value=400),
-        Fidelity.SUMMARY_HIGH: Shape(budget=3_000, notes=2_000, details=True, value=2_000),
+        Fidelity.TRUNCATE: ModeLimits(budget=100),
+        Fidelity.COMPACT: ModeLimits(budget=500, value=160),
+        Fidelity.SUMMARY_LOW: ModeLimits(budget=600, outcomes=False),
+        Fidelity.SUMMARY_MEDIUM: ModeLimits(budget=1_500, notes=200, value=400),
+        Fidelity.SUMMARY_HIGH: ModeLimits(budget=3_000, notes=2_000, details=True, value=2_000),
     }
 )
 
@@ -400,25 +403,25 @@ def build_fidelity_preamble(
     fidelity = Fidelity.parse(mode, where="mode")
     if fidelity is Fidelity.FULL:
         return ""
-    values, shape = mapping(context), SHAPES[fidelity]
-    stages, count = completed(completed_nodes or (), logs or (), shape.budget // 4 if fidelity.cap else 0)
+    values, shape = context_values(context), LIMITS[fidelity]
+    stages, count = completed_stages(completed_nodes or (), logs or (), shape.budget // 4 if fidelity.cap else 0)
     total = stage_count(pipeline) or count + 1
     page = Page(shape=shape, template=_template(fidelity), count=as_counter(counter))
     name, current = safe_str(getattr(pipeline, "name", "") or ""), node_name(current_node)
     run_id = values.get("run_id") or values.get("internal.run_id") or "unknown"
-    last = done(*stages[-1], values).outcome if stages else "none"
+    last = completed_stage(*stages[-1], values).outcome if stages else "none"
     short = shape.budget // 8
     page.head(
-        pipeline=page.clipped(name, short),
-        run_id=page.clipped(run_id, short),
-        current=page.clipped(current, short),
-        last_outcome=page.clipped(last, short),
+        pipeline=page.clip(name, short),
+        run_id=page.clip(run_id, short),
+        current=page.clip(current, short),
+        last_outcome=page.clip(last, short),
         position=min(count + 1, total),
         total=total,
     )
     page.goal(getattr(pipeline, "goal", "") or "")
     if fidelity is not Fidelity.TRUNCATE:
-        page.fill(stages, count, values, list(retries(values, pipeline)) if shape.details else [])
+        page.fill(stages, count, values, list(stage_retries(values, pipeline)) if shape.details else [])
     return page.text()
 
 

@@ -10,7 +10,7 @@ from context_compiler.pipeline.check import validate_or_raise
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.dot import load_dot, parse_dot, to_dot
 from context_compiler.pipeline.graph import Graph
-from context_compiler.pipeline.handlers import handlers_of
+from context_compiler.pipeline.handlers import build_handlers
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import MemoryRuns, RunInfo, RunStore
 from context_compiler.pipeline.stores.files import FileRuns, in_folder
@@ -19,7 +19,7 @@ from context_compiler.pipeline.stylesheet import StylesheetError, apply_styleshe
 from context_compiler.pipeline.workflow import SUFFIXES, apply_directives, load_workflow
 
 
-def graph_of(pipeline: Graph | str | Path) -> Graph:
+def load_graph(pipeline: Graph | str | Path) -> Graph:
     """A graph as it is given: itself, as DOT text, or as the path of a DOT file or of a workflow.
 
     Raises:
@@ -47,7 +47,7 @@ def prepare(graph: Graph, config: RunConfig) -> Graph:
     Raises:
         GraphError: it has errors; they are about the graph after the transforms.
     """
-    known = tuple(handlers_of(config))
+    known = tuple(build_handlers(config))
     lowered = apply_directives(graph.with_ends())
     try:
         styled = apply_stylesheet(lowered)
@@ -69,7 +69,7 @@ def open_runs(config: RunConfig) -> RunStore:
     return MemoryRuns() if config.logs_root is None else in_folder(config.logs_root)
 
 
-def root_of(config: RunConfig, store: RunStore, run_id: str) -> Path | None:
+def run_folder(config: RunConfig, store: RunStore, run_id: str) -> Path | None:
     """The folder of a run's files; None: it leaves none."""
     if config.logs_root is not None:
         return Path(config.logs_root)
@@ -92,7 +92,7 @@ def run_info(graph: Graph, state: RunState) -> RunInfo:
     )
 
 
-def contents(graph: Graph, state: RunState) -> dict[str, str]:
+def graph_texts(graph: Graph, state: RunState) -> dict[str, str]:
     """The texts of a graph by their hashes: its source, and the graph written anew."""
     source = {state.graph.source: graph.source} if state.graph.source else {}
     return {**source, state.graph.snapshot: to_dot(graph)}

@@ -19,7 +19,7 @@ OUTCOME = ("outcome", "status")
 NOTES = ("notes", "note", "failure_reason")
 TOOLS = ("tools", "tools_used", "tool_calls")
 DURATION = ("duration", "elapsed", "duration_seconds")
-TOLD = (OUTCOME[0], NOTES[0], TOOLS[0], DURATION[0])
+COMPLETE = (OUTCOME[0], NOTES[0], TOOLS[0], DURATION[0])
 """What an entry holds that leaves nothing to older ones."""
 RETRIES = "internal.retry_count."
 
@@ -33,7 +33,7 @@ _HIDDEN = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class CompletedStage:
     """A completed stage, once, at its latest completion."""
 
     name: str
@@ -46,14 +46,14 @@ class Done:
         return _first(self.told, names)
 
 
-def mapping(context: object) -> Mapping[str, object]:
+def context_values(context: object) -> Mapping[str, object]:
     """The values of a context: a mapping, or something with a snapshot, a mapping of values, or items."""
     if isinstance(context, Mapping):
         return cast("Mapping[str, object]", context)
     for name in ("values", "snapshot", "to_dict", "data", "items"):
         there: Any = getattr(context, name, None)
         there = there() if callable(there) else there
-        there = _paired(there) if name == "items" else there
+        there = _from_pairs(there) if name == "items" else there
         values: Any = getattr(there, "values", None)
         for one in (there, values):
             if isinstance(one, Mapping):
@@ -64,7 +64,7 @@ def mapping(context: object) -> Mapping[str, object]:
     return {}
 
 
-def _paired(items: object) -> Mapping[str, object] | None:
+def _from_pairs(items: object) -> Mapping[str, object] | None:
     """What pairs of keys and values say; None: these are none."""
     try:
         return dict(cast("Iterable[tuple[str, object]]", items))
@@ -72,7 +72,7 @@ def _paired(items: object) -> Mapping[str, object] | None:
         return None
 
 
-def completed(
+def completed_stages(
     names: Iterable[object], logs: Iterable[object], most: int
 ) -> tuple[list[tuple[str, Mapping[str, object]]], int]:
     """The last `most` completed stages with what the logs say of them, and how many stages are completed.
@@ -91,12 +91,12 @@ def completed(
             name = name if isinstance(name, str) else safe_str(name)
             if name in open_:
                 told[name] = {key: value for key, value in fields.items() if value is not None} | told[name]
-                if all(fields.get(key) is not None for key in TOLD):
+                if all(fields.get(key) is not None for key in COMPLETE):
                     open_.discard(name)  # nothing that was said of it before can count
     return [(name, told[name]) for name in reversed(order[:most])], len(order)
 
 
-def done(name: str, told: Mapping[str, object], context: Mapping[str, object]) -> Done:
+def completed_stage(name: str, told: Mapping[str, object], context: Mapping[str, object]) -> CompletedStage:
     """A completed stage with its outcome: from the logs, else from the context's `node_outcomes`."""
     outcome = _first(told, OUTCOME)
     if outcome is None:
@@ -108,7 +108,7 @@ def done(name: str, told: Mapping[str, object], context: Mapping[str, object]) -
                 outcome = _first(told, OUTCOME)
     outcome = getattr(outcome, "status", outcome)
     outcome = getattr(outcome, "value", outcome)
-    return Done(name=name, outcome="unknown" if outcome is None else safe_str(outcome), told=told)
+    return CompletedStage(name=name, outcome="unknown" if outcome is None else safe_str(outcome), told=told)
 
 
 def _first(fields: Mapping[str, object], names: Sequence[str]) -> object:
@@ -120,7 +120,7 @@ def node_name(node: object) -> str:
     return node if isinstance(node, str) else safe_str(getattr(node, "name", node))
 
 
-def visible(context: Mapping[str, object], most: int) -> tuple[list[tuple[str, object]], int]:
+def visible_entries(context: Mapping[str, object], most: int) -> tuple[list[tuple[str, object]], int]:
     """The first `most` entries of a context that are no bookkeeping, by key, and how many more there are."""
     keys = {text: key for key in context if _shows(text := key if type(key) is str else safe_str(key))}
     first = nsmallest(most, keys) if len(keys) > most else sorted(keys)
@@ -134,7 +134,7 @@ def _shows(key: str) -> bool:
     return key not in _HIDDEN and not key.startswith(("context.internal.", "context.graph."))
 
 
-def retries(context: Mapping[str, object], pipeline: object) -> Iterator[tuple[str, str]]:
+def stage_retries(context: Mapping[str, object], pipeline: object) -> Iterator[tuple[str, str]]:
     """Every stage that was tried again: its name, and how often of how often it may be."""
     counts = {key: value for key, value in context.items() if safe_str(key).startswith(RETRIES)}
     if not counts:

@@ -12,8 +12,8 @@ from context_compiler.pipeline.artifacts import PREFIX, artifact_id
 from context_compiler.pipeline.conditions import ConditionError, parse_condition
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.context import segment
-from context_compiler.pipeline.graph import Edge, Graph, Node, meeting
-from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
+from context_compiler.pipeline.graph import Edge, Graph, Node, join_stage
+from context_compiler.pipeline.outcome import Outcome, StageStatus, failure
 from context_compiler.pipeline.preamble import KEPT, LARGEST, artifact_reference
 from context_compiler.pipeline.stage import PASSING, Stage
 from context_compiler.pipeline.state import RunState
@@ -21,7 +21,7 @@ from context_compiler.pipeline.state import RunState
 _ACCELERATOR = re.compile(r"\s*(?:\[(?P<bracketed>[^\]]{1,20})\]\s*|(?P<closed>\w{1,3})\)\s*|(?P<dashed>\w)\s+-\s+)")
 
 
-def normalized(label: str) -> str:
+def normalise_label(label: str) -> str:
     """A label without accelerator, blanks at its ends and capitals, as labels are compared."""
     return accelerator(label)[1].strip().lower()
 
@@ -48,10 +48,10 @@ def select_edge(graph: Graph, name: str, outcome: Outcome, values: Mapping[str, 
     if true:
         return _best(true)
     free = [edge for edge in edges if not edge.condition]
-    wanted = normalized(outcome.preferred_label)
+    wanted = normalise_label(outcome.preferred_label)
     if wanted:
         for edge in free:
-            if normalized(edge.label) == wanted:
+            if normalise_label(edge.label) == wanted:
                 return edge
     for id in outcome.suggested_next_ids:
         for edge in free:
@@ -111,12 +111,12 @@ OUTPUTS = ("last_response_ref", "tool.output_ref")
 """Keys under which a stage leaves the reference of all that it put out."""
 
 
-def ended(state: RunState, reason: str) -> RunState:
+def fail_run(state: RunState, reason: str) -> RunState:
     """A state in which the run has failed."""
     return replace(state, status="fail", failure_reason=reason, next_node=None, edge=None)
 
 
-def completed(
+def complete_stage(
     state: RunState, stage: Stage, outcome: Outcome, retries: int, duration: float
 ) -> tuple[RunState, Outcome]:
     """The state after a stage, but for the way on, and the outcome as it stands; `duration` in seconds."""
@@ -124,7 +124,7 @@ def completed(
     try:
         context.apply_updates(outcome.context_updates)
     except ValueError as error:
-        outcome = failed(f"its context_updates are refused: {error}")
+        outcome = failure(f"its context_updates are refused: {error}")
     for key in (*PASSING, "preferred_label"):
         context.remove(key)
     context.set("outcome", str(outcome.status))
@@ -137,7 +137,7 @@ def completed(
     ref = next((outcome.context_updates[key] for key in OUTPUTS if outcome.context_updates.get(key)), None)
     entry |= {"ref": ref} if ref is not None else {}
     context.append_log({**entry, "tools": list(outcome.tools), "duration": round(duration, 3)})
-    _kept_aside(state, stage)
+    _store_large_values(state, stage)
     done = replace(
         state,
         current_node=name,
@@ -146,20 +146,20 @@ def completed(
         recheck=tuple(gate for gate in state.recheck if gate != name),
         context=context.values(),
         logs=tuple(context.logs()),
-        artifacts=stage.artifacts.held(),
+        artifacts=stage.artifacts.in_memory(),
         sequence=state.sequence + 1,
     )
     return done, outcome
 
 
-def _kept_aside(state: RunState, stage: Stage) -> None:
+def _store_large_values(state: RunState, stage: Stage) -> None:
     """What is too large for a preamble is an artifact too, under the reference that a preamble shows of it.
 
     A branch has references of its own, because the usual ones are those of the run around it.
     """
     values = stage.context.values()
     own: dict[str, str] = {}
-    for key in sorted(stage.context.touched() & values.keys()):
+    for key in sorted(stage.context.changed_keys() & values.keys()):
         value = values[key]
         if isinstance(value, str | list | dict) and state.context.get(key) is not value:
             if len(json.dumps(value)) > LARGEST:
@@ -184,11 +184,11 @@ class Router:
         self._graph, self._config, self._gates = graph, config, gates
         self._places = {id(edge): place for place, edge in enumerate(graph.edges)}
 
-    def onward(self, state: RunState, node: Node, outcome: Outcome) -> RunState:
+    def route(self, state: RunState, node: Node, outcome: Outcome) -> RunState:
         """The state with the way on: an edge, a retry target, or the end."""
         bad = outcome.status is StageStatus.FAIL
         parallel = node.handler == "parallel"  # its edges are no ways on
-        join = meeting(self._graph, node.name) if parallel and not bad else None
+        join = join_stage(self._graph, node.name) if parallel and not bad else None
         if join is not None:
             return replace(state, next_node=join, how="join", edge=None)
         edge = None if parallel else select_edge(self._graph, node.name, outcome, state.context)
@@ -196,29 +196,29 @@ class Router:
         strict = self._config.strict_failure_edges or self._graph.strict_failure_edges
         strict = bad and (strict or node.handler == "wait.human")
         if edge is not None and (edge.condition or not strict):
-            return self._along(state, edge)
+            return self._follow(state, edge)
         target = retry_target(self._graph, node) if bad else None
         if target is not None:
             return replace(state, next_node=target, how="jump", edge=None)
         if bad:
-            return ended(state, f"{node.name}: {outcome.failure_reason or 'failed'}")
+            return fail_run(state, f"{node.name}: {outcome.failure_reason or 'failed'}")
         edges = self._graph.outgoing(node.name)
         if edges:
             ways = ", ".join(f"{edge.target} [{edge.condition}]" for edge in edges)
-            return ended(state, f"{node.name}: no edge is open after {outcome.status}; there are {ways}"[:2_000])
-        return self.back(state) or replace(state, next_node=None, status="success", edge=None)
+            return fail_run(state, f"{node.name}: no edge is open after {outcome.status}; there are {ways}"[:2_000])
+        return self.gate_jump(state) or replace(state, next_node=None, status="success", edge=None)
 
-    def back(self, state: RunState) -> RunState | None:
+    def gate_jump(self, state: RunState) -> RunState | None:
         """The state in which a goal gate sends the run back, or fails it; None: no gate does."""
         gate = unmet_gate(self._graph, state, unvisited=self._config.unvisited_gates) if self._gates else None
         if gate is None:
             return None
         target = gate_target(self._graph, gate)
         if target is None:
-            return ended(state, f"goal gate {gate.name} unsatisfied and no retry target")
+            return fail_run(state, f"goal gate {gate.name} unsatisfied and no retry target")
         recheck = tuple(dict.fromkeys((*state.recheck, gate.name)))
         return replace(state, next_node=target, how="jump", edge=None, recheck=recheck)
 
-    def _along(self, state: RunState, edge: Edge) -> RunState:
+    def _follow(self, state: RunState, edge: Edge) -> RunState:
         ahead = replace(state, next_node=edge.target, how="edge", edge=self._places[id(edge)])
         return replace(ahead, how="restart", status="restarted") if edge.loop_restart else ahead

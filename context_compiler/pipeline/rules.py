@@ -19,13 +19,22 @@ from context_compiler.pipeline.attributes import (
     Attributed,
 )
 from context_compiler.pipeline.conditions import Clause, ConditionError, parse_condition, status_word
-from context_compiler.pipeline.graph import DEFAULT_HANDLER, HANDLERS, Diagnostic, Edge, Graph, Node, Severity, meeting
+from context_compiler.pipeline.graph import (
+    DEFAULT_HANDLER,
+    HANDLERS,
+    Diagnostic,
+    Edge,
+    Graph,
+    Node,
+    Severity,
+    join_stage,
+)
 from context_compiler.pipeline.stylesheet import EFFORTS, PROPERTIES, StylesheetError, parse_stylesheet
 
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 
 
-def of_node(node: Node, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
+def node_diagnostic(node: Node, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
     """A finding about a stage."""
     return Diagnostic(
         rule=rule,
@@ -38,7 +47,7 @@ def of_node(node: Node, rule: str, severity: Severity, message: str, fix: str) -
     )
 
 
-def of_edge(edge: Edge, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
+def edge_diagnostic(edge: Edge, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
     """A finding about an edge."""
     return Diagnostic(
         rule=rule,
@@ -58,7 +67,7 @@ def start_node(graph: Graph) -> Iterator[Diagnostic]:
         fix = "add one: start [shape=Mdiamond]"
         yield Diagnostic(rule="start_node", severity=ERROR, message="there is no stage to start at", fix=fix)
     for node in starts[1:]:
-        yield of_node(node, "start_node", ERROR, f"{starts[0].name!r} is the start already", "keep one start")
+        yield node_diagnostic(node, "start_node", ERROR, f"{starts[0].name!r} is the start already", "keep one start")
 
 
 def terminal_node(graph: Graph) -> Iterator[Diagnostic]:
@@ -68,7 +77,7 @@ def terminal_node(graph: Graph) -> Iterator[Diagnostic]:
         fix = "add one: done [shape=Msquare]"
         yield Diagnostic(rule="terminal_node", severity=ERROR, message="there is no stage to end at", fix=fix)
     for node in exits[1:]:
-        yield of_node(node, "terminal_node", ERROR, f"{exits[0].name!r} is the exit already", "keep one exit")
+        yield node_diagnostic(node, "terminal_node", ERROR, f"{exits[0].name!r} is the exit already", "keep one exit")
 
 
 def start_no_incoming(graph: Graph) -> Iterator[Diagnostic]:
@@ -76,7 +85,7 @@ def start_no_incoming(graph: Graph) -> Iterator[Diagnostic]:
     for start in graph.starts:
         for edge in graph.incoming(start.name):
             fix = f"lead it to the stage after {start.name!r}"
-            yield of_edge(edge, "start_no_incoming", ERROR, "an edge leads to the start", fix)
+            yield edge_diagnostic(edge, "start_no_incoming", ERROR, "an edge leads to the start", fix)
 
 
 def exit_no_outgoing(graph: Graph) -> Iterator[Diagnostic]:
@@ -84,7 +93,7 @@ def exit_no_outgoing(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.exits:
         for edge in graph.outgoing(node.name):
             fix = f"let it leave a stage before {node.name!r}"
-            yield of_edge(edge, "exit_no_outgoing", ERROR, "an edge leaves the exit", fix)
+            yield edge_diagnostic(edge, "exit_no_outgoing", ERROR, "an edge leaves the exit", fix)
 
 
 def edge_target_exists(graph: Graph) -> Iterator[Diagnostic]:
@@ -93,7 +102,7 @@ def edge_target_exists(graph: Graph) -> Iterator[Diagnostic]:
         for name in dict.fromkeys((edge.source, edge.target)):
             if name not in graph.nodes:
                 fix = f'declare it: {name} [prompt="..."]'
-                yield of_edge(edge, "edge_target_exists", ERROR, f"there is no stage {name!r}", fix)
+                yield edge_diagnostic(edge, "edge_target_exists", ERROR, f"there is no stage {name!r}", fix)
 
 
 def reachability(graph: Graph) -> Iterator[Diagnostic]:
@@ -116,7 +125,7 @@ def reachability(graph: Graph) -> Iterator[Diagnostic]:
     for name, node in graph.nodes.items():
         if name not in reached:
             message = "an orphan: it is unreachable from the start"
-            yield of_node(node, "reachability", ERROR, message, "lead an edge to it, or take it out")
+            yield node_diagnostic(node, "reachability", ERROR, message, "lead an edge to it, or take it out")
 
 
 def retry_target_exists(graph: Graph) -> Iterator[Diagnostic]:
@@ -130,7 +139,7 @@ def retry_target_exists(graph: Graph) -> Iterator[Diagnostic]:
         for key, target in (("retry_target", node.retry_target), ("fallback_retry_target", node.fallback_retry_target)):
             if target and target not in graph.nodes:
                 message = f"{key} names no stage: {target!r}"
-                yield of_node(node, "retry_target_exists", WARNING, message, "name a stage that is declared")
+                yield node_diagnostic(node, "retry_target_exists", WARNING, message, "name a stage that is declared")
 
 
 STRUCTURE = (
@@ -142,39 +151,39 @@ STRUCTURE = (
 POLICIES = frozenset({"wait_all", "first_success", "k_of_n", "quorum", "all_success", "any_success", "ignore"})
 """How the branches of a parallel stage are joined."""
 
-LOOKED_UP = 1_000
+MOST_SUGGESTIONS = 1_000
 """Unknown attributes for which a known one of a similar name is looked for."""
 ERROR_POLICIES = frozenset({"continue", "fail_fast", "ignore"})
 RETRY_POLICIES = frozenset({"none", "standard", "aggressive", "linear", "patient"})
 
-WANTED = {
+EXPECTED = {
     "flag": "true or false",
     "whole": "a whole number, not below 0",
     "number": "a number, not below 0",
     "duration": "a duration such as 900s, 15m or 250ms",
 }
 
-_Say = Callable[[str, Severity, str, str], Diagnostic]
+_Report = Callable[[str, Severity, str, str], Diagnostic]
 
 
-def _things(graph: Graph) -> Iterator[tuple[Attributed, Mapping[str, str], Mapping[str, tuple[str, ...]], _Say]]:
+def _attributed(graph: Graph) -> Iterator[tuple[Attributed, Mapping[str, str], Mapping[str, tuple[str, ...]], _Report]]:
     """Everything that has attributes: what it may say, other spellings, and how to speak of it."""
-    yield graph, GRAPH_ATTRIBUTES, GRAPH_SPELLINGS, _of_graph
+    yield graph, GRAPH_ATTRIBUTES, GRAPH_SPELLINGS, _graph_diagnostic
     for node in graph.nodes.values():
-        yield node, NODE_ATTRIBUTES, NODE_SPELLINGS, _speaking(node)
+        yield node, NODE_ATTRIBUTES, NODE_SPELLINGS, _diagnostic_of(node)
     for edge in graph.edges:
-        yield edge, EDGE_ATTRIBUTES, {}, _speaking(edge)
+        yield edge, EDGE_ATTRIBUTES, {}, _diagnostic_of(edge)
 
 
-def _of_graph(rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
+def _graph_diagnostic(rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
     return Diagnostic(rule=rule, severity=severity, message=message, fix=fix)
 
 
-def _speaking(thing: Node | Edge) -> _Say:
+def _diagnostic_of(thing: Node | Edge) -> _Report:
     def say(rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
         if isinstance(thing, Node):
-            return of_node(thing, rule, severity, message, fix)
-        return of_edge(thing, rule, severity, message, fix)
+            return node_diagnostic(thing, rule, severity, message, fix)
+        return edge_diagnostic(thing, rule, severity, message, fix)
 
     return say
 
@@ -182,7 +191,7 @@ def _speaking(thing: Node | Edge) -> _Say:
 def attributes_known(graph: Graph) -> Iterator[Diagnostic]:
     """An attribute is one that somebody reads; a new name for an old one is said so."""
     looked = 0
-    for thing, known, spellings, say in _things(graph):
+    for thing, known, spellings, say in _attributed(graph):
         for name in thing.attrs:
             if name in known or name in DRAWING:
                 continue
@@ -191,20 +200,20 @@ def attributes_known(graph: Graph) -> Iterator[Diagnostic]:
             if meant:
                 yield say("old_spelling", INFO, f"{name!r} is read as {meant!r}", f"write {meant}")
             else:
-                near = _near(name, tuple(known)) if looked <= LOOKED_UP else ""
+                near = _closest(name, tuple(known)) if looked <= MOST_SUGGESTIONS else ""
                 severity = WARNING if near else INFO
                 fix = f"did you mean {near}?" if near else "nothing here reads it; handlers of your own can"
                 yield say("unknown_attribute", severity, f"unknown attribute {name!r}", fix)
 
 
 @lru_cache(maxsize=4096)
-def _near(name: str, known: tuple[str, ...]) -> str:
+def _closest(name: str, known: tuple[str, ...]) -> str:
     return next(iter(get_close_matches(name[:100], known, n=1, cutoff=0.75)), "")
 
 
 def value_type(graph: Graph) -> Iterator[Diagnostic]:
     """A value can be read as what its attribute is."""
-    for thing, known, _, say in _things(graph):
+    for thing, known, _, say in _attributed(graph):
         for name in thing.attrs:
             kind = known.get(name, "text")
             raw = thing.raw(name) if kind != "text" else None
@@ -213,12 +222,12 @@ def value_type(graph: Graph) -> Iterator[Diagnostic]:
             value = READERS[kind](raw)
             negative = isinstance(value, int | float) and kind != "flag" and name != "weight" and value < 0
             if value is None or negative:
-                yield say("value_type", WARNING, f"{name}={raw!r} is not read", f"give {WANTED[kind]}")
+                yield say("value_type", WARNING, f"{name}={raw!r} is not read", f"give {EXPECTED[kind]}")
 
 
 def fidelity_valid(graph: Graph) -> Iterator[Diagnostic]:
     """A fidelity is one of the six modes; another one is passed over when a run resolves it."""
-    for thing, _, _, say in _things(graph):
+    for thing, _, _, say in _attributed(graph):
         name = "default_fidelity" if thing is graph else "fidelity"
         said = thing.text(name)
         if not said:
@@ -235,7 +244,7 @@ def reasoning_effort_known(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
         if node.reasoning_effort and node.reasoning_effort not in EFFORTS:
             message = f"unknown reasoning_effort {node.reasoning_effort!r}"
-            yield of_node(node, "reasoning_effort_known", WARNING, message, f"use one of {', '.join(EFFORTS)}")
+            yield node_diagnostic(node, "reasoning_effort_known", WARNING, message, f"use one of {', '.join(EFFORTS)}")
 
 
 def condition_syntax(graph: Graph) -> Iterator[Diagnostic]:
@@ -245,10 +254,10 @@ def condition_syntax(graph: Graph) -> Iterator[Diagnostic]:
             condition = parse_condition(edge.condition)
         except ConditionError as error:
             message = f"condition {edge.condition[:80]!r}, character {error.at + 1}: {error.message}"
-            yield of_edge(edge, "condition_syntax", ERROR, message, "write key=value && key!=value")
+            yield edge_diagnostic(edge, "condition_syntax", ERROR, message, "write key=value && key!=value")
             continue
         for warning in condition.warnings:
-            yield of_edge(
+            yield edge_diagnostic(
                 edge, "condition_operator", WARNING, f"condition {edge.condition[:80]!r}: {warning}", "write ="
             )
 
@@ -266,7 +275,7 @@ def stylesheet_syntax(graph: Graph) -> Iterator[Diagnostic]:
         for name in rule.properties:
             if name not in PROPERTIES:
                 message = f"model_stylesheet: unknown property {name!r}"
-                yield _of_graph("stylesheet_property", WARNING, message, f"use one of {', '.join(PROPERTIES)}")
+                yield _graph_diagnostic("stylesheet_property", WARNING, message, f"use one of {', '.join(PROPERTIES)}")
 
 
 def shape_known(graph: Graph) -> Iterator[Diagnostic]:
@@ -274,33 +283,35 @@ def shape_known(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
         if not node.type and node.shape not in HANDLERS:
             message = f"shape {node.shape!r} stands for no handler, so an agent runs the stage"
-            yield of_node(node, "shape_known", INFO, message, f"use one of {', '.join(HANDLERS)}, or give a type")
+            yield node_diagnostic(
+                node, "shape_known", INFO, message, f"use one of {', '.join(HANDLERS)}, or give a type"
+            )
 
 
 def join_policy_known(graph: Graph) -> Iterator[Diagnostic]:
     """A parallel stage is joined in a way that there is."""
-    yield from _chosen(graph, "join_policy", POLICIES, ERROR)
+    yield from _check_choice(graph, "join_policy", POLICIES, ERROR)
 
 
 def error_policy_known(graph: Graph) -> Iterator[Diagnostic]:
     """What a branch that fails does to the others is one of three things."""
-    yield from _chosen(graph, "error_policy", ERROR_POLICIES, WARNING)
+    yield from _check_choice(graph, "error_policy", ERROR_POLICIES, WARNING)
 
 
 def retry_policy_known(graph: Graph) -> Iterator[Diagnostic]:
     """A retry policy is one that has a name here."""
-    yield from _chosen(graph, "retry_policy", RETRY_POLICIES, WARNING)
+    yield from _check_choice(graph, "retry_policy", RETRY_POLICIES, WARNING)
 
 
-def _chosen(graph: Graph, name: str, known: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
+def _check_choice(graph: Graph, name: str, known: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
         said = node.text(name)
         if said and said not in known:
             fix = f"use one of {', '.join(sorted(known))}"
-            yield of_node(node, f"{name}_known", severity, f"unknown {name} {said!r}", fix)
+            yield node_diagnostic(node, f"{name}_known", severity, f"unknown {name} {said!r}", fix)
 
 
-WORDING = (
+CONTENT = (
     *(condition_syntax, stylesheet_syntax, join_policy_known, error_policy_known, retry_policy_known),
     *(fidelity_valid, value_type),
     *(reasoning_effort_known, shape_known, attributes_known),
@@ -314,7 +325,7 @@ def goal_gate_has_retry(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
         if node.goal_gate and not (node.retry_target or node.fallback_retry_target):
             message = "a goal gate without a retry_target: the run fails when it is not met"
-            yield of_node(node, "goal_gate_has_retry", WARNING, message, "give it a retry_target")
+            yield node_diagnostic(node, "goal_gate_has_retry", WARNING, message, "give it a retry_target")
 
 
 def prompt_on_llm_nodes(graph: Graph) -> Iterator[Diagnostic]:
@@ -322,14 +333,16 @@ def prompt_on_llm_nodes(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.with_ends().nodes.values():
         if node.handler == DEFAULT_HANDLER and not node.prompt and node.raw("label") is None:
             message = "an agent's stage with neither prompt nor label"
-            yield of_node(node, "prompt_on_llm_nodes", WARNING, message, "give it a prompt")
+            yield node_diagnostic(node, "prompt_on_llm_nodes", WARNING, message, "give it a prompt")
 
 
 def tool_command_required(graph: Graph) -> Iterator[Diagnostic]:
     """A tool's stage has a command."""
     for node in graph.nodes.values():
         if node.handler == "tool" and not node.text("tool_command"):
-            yield of_node(node, "tool_command_required", WARNING, "a tool's stage without tool_command", "give it one")
+            yield node_diagnostic(
+                node, "tool_command_required", WARNING, "a tool's stage without tool_command", "give it one"
+            )
 
 
 def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
@@ -340,9 +353,9 @@ def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
         if node.handler != DEFAULT_HANDLER or node.thread_id or node.classes:
             continue
         edges = graph.incoming(node.name)
-        if any(_mode(edge, node, graph) == "full" and not edge.thread_id for edge in edges):
+        if any(_fidelity_of(edge, node, graph) == "full" and not edge.thread_id for edge in edges):
             message = "full without a thread: it continues a thread named after the stage before it"
-            yield of_node(
+            yield node_diagnostic(
                 node, "full_without_thread", INFO, message, "give the stages that belong together a thread_id"
             )
 
@@ -350,18 +363,24 @@ def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
 def thread_without_full(graph: Graph) -> Iterator[Diagnostic]:
     """A thread is named where a conversation is continued."""
     for node in graph.nodes.values():
-        modes = {_mode(edge, node, graph) for edge in graph.incoming(node.name)} or {_mode(None, node, graph)}
+        modes = {_fidelity_of(edge, node, graph) for edge in graph.incoming(node.name)} or {
+            _fidelity_of(None, node, graph)
+        }
         if node.thread_id and "full" not in modes:
             message = f"thread_id {node.thread_id!r} has no effect: it begins afresh every time"
-            yield of_node(node, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out")
+            yield node_diagnostic(
+                node, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out"
+            )
     for edge in graph.edges:
         node = graph.nodes.get(edge.target)
-        if edge.thread_id and node is not None and _mode(edge, node, graph) != "full":
+        if edge.thread_id and node is not None and _fidelity_of(edge, node, graph) != "full":
             message = f"thread_id {edge.thread_id!r} has no effect: the target begins afresh"
-            yield of_edge(edge, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out")
+            yield edge_diagnostic(
+                edge, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out"
+            )
 
 
-def _mode(edge: Edge | None, node: Node, graph: Graph) -> str:
+def _fidelity_of(edge: Edge | None, node: Node, graph: Graph) -> str:
     said = (edge.fidelity if edge else "", node.fidelity, graph.default_fidelity)
     return next((one.strip() for one in said if one.strip()), "")
 
@@ -372,15 +391,15 @@ def all_conditional_edges(graph: Graph) -> Iterator[Diagnostic]:
         edges = graph.outgoing(node.name)
         if not edges or node.handler in ("parallel", "exit") or not all(edge.condition for edge in edges):
             continue
-        covered = _covered(edges)
+        covered = _coverage(edges)
         if covered == "all":
             continue
         message = "every edge that leaves it has a condition; the run ends here when none holds"
         severity = INFO if covered == "success and fail" else WARNING
-        yield of_node(node, "all_conditional_edges", severity, message, "add an edge without a condition")
+        yield node_diagnostic(node, "all_conditional_edges", severity, message, "add an edge without a condition")
 
 
-def _covered(edges: tuple[Edge, ...]) -> str:
+def _coverage(edges: tuple[Edge, ...]) -> str:
     """What the conditions on some edges leave open: nothing (`all`), rare outcomes, or more."""
     single = [clause for edge in edges if (clause := _only_clause(edge)) is not None]
     equal = {(clause.key, status_word(clause.value)) for clause in single if clause.operator == "="}
@@ -403,7 +422,7 @@ def condition_on_human_gate(graph: Graph) -> Iterator[Diagnostic]:
         for edge in graph.outgoing(node.name) if node.handler == "wait.human" else ():
             if edge.condition:
                 message = "a condition on an edge that a person chooses: when it holds, the choice is not looked at"
-                yield of_edge(edge, "condition_on_human_gate", WARNING, message, "use labels only")
+                yield edge_diagnostic(edge, "condition_on_human_gate", WARNING, message, "use labels only")
 
 
 def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
@@ -412,7 +431,9 @@ def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
         choice = node.text("human.default_choice")
         if choice and choice not in {edge.target for edge in graph.outgoing(node.name)}:
             message = f"human.default_choice {choice!r} is no stage that an edge leads to from here"
-            yield of_node(node, "default_choice_exists", WARNING, message, "name the target of one of its edges")
+            yield node_diagnostic(
+                node, "default_choice_exists", WARNING, message, "name the target of one of its edges"
+            )
 
 
 def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
@@ -423,13 +444,13 @@ def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
         if node.handler != "parallel" or not graph.outgoing(node.name):
             continue
         seen: dict[str, str] = {}
-        join = meeting(graph, node.name)
+        join = join_stage(graph, node.name)
         for edge in graph.outgoing(node.name):
             for thread in dict.fromkeys(_threads(graph, edge, join)):
                 if seen.setdefault(thread, edge.target) != edge.target:
                     message = f"the branches {seen[thread]!r} and {edge.target!r} both use the thread {thread!r}"
                     fix = "give each branch a thread_id of its own: what one adds, the other does not see"
-                    yield of_node(node, "thread_across_branches", WARNING, message, fix)
+                    yield node_diagnostic(node, "thread_across_branches", WARNING, message, fix)
 
 
 def _threads(graph: Graph, first: Edge, join: str | None) -> Iterator[str]:
@@ -440,7 +461,7 @@ def _threads(graph: Graph, first: Edge, join: str | None) -> Iterator[str]:
         node = graph.nodes.get(edge.target)
         if node is None or node.name == join or node.handler == "exit":
             continue
-        if _mode(edge, node, graph) == "full" and (node.thread_id or edge.thread_id):
+        if _fidelity_of(edge, node, graph) == "full" and (node.thread_id or edge.thread_id):
             yield node.thread_id or edge.thread_id
         onward = [one for one in graph.outgoing(node.name) if one.target not in reached]
         reached |= {one.target for one in onward}

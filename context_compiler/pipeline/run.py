@@ -19,15 +19,15 @@ from context_compiler.paths import made
 from context_compiler.pipeline.checkpoint import FILE, read_checkpoint, write_checkpoint
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.dot import parse_dot
-from context_compiler.pipeline.engine import Engine, Surroundings
+from context_compiler.pipeline.engine import Engine, EngineIO
 from context_compiler.pipeline.graph import Graph
-from context_compiler.pipeline.handlers import handlers_of
-from context_compiler.pipeline.prepare import contents, graph_of, open_runs, prepare, root_of, run_info
-from context_compiler.pipeline.routing import ended
-from context_compiler.pipeline.state import GRAPH_PATH, RunState, Thread, begun, hashes, lineage_facts
+from context_compiler.pipeline.handlers import build_handlers
+from context_compiler.pipeline.prepare import graph_texts, load_graph, open_runs, prepare, run_folder, run_info
+from context_compiler.pipeline.routing import fail_run
+from context_compiler.pipeline.state import GRAPH_PATH, RunState, Thread, graph_hashes, initial_state, lineage_facts
 from context_compiler.pipeline.stores import Event, RunStore
 from context_compiler.pipeline.stores.files import FileRuns, in_folder
-from context_compiler.pipeline.threads import session_of
+from context_compiler.pipeline.threads import load_session
 from context_compiler.resilience import attempt, try_await
 
 log = logging.getLogger("context_compiler.pipeline")
@@ -46,26 +46,26 @@ async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = 
         PipelineError: the run could not be begun, or not be kept.
     """
     config = replace(config or RunConfig(), **options)
-    graph = graph_of(pipeline)
+    graph = load_graph(pipeline)
     prepared = prepare(graph, config)
     run_id = config.run_id or f"{graph.name or 'run'}-{uuid4().hex[:8]}"
     store = open_runs(config)
     try:
         async with store.own(run_id):
-            state = begun(prepared, hashes(graph), run_id, config.context)
-            await store.begin(run_info(graph, state), contents(graph, state))
+            state = initial_state(prepared, graph_hashes(graph), run_id, config.context)
+            await store.begin(run_info(graph, state), graph_texts(graph, state))
             await store.save(state)
-            return await go_through(prepared, config, store, state)
+            return await execute(prepared, config, store, state)
     finally:
         if store is not config.runs:
             await store.close()
 
 
-async def go_through(
+async def execute(
     graph: Graph, config: RunConfig, store: RunStore, state: RunState, *, resumed: bool = False
 ) -> RunState:
     """Run from a state to the end; the caller owns the run. Cancellation leaves the last checkpoint."""
-    running = Running(graph, config, store, state)
+    running = ActiveRun(graph, config, store, state)
     await running.open()
     kind = "run_resumed" if resumed else "run_initialized"
     await running.emit(kind, run_id=state.run_id, **lineage_facts(state), next_node=state.next_node)
@@ -75,28 +75,28 @@ async def go_through(
         await running.emit("run_finalized", run_id=running.state.run_id, status="cancelled")
         raise
     finally:
-        await running.children()
+        await running.stop_children()
     if running.root is not None and not isinstance(store, FileRuns):
         write_checkpoint(running.root, state)
-    await running.ended(state)
+    await running.finish(state)
     return state
 
 
-class Running:
+class ActiveRun:
     """One run while it goes on: its engine, its events, its children."""
 
     def __init__(self, graph: Graph, config: RunConfig, store: RunStore, state: RunState) -> None:
         self.config, self.store, self.state = config, store, state
-        self.root = root_of(config, store, state.lineage.root_run_id)
-        around = Surroundings(
+        self.root = run_folder(config, store, state.lineage.root_run_id)
+        io = EngineIO(
             config=config,
-            handlers=handlers_of(config),
+            handlers=build_handlers(config),
             save=self.save,
             emit=self.emit,
             start=self.start,
             root=self.root,
         )
-        self.engine = Engine(graph, around)
+        self.engine = Engine(graph, io)
         self._sequence, self._began = 0, config.clock()
         self._running: set[ChildRun] = set()
 
@@ -122,11 +122,11 @@ class Running:
         event = Event(kind=kind, run_id=run_id, sequence=self._sequence, at=at, node=node, branch=branch, data=data)
         await self.store.add(self.state.lineage.root_run_id, event)
         if self.config.on_event is not None:
-            heard = await try_await(_told(self.config.on_event, event))
+            heard = await try_await(_notify(self.config.on_event, event))
             if heard.error is not None:
                 log.warning("on_event failed: %s", loggable(heard.error))
 
-    async def ended(self, state: RunState) -> None:
+    async def finish(self, state: RunState) -> None:
         """Tell how the run ended, and how long this process was at it."""
         facts: dict[str, Any] = {"status": state.status, "reason": state.failure_reason, "completed": state.sequence}
         facts |= {"duration": max(0.0, self.config.clock() - self._began), "artifact_count": self.engine.artifact_count}
@@ -140,24 +140,24 @@ class Running:
         """
         store = self.store.below(run_id) if isinstance(self.store, FileRuns) else self.store
         config = replace(self.config, run_id=run_id, runs=store, context={}, logs_root=self._below(run_id))
-        prepared, names = prepare(graph, config), hashes(graph)
+        prepared, names = prepare(graph, config), graph_hashes(graph)
         async with AsyncExitStack() as owned:
             await owned.enter_async_context(store.own(run_id))
             known = await store.load(run_id)
-            state = known or begun(prepared, names, run_id, {})
+            state = known or initial_state(prepared, names, run_id, {})
             if known is None:
-                await store.begin(run_info(graph, state), contents(graph, state))
+                await store.begin(run_info(graph, state), graph_texts(graph, state))
                 await store.save(state)
             elif known.graph.snapshot != names.snapshot:
                 raise PipelineError(f"run {run_id!r} is of another graph; give it the one it began with")
             elif config.resume_threads == "degrade":
                 state = replace(known, threads={}, resumed=True)
-            child = ChildRun(Running(prepared, config, store, state), owned.pop_all())
+            child = ChildRun(ActiveRun(prepared, config, store, state), owned.pop_all())
         self._running.add(child)
         child.task.add_done_callback(lambda _: self._running.discard(child))
         return child
 
-    async def children(self) -> None:
+    async def stop_children(self) -> None:
         """No child outlives its parent."""
         for child in list(self._running):
             await child.stop()
@@ -171,7 +171,7 @@ class Running:
 class ChildRun:
     """A pipeline that a stage started."""
 
-    def __init__(self, run: Running, owned: AsyncExitStack) -> None:
+    def __init__(self, run: ActiveRun, owned: AsyncExitStack) -> None:
         """`owned` lets go of the run when it is closed."""
         self._run, self._owned = run, owned
         self.task = asyncio.create_task(self._go())
@@ -203,23 +203,23 @@ class ChildRun:
     async def _go(self) -> None:
         run = self._run
         async with self._owned:
-            gone = await try_await(self._gone())
-            if gone.error is not None:
-                log.warning("%s failed: %s", run.state.run_id, loggable(gone.error))
-                run.state = ended(run.state, f"{gone.error}")
+            done = await try_await(self._execute())
+            if done.error is not None:
+                log.warning("%s failed: %s", run.state.run_id, loggable(done.error))
+                run.state = fail_run(run.state, f"{done.error}")
 
-    async def _gone(self) -> None:
+    async def _execute(self) -> None:
         run = self._run
         await run.open()
         if not run.state.ended:
             try:
                 await run.engine.run(run.state)
             finally:
-                await run.children()
-        await run.ended(run.state)
+                await run.stop_children()
+        await run.finish(run.state)
 
 
-async def _told(listener: Any, event: Event) -> None:
+async def _notify(listener: Any, event: Event) -> None:
     said = listener(event)
     if isawaitable(said):
         await said
@@ -242,7 +242,7 @@ async def resume_pipeline(
             somebody else is running it.
     """
     config = replace(config or RunConfig(), **options)
-    store, run_id, config = _found(run, config)
+    store, run_id, config = _locate(run, config)
     try:
         async with store.own(run_id):
             state = await store.load(run_id)
@@ -252,9 +252,9 @@ async def resume_pipeline(
                 raise PipelineError(f"resume run_id mismatch: {config.run_id!r} is not {state.lineage.root_run_id!r}")
             if state.ended:
                 return state
-            graph = await _graph(store, state, pipeline)
+            graph = await _load_graph(store, state, pipeline)
             prepared = prepare(graph, config)
-            return await go_through(prepared, config, store, resumable(prepared, state, config), resumed=True)
+            return await execute(prepared, config, store, resume_state(prepared, state, config), resumed=True)
     finally:
         if store is not config.runs:
             await store.close()
@@ -266,7 +266,7 @@ def _missing(run_id: str, known: Sequence[str]) -> str:
     return f"there is no run {run_id!r}" + (f"; there is {', '.join(known[:3])}" if known else "")
 
 
-def _found(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfig]:
+def _locate(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfig]:
     """The store that holds a run, its id there, and the config with its folder."""
     folder = Path(run)
     if attempt((folder / FILE).is_file).value:  # an id may be longer than a path can be
@@ -281,10 +281,10 @@ def _found(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfig
     return open_runs(config), str(run), config
 
 
-async def _graph(store: RunStore, state: RunState, pipeline: Graph | str | Path | None) -> Graph:
+async def _load_graph(store: RunStore, state: RunState, pipeline: Graph | str | Path | None) -> Graph:
     """The graph of a run: the one that is given, if it is the same, or the one that was kept."""
     if pipeline is not None:
-        graph = graph_of(pipeline)
+        graph = load_graph(pipeline)
     else:
         text = None
         for hash in (state.graph.source, state.graph.snapshot):
@@ -293,13 +293,13 @@ async def _graph(store: RunStore, state: RunState, pipeline: Graph | str | Path 
             raise PipelineError(f"run {state.run_id!r} was kept without its graph; give it")
         path = state.context.get(GRAPH_PATH)
         graph = parse_dot(text, path=path if isinstance(path, str) else None)
-    if hashes(graph).snapshot != state.graph.snapshot:
+    if graph_hashes(graph).snapshot != state.graph.snapshot:
         what = f"run {state.run_id!r} is of another graph"
         raise GraphError(f"{what}; resume it with the one it began with, or begin a new run", path=graph.path)
     return graph
 
 
-def resumable(graph: Graph, state: RunState, config: RunConfig) -> RunState:
+def resume_state(graph: Graph, state: RunState, config: RunConfig) -> RunState:
     """The state to go on from.
 
     Raises:
@@ -314,7 +314,7 @@ def resumable(graph: Graph, state: RunState, config: RunConfig) -> RunState:
     threads: Mapping[str, Thread] = state.threads if config.resume_threads == "restore" else {}
     for key, thread in threads.items():
         try:
-            session_of(key, thread)
+            load_session(key, thread)
         except ValueError as error:
             what = f"run {state.run_id!r}: the conversation {key!r} is damaged"
             raise PipelineError(f"{what}; resume without restoring conversations") from error

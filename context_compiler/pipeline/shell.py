@@ -15,7 +15,7 @@ MOST = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class CommandResult:
     """How a command went."""
 
     code: int | None
@@ -36,7 +36,7 @@ async def run_shell(
     limit: float | None = None,
     given: str | None = None,
     env: Mapping[str, str] | None = None,
-) -> Ran:
+) -> CommandResult:
     """Run a command of the shell.
 
     Args:
@@ -70,12 +70,12 @@ async def run_shell(
     except TimeoutError:
         pass
     finally:
-        _end(process)
+        _kill(process)
         with suppress(asyncio.CancelledError):
             await reading
         await process.wait()
-        _let_go(process)
-    return Ran(code=code, out=out.decode("utf-8", "replace"), err=err.decode("utf-8", "replace"))
+        _close_pipes(process)
+    return CommandResult(code=code, out=out.decode("utf-8", "replace"), err=err.decode("utf-8", "replace"))
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
@@ -95,7 +95,7 @@ async def _write(stream: asyncio.StreamWriter | None, text: str | None) -> None:
         await stream.wait_closed()
 
 
-def _end(process: asyncio.subprocess.Process) -> None:
+def _kill(process: asyncio.subprocess.Process) -> None:
     """End a process with everything it started."""
     with suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
@@ -104,7 +104,7 @@ def _end(process: asyncio.subprocess.Process) -> None:
             process.kill()
 
 
-def _let_go(process: asyncio.subprocess.Process) -> None:
+def _close_pipes(process: asyncio.subprocess.Process) -> None:
     """Close the pipes of a process that has ended: what left its group may hold the other ends for long."""
     transport: asyncio.BaseTransport | None = getattr(process, "_transport", None)  # there is no public way
     if transport is not None:

@@ -52,9 +52,9 @@ class Child(Protocol):
         ...
 
 
-Branch: TypeAlias = Callable[[str, int, str, str], Awaitable[RunState]]
+RunBranch: TypeAlias = Callable[[str, int, str, str], Awaitable[RunState]]
 """Runs from a stage, by the edge of that place, in the branch of that name, up to but not including a stage."""
-Start: TypeAlias = Callable[[Graph, str], Awaitable[Child]]
+StartChild: TypeAlias = Callable[[Graph, str], Awaitable[Child]]
 """Starts a graph as a run of that id, or goes on with it."""
 Emit: TypeAlias = Callable[..., Awaitable[None]]
 """Tells that something happened: its kind, and facts by name."""
@@ -86,8 +86,8 @@ class Stage:
     """How the stage before it went."""
     visit: int
     """From 1."""
-    branch: Branch
-    start: Start
+    branch: RunBranch
+    start: StartChild
     emit: Emit
 
     @property
@@ -113,7 +113,7 @@ class Stage:
         """Leave its outcome where other programs look for it."""
         self.write(STATUS_FILE, json.dumps(outcome.document(), indent=1))
 
-    def forget_status(self) -> None:
+    def clear_status(self) -> None:
         """Take away what an attempt before this one left as its outcome.
 
         Raises:
@@ -135,7 +135,7 @@ class Stage:
         return self.artifacts.store(artifact_id(*place, self.visit, name), name, data).reference
 
 
-Answer: TypeAlias = "Outcome | str | Mapping[str, Any] | None"
+HandlerResult: TypeAlias = "Outcome | str | Mapping[str, Any] | None"
 """What a handler may return: an outcome, a text that is a success, plain data of an outcome, or nothing."""
 
 
@@ -143,12 +143,12 @@ Answer: TypeAlias = "Outcome | str | Mapping[str, Any] | None"
 class Handler(Protocol):
     """Runs the stages of one type. A plain function of a stage, async or not, does as well."""
 
-    async def execute(self, stage: Stage) -> Answer:
+    async def execute(self, stage: Stage) -> HandlerResult:
         """Do the work of a stage. An exception is a failure of the stage, not of the run."""
         ...
 
 
-Handles: TypeAlias = Handler | Callable[[Stage], Any]
+HandlerLike: TypeAlias = Handler | Callable[[Stage], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ PASSING = (PREAMBLE, OVERRIDE, STEER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class StageInput:
     """What a stage begins with."""
 
     fidelity: Fidelity
@@ -194,22 +194,22 @@ class Arrival:
     preamble: str
 
 
-def arrive(
-    graph: Graph, state: RunState, node: Node, *, wants: bool, degrade: bool, inbox: Sequence[str] = ()
-) -> Arrival:
+def stage_input(
+    graph: Graph, state: RunState, node: Node, *, needs_preamble: bool, degrade: bool, inbox: Sequence[str] = ()
+) -> StageInput:
     """What a stage begins with.
 
     Args:
         graph: The graph.
         state: The run before the stage.
         node: The stage.
-        wants: Whether it wants a preamble.
+        needs_preamble: Whether it wants a preamble.
         degrade: Whether a resumed run has lost its conversations, so that `full` is `summary:high` once.
         inbox: What a supervisor says.
     """
     edge = graph.edges[state.edge] if state.edge is not None else None
     asked = resolve_fidelity(edge, node, graph)
-    fidelity = fidelity_on_resume(asked, state.resumed and degrade and wants)
+    fidelity = fidelity_on_resume(asked, state.resumed and degrade and needs_preamble)
     thread = resolve_thread_id(edge, node, graph, state.current_node) if fidelity is Fidelity.FULL else None
     context = ContextStore.sharing(state.context, state.logs)
     context.apply_updates({"current_node": node.name, MODE: str(fidelity)})
@@ -218,10 +218,10 @@ def arrive(
     if fidelity is not asked:
         context.set(OVERRIDE, str(fidelity))
     preamble = ""
-    if wants and fidelity is not Fidelity.FULL:
+    if needs_preamble and fidelity is not Fidelity.FULL:
         values = context.values()
         preamble = build_fidelity_preamble(fidelity, graph, values, state.completed, node.name, state.logs)
         context.set(PREAMBLE, preamble)
     if inbox:  # after the preamble, which shows little of a value, or none: whoever asks an agent hands it on whole
         context.set(STEER, "\n".join(inbox))
-    return Arrival(fidelity=fidelity, thread=thread, context=context, preamble=preamble)
+    return StageInput(fidelity=fidelity, thread=thread, context=context, preamble=preamble)

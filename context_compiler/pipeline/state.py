@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from context_compiler.errors import PipelineError
 from context_compiler.ids import text_hash
 from context_compiler.pipeline.attributes import as_text
-from context_compiler.pipeline.context import ContextStore, checked_key, plain, segment
+from context_compiler.pipeline.context import ContextStore, check_key, segment, to_json
 from context_compiler.pipeline.dot import to_dot
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.outcome import Outcome
@@ -47,7 +47,7 @@ class Lineage:
         """The root's id, from the second attempt on with its number."""
         return self.root_run_id if self.attempt == 1 else f"{self.root_run_id}:attempt:{self.attempt}"
 
-    def following(self) -> Lineage:
+    def successor(self) -> Lineage:
         """The lineage of the next attempt."""
         return Lineage(root_run_id=self.root_run_id, attempt=self.attempt + 1, parent_run_id=self.run_id)
 
@@ -61,7 +61,7 @@ class Hashes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Touched:
+class Changes:
     """What the last stage may have changed, so that whoever saves a state need not look through all of it."""
 
     since: int
@@ -114,7 +114,7 @@ class RunState:
     resumed: bool = field(default=False, compare=False)
     """Whether the next stage is the first after a resume; no checkpoint holds this."""
 
-    touched: Touched | None = field(default=None, compare=False, repr=False)
+    changes: Changes | None = field(default=None, compare=False, repr=False)
     """None: anything. No checkpoint holds this either."""
 
     @property
@@ -147,25 +147,25 @@ RunResult: TypeAlias = RunState
 """What running a pipeline gives back is the state it ended in."""
 
 
-OWN = ("outcome", "preferred_label", "current_node")
+STAGE_KEYS = ("outcome", "preferred_label", "current_node")
 """What a branch does not take over: it is about the stage before the branch."""
 GRAPH_PATH = "internal.graph_path"
 """The key of the file that the graph of a run is from: what it names is looked for beside it, also after a resume."""
 
 
-def hashes(graph: Graph) -> Hashes:
+def graph_hashes(graph: Graph) -> Hashes:
     """What a graph is known by."""
     return Hashes(source=text_hash(graph.source) if graph.source else None, snapshot=text_hash(to_dot(graph)))
 
 
-def begun(graph: Graph, names: Hashes, run_id: str, given: Mapping[str, Any]) -> RunState:
+def initial_state(graph: Graph, names: Hashes, run_id: str, given: Mapping[str, Any]) -> RunState:
     """The state before the first stage; `graph` is as it runs, `names` are of the graph as it was given.
 
     Raises:
         PipelineError: a value that the run is given is none, or the graph has no start.
     """
     try:
-        kept = {checked_key(key): plain(value) for key, value in given.items()}
+        kept = {check_key(key): to_json(value) for key, value in given.items()}
     except ValueError as error:
         raise PipelineError(f"context: {error}") from None
     starts = graph.starts
@@ -177,13 +177,13 @@ def begun(graph: Graph, names: Hashes, run_id: str, given: Mapping[str, Any]) ->
         graph=names,
         next_node=starts[0].name,
         given=kept,
-        context=_context(graph, lineage, kept),
+        context=_initial_context(graph, lineage, kept),
     )
 
 
-def restarted(graph: Graph, state: RunState) -> RunState:
+def next_attempt(graph: Graph, state: RunState) -> RunState:
     """The state before the first stage of the next attempt: only the way there is kept, and what every attempt has."""
-    lineage = state.lineage.following()
+    lineage = state.lineage.successor()
     return RunState(
         lineage=lineage,
         graph=state.graph,
@@ -191,14 +191,14 @@ def restarted(graph: Graph, state: RunState) -> RunState:
         how="restart",
         edge=state.edge,
         given=state.given,
-        context=_context(graph, lineage, state.given),
+        context=_initial_context(graph, lineage, state.given),
         sequence=state.sequence,
     )
 
 
-def branched(state: RunState, context: ContextStore, *, target: str, place: int, branch_id: str) -> RunState:
+def branch_state(state: RunState, context: ContextStore, *, target: str, place: int, branch_id: str) -> RunState:
     """The state before the first stage of a branch, with the values that the parallel stage had."""
-    values = {key: value for key, value in context.values().items() if key not in OWN}
+    values = {key: value for key, value in context.values().items() if key not in STAGE_KEYS}
     values |= {"work.branch_id": branch_id, "work.branch_target": target}
     here = context.get("current_node")
     return replace(
@@ -222,7 +222,7 @@ def lineage_facts(state: RunState) -> dict[str, Any]:
     }
 
 
-def _context(graph: Graph, lineage: Lineage, given: Mapping[str, Any]) -> dict[str, Any]:
+def _initial_context(graph: Graph, lineage: Lineage, given: Mapping[str, Any]) -> dict[str, Any]:
     """Values that an attempt begins with."""
     context = ContextStore({"graph.goal": graph.goal})
     for key, value in graph.attrs.items():

@@ -37,7 +37,7 @@ class StylesheetError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class StyleRule:
     """What the stages that a selector finds get."""
 
     kind: Literal["*", "shape", "class", "id"]
@@ -45,14 +45,14 @@ class Rule:
     properties: Mapping[str, str]
     """Only those of `PROPERTIES` count."""
 
-    def finds(self, node: Node) -> bool:
+    def matches(self, node: Node) -> bool:
         """Whether it is about this stage."""
         if self.kind == "class":
             return self.name in node.classes
         return self.kind == "*" or self.name == (node.name if self.kind == "id" else node.shape)
 
 
-def parse_stylesheet(text: str) -> tuple[Rule, ...]:
+def parse_stylesheet(text: str) -> tuple[StyleRule, ...]:
     """The rules of a stylesheet, in their order.
 
     Raises:
@@ -60,18 +60,18 @@ def parse_stylesheet(text: str) -> tuple[Rule, ...]:
     """
     if len(text) > LONGEST:
         raise StylesheetError(f"a stylesheet has at most {LONGEST:,} characters", LONGEST)
-    rules: list[Rule] = []
-    at = _past(text, 0)
+    rules: list[StyleRule] = []
+    at = _skip_gap(text, 0)
     while at < len(text):
         found = _SELECTOR.match(text, at)
         if found is None:
             raise StylesheetError(f"{text[at : at + 20]!r} is no selector; write *, shape, .class or #id", at)
-        start = _past(text, found.end())
+        start = _skip_gap(text, found.end())
         if text[start : start + 1] != "{":
             raise StylesheetError("a { is missing after the selector", start)
-        properties, at = _declarations(text, _past(text, start + 1))
+        properties, at = _declarations(text, _skip_gap(text, start + 1))
         rules.append(_rule(found, properties))
-        at = _past(text, at)
+        at = _skip_gap(text, at)
     return tuple(rules)
 
 
@@ -86,29 +86,29 @@ def apply_stylesheet(graph: Graph) -> Graph:
     rules = sorted(parse_stylesheet(graph.model_stylesheet), key=lambda rule: SPECIFICITY[rule.kind])
     whole = {name: graph.text(name) for name in PROPERTIES if graph.text(name)}
     if whole:
-        rules.insert(0, Rule(kind="*", name="*", properties=whole))
+        rules.insert(0, StyleRule(kind="*", name="*", properties=whole))
     if not rules:
         return graph
-    return replace(graph, nodes={name: _styled(node, rules) for name, node in graph.nodes.items()})
+    return replace(graph, nodes={name: _apply_rules(node, rules) for name, node in graph.nodes.items()})
 
 
-def _styled(node: Node, rules: list[Rule]) -> Node:
+def _apply_rules(node: Node, rules: list[StyleRule]) -> Node:
     said: dict[str, Value] = {}
     for rule in rules:
-        if rule.finds(node):
+        if rule.matches(node):
             said.update(rule.properties)
     missing = {name: said[name] for name in PROPERTIES if name in said and node.raw(name) is None}
     return replace(node, attrs={**node.attrs, **missing}) if missing else node
 
 
-def _rule(found: re.Match[str], properties: Mapping[str, str]) -> Rule:
+def _rule(found: re.Match[str], properties: Mapping[str, str]) -> StyleRule:
     if found["all"]:
-        return Rule(kind="*", name="*", properties=properties)
+        return StyleRule(kind="*", name="*", properties=properties)
     if found["id"]:
-        return Rule(kind="id", name=found["id"], properties=properties)
+        return StyleRule(kind="id", name=found["id"], properties=properties)
     if found["class"]:
-        return Rule(kind="class", name=found["class"], properties=properties)
-    return Rule(kind="shape", name=found["shape"], properties=properties)
+        return StyleRule(kind="class", name=found["class"], properties=properties)
+    return StyleRule(kind="shape", name=found["shape"], properties=properties)
 
 
 def _declarations(text: str, at: int) -> tuple[dict[str, str], int]:
@@ -121,14 +121,14 @@ def _declarations(text: str, at: int) -> tuple[dict[str, str], int]:
         value = found["value"]
         value = _ESCAPE.sub(r"\1", value[1:-1]) if value.startswith('"') else value
         properties[SPELLINGS.get(found["name"], found["name"])] = value
-        at = _past(text, found.end())
+        at = _skip_gap(text, found.end())
         if text[at : at + 1] == ";":
-            at = _past(text, at + 1)
+            at = _skip_gap(text, at + 1)
         elif text[at : at + 1] != "}":
             raise StylesheetError("a ; is missing between two declarations", at)
     return properties, at + 1
 
 
-def _past(text: str, at: int) -> int:
+def _skip_gap(text: str, at: int) -> int:
     found = _GAP.match(text, at)
     return found.end() if found else at

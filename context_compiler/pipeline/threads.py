@@ -57,7 +57,7 @@ class Session:
         return Session(key=self.key, messages=list(self.messages), marks=list(self.marks), _written=list(self._written))
 
 
-def session_of(key: str, thread: Thread) -> Session:
+def load_session(key: str, thread: Thread) -> Session:
     """A conversation as it was written down.
 
     Raises:

@@ -34,7 +34,7 @@ _UNFIT = re.compile(r"[^a-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _Section:
     """What stands under one heading."""
 
     title: str
@@ -74,9 +74,9 @@ def parse_workflow(text: str, path: str | None = None) -> Graph:
         GraphError: there is no step, a step has no name, or the front matter is wrong; with the line.
     """
     try:
-        source = taken_apart(_sound(text))
-        facts, findings = _facts(source.entries)
-        parts = list(_parts(source.body.split("\n"), source.offset, findings))
+        source = taken_apart(_normalise(text))
+        facts, findings = _read_front_matter(source.entries)
+        parts = list(_sections(source.body.split("\n"), source.offset, findings))
     except Misread as error:
         raise GraphError(str(error), path=path, line=error.line) from None
     if len(parts) > MOST_STEPS:
@@ -99,7 +99,7 @@ def parse_workflow(text: str, path: str | None = None) -> Graph:
     )
 
 
-def _sound(text: str) -> str:
+def _normalise(text: str) -> str:
     if len(text) > LARGEST:
         raise Misread(f"the workflow is longer than {LARGEST:,} characters", 1)
     if "\0" in text:
@@ -107,7 +107,7 @@ def _sound(text: str) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _facts(entries: Mapping[str, Entry]) -> tuple[dict[str, str], list[Diagnostic]]:
+def _read_front_matter(entries: Mapping[str, Entry]) -> tuple[dict[str, str], list[Diagnostic]]:
     """What the front matter says, and what of it nothing here reads."""
     facts: dict[str, str] = {}
     findings: list[Diagnostic] = []
@@ -119,11 +119,11 @@ def _facts(entries: Mapping[str, Entry]) -> tuple[dict[str, str], list[Diagnosti
             severity = Severity.WARNING if near else Severity.INFO
             findings.append(_finding("front_matter_known", severity, f"unknown key {spelt!r}"[:100], fix, entry.line))
         elif entry.value is not None:
-            facts[key] = _said(key, entry)
+            facts[key] = _front_matter_value(key, entry)
     return facts, findings
 
 
-def _said(key: str, entry: Entry) -> str:
+def _front_matter_value(key: str, entry: Entry) -> str:
     if isinstance(entry.value, Mapping | list | bool):
         raise Misread(f"{key}: give a text", entry.line)
     said = str(entry.value).strip()
@@ -147,7 +147,7 @@ def _attributes(name: str, facts: Mapping[str, str]) -> dict[str, Value]:
     return {**{key: value for key, value in said.items() if value}, "strict_failure_edges": True}
 
 
-def _parts(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> Iterator[_Part]:
+def _sections(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> Iterator[_Section]:
     """What stands under each heading; headings in fenced blocks are content."""
     starts: list[tuple[int, str]] = []
     fence, opened = "", 0
@@ -171,7 +171,7 @@ def _parts(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> Ite
             raise Misread("a step has no name; write one after the ##", at + offset + 1)
         text = "\n".join(lines[at + 1 : end]).rstrip()
         above = len(text) - len(text.lstrip("\n"))
-        yield _Part(title=title, line=at + offset + 1, text=text[above:], begins=at + offset + 2 + above)
+        yield _Section(title=title, line=at + offset + 1, text=text[above:], begins=at + offset + 2 + above)
 
 
 def _title(rest: str) -> str:
@@ -181,7 +181,7 @@ def _title(rest: str) -> str:
     return (bare if bare.endswith((" ", "\t")) else said).strip()
 
 
-def _steps(parts: Sequence[_Part], findings: list[Diagnostic]) -> list[Node]:
+def _steps(parts: Sequence[_Section], findings: list[Diagnostic]) -> list[Node]:
     """A stage for each part, under a name of its own."""
     nodes: dict[str, Node] = {}
     counts: dict[str, int] = {}
@@ -217,13 +217,15 @@ DIRECTIVES = MappingProxyType({"model": "llm_model", "context-helper": "context_
 
 def apply_directives(graph: Graph) -> Graph:
     """A graph whose stages say as attributes what their prompts direct; the same graph when that is nothing."""
-    lowered = {name: _lowered(node, said) for name, node, said in _directed(graph) if said.text != node.prompt}
+    lowered = {
+        name: _with_directives(node, said) for name, node, said in _directives_of(graph) if said.text != node.prompt
+    }
     return replace(graph, nodes={**graph.nodes, **lowered}) if lowered else graph
 
 
 def directives_known(graph: Graph) -> Iterator[Diagnostic]:
     """A directive is one that is known, has a value, and is given once."""
-    for name, node, said in _directed(graph):
+    for name, node, said in _directives_of(graph):
         for one in said.findings:
             foreign = one.kind == "unknown" and one.near is None  # of another application, as like as not
             placed = node.prompt_line is not None
@@ -238,14 +240,14 @@ def directives_known(graph: Graph) -> Iterator[Diagnostic]:
             )
 
 
-def _directed(graph: Graph) -> Iterator[tuple[str, Node, Directives]]:
+def _directives_of(graph: Graph) -> Iterator[tuple[str, Node, Directives]]:
     """The stages that agents run, with what stands at the top of their prompts."""
     for name, node in graph.nodes.items():
         if node.handler in AGENTS and "@" in node.prompt:
             yield name, node, read_directives(node.prompt, DIRECTIVES, path=graph.path, line=node.prompt_line or 1)
 
 
-def _lowered(node: Node, said: Directives) -> Node:
+def _with_directives(node: Node, said: Directives) -> Node:
     rest = {key: value for key, value in node.attrs.items() if key not in ("prompt", *node.spellings("prompt"))}
     prompt = {"prompt": said.text} if said.text.strip() else {}
     return replace(node, attrs={**rest, **prompt, **{DIRECTIVES[name]: value for name, value in said.values.items()}})

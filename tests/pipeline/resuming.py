@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from context_compiler.pipeline import Event, MemoryRuns, Outcome, RunState, Stage, StageStatus, run_pipeline
-from context_compiler.pipeline.checkpoint import checkpoint_document, state_of
+from context_compiler.pipeline.checkpoint import checkpoint_document, parse_checkpoint
 from tests.pipeline.playing import graph
 
 FAIL = Outcome(status=StageStatus.FAIL, failure_reason="broken")
@@ -59,7 +59,7 @@ class Stopping(MemoryRuns):
             raise KeyError("killed")
         self.left -= 1
         written = json.dumps(checkpoint_document(state))
-        await super().save(state_of(json.loads(written), where="memory"))
+        await super().save(parse_checkpoint(json.loads(written), where="memory"))
 
 
 async def half(text: str, store: Any, at: str, **options: Any) -> None:

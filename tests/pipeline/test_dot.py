@@ -6,7 +6,7 @@ import pytest
 
 from context_compiler.errors import GraphError, PipelineError
 from context_compiler.pipeline import Graph, parse_dot, to_dot
-from context_compiler.pipeline.dot import FORGIVEN
+from context_compiler.pipeline.dot import TOLERATED
 
 LINEAR = "digraph g { start [shape=Mdiamond] a [prompt=x] b [prompt=y] done [shape=Msquare] start -> a -> b -> done }"
 
@@ -170,7 +170,7 @@ def test_what_is_forgiven_is_a_warning_with_its_place(source: str, rule: str) ->
 
 def test_everything_that_is_forgiven_has_a_test() -> None:
     marks = next(mark for mark in test_what_is_forgiven_is_a_warning_with_its_place.pytestmark)  # type: ignore[attr-defined]
-    assert {rule for _, rule in marks.args[1]} == set(FORGIVEN)
+    assert {rule for _, rule in marks.args[1]} == set(TOLERATED)
 
 
 def test_a_kind_is_forgiven_once_with_how_often() -> None:

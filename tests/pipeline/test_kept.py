@@ -26,8 +26,8 @@ from context_compiler.pipeline import (
     read_checkpoint,
     run_pipeline,
 )
-from context_compiler.pipeline.checkpoint import checkpoint_document, state_of, write_checkpoint
-from context_compiler.pipeline.lock import owned
+from context_compiler.pipeline.checkpoint import checkpoint_document, parse_checkpoint, write_checkpoint
+from context_compiler.pipeline.lock import own_run
 from context_compiler.pipeline.state import Hashes, Lineage, Thread
 from tests.pipeline.conftest import Open
 from tests.pipeline.playing import graph
@@ -59,7 +59,7 @@ INFO = RunInfo(run_id="r", name="g", goal="", started_at="2026-01-01", updated_a
 
 
 def test_checkpoint_round_trip() -> None:
-    assert state_of(json.loads(json.dumps(checkpoint_document(STATE))), where="here") == STATE
+    assert parse_checkpoint(json.loads(json.dumps(checkpoint_document(STATE))), where="here") == STATE
 
 
 async def test_checkpoint_round_trip_through_every_store(open_store: Open) -> None:
@@ -211,9 +211,9 @@ def test_a_process_that_is_killed_owns_no_run(tmp_path: Path) -> None:
     path = tmp_path / "runs" / ".lock"
     with subprocess.Popen([sys.executable, "-c", OWNING, path], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline()
-        with pytest.raises(PipelineError, match="under way elsewhere"), owned(path, "r"):
+        with pytest.raises(PipelineError, match="under way elsewhere"), own_run(path, "r"):
             pass
         other.kill()
-    with owned(path, "r"):
+    with own_run(path, "r"):
         assert path.exists()
     assert not path.exists()

@@ -9,7 +9,7 @@ import pytest
 
 from context_compiler.errors import GraphError
 from context_compiler.pipeline import Event, Outcome, Stage, StageStatus, parse_dot, run_pipeline
-from context_compiler.pipeline.graph import meeting
+from context_compiler.pipeline.graph import join_stage
 from tests.pipeline.playing import Heard, Script, graph, play
 
 OK, FAIL = Outcome(), Outcome(status=StageStatus.FAIL, failure_reason="broken")
@@ -180,9 +180,9 @@ def test_branches_meet_at_the_nearest_common_join() -> None:
             "start->p; p->a->m; p->b->m; m->j->k->done"
         )
     )
-    assert meeting(nested, "p") == "j"
-    assert meeting(parse_dot(graph("p; a; b; m; start->p; p->a->m; p->b->m; m->done")), "p") == "m"
-    assert meeting(parse_dot(graph("p; a; b; start->p->a; p->b; b->done")), "p") is None
+    assert join_stage(nested, "p") == "j"
+    assert join_stage(parse_dot(graph("p; a; b; m; start->p; p->a->m; p->b->m; m->done")), "p") == "m"
+    assert join_stage(parse_dot(graph("p; a; b; start->p->a; p->b; b->done")), "p") is None
 
 
 async def test_a_gate_in_a_branch_counts_at_the_end() -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from context_compiler.fidelity import Fidelity, build_fidelity_preamble
-from context_compiler.pipeline.preamble import SHAPES
+from context_compiler.pipeline.preamble import LIMITS
 from tests.pipeline.test_preamble import (
     BUDGETS,
     CONTEXT,
@@ -89,8 +89,8 @@ def test_what_costs_more_than_planned_is_taken_away_from_the_oldest_on(mode: str
 
 
 def test_every_mode_but_full_has_a_shape_with_the_budget_of_the_table() -> None:
-    assert {str(mode): shape.budget for mode, shape in SHAPES.items()} == BUDGETS
-    assert set(SHAPES) == set(Fidelity) - {Fidelity.FULL}
+    assert {str(mode): shape.budget for mode, shape in LIMITS.items()} == BUDGETS
+    assert set(LIMITS) == set(Fidelity) - {Fidelity.FULL}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -11,7 +11,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler.pipeline import Outcome, StageStatus, parse_dot, run_pipeline, select_edge
-from context_compiler.pipeline.routing import accelerator, normalized
+from context_compiler.pipeline.routing import accelerator, normalise_label
 from tests.pipeline.playing import graph, play
 
 
@@ -64,7 +64,7 @@ def test_a_condition_reads_the_context_with_and_without_its_prefix() -> None:
 )
 def test_an_accelerator_is_a_key_in_front_of_a_label(label: str, key: str, rest: str) -> None:
     assert accelerator(label) == (key, rest)
-    assert normalized(label) == rest.lower()
+    assert normalise_label(label) == rest.lower()
 
 
 async def test_a_failure_follows_its_edge_then_its_retry_target_then_ends_the_run() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from context_compiler.errors import GraphError
 from context_compiler.pipeline import Outcome, RunResult, Stage, resume_pipeline, run_pipeline
-from context_compiler.pipeline.checkpoint import changes, gathered
+from context_compiler.pipeline.checkpoint import assemble, state_changes
 from context_compiler.pipeline.state import RunState
 from tests.pipeline.playing import no_wait
 from tests.pipeline.resuming import Stopping, told
@@ -93,15 +93,15 @@ class Watching(Stopping):
         await super().save(state)
 
     def compare(self, state: RunState) -> None:
-        gone, new = changes(self.former, state)
+        gone, new = state_changes(self.former, state)
         for name in gone:
             del self.cells[name]
         self.cells.update({(section, name): body for section, name, body in new})
-        fresh = {(section, name): body for section, name, body in changes(None, state)[1]}
+        fresh = {(section, name): body for section, name, body in state_changes(None, state)[1]}
         for one in (self.cells, fresh):
             one[("head", "")]["metadata"]["timestamp"] = ""
         assert self.cells == fresh
-        assert gathered(
+        assert assemble(
             (section, name, body) for (section, name), body in sorted(fresh.items(), key=lambda one: one[0])
         )
         self.former = state

@@ -12,15 +12,15 @@ from context_compiler.pipeline.handlers.manager_loop import ManagerLoopHandler
 from context_compiler.pipeline.handlers.parallel import ParallelHandler
 from context_compiler.pipeline.handlers.tool import ToolHandler
 from context_compiler.pipeline.outcome import Outcome
-from context_compiler.pipeline.stage import Handles, Stage
+from context_compiler.pipeline.stage import HandlerLike, Stage
 
-__all__ = ["handlers_of"]
+__all__ = ["build_handlers"]
 
 
-def handlers_of(config: RunConfig) -> dict[str, Handles]:
+def build_handlers(config: RunConfig) -> dict[str, HandlerLike]:
     """Every handler of a run, by type: the built-in ones, and over them those that were registered."""
     agent = AgentHandler(config)
-    builtin: dict[str, Handles] = {
+    builtin: dict[str, HandlerLike] = {
         "start": EndHandler(),
         "exit": EndHandler(),
         "codergen": agent,

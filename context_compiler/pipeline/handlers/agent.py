@@ -23,12 +23,12 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_core import to_jsonable_python
 
 from context_compiler.middleware.capability import ContextCompiler
-from context_compiler.pipeline.attempts import EXCERPT, status_written
+from context_compiler.pipeline.attempts import EXCERPT, read_status
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.context_helper import Compiling
 from context_compiler.pipeline.graph import Graph, Node
-from context_compiler.pipeline.outcome import Outcome, outcome_in, outcome_of
-from context_compiler.pipeline.shell import Ran, run_shell
+from context_compiler.pipeline.outcome import Outcome, find_outcome, parse_outcome
+from context_compiler.pipeline.shell import CommandResult, run_shell
 from context_compiler.pipeline.stage import STEER, Stage
 from context_compiler.pipeline.stylesheet import EFFORTS
 
@@ -62,31 +62,31 @@ class AgentHandler:
     async def execute(self, stage: Stage) -> Outcome:
         """What the agent says, once it is asked."""
         told = await self._compiled.told(stage, self._model_of(stage)) if stage.node.context_helper else ""
-        prompt = "\n\n".join(filter(None, (stage.preamble.rstrip(), told, _steered(stage), stage.prompt)))
+        prompt = "\n\n".join(filter(None, (stage.preamble.rstrip(), told, _steer_text(stage), stage.prompt)))
         stage.write("prompt.md", prompt)
         if self._config.simulated:
-            return self._said(stage, f"[Simulated] Response for stage: {stage.node.name}", ())
+            return self._outcome(stage, f"[Simulated] Response for stage: {stage.node.name}", ())
         output, messages = await self.ask(stage, prompt)
         if stage.session is not None:
             stage.session.add(stage.node.name, messages)
-        return self._said(stage, output, tools_in(messages))
+        return self._outcome(stage, output, tool_names(messages))
 
     async def ask(self, stage: Stage, prompt: str) -> tuple[Any, list[ModelMessage]]:
         """Ask the agent of a stage; its output, and the messages that are new."""
         agent = self.agent(stage)
-        beside = [one for one in (hooks_of(stage), self._compiling()) if one is not None]
+        capabilities = [one for one in (hooks_of(stage), self._compiler_for_run()) if one is not None]
         result = await agent.run(
             prompt,
             message_history=list(stage.session.messages) if stage.session is not None else None,
             model=_model(stage.node),
             deps=self._config.deps,
             model_settings=self._settings(stage.node),
-            capabilities=beside or None,
+            capabilities=capabilities or None,
             conversation_id=f"{stage.run_id}/{stage.node.name}",
         )
         used, messages = result.usage, result.new_messages()
         facts = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens, "requests": used.requests}
-        await stage.emit("agent_answered", **facts, tools=list(tools_in(messages)))
+        await stage.emit("agent_answered", **facts, tools=list(tool_names(messages)))
         return result.output, messages
 
     def agent(self, stage: Stage) -> Agent[Any, Any]:
@@ -101,13 +101,13 @@ class AgentHandler:
             found = next((known[name] for name in names if name in known), None)
         elif given is not None:
             found = given(stage.node)
-        return found or _made(self._config.model, stage.node, stage.graph)
+        return found or _build_agent(self._config.model, stage.node, stage.graph)
 
     def _model_of(self, stage: Stage) -> Model | str | None:
         """The model that runs a stage; None: there is none."""
         return None if self._config.simulated else _model(stage.node) or self.agent(stage).model
 
-    def _compiling(self) -> ContextCompiler | None:
+    def _compiler_for_run(self) -> ContextCompiler | None:
         if self._config.compiler is None:
             return None
         if self._compiler is None:
@@ -121,12 +121,12 @@ class AgentHandler:
             return self._config.model_settings
         return cast("ModelSettings", {**(self._config.model_settings or {}), "thinking": effort})
 
-    def _said(self, stage: Stage, output: object, tools: Sequence[str]) -> Outcome:
+    def _outcome(self, stage: Stage, output: object, tools: Sequence[str]) -> Outcome:
         """The outcome of an answer, which is kept as a file and as an artifact."""
-        text = output if isinstance(output, str) else _written(output)
+        text = output if isinstance(output, str) else _to_text(output)
         stage.write("response.md", text)
         reference = stage.keep("response", text)
-        outcome = status_written(stage) or _outcome(output)
+        outcome = read_status(stage) or _outcome(output)
         kept = {"last_stage": stage.node.name, "last_response": text[:SHORT], "last_response_ref": reference}
         updates = {key: value for key, value in outcome.context_updates.items() if not key.startswith(NOT_ITS)}
         refused = ", ".join(sorted(outcome.context_updates.keys() - updates.keys()))[:SHORT]
@@ -139,7 +139,7 @@ class AgentHandler:
         )
 
 
-def _steered(stage: Stage) -> str:
+def _steer_text(stage: Stage) -> str:
     """What a supervisor says to a stage, at any fidelity; empty: nothing."""
     message = stage.context.get_string(STEER)
     return f"{SUPERVISED}\n{message}" if message else ""
@@ -151,20 +151,20 @@ def _outcome(output: object) -> Outcome:
     if isinstance(output, BaseModel):
         output = output.model_dump(mode="json")
     if isinstance(output, str):
-        return outcome_in(output) or Outcome()
+        return find_outcome(output) or Outcome()
     if isinstance(output, Mapping):
         said = cast("Mapping[str, Any]", output)
-        return outcome_of(said) if isinstance(said.get("outcome", said.get("status")), str) else Outcome()
+        return parse_outcome(said) if isinstance(said.get("outcome", said.get("status")), str) else Outcome()
     return Outcome()
 
 
-def _written(output: object) -> str:
+def _to_text(output: object) -> str:
     """What is no text as JSON; bytes in base64, and what JSON does not know as its `str`."""
     told = output.document() if isinstance(output, Outcome) else output
     return json.dumps(to_jsonable_python(told, bytes_mode="base64", fallback=str), indent=1)
 
 
-def _made(model: Model | str | None, node: Node, graph: Graph) -> Agent[Any, Any]:
+def _build_agent(model: Model | str | None, node: Node, graph: Graph) -> Agent[Any, Any]:
     """An agent for a stage: where edges ask how it went, or a gate does, it may say so with a tool."""
     output: Any = str
     edges = graph.outgoing(node.name)
@@ -180,7 +180,7 @@ def _model(node: Node) -> str | None:
     return f"{node.llm_provider}:{node.llm_model}"
 
 
-def tools_in(messages: Sequence[ModelMessage]) -> tuple[str, ...]:
+def tool_names(messages: Sequence[ModelMessage]) -> tuple[str, ...]:
     """The tools that were called, each once, in order."""
     calls = (call for message in messages if isinstance(message, ModelResponse) for call in message.tool_calls)
     return tuple(dict.fromkeys(call.tool_name for call in calls))
@@ -218,7 +218,7 @@ class ToolHooks(AbstractCapability[Any]):
                 await self._failed("post", after, call)
         return result
 
-    async def _hook(self, name: str, command: str, facts: dict[str, Any]) -> Ran:
+    async def _hook(self, name: str, command: str, facts: dict[str, Any]) -> CommandResult:
         stage = self.stage
         facts = {"hook": name, "run_id": stage.run_id, "node": stage.node.name, "visit": stage.visit, **facts}
         said = ("hook", "run_id", "node", "tool", "call_id")
@@ -232,9 +232,9 @@ class ToolHooks(AbstractCapability[Any]):
                 env={f"HOOK_{key.upper()}": str(facts[key]).replace("\0", "") for key in said},
             )
         except OSError as error:
-            return Ran(code=127, out="", err=str(error))
+            return CommandResult(code=127, out="", err=str(error))
 
-    async def _failed(self, name: str, ran: Ran, call: ToolCallPart) -> None:
+    async def _failed(self, name: str, ran: CommandResult, call: ToolCallPart) -> None:
         log.warning("%s: tool_hooks.%s of %s failed: %s", self.stage.node.name, name, call.tool_name, _how(ran))
         await self.stage.emit(
             "tool_hook_failed", hook=name, tool=call.tool_name, reason=_why(ran), skipped=name == "pre"
@@ -247,10 +247,10 @@ def hooks_of(stage: Stage) -> ToolHooks | None:
     return ToolHooks(stage=stage, pre=pre, post=post) if pre or post else None
 
 
-def _why(ran: Ran) -> str:
+def _why(ran: CommandResult) -> str:
     return f"{_how(ran)}: {ran.last}".rstrip(": ")
 
 
-def _how(ran: Ran) -> str:
+def _how(ran: CommandResult) -> str:
     """The same without a word of the command's, which may repeat what it was told."""
     return f"it took longer than {SECONDS:g} s" if ran.code is None else f"exit code {ran.code}"

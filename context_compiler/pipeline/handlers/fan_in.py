@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from context_compiler.pipeline.handlers.agent import AgentHandler
-from context_compiler.pipeline.outcome import Outcome, failed
+from context_compiler.pipeline.outcome import Outcome, failure
 from context_compiler.pipeline.stage import Stage
 from context_compiler.resilience import try_await
 
@@ -26,11 +26,11 @@ class FanInHandler:
         """The best branch, in the context; a failure when every branch failed."""
         rows = _rows(stage.context.get("parallel.results"))
         if not rows:
-            return failed("No parallel results to evaluate")
+            return failure("No parallel results to evaluate")
         ranked = sorted(rows, key=_rank)
         best, method = ranked[0], "rank"
         if stage.node.prompt and not stage.config.simulated:
-            chosen = await self._asked(stage, ranked)
+            chosen = await self._ask_agent(stage, ranked)
             best, method = (best, "rank") if chosen is None else (chosen, "agent")
         facts = {
             "best_id": best["branch_id"],
@@ -42,10 +42,10 @@ class FanInHandler:
         }
         updates = {f"parallel.fan_in.{key}": value for key, value in facts.items()}
         if all(row.get("status") == "fail" for row in rows):
-            return failed("every branch failed", updates=updates)
+            return failure("every branch failed", updates=updates)
         return Outcome(context_updates=updates, notes=f"best: {best['branch_id']} ({best.get('status', '')})")
 
-    async def _asked(self, stage: Stage, rows: Sequence[Row]) -> Row | None:
+    async def _ask_agent(self, stage: Stage, rows: Sequence[Row]) -> Row | None:
         """The branch that the agent names; None: it names none, or could not be asked."""
         results = json.dumps(list(rows), indent=1)
         parts = (stage.preamble.rstrip(), stage.prompt, results)

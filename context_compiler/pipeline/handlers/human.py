@@ -6,7 +6,7 @@ import asyncio
 
 from context_compiler.pipeline.graph import Edge
 from context_compiler.pipeline.interviewers import AnswerValue, Option, Question, Reply, inform
-from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
+from context_compiler.pipeline.outcome import Outcome, StageStatus, failure
 from context_compiler.pipeline.routing import accelerator
 from context_compiler.pipeline.stage import Stage
 from context_compiler.resilience import try_await
@@ -22,7 +22,7 @@ class HumanHandler:
         """The choice of a person, as the label and the target of an edge."""
         edges = stage.graph.outgoing(stage.node.name)
         if not edges:
-            return failed("a human gate without edges: there is nothing to choose")
+            return failure("a human gate without edges: there is nothing to choose")
         limit = stage.node.seconds("human.timeout") or stage.node.timeout
         default = stage.node.text("human.default_choice")
         question = Question(
@@ -34,24 +34,24 @@ class HumanHandler:
             metadata={"run_id": stage.run_id, "visit": stage.visit},
         )
         await stage.emit("interview_started", question=question.text)
-        reply = await _asked(stage, question, limit)
+        reply = await _ask(stage, question, limit)
         if reply.value == AnswerValue.TIMEOUT:
             await stage.emit("interview_timeout", question=question.text, seconds=limit)
             chosen = next((option for option in question.options if option.target == default), None)
             if chosen is None:
                 return Outcome(status=StageStatus.RETRY, failure_reason="human gate timeout, no default")
             await _inform(stage, f"nobody answered within {limit:g} s, so it is {chosen.label!r}")
-            return _chosen(chosen, reply)
+            return _choose(chosen, reply)
         await stage.emit("interview_completed", question=question.text, answer=reply.value)
         if reply.value == AnswerValue.SKIPPED:
-            return failed("human skipped interaction")
+            return failure("human skipped interaction")
         chosen = reply.option or question.options[0]
         if reply.option is None:
             await _inform(stage, f"{reply.text[:80]!r} is none of the choices, so it is the first, {chosen.label!r}")
-        return _chosen(chosen, reply)
+        return _choose(chosen, reply)
 
 
-async def _asked(stage: Stage, question: Question, limit: float | None) -> Reply:
+async def _ask(stage: Stage, question: Question, limit: float | None) -> Reply:
     patience = asyncio.timeout(limit)
     try:
         async with patience:
@@ -81,7 +81,7 @@ def options_of(edges: tuple[Edge, ...]) -> tuple[Option, ...]:
     return tuple(found)
 
 
-def _chosen(option: Option, reply: Reply) -> Outcome:
+def _choose(option: Option, reply: Reply) -> Outcome:
     updates = {"human.gate.selected": option.key, "human.gate.label": option.label}
     if reply.text and reply.option is None and reply.value != AnswerValue.TIMEOUT:
         updates["human_response"] = reply.text

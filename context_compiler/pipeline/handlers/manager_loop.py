@@ -12,7 +12,7 @@ from context_compiler.pipeline.conditions import Condition, ConditionError, pars
 from context_compiler.pipeline.dot import load_dot
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers.agent import AgentHandler
-from context_compiler.pipeline.outcome import Outcome, failed
+from context_compiler.pipeline.outcome import Outcome, failure
 from context_compiler.pipeline.stage import Child, Stage
 from context_compiler.pipeline.workflow import SUFFIXES, load_workflow
 from context_compiler.resilience import try_await
@@ -34,7 +34,7 @@ class ManagerLoopHandler:
         try:
             condition = parse_condition(stage.node.text("manager.stop_condition"))
         except ConditionError as error:
-            return failed(f"manager.stop_condition, character {error.at + 1}: {error.message}")
+            return failure(f"manager.stop_condition, character {error.at + 1}: {error.message}")
         child: Child | None = None
         if stage.node.flag("stack.child_autostart", default=True):
             graph = _graph(stage)
@@ -45,13 +45,13 @@ class ManagerLoopHandler:
         try:
             if child is not None:
                 await stage.emit("child_started", child=child.state.run_id)
-            return await self._supervised(stage, child, condition)
+            return await self._supervise(stage, child, condition)
         finally:
             if child is not None and child.running:
                 await child.stop()
                 await stage.emit("child_stopped", child=child.state.run_id)
 
-    async def _supervised(self, stage: Stage, child: Child | None, condition: Condition) -> Outcome:
+    async def _supervise(self, stage: Stage, child: Child | None, condition: Condition) -> Outcome:
         most = stage.node.whole("manager.max_cycles")
         said = (one.strip() for one in stage.node.text("manager.actions").replace(" ", ",").split(","))
         actions = tuple(one for one in said if one in ACTIONS) or USUAL
@@ -73,7 +73,7 @@ class ManagerLoopHandler:
                 await _pause(stage, child, INTERVAL_S if interval is None else interval)
             else:
                 await asyncio.sleep(0)
-        return failed("Max cycles exceeded")
+        return failure("Max cycles exceeded")
 
     async def _steer(self, stage: Stage, child: Child | None) -> None:
         """Tell the child what was decided: by whoever left it in the context, a function, or the stage's agent."""
@@ -99,18 +99,18 @@ def _question(stage: Stage) -> str:
 def _graph(stage: Stage) -> Graph | Outcome:
     name = stage.node.text("stack.child_dotfile") or stage.graph.text("stack.child_dotfile")
     if not name:
-        return failed("no stack.child_dotfile")
+        return failure("no stack.child_dotfile")
     where = stage.node.text("stack.child_workdir") or stage.graph.text("stack.child_workdir")
     around = Path(where) if where else Path(stage.graph.path).parent if stage.graph.path else Path()
     path = around / name
     if path.exists() and not path.is_file():
-        return failed(f"stack.child_dotfile: {path} is not a file")
+        return failure(f"stack.child_dotfile: {path} is not a file")
     try:
         if path.suffix.lower() in SUFFIXES:
             return load_workflow(path)
         return load_dot(path)
     except (OSError, UnicodeDecodeError, GraphError) as error:
-        return failed(f"stack.child_dotfile: {error}")
+        return failure(f"stack.child_dotfile: {error}")
 
 
 async def _observe(stage: Stage, child: Child | None) -> None:
@@ -145,10 +145,10 @@ def _ending(stage: Stage, child: Child | None) -> Outcome | None:
         outcome = child.state.status or outcome
     if status == "completed":
         good = outcome in ("", "success", "partial_success")
-        return Outcome(notes="Child completed") if good else failed(f"Child completed with outcome {outcome}")
+        return Outcome(notes="Child completed") if good else failure(f"Child completed with outcome {outcome}")
     if status in ("failed", "stopped"):
         why = f": {child.state.failure_reason}" if child is not None and child.state.failure_reason else ""
-        return failed(f"Child failed{why}")
+        return failure(f"Child failed{why}")
     return None
 
 

@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from context_compiler.pipeline.artifacts import artifact_id
-from context_compiler.pipeline.graph import meeting
-from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
+from context_compiler.pipeline.graph import join_stage
+from context_compiler.pipeline.outcome import Outcome, StageStatus, failure
 from context_compiler.pipeline.rules import POLICIES
 from context_compiler.pipeline.stage import Stage
-from context_compiler.pipeline.state import OWN, RunState
+from context_compiler.pipeline.state import STAGE_KEYS, RunState
 from context_compiler.resilience import try_await
 
 AT_ONCE = 4
 LARGEST = 8 * 1024
 """Bytes of a value in the results; a larger one is an artifact."""
-UNTOLD = ("internal.", "graph.", "work.", "parallel.", "thread_key", "last_", *OWN)
+UNREPORTED = ("internal.", "graph.", "work.", "parallel.", "thread_key", "last_", *STAGE_KEYS)
 """Beginnings of keys that say nothing of what a branch did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Branch:
     """A branch before it runs."""
 
     id: str
@@ -44,19 +44,19 @@ class ParallelHandler:
 
     async def execute(self, stage: Stage) -> Outcome:
         """Every branch up to where they meet."""
-        ways = ways_of(stage)
+        ways = branches_of(stage)
         policy = stage.node.text("join_policy", "wait_all")
         if not ways:
-            return failed("a parallel stage without edges: there are no branches")
+            return failure("a parallel stage without edges: there are no branches")
         if policy not in POLICIES:
-            return failed(f"unknown join_policy {policy!r}; use one of {', '.join(sorted(POLICIES))}")
-        join = meeting(stage.graph, stage.node.name)
+            return failure(f"unknown join_policy {policy!r}; use one of {', '.join(sorted(POLICIES))}")
+        join = join_stage(stage.graph, stage.node.name)
         if join is None:
-            return failed("the branches never meet: lead them to one parallel.fan_in stage")
+            return failure("the branches never meet: lead them to one parallel.fan_in stage")
         await stage.emit("parallel_started", branch_count=len(ways), join=join)
-        rows = await _all(stage, ways, join, policy)
+        rows = await _run_branches(stage, ways, join, policy)
         rows.sort(key=lambda row: str(row["branch_id"]))
-        outcome = joined(policy, rows, stage)
+        outcome = join_status(policy, rows, stage)
         good = sum(_good(row) for row in rows)
         counts = {"success_count": good, "fail_count": sum(row["status"] == "fail" for row in rows)}
         await stage.emit("parallel_completed", **counts)
@@ -69,9 +69,9 @@ class ParallelHandler:
         )
 
 
-def ways_of(stage: Stage) -> list[Way]:
+def branches_of(stage: Stage) -> list[Branch]:
     """The branches of a stage, one an edge, each with a name of its own."""
-    found: dict[str, Way] = {}
+    found: dict[str, Branch] = {}
     counts: dict[str, int] = {}
     for place, edge in enumerate(stage.graph.edges):
         if edge.source == stage.node.name:
@@ -79,15 +79,15 @@ def ways_of(stage: Stage) -> list[Way]:
             while name in found:
                 counts[said] = counts.get(said, 1) + 1
                 name = f"{said}-{counts[said]}"
-            found[name] = Way(id=name, target=edge.target, place=place)
+            found[name] = Branch(id=name, target=edge.target, place=place)
     return list(found.values())
 
 
-async def _all(stage: Stage, ways: Sequence[Way], join: str, policy: str) -> list[dict[str, Any]]:
+async def _run_branches(stage: Stage, ways: Sequence[Branch], join: str, policy: str) -> list[dict[str, Any]]:
     """The rows of all branches; those that were not waited for are skipped."""
     most = stage.node.whole("max_parallel") or AT_ONCE
     room = asyncio.Semaphore(max(1, most))
-    tasks = {asyncio.create_task(_one(stage, way, join, room)): way for way in ways}
+    tasks = {asyncio.create_task(_run_branch(stage, way, join, room)): way for way in ways}
     fast = stage.node.text("error_policy") == "fail_fast"
     rows: dict[str, dict[str, Any]] = {}
     waiting = set(tasks)
@@ -107,7 +107,7 @@ async def _all(stage: Stage, ways: Sequence[Way], join: str, policy: str) -> lis
     return [rows.get(way.id) or {"branch_id": way.id, "target_node": way.target, **skipped} for way in ways]
 
 
-async def _one(stage: Stage, way: Way, join: str, room: asyncio.Semaphore) -> dict[str, Any]:
+async def _run_branch(stage: Stage, way: Branch, join: str, room: asyncio.Semaphore) -> dict[str, Any]:
     async with room:
         await stage.emit("parallel_branch_started", branch=way.id, index=way.place)
         before = stage.context.values()
@@ -117,19 +117,19 @@ async def _one(stage: Stage, way: Way, join: str, room: asyncio.Semaphore) -> di
         if ran.value is None:
             row |= {"status": "fail", "score": 0, "notes": "", "failure_reason": f"{ran.error}"}
         else:
-            row |= _told(stage, way, before, ran.value)
+            row |= _branch_row(stage, way, before, ran.value)
         said = {"branch": way.id, "index": way.place, "success": _good(row), "duration": stage.config.clock() - started}
         await stage.emit("parallel_branch_completed", **said)
         return row
 
 
-def _told(stage: Stage, way: Way, before: Mapping[str, Any], state: RunState) -> dict[str, Any]:
+def _branch_row(stage: Stage, way: Branch, before: Mapping[str, Any], state: RunState) -> dict[str, Any]:
     """What is told of a branch that ran."""
     last = state.last if state.current_node != stage.node.name else None
     status = "fail" if state.status == "fail" else last.status.value if last else "success"
     new = {key: value for key, value in state.context.items() if before.get(key) is not value}
     updates = {
-        key: _bounded(stage, way, key, value) for key, value in sorted(new.items()) if not key.startswith(UNTOLD)
+        key: _limit_size(stage, way, key, value) for key, value in sorted(new.items()) if not key.startswith(UNREPORTED)
     }
     score = state.context.get("score", 0)
     return {
@@ -142,7 +142,7 @@ def _told(stage: Stage, way: Way, before: Mapping[str, Any], state: RunState) ->
     }
 
 
-def _bounded(stage: Stage, way: Way, key: str, value: Any) -> Any:
+def _limit_size(stage: Stage, way: Branch, key: str, value: Any) -> Any:
     if len(json.dumps(value)) <= LARGEST:
         return value
     return stage.keep(artifact_id(way.id, key), value)
@@ -152,7 +152,7 @@ def _good(row: Mapping[str, Any]) -> bool:
     return row["status"] in ("success", "partial_success")
 
 
-def joined(policy: str, rows: Sequence[Mapping[str, Any]], stage: Stage) -> StageStatus:
+def join_status(policy: str, rows: Sequence[Mapping[str, Any]], stage: Stage) -> StageStatus:
     """How a parallel stage went, given how its branches did."""
     if stage.node.text("error_policy") == "ignore":
         rows = [row for row in rows if row["status"] != "fail"]
@@ -163,10 +163,10 @@ def joined(policy: str, rows: Sequence[Mapping[str, Any]], stage: Stage) -> Stag
         return StageStatus.PARTIAL_SUCCESS if bad else StageStatus.SUCCESS
     if policy == "all_success":
         return StageStatus.FAIL if bad else StageStatus.SUCCESS
-    return StageStatus.SUCCESS if good >= needed(policy, len(rows), stage) else StageStatus.FAIL
+    return StageStatus.SUCCESS if good >= required_successes(policy, len(rows), stage) else StageStatus.FAIL
 
 
-def needed(policy: str, count: int, stage: Stage) -> int:
+def required_successes(policy: str, count: int, stage: Stage) -> int:
     """How many branches have to succeed."""
     node = stage.node
     if policy in ("any_success", "first_success"):

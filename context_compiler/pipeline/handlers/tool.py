@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from context_compiler.pipeline.outcome import Outcome, StageStatus, failed
+from context_compiler.pipeline.outcome import Outcome, StageStatus, failure
 from context_compiler.pipeline.shell import last_line, run_shell
 from context_compiler.pipeline.stage import Stage
 
@@ -35,13 +35,13 @@ class ToolHandler:
         """Run the command in the working folder, for at most the stage's `timeout`."""
         command = stage.node.text("tool_command")
         if not command:
-            return failed("no tool_command")
+            return failure("no tool_command")
         try:
-            command, values = filled(command, stage)
+            command, values = substitute(command, stage)
         except KeyError as error:
-            return failed(f"tool_command: ${{{error.args[0]}}} is not allowed in a command, or not set")
+            return failure(f"tool_command: ${{{error.args[0]}}} is not allowed in a command, or not set")
         except ValueError as error:
-            return failed(f"tool_command: {error}")
+            return failure(f"tool_command: {error}")
         where = stage.node.text("workdir") or stage.config.workdir
         ran = await run_shell(command, where=Path(where) if where else None, limit=stage.node.timeout, env=values)
         code, out, err = ran.code, ran.out, ran.err
@@ -53,7 +53,7 @@ class ToolHandler:
         if code == 0:
             return Outcome(context_updates=updates, notes=last_line(out))
         if code is None:
-            return failed(f"timed out after {stage.node.timeout:g} s", updates=updates)
+            return failure(f"timed out after {stage.node.timeout:g} s", updates=updates)
         return Outcome(
             status=StageStatus.FAIL,
             failure_reason=f"exit code {code}: {ran.last}".rstrip(": "),
@@ -61,7 +61,7 @@ class ToolHandler:
         )
 
 
-def filled(command: str, stage: Stage) -> tuple[str, dict[str, str]]:
+def substitute(command: str, stage: Stage) -> tuple[str, dict[str, str]]:
     """A command in which a variable stands for `$goal` and each allowed `${key}`, and the values of the variables.
 
     The shell puts the values in, so it never reads them as part of the command, whatever is in them and whatever
@@ -83,7 +83,7 @@ def filled(command: str, stage: Stage) -> tuple[str, dict[str, str]]:
             name = f"FILLED_{len(values) + 1}"
             values[name] = _value(found["key"], stage).replace("\0", "")
             places = [*begun, *([] if inside in _FILLED else [found.start()])]
-            sums = _reckoned(sign, values[name], command, places)
+            sums = _in_arithmetic(sign, values[name], command, places)
             sign = ("${%s}" if sums else _FILLED.get(inside, '"${%s}"')) % name
         elif sign == (")" if inside == "(" else inside):
             around.pop()
@@ -95,7 +95,7 @@ def filled(command: str, stage: Stage) -> tuple[str, dict[str, str]]:
     return written + command[at:], values
 
 
-def _reckoned(sign: str, value: str, command: str, places: Sequence[int]) -> bool:
+def _in_arithmetic(sign: str, value: str, command: str, places: Sequence[int]) -> bool:
     """Whether a shell reckons with a value; its word, and all that is around it, begins at `places`.
 
     Raises:

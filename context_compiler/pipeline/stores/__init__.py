@@ -96,7 +96,7 @@ class RunStore(Protocol):
         ...
 
 
-def progressed(info: RunInfo, state: RunState, at: str) -> RunInfo:
+def update_info(info: RunInfo, state: RunState, at: str) -> RunInfo:
     """What is known of a run once a state of it was saved."""
     return RunInfo(
         run_id=info.run_id,
@@ -153,7 +153,7 @@ class MemoryRuns:
         root = state.lineage.root_run_id
         events, info = self._events.get(root), self._infos[root]
         self._states[root] = state
-        self._infos[root] = progressed(info, state, events[-1].at if events else info.updated_at)
+        self._infos[root] = update_info(info, state, events[-1].at if events else info.updated_at)
 
     async def add(self, run_id: str, event: Event) -> None:
         """Keep an event."""
@@ -184,7 +184,7 @@ def info_document(info: RunInfo) -> dict[str, Any]:
     return {name: getattr(info, name) for name in RunInfo.__dataclass_fields__}
 
 
-def info_of(data: Mapping[str, Any]) -> RunInfo:
+def parse_info(data: Mapping[str, Any]) -> RunInfo:
     """What is known of a run, from plain data; fields of a newer version are passed over.
 
     Raises:
@@ -236,6 +236,6 @@ OnEvent = Callable[[Event], Any]
 """Hears every event; may be async."""
 
 
-def event_of(data: Mapping[str, Any]) -> Event:
+def parse_event(data: Mapping[str, Any]) -> Event:
     """An event from plain data."""
     return Event(**data)

@@ -14,10 +14,18 @@ from context_compiler.errors import PipelineError
 from context_compiler.ids import text_hash
 from context_compiler.pipeline.artifacts import write_atomically
 from context_compiler.pipeline.checkpoint import read_checkpoint, write_checkpoint
-from context_compiler.pipeline.lock import owned
+from context_compiler.pipeline.lock import own_run
 from context_compiler.pipeline.stage import folder_name
 from context_compiler.pipeline.state import RunState
-from context_compiler.pipeline.stores import Event, RunInfo, event_of, info_document, info_of, newest_first, progressed
+from context_compiler.pipeline.stores import (
+    Event,
+    RunInfo,
+    info_document,
+    newest_first,
+    parse_event,
+    parse_info,
+    update_info,
+)
 
 MANIFEST, EVENTS, GRAPH, NORMAL, LOCK = "manifest.json", "events.jsonl", "graph.dot", "graph.normal.dot", ".lock"
 
@@ -47,7 +55,7 @@ class FileRuns:
     @asynccontextmanager
     async def own(self, run_id: str) -> AsyncGenerator[None]:
         """Be the only one to go on with a run."""
-        with owned(self.folder(run_id) / LOCK, run_id):
+        with own_run(self.folder(run_id) / LOCK, run_id):
             yield
 
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
@@ -67,8 +75,8 @@ class FileRuns:
         """Keep an event."""
         path = self.folder(run_id) / EVENTS
         try:
-            cut = run_id not in self._added and _ends_within_a_line(path)
-            with open(path, "a", encoding="utf-8", opener=_for_its_owner) as file:
+            cut = run_id not in self._added and _has_partial_line(path)
+            with open(path, "a", encoding="utf-8", opener=_open_private) as file:
                 file.write("\n" * cut + json.dumps(event.document()) + "\n")
             self._added.add(run_id)
         except OSError as error:
@@ -109,14 +117,14 @@ class FileRuns:
     def _info(self, manifest: Path) -> RunInfo:
         try:
             data: Any = json.loads(manifest.read_bytes())
-            info = info_of(data)
+            info = parse_info(data)
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise PipelineError(f"{manifest}: it cannot be read: {error}") from error
         state = read_checkpoint(manifest.parent)
         if state is None:
             return info
         when = (manifest.parent / "checkpoint.json").stat().st_mtime
-        return progressed(info, state, datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds"))
+        return update_info(info, state, datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds"))
 
     def _write(self, path: Path, text: str) -> None:
         try:
@@ -125,7 +133,7 @@ class FileRuns:
             raise PipelineError(f"{path}: {error.strerror or error}; give a folder that may be written") from error
 
 
-def _for_its_owner(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     """Open a file that, where it is made, nobody else may read."""
     return os.open(path, flags, 0o600)
 
@@ -141,13 +149,13 @@ def _text(path: Path) -> str | None:
 def _event(line: bytes) -> Event | None:
     """The event of a line; None: the line is no whole event."""
     try:
-        event = event_of(json.loads(line))
+        event = parse_event(json.loads(line))
     except (ValueError, TypeError, RecursionError):
         return None
     return event if type(event.sequence) is int else None
 
 
-def _ends_within_a_line(path: Path) -> bool:
+def _has_partial_line(path: Path) -> bool:
     """Whether a crash, or a full disk, left the beginning of a line at the end of a file."""
     if not path.exists() or not path.stat().st_size:
         return False

@@ -17,10 +17,18 @@ from typing import Any, TypeVar
 
 from context_compiler.errors import PipelineError
 from context_compiler.paths import made
-from context_compiler.pipeline.checkpoint import changes, gathered, state_of
-from context_compiler.pipeline.lock import owned
+from context_compiler.pipeline.checkpoint import assemble, parse_checkpoint, state_changes
+from context_compiler.pipeline.lock import own_run
 from context_compiler.pipeline.state import RunState
-from context_compiler.pipeline.stores import Event, RunInfo, event_of, info_document, info_of, newest_first, progressed
+from context_compiler.pipeline.stores import (
+    Event,
+    RunInfo,
+    info_document,
+    newest_first,
+    parse_event,
+    parse_info,
+    update_info,
+)
 from context_compiler.record.schema import transaction
 
 T = TypeVar("T")
@@ -53,7 +61,7 @@ class SQLiteRuns:
     async def own(self, run_id: str) -> AsyncGenerator[None]:
         """Be the only one to go on with a run."""
         mark = blake2b(run_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        with owned(self.path.with_name(f"{self.path.name}-{mark}.lock"), run_id):
+        with own_run(self.path.with_name(f"{self.path.name}-{mark}.lock"), run_id):
             self._saved.pop(run_id, None)
             try:
                 yield
@@ -84,23 +92,23 @@ class SQLiteRuns:
             return None
         where = f"{self.path}, run {run_id!r}"
         try:
-            found = gathered((section, name, json.loads(body)) for section, name, body in rows)
+            found = assemble((section, name, json.loads(body)) for section, name, body in rows)
         except (ValueError, RecursionError, LookupError, TypeError) as error:
             raise PipelineError(f"{where}: the checkpoint is damaged ({error}); it cannot be resumed from") from error
-        return state_of(found, where=where)
+        return parse_checkpoint(found, where=where)
 
     async def events(self, run_id: str, after: int = 0) -> list[Event]:
         """Events in their order."""
         query = "SELECT body FROM events WHERE run = ? AND sequence > ? ORDER BY sequence"
         rows: Sequence[Any] = await self._run(lambda db: db.execute(query, (run_id, after)).fetchall())
-        return [self._whole(event_of, body) for (body,) in rows]
+        return [self._parse(parse_event, body) for (body,) in rows]
 
     async def runs(self) -> list[RunInfo]:
         """Every run, the one begun last first."""
         rows: Sequence[Any] = await self._run(lambda db: db.execute("SELECT info FROM runs").fetchall())
-        return newest_first([self._whole(info_of, body) for (body,) in rows])
+        return newest_first([self._parse(parse_info, body) for (body,) in rows])
 
-    def _whole(self, made: Callable[[Any], T], body: str) -> T:
+    def _parse(self, made: Callable[[Any], T], body: str) -> T:
         try:
             return made(json.loads(body))
         except (ValueError, TypeError, RecursionError) as error:
@@ -122,37 +130,37 @@ class SQLiteRuns:
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         # On a thread, because another process may be writing; whoever is cancelled waits for it, because nothing may
         # be written once the run is somebody else's, or the file closed.
-        working = asyncio.create_task(asyncio.to_thread(self._performed, work))
+        working = asyncio.create_task(asyncio.to_thread(self._call, work))
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:
             await asyncio.gather(working, return_exceptions=True)
             raise
 
-    def _performed(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock:
             try:
                 if self._db is None:
-                    self._db = _opened(self.path, self._timeout)
+                    self._db = _open(self.path, self._timeout)
                 with transaction(self._db):
                     return work(self._db)
             except (sqlite3.Error, OSError) as error:
                 raise PipelineError(f"{self.path}: {error}; what was saved before is intact") from error
 
 
-def _opened(path: Path, timeout: float) -> sqlite3.Connection:
+def _open(path: Path, timeout: float) -> sqlite3.Connection:
     made(path.parent)
     with suppress(FileExistsError):  # nobody else may read it; SQLite gives its -wal and -shm the same mode
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
     with ExitStack() as undo:
         undo.callback(db.close)
-        _prepared(db, path)
+        _prepare(db, path)
         undo.pop_all()
     return db
 
 
-def _prepared(db: sqlite3.Connection, path: Path) -> None:
+def _prepare(db: sqlite3.Connection, path: Path) -> None:
     owner, version = db.execute("PRAGMA application_id").fetchone()[0], db.execute("PRAGMA user_version").fetchone()[0]
     there = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if there and owner != APPLICATION_ID:
@@ -181,7 +189,7 @@ def _save(db: sqlite3.Connection, *, state: RunState, former: RunState | None) -
     root = state.lineage.root_run_id
     if former is None:
         db.execute("DELETE FROM cells WHERE run = ?", (root,))
-    gone, new = changes(former, state)
+    gone, new = state_changes(former, state)
     db.executemany("DELETE FROM cells WHERE run = ? AND section = ? AND name = ?", [(root, *one) for one in gone])
     rows = [(root, *cell[:2], json.dumps(cell[2])) for cell in new]
     db.executemany("INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?)", rows)
@@ -189,5 +197,5 @@ def _save(db: sqlite3.Connection, *, state: RunState, former: RunState | None) -
     if row is None:
         raise PipelineError(f"there is no run {root!r} to save a state of")
     at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    info = progressed(info_of(json.loads(row[0])), state, at)
+    info = update_info(parse_info(json.loads(row[0])), state, at)
     db.execute("UPDATE runs SET info = ? WHERE run = ?", (json.dumps(info_document(info)), root))
