@@ -1,4 +1,4 @@
-"""What is too large for the context: kept under an id, in memory when small and in a file when not.
+"""Data too large for the context, stored under an id: small artifacts in memory, large ones in files.
 
 A reference `artifact://id` stays the same wherever the bytes are.
 """
@@ -31,24 +31,24 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactInfo:
-    """What is known of an artifact without reading it."""
+    """Metadata of an artifact."""
 
     id: str
     name: str
     size_bytes: int
-    """Of its JSON."""
+    """Of the JSON."""
     stored_at: str
     """ISO 8601, UTC."""
     is_file_backed: bool
 
     @property
     def reference(self) -> str:
-        """What stands for it in the context."""
+        """The value that refers to it from the context."""
         return f"{PREFIX}{self.id}"
 
 
 def artifact_id(*parts: object) -> str:
-    """An id from any texts: they themselves where they can be one, else with a mark that keeps it apart from others."""
+    """Join texts into an id; a hash keeps it unique where characters had to be replaced."""
     said = [str(part) for part in parts]
     plain_id = ".".join(said)
     if _ID.fullmatch(plain_id) and not any("." in part for part in said[:-1]):
@@ -58,10 +58,10 @@ def artifact_id(*parts: object) -> str:
 
 
 def write_atomically(path: Path, body: bytes, *, durable: bool = False) -> None:
-    """Write a file whole or not at all; `durable` waits for the disk.
+    """Write a file completely or not at all; `durable` waits for the disk.
 
     Raises:
-        OSError: it could not be written; what was there before is as it was.
+        OSError: the file could not be written; its former content is intact.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
@@ -78,13 +78,13 @@ def write_atomically(path: Path, body: bytes, *, durable: bool = False) -> None:
 
 
 class ArtifactStore:
-    """Artifacts of one run; safe to use from several threads.
+    """Artifacts of one run; thread-safe.
 
-    Every method raises `PipelineError` for an id that is none; reading and removing also for an unknown one.
+    Every method raises `PipelineError` for an invalid id; `retrieve`, `info` and `remove` also for an unknown one.
 
     Args:
-        base_dir: Artifacts above the threshold are files in its `artifacts/`; None keeps everything in memory.
-        threshold: Bytes of JSON that still stay in memory; 0 is the usual 100 KiB.
+        base_dir: Artifacts above the threshold are files in its `artifacts/`; None keeps all of them in memory.
+        threshold: Size in bytes of JSON up to which an artifact stays in memory; 0 means 100 KiB.
     """
 
     def __init__(self, base_dir: str | Path | None = None, threshold: int = THRESHOLD) -> None:
@@ -96,10 +96,10 @@ class ArtifactStore:
         self._scan()
 
     def store(self, id: str, name: str, data: Any) -> ArtifactInfo:
-        """Keep data under an id, in place of what was there.
+        """Store data under an id, replacing what was there.
 
         Raises:
-            PipelineError: the name is blank, the data is no JSON, or the file cannot be written.
+            PipelineError: the name is blank, the data is not JSON, or the file cannot be written.
         """
         _check_id(id)
         if not name.strip():
@@ -123,29 +123,29 @@ class ArtifactStore:
         return info
 
     def retrieve(self, reference: str) -> Any:
-        """The data of an artifact, by its id or its reference; not to be changed."""
+        """Data of an artifact, by id or reference. Do not modify it."""
         id = _id_of(reference)
         with self._lock:
             info = self._known(id)
             return (self._read(id) if info.is_file_backed else self._memory[id])["data"]
 
     def info(self, reference: str) -> ArtifactInfo:
-        """What is known of an artifact."""
+        """Metadata of an artifact."""
         with self._lock:
             return self._known(_id_of(reference))
 
     def has(self, reference: str) -> bool:
-        """Whether there is one."""
+        """True if the artifact exists."""
         with self._lock:
             return _id_of(reference) in self._infos
 
     def list(self) -> list[ArtifactInfo]:
-        """Every artifact, by id."""
+        """All artifacts, sorted by id."""
         with self._lock:
             return [self._infos[id] for id in sorted(self._infos)]
 
     def remove(self, reference: str) -> None:
-        """Forget an artifact and remove its file."""
+        """Delete an artifact and its file."""
         id = _id_of(reference)
         with self._lock:
             self._known(id)
@@ -154,17 +154,17 @@ class ArtifactStore:
             del self._infos[id]
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Delete all artifacts."""
         for info in self.list():
             self.remove(info.id)
 
     def in_memory(self) -> dict[str, Any]:
-        """What is in memory, as plain data by id: what a checkpoint keeps. It must not be changed."""
+        """Artifacts held in memory, as plain data by id, for a checkpoint. Do not modify it."""
         with self._lock:
             return dict(self._memory)
 
     def restore(self, held: Mapping[str, Any]) -> None:
-        """Have again what `held` gave."""
+        """Load what `in_memory` returned."""
         with self._lock:
             for id, entry in held.items():
                 if "data" not in entry:
@@ -202,7 +202,7 @@ class ArtifactStore:
             self._path(id).unlink(missing_ok=True)
 
     def _scan(self) -> None:
-        """Know the files that an earlier process left."""
+        """Register the files that an earlier process left."""
         for path in sorted(self._folder.glob("*.json")) if self._folder and self._folder.is_dir() else ():
             if _ID.fullmatch(path.stem):
                 self._infos[path.stem] = _info(path.stem, self._read(path.stem), in_file=True)

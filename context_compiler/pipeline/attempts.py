@@ -1,6 +1,6 @@
-"""A stage ends in an outcome, whatever its handler does: it may raise, hang, be cancelled, or return nonsense.
+"""Runs a handler until it has an outcome: it may raise, hang, be cancelled, or return nonsense.
 
-Only the cancellation of the run itself passes through.
+Only the cancellation of the run itself propagates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXCERPT = 2_000
 
 
 async def run_attempts(handler: HandlerLike, stage: Stage) -> tuple[Outcome, int]:
-    """Run a stage, again where that may help; its outcome, and how often it was tried again."""
+    """Run a stage, with retries; its outcome and the number of retries."""
     has = traits(handler)
     most = max_attempts(stage.node, stage.graph) if has.retries else 1
     pauses = backoff_of(stage.node, stage.config.backoff)
@@ -55,7 +55,7 @@ def _exhausted(stage: Stage, outcome: Outcome) -> Outcome:
 
 
 async def _attempt_once(handler: HandlerLike, stage: Stage, *, limit: float | None) -> tuple[Outcome, bool]:
-    """One attempt, and whether what it raised may not come again."""
+    """One attempt: its outcome, and True if the error was transient."""
     stage.clear_status()
     patience = asyncio.timeout(limit)
     try:
@@ -83,7 +83,7 @@ async def _call(handler: HandlerLike, stage: Stage) -> Any:
 
 
 def outcome_from(answer: object, stage: Stage) -> Outcome:
-    """What an answer of a handler means; nonsense is a failure that says so."""
+    """Convert the result of a handler to an outcome; anything unusable becomes a failure."""
     if isinstance(answer, Outcome):
         return answer
     if isinstance(answer, str):
@@ -101,7 +101,7 @@ def outcome_from(answer: object, stage: Stage) -> Outcome:
 
 
 def read_status(stage: Stage) -> Outcome | None:
-    """The outcome that a stage's own work left in its folder; None: it left none."""
+    """The outcome that the stage's own work wrote to its folder; None if there is none."""
     path = stage.folder / STATUS_FILE if stage.folder is not None else None
     if path is None or not path.is_file():
         return None

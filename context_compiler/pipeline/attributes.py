@@ -1,6 +1,6 @@
-"""Attributes are read by what they mean, not by how they were written: `"3"` is a number where a number is meant.
+"""Typed access to attributes: `"3"` is a number where a number is expected, quoted or not.
 
-Nothing here raises. What cannot be read as its type counts as not set, and the lint says so.
+Nothing here raises. A value that cannot be converted counts as not set, and the lint reports it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 Value: TypeAlias = str | int | float | bool
-"""What an attribute can hold. A duration is the text it was written as, such as `900s`."""
+"""Value of an attribute. A duration stays text, such as `900s`."""
 
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-"""Seconds in a unit of a duration."""
+"""Seconds per unit of a duration."""
 
 _DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(ms|s|m|h|d)?")
 _WHOLE = re.compile(r"[+-]?\d{1,15}")
@@ -27,20 +27,20 @@ FALSE = frozenset({"false", "no", "off", "0"})
 
 
 def as_text(value: Value | None) -> str:
-    """A value as DOT writes it; nothing is the empty text."""
+    """A value as DOT writes it; empty for None."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else str(value)
 
 
 def as_flag(value: Value | None) -> bool | None:
-    """True or false, quoted or not; None: it is neither."""
+    """True or false, quoted or not; None for anything else."""
     said = as_text(value).strip().lower()
     return True if said in TRUE else False if said in FALSE else None
 
 
 def as_whole(value: Value | None) -> int | None:
-    """A whole number, quoted or not; None: it is none."""
+    """A whole number, quoted or not; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, float):
@@ -50,7 +50,7 @@ def as_whole(value: Value | None) -> int | None:
 
 
 def as_number(value: Value | None) -> float | None:
-    """A number, quoted or not; None: it is none."""
+    """A number, quoted or not; None for anything else."""
     if isinstance(value, bool):
         return None
     said = as_text(value).strip()
@@ -58,7 +58,7 @@ def as_number(value: Value | None) -> float | None:
 
 
 def as_seconds(value: Value | None) -> float | None:
-    """A duration in seconds: `900s`, `15m`, `250ms`; a bare number is seconds. None: it is no duration."""
+    """Seconds of a duration: `900s`, `15m`, `250ms`, or a bare number of seconds; None for anything else."""
     if isinstance(value, bool):
         return None
     found = _DURATION.fullmatch(as_text(value).strip())
@@ -68,7 +68,7 @@ def as_seconds(value: Value | None) -> float | None:
 READERS = MappingProxyType(
     {"text": as_text, "flag": as_flag, "whole": as_whole, "number": as_number, "duration": as_seconds}
 )
-"""How a type of attribute is read."""
+"""Converters by attribute type."""
 
 GRAPH_ATTRIBUTES = MappingProxyType(
     {
@@ -82,7 +82,7 @@ GRAPH_ATTRIBUTES = MappingProxyType(
         "strict_failure_edges": "flag",
     }
 )
-"""What a graph can say, and as what it is read."""
+"""Attributes of a graph and their types."""
 
 NODE_ATTRIBUTES = MappingProxyType(
     {
@@ -100,7 +100,7 @@ NODE_ATTRIBUTES = MappingProxyType(
         **dict.fromkeys(("timeout", "manager.poll_interval", "human.timeout"), "duration"),
     }
 )
-"""What a node can say, and as what it is read."""
+"""Attributes of a node and their types."""
 
 EDGE_ATTRIBUTES = MappingProxyType(
     {
@@ -109,7 +109,7 @@ EDGE_ATTRIBUTES = MappingProxyType(
         "loop_restart": "flag",
     }
 )
-"""What an edge can say, and as what it is read."""
+"""Attributes of an edge and their types."""
 
 GRAPH_SPELLINGS = MappingProxyType(
     {
@@ -118,7 +118,7 @@ GRAPH_SPELLINGS = MappingProxyType(
         "default_thread_id": ("thread_id", "default_thread", "context_thread_default"),
     }
 )
-"""Other spellings of what a graph says, old ones and those of other engines; the first that is set counts."""
+"""Other spellings of graph attributes, old ones and those of other engines; the first that is set counts."""
 
 NODE_SPELLINGS = MappingProxyType(
     {
@@ -132,7 +132,7 @@ NODE_SPELLINGS = MappingProxyType(
         "manager.actions": ("manager_actions",),
     }
 )
-"""The same for a node."""
+"""Other spellings of node attributes."""
 
 DRAWING = frozenset(
     "bgcolor center charset clusterrank color colorscheme comment compound concentrate constraint dir dpi edgetooltip "
@@ -143,22 +143,22 @@ DRAWING = frozenset(
     "style stylesheet taillabel tailport target tooltip truecolor URL href viewport width xlabel arrowhead arrowtail "
     "arrowsize decorate".split()
 )
-"""What only a drawing asks for: known, and without meaning here."""
+"""Attributes that only affect a drawing: known, and ignored here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attributed:
-    """Something with attributes; each is read by its type, under any of its spellings, and never raises."""
+    """Something with attributes, read by type under any of their spellings; reading never raises."""
 
     attrs: Mapping[str, Value] = field(default_factory=dict[str, Value], hash=False)
-    """As written: explicit ones, and what a block of defaults gave."""
+    """As written: explicit values merged over defaults."""
 
     def spellings(self, name: str) -> tuple[str, ...]:
-        """Other names under which this kind of thing knows `name`."""
+        """Other spellings of `name` for this kind of thing."""
         return ()
 
     def raw(self, name: str) -> Value | None:
-        """The value as it was written; None: it is not set, or blank."""
+        """The value as written; None if it is not set, or blank."""
         value = self.attrs.get(name)
         if value is not None and value != "" and not (isinstance(value, str) and value.isspace()):
             return value
@@ -179,14 +179,14 @@ class Attributed:
         return default if value is None else value
 
     def whole(self, name: str) -> int | None:
-        """The value as a whole number; None: it is not set, or none."""
+        """The value as a whole number; None if it is not set, or not one."""
         return as_whole(self.raw(name))
 
     def number(self, name: str) -> float | None:
-        """The value as a number; None: it is not set, or none."""
+        """The value as a number; None if it is not set, or not one."""
         value = as_number(self.raw(name))
         return value if value is not None and math.isfinite(value) else None
 
     def seconds(self, name: str) -> float | None:
-        """The value as a duration in seconds, a bare number being seconds; None: it is not set, or none."""
+        """The value as seconds, a bare number being seconds; None if it is not set, or not a duration."""
         return as_seconds(self.raw(name))

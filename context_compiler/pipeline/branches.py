@@ -1,6 +1,6 @@
-"""A branch of a parallel stage that has ended is kept, so that a run that is taken up does not run it again.
+"""Results of finished branches, saved while their parallel stage still runs: a resumed run does not repeat them.
 
-Kept is what it changed, not what it was given: that is in the state of the run already.
+Only what a branch changed is saved; its input is part of the run's state already.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MISSING = object()
 
 
 class Branches:
-    """The branches that have ended within the stage that runs now, by place; those inside each other too."""
+    """Finished branches of the stage that is running, by place, nested ones included."""
 
     def __init__(self, save: Callable[[RunState], Awaitable[None]]) -> None:
         self._save = save
@@ -34,13 +34,13 @@ class Branches:
         self._ended: dict[str, Any] = {}
 
     def begin(self, state: RunState, artifacts: ArtifactStore) -> None:
-        """A stage begins; `state` is that of the run before it, and may know of branches that ended before a stop."""
+        """Start a stage; `state` is the run before it, and holds branches that finished before an interruption."""
         self._state, self._artifacts, self._ended = state, artifacts, dict(state.branches)
 
     def find(self, place: str, before: RunState) -> RunState | None:
-        """How the branch at a place ended, if it did; `before` is the state that it began with.
+        """Final state of a finished branch, given the state it started with; None if it has not finished.
 
-        What was kept of it in vain, because it cannot be read, is as if it were not there.
+        A damaged entry counts as missing.
         """
         found = self._ended.get(place)
         try:
@@ -50,7 +50,7 @@ class Branches:
             return None
 
     async def record(self, place: str, before: RunState, after: RunState) -> None:
-        """Save how a branch ended. Where that fails the branch has ended all the same; the next checkpoint decides."""
+        """Save how a branch ended. If that fails the run goes on, and the next checkpoint decides."""
         self._ended[place] = _changes(before, after)
         async with self._lock:
             state = self._state
@@ -63,7 +63,7 @@ class Branches:
 
 
 def _changes(before: RunState, after: RunState) -> dict[str, Any]:
-    """What a branch changed, as plain data."""
+    """Changes made by a branch, as plain data."""
     given, now = before.context, after.context
     return {
         "next_node": after.next_node,
@@ -89,7 +89,7 @@ def _changes(before: RunState, after: RunState) -> dict[str, Any]:
 
 
 def _restore(before: RunState, found: Mapping[str, Any]) -> RunState:
-    """The state after a branch; what it did not change are the same objects as in the state before it."""
+    """The state after a branch; everything unchanged is shared with the state before it."""
     kept = {key: value for key, value in before.context.items() if key not in found["gone"]}
     return replace(
         before,
@@ -112,16 +112,16 @@ def _restore(before: RunState, found: Mapping[str, Any]) -> RunState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchResult:
-    """A branch of a parallel stage that came to its end."""
+    """A finished branch of a parallel stage."""
 
     place: int
-    """The place of its edge in the graph's edges."""
+    """Index of its edge in the graph's edges."""
     before: RunState
     after: RunState
 
 
 def merge_branches(state: RunState, context: ContextStore, branches: Sequence[BranchResult]) -> RunState:
-    """The state with what stages in branches did, in the order of the branches' edges; their contexts stay theirs."""
+    """Merge the progress of branches into a state, in the order of their edges; their contexts stay separate."""
     for one in sorted(branches, key=lambda one: one.place):
         before, after = one.before, one.after
         for entry in after.logs[len(before.logs) :]:

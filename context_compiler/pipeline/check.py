@@ -1,6 +1,6 @@
-"""A graph is checked before it is run: every rule is a function from a graph to what it finds.
+"""Validation of graphs: each rule is a function from a graph to its findings.
 
-An error keeps a graph from being run; a warning says what will probably go wrong; an info what may surprise.
+An error prevents a run, a warning marks a probable mistake, an info something that may surprise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RULES: tuple[Rule, ...] = (*STRUCTURE, *CONTENT, *ADVICE, directives_known)
 
 
 def type_known(graph: Graph, handlers: Collection[str] = ()) -> Iterator[Diagnostic]:
-    """A type names a handler that there is."""
+    """A `type` names a known handler."""
     for node in graph.nodes.values():
         if node.type and node.type not in HANDLERS.values() and node.type not in handlers:
             fix = f"use one of {', '.join(HANDLERS.values())}, or register a handler of that name"
@@ -30,12 +30,12 @@ def type_known(graph: Graph, handlers: Collection[str] = ()) -> Iterator[Diagnos
 def validate(
     graph: Graph, extra_rules: Iterable[Rule] = (), *, handlers: Collection[str] = ()
 ) -> tuple[Diagnostic, ...]:
-    """Everything that is to be said about a graph, errors first, each kind in the order of the rules.
+    """All findings about a graph, errors first, then in the order of the rules.
 
     Args:
-        graph: The graph; what reading it had to forgive is part of the answer.
+        graph: The graph; findings of the parser are included.
         extra_rules: Rules of your own.
-        handlers: Types of stages that are registered beyond the built-in ones.
+        handlers: Registered handler types beyond the built-in ones.
     """
     found = list(graph.diagnostics)
     for rule in (*RULES, partial(type_known, handlers=handlers), *extra_rules):
@@ -47,7 +47,7 @@ def validate(
 def validate_or_raise(
     graph: Graph, extra_rules: Iterable[Rule] = (), *, handlers: Collection[str] = ()
 ) -> tuple[Diagnostic, ...]:
-    """The same, for a graph that is about to be run.
+    """Validate a graph before it runs; all findings if none is an error.
 
     Raises:
         GraphError: it has errors; `diagnostics` holds all findings.

@@ -1,4 +1,4 @@
-"""A checkpoint is the state of a run as JSON, written whole or not at all; reading it gives the same state back."""
+"""Checkpoints: the state of a run as JSON, written atomically, read back unchanged, and compared piece by piece."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "graph_snapshot_hash": (str,),
     "edge": (int, _NONE),
 }
-"""What the fields of a document are."""
+"""Types of the fields of a document."""
 _MEMBERS: Mapping[str, type] = {
     **{"node_retries": int, "node_visits": int, "completed_nodes": str, "recheck": str},
     **{"artifacts": dict, "node_outcomes": dict, "threads": dict},
 }
-"""What those fields consist of."""
+"""Element types of those fields."""
 
 
 def head(state: RunState) -> dict[str, Any]:
-    """All of a state but what grows with a run."""
+    """The part of a state that does not grow with the run."""
     return {
         "metadata": {
             "schema_version": SCHEMA_VERSION,
@@ -69,7 +69,7 @@ def head(state: RunState) -> dict[str, Any]:
 
 
 def checkpoint_document(state: RunState) -> dict[str, Any]:
-    """The whole of a state."""
+    """The complete state as plain data."""
     outcomes = {name: outcome.document() for name, outcome in state.outcomes.items()}
     threads = {key: thread_document(thread) for key, thread in state.threads.items()}
     return {
@@ -87,10 +87,10 @@ def checkpoint_document(state: RunState) -> dict[str, Any]:
 
 
 def parse_checkpoint(found: object, *, where: str) -> RunState:
-    """The state that a document holds.
+    """Parse the state from a document.
 
     Raises:
-        PipelineError: it is no checkpoint, a damaged one, or one of a newer version.
+        PipelineError: it is not a checkpoint, is damaged, or has a newer version.
     """
     if not isinstance(found, Mapping):
         raise PipelineError(f"{where}: it is no checkpoint")
@@ -107,7 +107,7 @@ def parse_checkpoint(found: object, *, where: str) -> RunState:
 
 
 def _state(data: Mapping[str, Any]) -> RunState:
-    """A state from its document; fields of the wrong kind raise one of the errors that `state_of` names."""
+    """Build the state; fields of the wrong type raise one of the errors that `parse_checkpoint` catches."""
     _check_types(data)
     restart = data["pending_restart"]
     return RunState(
@@ -137,10 +137,10 @@ def _state(data: Mapping[str, Any]) -> RunState:
 
 
 def _check_types(data: Mapping[str, Any]) -> None:
-    """Nothing, if every field is of its kind.
+    """Check the type of every field.
 
     Raises:
-        ValueError: one is not.
+        ValueError: a field has the wrong type.
     """
     wrong = {name for name, kinds in _KINDS.items() if type(data[name]) not in kinds}
     wrong |= {"how"} if data["how"] not in HOWS else set()
@@ -169,7 +169,7 @@ def parse_thread(data: Mapping[str, Any]) -> Thread:
 
 
 def write_checkpoint(folder: Path, state: RunState) -> None:
-    """Write a state to a folder; a crash, or a full disk, leaves the checkpoint before it.
+    """Write a state to a folder; after a crash or on a full disk the former checkpoint remains.
 
     Raises:
         PipelineError: it could not be written.
@@ -182,7 +182,7 @@ def write_checkpoint(folder: Path, state: RunState) -> None:
 
 
 def read_checkpoint(folder: Path) -> RunState | None:
-    """The state that a folder holds; None: there is none.
+    """Read the state from a folder; None if there is none.
 
     Raises:
         PipelineError: it cannot be read.
@@ -206,7 +206,7 @@ def _ref(hash: str | None) -> str | None:
 Name: TypeAlias = tuple[str, str]
 """A section, and a name in it."""
 Cell: TypeAlias = tuple[str, str, Any]
-"""The same, and plain data."""
+"""Section, name, plain data."""
 
 HEAD = "head"
 MAPPINGS = {
@@ -217,15 +217,15 @@ MAPPINGS = {
     "artifacts": "artifacts",
     "branches": "branches",
 }
-"""Sections that are mappings, and the fields they come from."""
+"""Sections that are mappings, by the state field they come from."""
 UNTRACKED = ("artifacts", "branches")
-"""Mappings of which no stage tells what it touched."""
+"""Mappings whose changes are not tracked by stages."""
 SEQUENCES = {"completed_nodes": "completed", "logs": "logs"}
 THREADS, MARKS = "threads", "marks"
 
 
 def state_changes(former: RunState | None, state: RunState) -> tuple[list[Name], list[Cell]]:
-    """The pieces that are gone, and those that are new or other; all of them when there is no former state."""
+    """Cells deleted and cells added or changed between two states; all cells if there is no former one."""
     gone: list[Name] = []
     new: list[Cell] = [(HEAD, "", head(state))]
     names, keys = _changed_names(former, state)
@@ -244,7 +244,7 @@ def state_changes(former: RunState | None, state: RunState) -> tuple[list[Name],
 
 
 def _changed_names(former: RunState | None, state: RunState) -> tuple[Collection[str] | None, Collection[str] | None]:
-    """Names of stages and keys that may be other, as the last stage tells if no state between is missing; None: any."""
+    """Names of stages and context keys that may have changed, as tracked by the last stage; None means any."""
     touched = state.changes
     if former is None or touched is None or former.lineage != state.lineage or former.sequence < touched.since:
         return None, None
@@ -287,7 +287,7 @@ def _number(at: int) -> str:
 
 
 def assemble(cells: Iterable[Cell]) -> dict[str, Any]:
-    """The document of a state from its pieces, which come in the order of their sections and names.
+    """Assemble a document from cells sorted by section and name.
 
     Raises:
         LookupError: the head is missing.

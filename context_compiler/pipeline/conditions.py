@@ -1,7 +1,7 @@
-"""A condition is a list of comparisons that must all hold; it is read once and never executed as code.
+"""Conditions on edges: comparisons joined by `&&`, parsed once and never executed as code.
 
-`outcome=success && context.tests != "red"`: keys are looked up, compared as text, exactly. A key that is not
-there is the empty text. A clause without an operator holds when its value is neither empty nor `false`.
+`outcome=success && context.tests != "red"`: keys are looked up and compared as exact text. A missing key is the
+empty text. A clause without an operator holds if its value is neither empty nor `false`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from functools import lru_cache
 from typing import Literal
 
 LONGEST = 10_000
-"""Characters of a condition."""
+"""Maximum length of a condition, in characters."""
 
 STATUSES = {
     **{"ok": "success", "succeeded": "success", "failure": "fail", "failed": "fail", "error": "fail"},
     **{"skip": "skipped", "partialsuccess": "partial_success", "partial-success": "partial_success"},
 }
-"""Other words for a status, as other engines write them."""
+"""Synonyms of statuses, as other engines write them."""
 
 _KEY = r"[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)*"
 _CLAUSE = re.compile(
@@ -31,7 +31,7 @@ _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
 
 
 class ConditionError(ValueError):
-    """A condition cannot be read; `at` is the character where, from 0."""
+    """An invalid condition; `at` is the offset of the error, from 0."""
 
     def __init__(self, message: str, at: int) -> None:
         super().__init__(message)
@@ -44,38 +44,38 @@ class Clause:
 
     key: str
     operator: Literal["=", "!=", ""]
-    """Empty: whether there is a value at all."""
+    """Empty tests for the presence of a value."""
     value: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Clauses that must all hold; none at all always holds."""
+    """Clauses that must all hold; an empty condition always holds."""
 
     clauses: tuple[Clause, ...] = ()
     warnings: tuple[str, ...] = ()
-    """What had to be forgiven."""
+    """Tolerated deviations from the syntax."""
 
     def holds(
         self, values: Mapping[str, object], *, outcome: str = "", preferred_label: str = "", raw: str = ""
     ) -> bool:
-        """Whether every clause holds.
+        """True if every clause holds.
 
         Args:
             values: The context of the run.
-            outcome: The status of the stage that has just ended, such as `success`.
-            preferred_label: What that stage asked for.
-            raw: The word that the stage itself used for its outcome, where it is no status.
+            outcome: Status of the stage that just ended, such as `success`.
+            preferred_label: The label that stage asked for.
+            raw: The stage's own word for its outcome, where that is not a status.
         """
         return all(_holds(clause, values, outcome, preferred_label, raw) for clause in self.clauses)
 
 
 @lru_cache(maxsize=4096)
 def parse_condition(text: str) -> Condition:
-    """Read a condition; an empty one always holds.
+    """Parse a condition; an empty one always holds.
 
     Raises:
-        ConditionError: it is none.
+        ConditionError: it is invalid.
     """
     if len(text) > LONGEST:
         raise ConditionError(f"a condition has at most {LONGEST:,} characters", LONGEST)
@@ -102,7 +102,7 @@ def parse_condition(text: str) -> Condition:
 
 
 def context_value(key: str, values: Mapping[str, object]) -> str:
-    """The value of a key of the context as text; `context.x` is looked up whole first, then as `x`."""
+    """A context value as text; `context.x` is looked up as written first, then as `x`."""
     value = values.get(key)
     if value is None and key.startswith("context."):
         value = values.get(key.removeprefix("context."))
@@ -124,7 +124,7 @@ def _holds(clause: Clause, values: Mapping[str, object], outcome: str, preferred
 
 
 def status_word(word: str) -> str:
-    """The word for a status that is used here; any other word is itself."""
+    """The standard word for a status; any other word is returned as it is."""
     return STATUSES.get(word.lower(), word)
 
 

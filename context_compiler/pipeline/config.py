@@ -1,4 +1,4 @@
-"""A stage that fails in passing is tried again, after a pause that grows; what cannot succeed is not."""
+"""Configuration of a run: agents, people, limits, places, retries, and stand-ins for the outside world."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from context_compiler.pipeline.stores import OnEvent
 from context_compiler.record.store import Store
 
 Sleep = Callable[[float], Awaitable[None]]
-"""Waits for some seconds."""
+"""Waits for a number of seconds."""
 Random = Callable[[], float]
-"""A number from 0 up to 1."""
+"""A random number in [0, 1)."""
 
 TRANSIENT = (408, 425, 429)
-"""HTTP answers that may be another one next time, beside all from 500 on."""
+"""HTTP status codes worth a retry, beside all from 500 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How long to wait before each further attempt."""
+    """Pauses between attempts."""
 
     initial: float = 0.2
     """Seconds before the second attempt."""
@@ -42,7 +42,7 @@ class Backoff:
     jitter: bool = True
 
     def delay(self, attempt: int, draw: Random = random.random) -> float:
-        """Seconds to wait after the attempt of that number, from 1; with jitter from half as long to one and a half."""
+        """Seconds to wait after an attempt, counted from 1; jitter scales them by 0.5 to 1.5."""
         exponent = min(attempt - 1, 64)
         try:
             wait = min(self.initial * self.factor**exponent, self.longest)
@@ -58,11 +58,11 @@ PRESETS = {
     "linear": (3, Backoff(initial=0.5, factor=1.0)),
     "patient": (3, Backoff(initial=2.0, factor=3.0)),
 }
-"""Attempts and pauses under the names that pipelines use for them (`retry_policy`)."""
+"""Attempts and pauses by the names that pipelines use for them (`retry_policy`)."""
 
 
 def max_attempts(node: Node, graph: Graph) -> int:
-    """How often a stage may run at one visit: its `max_retries` and one, else its policy's, else the graph's."""
+    """Attempts allowed per visit: from `max_retries`, else the stage's policy, else the graph's default."""
     if node.max_retries is not None:
         return max(0, node.max_retries) + 1
     preset = PRESETS.get(node.text("retry_policy"))
@@ -70,72 +70,72 @@ def max_attempts(node: Node, graph: Graph) -> int:
 
 
 def backoff_of(node: Node, usual: Backoff) -> Backoff:
-    """The pauses of a stage."""
+    """The pauses of a stage: from its policy, else `usual`."""
     preset = PRESETS.get(node.text("retry_policy"))
     return preset[1] if preset else usual
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an exception may not come again: a provider that is busy or not reached, a connection, a time-out."""
+    """True for errors worth a retry: a busy or unreachable provider, a broken connection, a time-out."""
     if isinstance(error, ModelHTTPError):
         return error.status_code in TRANSIENT or error.status_code >= 500
     return isinstance(error, ModelAPIError | ConnectionError | TimeoutError | asyncio.IncompleteReadError)
 
 
 Agents = Agent[Any, Any] | Mapping[str, Agent[Any, Any]] | Callable[[Node], "Agent[Any, Any] | None"]
-"""One agent for all stages, one a stage (by name, class, or `*` for the rest), or a function that gives it."""
+"""One agent for all stages, agents by name, class or `*`, or a function from a stage to its agent."""
 
 Steer = Callable[[Any], "str | None"]
-"""Given the state of a child pipeline, what to tell it; None: nothing."""
+"""From the state of a child pipeline to a message for it; None sends none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """How a pipeline is run. With neither agents nor a model, agents' stages are simulated."""
+    """Configuration of a run. With neither agents nor a model, agent stages are simulated."""
 
     agents: Agents | None = None
     model: Model | str | None = None
-    """Runs the stages that name none themselves."""
+    """For stages that name no model."""
     simulate: bool = False
-    """Ask no model, whatever is given."""
+    """Never call a model."""
     deps: Any = None
-    """Given to every agent."""
+    """Passed to every agent."""
     model_settings: ModelSettings | None = None
     handlers: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Handlers by type, beside the built-in ones or instead of them."""
+    """Handlers by type; they add to or replace the built-in ones."""
     interviewer: Interviewer = field(default_factory=AutoApprove)
-    """Whom human gates ask."""
+    """Answers human gates."""
     run_id: str | None = None
-    """None makes a new one."""
+    """None generates one."""
     logs_root: str | Path | None = None
-    """The folder of the run's files; None writes none."""
+    """Folder for the run's files; None writes none."""
     runs: Any = None
-    """Where runs are kept: a `RunStore`, a `.db` file or a folder of runs; None keeps it in `logs_root` or memory."""
+    """Storage of runs: a `RunStore`, a `.db` file or a folder of runs; None means `logs_root`, else memory."""
     store: str | Path | Store | None = None
-    """Where what each stage was sent is recorded; None records in memory."""
+    """Record of what each stage was sent; None records in memory."""
     compiler: Mapping[str, Any] | None = field(default_factory=dict[str, Any])
-    """Arguments of the `ContextCompiler` of each stage; None attaches none."""
+    """Arguments of each stage's `ContextCompiler`; None attaches none."""
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Values that a run begins with."""
+    """Initial values of the context."""
     workdir: str | Path | None = None
-    """Where tools run."""
+    """Working folder of tools."""
     transforms: tuple[Callable[[Graph], Graph], ...] = ()
     """Applied in order after the stylesheet and before the check."""
     rules: tuple[Rule, ...] = ()
-    """More rules for the check."""
+    """Additional validation rules."""
     backoff: Backoff = field(default_factory=Backoff)
     retryable: Callable[[BaseException], bool] = is_transient
-    """Whether a stage that raised this may run again."""
+    """True for errors after which a stage may run again."""
     max_visits: int = 100
-    """Visits to one stage in one attempt, where it does not say itself."""
+    """Default limit of visits to one stage in one attempt."""
     max_steps: int = 100_000
     max_loop_restarts: int = 16
     strict_failure_edges: bool = False
     """A failure never takes an edge without a condition."""
     unvisited_gates: bool = False
-    """A goal gate that never ran counts as not satisfied."""
+    """A goal gate that never ran counts as unsatisfied."""
     resume_threads: Literal["degrade", "restore"] = "degrade"
-    """What a resumed run does at `full`: `summary:high` for one stage, or the conversation as it was."""
+    """Resuming at `full`: `summary:high` for one stage, or the former conversation."""
     steer: Steer | None = None
     on_event: OnEvent | None = None
     sleep: Sleep = asyncio.sleep
@@ -152,5 +152,5 @@ class RunConfig:
 
     @property
     def simulated(self) -> bool:
-        """Whether agents' stages ask no model."""
+        """True if agent stages call no model."""
         return self.simulate or (self.agents is None and self.model is None)

@@ -1,6 +1,6 @@
-"""What stages leave for each other: values under dotted keys, and an append-only log.
+"""Shared values of a run under dotted keys, and an append-only log.
 
-Values are JSON and are never changed once they are set, so a snapshot costs no copy of what is in them.
+Values are JSON and never modified once set, so a snapshot needs no copy of their content.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from threading import RLock
 from typing import Any, cast
 
 LONGEST_KEY = 256
-"""Characters of a key."""
+"""Maximum length of a key, in characters."""
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)*")
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def check_key(key: object) -> str:
-    """A key that may be used.
+    """Check a key and return it.
 
     Raises:
-        ValueError: it is empty, too long, or holds other characters than dotted names do.
+        ValueError: it is empty, too long, or not a dotted name.
     """
     if not isinstance(key, str) or len(key) > LONGEST_KEY or not _KEY.fullmatch(key):
         raise ValueError(f"{str(key)[:80]!r} is no key: give dotted names of at most {LONGEST_KEY} characters")
@@ -31,13 +31,13 @@ def check_key(key: object) -> str:
 
 
 def segment(name: str) -> str:
-    """A name as a part of a key."""
+    """A name as one segment of a key."""
     fit = _UNFIT.sub("_", name)[:100]
     return fit if fit[:1].isalpha() or fit[:1] == "_" else f"_{fit}"
 
 
 def to_json(value: Any) -> Any:
-    """A value as JSON knows it, shared with nobody.
+    """An independent copy of a value as JSON data.
 
     Raises:
         ValueError: it cannot be written as JSON.
@@ -51,9 +51,9 @@ def to_json(value: Any) -> Any:
 
 
 class ContextStore:
-    """The values of a run; safe to use from several threads.
+    """The values of a run; thread-safe.
 
-    Every method raises `ValueError` for a key that is none, and for a value that JSON does not know.
+    Every method raises `ValueError` for an invalid key and for a value that is not JSON.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, logs: Iterable[Any] = ()) -> None:
@@ -65,13 +65,13 @@ class ContextStore:
 
     @classmethod
     def sharing(cls, values: Mapping[str, Any], logs: Iterable[Any] = ()) -> ContextStore:
-        """A store of values that are plain already, such as those of a checkpoint; they are not copied."""
+        """A store of values known to be JSON, such as those of a checkpoint, without copying them."""
         store = cls()
         store._values, store._logs = dict(values), list(logs)
         return store
 
     def set(self, key: str, value: Any) -> None:
-        """Keep a value."""
+        """Set a value."""
         self.apply_updates({key: value})
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -87,13 +87,13 @@ class ContextStore:
         return value if isinstance(value, str) else json.dumps(value)
 
     def remove(self, key: str) -> None:
-        """Forget a value, if there is one."""
+        """Delete a value, if it is set."""
         with self._lock:
             self._values.pop(check_key(key), None)
             self._changed.add(key)
 
     def apply_updates(self, updates: Mapping[str, Any]) -> None:
-        """Keep several values: all of them, or none."""
+        """Set several values: all of them, or none."""
         given = {check_key(key): to_json(value) for key, value in updates.items()}
         with self._lock:
             self._values.update(given)
@@ -106,31 +106,31 @@ class ContextStore:
             self._logs.append(kept)
 
     def changed_keys(self) -> frozenset[str]:
-        """The keys that were set or removed since the store was made."""
+        """Keys set or removed since the store was created."""
         with self._lock:
             return frozenset(self._changed)
 
     def keys(self) -> list[str]:
-        """The keys that are set, in the order in which they were first set."""
+        """Keys in the order in which they were first set."""
         with self._lock:
             return list(self._values)
 
     def logs(self) -> list[Any]:
-        """The log, to look at."""
+        """The log. Do not modify its entries."""
         with self._lock:
             return list(self._logs)
 
     def values(self) -> dict[str, Any]:
-        """The values, to look at: what is in them is shared and must not be changed."""
+        """The values, shared: do not modify what is in them."""
         with self._lock:
             return dict(self._values)
 
     def snapshot(self) -> dict[str, Any]:
-        """`values` and `logs`, shared with nobody."""
+        """An independent copy of `values` and `logs`."""
         with self._lock:
             return cast("dict[str, Any]", deepcopy({"values": self._values, "logs": self._logs}))
 
     def clone_isolated(self) -> ContextStore:
-        """A store of its own: nothing that happens to one is seen in the other."""
+        """An independent store with the same content."""
         with self._lock:
             return ContextStore.sharing(self._values, self._logs)

@@ -1,6 +1,6 @@
-"""What a stage is told of the outputs before it, compiled with a template that it names; nothing where that fails.
+"""Summaries of earlier outputs for a stage that names a template (`context_helper`); none if compiling fails.
 
-A compile like any other: capped, on the record, never made twice, and no reason for a stage not to run.
+A compile like any other: capped, recorded, cached, and never the reason that a stage does not run.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from context_compiler.tokens.calibration import model_family
 log = logging.getLogger("context_compiler.pipeline")
 
 CONVERSATION = "context-helper"
-"""What follows the name of the stage in that of the conversation under which its compiles are recorded."""
+"""Suffix of the conversation under which these compiles are recorded, after the stage's name."""
 INSTEAD = "the step ran as written"
-"""What the record says where a compile failed."""
+"""Recorded where a compile failed."""
 USED = ("compiled", "cycle")
-"""Statuses of a view that a stage is told of."""
+"""Statuses of a view that is passed on to the stage."""
 
 
 class _StageHost(Host):
@@ -58,18 +58,18 @@ class _StageHost(Host):
 
 
 class Compiling:
-    """The compiles of one run, one compiler a template."""
+    """The compiles of one run, one compiler per template."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._wares: dict[str, Middleware] = {}
 
     async def told(self, stage: Stage, model: Model | str | None) -> str:
-        """The compiled outputs before a stage; empty where it names no template, nothing was said, or it failed.
+        """Compile the outputs before a stage; empty if it names no template, nothing was output, or compiling failed.
 
         Args:
             stage: Names the template as its `context_helper`.
-            model: The stage's model, which writes the summary unless the run's compiler has one of its own.
+            model: The stage's model; it writes the summary unless the run's compiler has its own.
         """
         template = stage.node.context_helper
         said = list(exchanges(stage)) if template else []
@@ -85,7 +85,7 @@ class Compiling:
         return text
 
     async def _view(self, template: str, stage: Stage, said: Sequence[ModelMessage], model: Model | str | None) -> View:
-        """The view of what was said before a stage and of what it is asked, on the record."""
+        """Compile a recorded view of the earlier outputs and the stage's prompt."""
         ware = self._wares.get(template) or Middleware(self._arguments(template))
         self._wares[template] = ware
         asked = infer_model(model) if model is not None and not self._config.simulated else None
@@ -111,7 +111,7 @@ class Compiling:
             await ware.rest()
 
     def _arguments(self, template: str) -> Arguments:
-        """The run's compiler, but with this template, and for the outputs before a stage as a whole."""
+        """Arguments of the run's compiler, with this template, over all earlier outputs."""
         given: dict[str, Any] = {"store": self._config.store, **(self._config.compiler or {})}
         given |= {"every_turn": True, "recent_turns": 0, "inject": "user", "dry_run": False}
         given |= {"model": "none"} if self._config.simulated else {}
@@ -120,7 +120,7 @@ class Compiling:
 
 
 def _facts(view: View | None, error: Exception | None) -> dict[str, Any]:
-    """What an event says of a compile: how it went, what it cost, and where it is on the record."""
+    """Facts of a compile for its event: status, cost, and id in the record."""
     if view is None:
         return {"status": "failed", "error": f"{type(error).__name__}: {error}"}
     facts: dict[str, Any] = {"status": view.status, "error": (view.error or "").removesuffix(f"; {INSTEAD}")}
@@ -133,7 +133,7 @@ def _facts(view: View | None, error: Exception | None) -> dict[str, Any]:
 
 
 def exchanges(stage: Stage) -> Iterator[ModelMessage]:
-    """What the stages before one were asked and put out, in order, but for those that put nothing out."""
+    """Prompts and outputs of the stages before one, in order; stages without output are skipped."""
     for entry in stage.context.logs():
         found: Mapping[str, Any] = cast("Mapping[str, Any]", entry) if isinstance(entry, Mapping) else {}
         name, ref = str(found.get("node", "")), str(found.get("ref", ""))
@@ -146,7 +146,7 @@ def exchanges(stage: Stage) -> Iterator[ModelMessage]:
 
 
 def told_in(view: View) -> str:
-    """What a view says of what it leaves out: its own parts, without what it only hands on."""
+    """The compiled text of a view, without the messages it passes through."""
     parts = [part for message in view.messages for part in message.parts]
     things = [thing for part in parts for thing in user_content(getattr(part, "content", None))]
     return "\n\n".join(thing.content for thing in things if isinstance(thing, TextContent) and mark_of(thing)).strip()

@@ -1,7 +1,7 @@
-"""A directive is a line such as `@model openai:gpt-5` at the top of a text; everything below the top is content.
+"""Directives such as `@model openai:gpt-5` at the top of a text; everything below the top is content.
 
-One function, for any application: it says which names it knows, and gets back what they were given, the text
-without them, and whatever else stood at the top, untouched.
+One function for any application: it is given the known names, and returns their values, the text without them, and
+any other line at the top unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _QUOTES = (('"', '"'), ("'", "'"), ("`", "`"), _LINK)
 
 
 MOST_FINDINGS = 100
-"""Findings about one text; who reads so many has seen enough."""
+"""Limit of findings per text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,26 +26,26 @@ class Directive:
     """One line at the top of a text."""
 
     name: str
-    """As it is known; of an unknown one, as it was written."""
+    """The known name; of an unknown directive, as written."""
     value: str
-    """Without the quotes or brackets around it; empty: none was given."""
+    """Without quotes or brackets; empty if none was given."""
     line: int
     """From 1, in the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What is to be said about one line at the top of a text; nothing of it keeps the text from being used."""
+    """A problem with a line at the top of a text; none of them makes the text unusable."""
 
     kind: Literal["unknown", "empty", "repeated"]
     message: str
     fix: str
-    """What to do about it."""
+    """Remedy."""
     line: int
     path: str | None = None
-    """The file; None: the text is of no file."""
+    """None if the text comes from no file."""
     near: str | None = None
-    """The known name that was perhaps meant."""
+    """A similar known name."""
 
     def __str__(self) -> str:
         place = f"{self.path}:{self.line}: " if self.path else f"line {self.line}: "
@@ -54,19 +54,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directives:
-    """A text taken apart: what was directed, and what is left."""
+    """A text and its directives."""
 
     text: str
-    """The content, and above it the lines with unknown directives, as they were written."""
+    """The content, preceded by the lines with unknown directives, as written."""
     values: Mapping[str, str]
-    """What the known ones were given, by name; of two of one name the last counts."""
+    """Values by known name; the last of several counts."""
     found: tuple[Directive, ...]
-    """Every line that is a directive, known or not, in order."""
+    """All directives, known or not, in order."""
     findings: tuple[Finding, ...]
 
 
 def read_directives(text: str, known: Iterable[str], *, path: str | None = None, line: int = 1) -> Directives:
-    r"""Take the directives off the top of a text. Nothing raises: what is wrong with a line is a finding.
+    r"""Take the directives off the top of a text. Never raises; problems are findings.
 
     `@name value` and `@name: value` are the same, and so are `-` and `_` in a name, and large and small letters.
     Blank lines may stand between directives; the first other line ends them, and from there on a line that
@@ -97,7 +97,7 @@ def read_directives(text: str, known: Iterable[str], *, path: str | None = None,
 
 
 def _top(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """The directives above the content: the place of the line, name, value."""
+    """Directives above the content: line index, name, value."""
     for at, one in enumerate(lines):
         match = _LINE.fullmatch(one)
         if match is not None:
@@ -107,14 +107,14 @@ def _top(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def _without(lines: Sequence[str], taken: Collection[int]) -> str:
-    """The text without the lines that were taken, and then without blank lines above it; as it was if none were."""
+    """The text without the given lines and without blank lines on top; unchanged if there are none."""
     rest = [one for at, one in enumerate(lines) if at not in taken]
     start = next((at for at, one in enumerate(rest) if one.strip()), len(rest))
     return "\n".join(rest[start:] if taken else rest)
 
 
 def _unwrap(value: str) -> str:
-    """A value without the quotes or brackets around it; of a wiki link with another text, what it links to."""
+    """A value without the quotes or brackets around it; the target of a wiki link with a caption."""
     said = value.strip()
     for _ in _QUOTES:
         pair = next((pair for pair in _QUOTES if _within(said, *pair)), None)
@@ -136,7 +136,7 @@ def _fold(name: str) -> str:
 def _findings(
     one: Directive, path: str | None, *, known: bool, given: Mapping[str, str], names: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """What is to be said about a directive, if anything."""
+    """Findings about a directive."""
     if not known:
         close = get_close_matches(_fold(one.name), names, n=1, cutoff=0.6)
         near = names[close[0]] if close else None

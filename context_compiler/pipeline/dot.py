@@ -1,4 +1,8 @@
-"""Attributes, ids and values of a source become values; what had to be forgiven on the way is remembered."""
+"""DOT, read and written: strict about meaning, lenient about punctuation.
+
+Tolerated deviations become warnings of the graph; anything else is a `GraphError` with file, line and column.
+Reading takes time in proportion to the text, and memory of a few times its size.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from context_compiler.pipeline.dot_syntax import (
 from context_compiler.pipeline.graph import Diagnostic, Edge, Graph, Node, Severity, Subgraph
 
 LONGEST_NUMBER = 15
-"""Characters of a number; a longer one stays text, so that nothing of it is lost."""
+"""Maximum digits of a number; a longer one stays text, so that no digit is lost."""
 
 TOLERATED = {
     "missing_separator": ("there is no comma between two attributes", "put one"),
@@ -37,26 +41,26 @@ TOLERATED = {
     "anonymous_graph": ("the graph has no name", "write digraph name {"),
     "several_blocks": ("a statement has more than one block of attributes", "put them into one"),
 }
-"""What is no part of the dialect and read all the same, by rule: what to say, and what to do."""
+"""Tolerated deviations by rule: message and remedy."""
 
 _ESCAPE = re.compile(r"\\([\s\S])")
 _ESCAPES = {'"': '"', "\\": "\\", "n": "\n", "t": "\t", "\n": ""}
 
 
 class Leniencies:
-    """What a source had to be forgiven: each kind once, with the first place and how often."""
+    """Tolerated deviations in a source: each kind once, with its first place and number."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self._found: dict[str, tuple[int, int]] = {}
 
     def add(self, rule: str, at: int) -> None:
-        """Remember that a rule was bent at a character."""
+        """Note a deviation at an offset."""
         first, times = self._found.get(rule, (at, 0))
         self._found[rule] = (first, times + 1)
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """One warning for each kind, in the order of the source."""
+        """One warning per kind, in the order of the source."""
         return tuple(self._warning(rule, *found) for rule, found in sorted(self._found.items(), key=lambda one: one[1]))
 
     def _warning(self, rule: str, first: int, times: int) -> Diagnostic:
@@ -72,7 +76,7 @@ class Leniencies:
 
 
 def identifier(token: Token, lenient: Leniencies, *, offset: int = 0) -> str:
-    """The name of a stage, a graph or a subgraph, from a token or from a hop that ends in it."""
+    """The name of a stage, graph or subgraph, from a token or the end of a hop."""
     start = (token.start_pos or 0) + offset
     word = token[offset:]
     if word.startswith('"'):
@@ -84,12 +88,12 @@ def identifier(token: Token, lenient: Leniencies, *, offset: int = 0) -> str:
 
 
 def hop_target(token: Token, lenient: Leniencies) -> str:
-    """Where a hop leads."""
+    """The target of a hop."""
     return identifier(token, lenient, offset=skip_gap(token, 2))
 
 
 def read_setting(token: Token, lenient: Leniencies) -> tuple[str, Value]:
-    """The key and value of a `key=value` that is a statement."""
+    """Key and value of a `key=value` statement."""
     key, value, separator = _split(token, token.start_pos or 0, lenient)
     if separator == ",":
         lenient.add("trailing_separator", (token.end_pos or 1) - 1)
@@ -97,10 +101,10 @@ def read_setting(token: Token, lenient: Leniencies) -> tuple[str, Value]:
 
 
 def read_block(token: Token, lenient: Leniencies) -> dict[str, Value]:
-    """The attributes in a pair of brackets; of a key that is there twice, the last counts.
+    """Attributes of a block in brackets; of a repeated key, the last counts.
 
     Raises:
-        Unreadable: there is something else in it.
+        DotSyntaxError: the block holds anything else.
     """
     text, start = lenient.text, token.start_pos or 0
     at, end = skip_gap(text, start + 1), start + token.rindex("]")
@@ -123,7 +127,7 @@ def read_block(token: Token, lenient: Leniencies) -> dict[str, Value]:
 
 
 def _split(text: str, start: int, lenient: Leniencies) -> tuple[str, Value, str]:
-    """Key, value and separator of a text that the grammar has accepted as an attribute at `start`."""
+    """Key, value and separator of an attribute that the grammar has accepted at `start`."""
     found = KEY.match(text)
     if found is None:
         raise DotSyntaxError("an attribute begins with a name", start)
@@ -154,7 +158,7 @@ def _unescape(quoted: str, start: int, lenient: Leniencies) -> str:
 
 
 def _bare_value(word: str) -> Value:
-    """A value without quotes: true, false, a number, or the word itself (a duration is one)."""
+    """A value without quotes: true, false, a number, or the word itself (also for a duration)."""
     if word in ("true", "false"):
         return word == "true"
     if word[:1].isalpha() or word[:1] == "_" or word[-1:].isalpha() or len(word) > LONGEST_NUMBER:
@@ -163,14 +167,14 @@ def _bare_value(word: str) -> Value:
 
 
 WIDTH = 100
-"""Characters of a source line that an error shows."""
+"""Characters of a source line shown in an error."""
 
 
 def parse_dot(text: str, path: str | None = None) -> Graph:
-    """The graph that a DOT source describes; `path` is only named in errors.
+    """Parse a graph from DOT; `path` only appears in errors.
 
     Raises:
-        GraphError: it is none; the message says where and why, and `snippet` shows the place.
+        GraphError: the text is not a graph; the message has the place and the reason, `snippet` shows the line.
     """
     source = text.removeprefix("\ufeff").replace("\r\n", "\n")
     try:
@@ -182,19 +186,19 @@ def parse_dot(text: str, path: str | None = None) -> Graph:
 
 
 def load_dot(path: Path) -> Graph:
-    """The graph in a file, of which no more is read than a source may have.
+    """Parse the graph in a file, reading no more than the maximum size of a source.
 
     Raises:
-        OSError: it cannot be read.
-        UnicodeDecodeError: it is no text in UTF-8.
-        GraphError: it is no graph.
+        OSError: the file cannot be read.
+        UnicodeDecodeError: the file is not UTF-8.
+        GraphError: the text is not a graph.
     """
     with path.open(encoding="utf-8") as file:
         return parse_dot(file.read(LARGEST + 1), path=str(path))
 
 
 def source_position(text: str, at: int) -> tuple[int, int, str]:
-    """Line and column of a character, from 1, and the line with a caret under it."""
+    """Line and column of an offset, from 1, and the line with a caret under it."""
     start = text.rfind("\n", 0, at) + 1
     stop = text.find("\n", at)
     line, column = text.count("\n", 0, at) + 1, at - start + 1
@@ -206,7 +210,7 @@ def source_position(text: str, at: int) -> tuple[int, int, str]:
 
 @dataclass(slots=True)
 class _Draft:
-    """A stage while its declarations are gathered."""
+    """A stage while its declarations are collected."""
 
     attrs: dict[str, Value]
     at: Token
@@ -215,7 +219,7 @@ class _Draft:
 
 @dataclass(slots=True)
 class _Scope:
-    """Where statements stand: the graph or one of its subgraphs, with the defaults in force."""
+    """Scope of statements, the graph or a subgraph, with its defaults."""
 
     attrs: dict[str, Value]
     nodes: dict[str, Value]
@@ -225,7 +229,7 @@ class _Scope:
 
 
 class _Reader:
-    """Goes through statements once, in their order; subgraphs wait on a stack, so nesting costs no recursion."""
+    """Builds the graph in one pass; subgraphs wait on a stack, so nesting costs no recursion."""
 
     def __init__(self, *, text: str) -> None:
         self._lenient = Leniencies(text)
@@ -282,7 +286,7 @@ class _Reader:
                 _STATEMENTS[child.data](self, child.children, scope)
 
     def _inner(self, tree: Tree[Token], around: _Scope) -> _Scope:
-        """What a subgraph begins with: the defaults around it, which it may change for itself."""
+        """The scope of a subgraph, with a copy of the defaults around it."""
         scope = _Scope(attrs={}, nodes=dict(around.nodes), edges=dict(around.edges), place=len(self._scopes))
         title = tree.children[1]
         name = identifier(title, self._lenient) if isinstance(title, Token) and title.type != "OPEN" else ""
@@ -334,18 +338,18 @@ _STATEMENTS = {"defaults": _Reader._defaults, "node": _Reader._node, "edge": _Re
 
 
 def _token(child: Token | Tree[Token]) -> Token:
-    """A child of which the grammar says that it is a symbol."""
+    """A child that the grammar guarantees to be a token."""
     return cast(Token, child)
 
 
 def _inside(tree: Tree[Token]) -> _Children:
-    """The statements between the braces of a graph or subgraph."""
+    """Statements between the braces of a graph or subgraph."""
     first = next(at for at, child in enumerate(tree.children) if isinstance(child, Token) and child.type == "OPEN")
     return tree.children[first + 1 : -1]
 
 
 def subgraph_classes(subgraphs: Sequence[Subgraph], inside: Sequence[int]) -> tuple[str, ...]:
-    """The classes that the labels of the subgraphs around a stage give it, innermost first."""
+    """Classes given to a stage by the labels of the subgraphs around it, innermost first."""
     classes: list[str] = []
     for place in inside:
         around: int | None = place
@@ -365,9 +369,9 @@ _QUOTING = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"})
 
 
 def to_dot(graph: Graph) -> str:
-    """The graph as DOT: settings, then stages, then subgraphs with their members, then edges; defaults are spelt out.
+    """A graph as DOT: settings, stages, subgraphs with their members, edges; `parse_dot(to_dot(graph)) == graph`.
 
-    Classes that do not come from a subgraph of the graph are part of `class` already.
+    Defaults are written out. Classes that no subgraph gives are part of `class` already.
     """
     lines = [f"digraph {_name(graph.name)} {{" if graph.name else "digraph {"]
     lines += [f"  {_key(key)}={_value(value)}" for key, value in graph.attrs.items()]
@@ -379,7 +383,7 @@ def to_dot(graph: Graph) -> str:
 
 
 def _subgraphs(graph: Graph) -> Iterable[str]:
-    """Subgraphs inside each other, in their order; a stack instead of recursion."""
+    """Lines of nested subgraphs, in order; a stack instead of recursion."""
     inner: dict[int | None, list[int]] = {}
     for place, one in enumerate(graph.subgraphs):
         inner.setdefault(one.parent, []).append(place)

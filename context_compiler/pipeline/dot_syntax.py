@@ -1,4 +1,4 @@
-"""The grammar file becomes a parser once; a text becomes statements, or one error that says what is wrong where."""
+"""The DOT grammar: a text becomes a syntax tree, or one error with the reason and the place."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lark.exceptions import UnexpectedInput
 from lark.lark import PostLex
 
 LARGEST = 16_000_000
-"""Characters of a source."""
+"""Maximum length of a source, in characters."""
 MOST_SYMBOLS = 400_000
-"""Ids, hops and blocks of one source; some 80,000 stages with their edges."""
+"""Maximum number of ids, hops and blocks; some 80,000 stages with their edges."""
 DEEPEST = 100
-"""Subgraphs within subgraphs."""
+"""Maximum nesting of subgraphs."""
 NEAR = 10_000
-"""Characters before a mistake that are looked at to explain it."""
+"""Characters before an error that are examined to explain it."""
 
 
 LOOSE = "a block of attributes follows the stage or edge that it is about"
 
 
 class DotSyntaxError(Exception):
-    """What is wrong with a source, and at which character."""
+    """An error in a source; `at` is its offset."""
 
     def __init__(self, message: str, at: int) -> None:
         super().__init__(message)
@@ -33,12 +33,12 @@ class DotSyntaxError(Exception):
 
 
 class _Bounds(PostLex):
-    """Lets symbols pass while they are few enough and not nested too deeply."""
+    """Limits the number of symbols and their nesting."""
 
     always_accept: Iterable[str] = ()
 
     def process(self, stream: Iterator[Token]) -> Iterator[Token]:
-        """Every symbol of the stream."""
+        """Pass every symbol on."""
         depth = 0
         for count, token in enumerate(stream):
             depth += (token.type == "OPEN") - (token.type == "CLOSE")
@@ -57,7 +57,7 @@ def _parser() -> Lark:
 
 @cache
 def attribute() -> re.Pattern[str]:
-    """How one `key=value` looks, with the comma or semicolon after it; from the grammar."""
+    """Pattern of one `key=value` with the separator after it, from the grammar."""
     named = {terminal.name: terminal.pattern for terminal in _parser().terminals}
     return re.compile(named["ATTRIBUTE"].to_regexp())
 
@@ -67,16 +67,16 @@ KEY = re.compile(r'[A-Za-z_][\w.]*+|"[^"\\]*+(?:\\[\s\S][^"\\]*+)*+"', re.ASCII)
 
 
 def skip_gap(text: str, at: int) -> int:
-    """The first character from `at` on that is neither blank nor comment."""
+    """Offset of the next character that is neither blank nor comment."""
     gap = GAP.match(text, at)
     return gap.end() if gap else at
 
 
 def parse_statements(text: str) -> Tree[Token]:
-    """The statements of a source, as the grammar names them.
+    """Parse a source into its statements.
 
     Raises:
-        Unreadable: it is no graph of this dialect.
+        DotSyntaxError: the text is not a graph in this dialect.
     """
     if len(text) > LARGEST:
         raise DotSyntaxError(f"the source has more than {LARGEST:,} characters", 0)
@@ -90,7 +90,7 @@ def parse_statements(text: str) -> Tree[Token]:
 
 
 def explain(text: str, at: int) -> DotSyntaxError:
-    """What is wrong with a source that cannot be read past a place; the error names the very character."""
+    """The error for a source that cannot be parsed beyond an offset."""
     if text[at : at + 1] == "[":
         start, at = at, skip_gap(text, at + 1)
         while found := attribute().match(text, at):
@@ -103,7 +103,7 @@ def explain(text: str, at: int) -> DotSyntaxError:
 
 
 def _in_attribute(text: str, at: int) -> DotSyntaxError | None:
-    """What is wrong with an attribute that begins here; None: none does."""
+    """The error in an attribute that starts here; None if none does."""
     key = KEY.match(text, at)
     if key is None:
         return None

@@ -1,6 +1,6 @@
-"""A graph is drawn as SVG: what each stage is, and how much of the past goes where, under which thread.
+"""Drawings of graphs as SVG: stages, edges, fidelity and thread.
 
-All text of the graph is escaped; the file runs nothing and loads nothing.
+All text of the graph is escaped; the file contains no script and loads nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ LONGEST = 34
 """Columns of one line of text."""
 MARGIN = 24.0
 ROW = 13.0
-"""From one line of small text to the next."""
+"""Height of a line of small text."""
 BEND = 26.0
-"""How far from a corner a line begins to bend."""
+"""Distance from a corner at which a line begins to bend."""
 
 FILLS = {
     **{"start": "#e8f5e9", "exit": "#e8f5e9", "codergen": "#e3f2fd", "tool": "#eeeeee", "conditional": "#fff8e1"},
@@ -43,11 +43,11 @@ STYLE = (
 
 
 def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
-    """The graph as an SVG document.
+    """Draw a graph as an SVG document.
 
     Args:
-        graph: What to draw; a stage that only an edge names is drawn with a dashed line.
-        graphviz: The program that lays it out; without it, or with None, the layout is computed here.
+        graph: A graph; a stage that only an edge names gets a dashed outline.
+        graphviz: Layout program; without it, or with None, the layout is computed here.
 
     Raises:
         PipelineError: the graph is too large, or Graphviz failed.
@@ -101,7 +101,7 @@ def _document(graph: Graph, layout: Layout, drawn: Iterable[str]) -> str:
 
 
 def _lines(node: Node | None, name: str) -> list[tuple[str, str]]:
-    """What stands in a box: class of the style, and text."""
+    """Lines in a box: CSS class and text."""
     if node is None:
         return [("name", _shorten(name, LONGEST)), ("small", "not declared")]
     lines = [("name", _shorten(node.label.splitlines()[0] if node.label.strip() else name, LONGEST))]
@@ -117,7 +117,7 @@ def _lines(node: Node | None, name: str) -> list[tuple[str, str]]:
 
 
 def _fidelity_text(fidelity: str, thread: str) -> str:
-    """Fidelity and thread, as they are drawn."""
+    """Caption for fidelity and thread."""
     return _shorten(" ".join(one for one in (fidelity, f"#{thread}" if thread else "") if one), LONGEST)
 
 
@@ -144,7 +144,7 @@ def _box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point, siz
 
 
 def _group_edges(graph: Graph, place: Mapping[str, int]) -> dict[Link, list[Edge]]:
-    """The edges of each pair of boxes, which share a line."""
+    """Edges by their pair of boxes; they share a line."""
     found: dict[Link, list[Edge]] = {}
     for edge in graph.edges:
         found.setdefault((place[edge.source], place[edge.target]), []).append(edge)
@@ -152,7 +152,7 @@ def _group_edges(graph: Graph, place: Mapping[str, int]) -> dict[Link, list[Edge
 
 
 def _labels(edges: Iterable[Edge]) -> list[tuple[str, str]]:
-    """What is written on a line: style and text of each row."""
+    """Rows of a line's label: CSS class and text."""
     rows: list[tuple[str, str]] = []
     for edge in edges:
         said = (edge.label, edge.condition, "restart" if edge.loop_restart else "")
@@ -167,7 +167,7 @@ def _label_size(rows: Sequence[tuple[str, str]]) -> Point:
 
 
 def _line(ends: Link, layout: Layout) -> Sequence[Point]:
-    """The points of a line; a stage that leads to itself has a loop above its box."""
+    """Points of a line; a stage that leads to itself has a loop above its box."""
     if ends[0] == ends[1]:
         x, y = layout.centres[ends[0]]
         return ((x - 14, y - 20), (x - 40, y - 62), (x + 40, y - 62), (x + 14, y - 20))
@@ -175,7 +175,7 @@ def _line(ends: Link, layout: Layout) -> Sequence[Point]:
 
 
 def _edge(edges: Sequence[Edge], points: Sequence[Point], layout: Layout, ends: Link) -> Iterator[str]:
-    """One line with its labels, for all edges between the same two boxes."""
+    """A line with its label, for all edges between the same two boxes."""
     told, shut = any(edge.fidelity or edge.thread_id for edge in edges), all(edge.condition for edge in edges)
     kind = f"{'past-edge' if told else ''} {'shut' if shut else ''}".strip()
     if points:
@@ -192,7 +192,7 @@ def _edge(edges: Sequence[Edge], points: Sequence[Point], layout: Layout, ends: 
 
 
 def _path(points: Sequence[Point], curved: bool) -> str:
-    """A line: cubic curves through their points, or straight with round corners."""
+    """Path data: cubic curves, or straight lines with round corners."""
     (x, y), rest = points[0], points[1:]
     if curved and len(rest) % 3 == 0:
         return f"M{x:.1f},{y:.1f} C{' '.join(f'{px:.1f},{py:.1f}' for px, py in rest)}"
@@ -204,7 +204,7 @@ def _path(points: Sequence[Point], curved: bool) -> str:
 
 
 def _towards(corner: Point, other: Point) -> Point:
-    """The point at which the bend around a corner begins; half of a short line at most."""
+    """Start of the bend around a corner; at most half of a short line."""
     dx, dy = other[0] - corner[0], other[1] - corner[1]
     length = hypot(dx, dy)
     part = min(BEND / length, 0.5) if length else 0.0

@@ -1,6 +1,6 @@
-"""The loop of a run: a stage, then its outcome, then the way on; after each step the state is saved.
+"""The loop of a run: run a stage, apply its outcome, choose the next stage, save the state.
 
-What a step needs it takes from the state, and what it changes is in the state it gives back.
+A step reads everything from the state, and returns everything it changes in a new one.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from context_compiler.pipeline.state import Changes, RunState, Thread, branch_st
 from context_compiler.pipeline.threads import Session, load_session
 
 AGENT_IF_PROMPT = ("parallel.fan_in", "stack.manager_loop")
-"""Handlers that ask an agent only where the stage has a prompt."""
+"""Handlers that call an agent only if the stage has a prompt."""
 
 Save = Callable[[RunState], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineIO:
-    """What an engine is given beside graph and state."""
+    """Side effects and settings of an engine."""
 
     config: RunConfig
     handlers: Mapping[str, HandlerLike]
     save: Save
-    """Keeps a state."""
+    """Persists a state."""
     emit: Emit
     start: StartChild
     root: Path | None
-    """Where the first attempt leaves its files."""
+    """Folder of the first attempt."""
 
 
 class Engine:
-    """Runs one graph. A branch of a parallel stage has an engine of its own that saves nothing."""
+    """Runs one graph. Each branch of a parallel stage has its own engine, which saves nothing."""
 
     def __init__(
         self, graph: Graph, io: EngineIO, *, branch_id: str = "", shared: frozenset[str] = frozenset()
     ) -> None:
-        """`shared` are the stages of a branch that other branches run too."""
+        """`shared` are stages of the branch that other branches run too."""
         self.graph, self.io, self.branch_id, self._shared = graph, io, branch_id, shared
         self.config = io.config
         self.inbox: list[str] = []
-        """Messages of a supervisor, for the next stage."""
+        """Messages from a supervisor for the next stage."""
         self._thread_sessions: dict[str, Session] = {}
         self._artifacts = ArtifactStore()
         self._router = Router(graph, io.config, gates=not branch_id)
@@ -63,7 +63,7 @@ class Engine:
         self._branch_log = Branches(io.save)
 
     async def run(self, state: RunState) -> RunState:
-        """Go on until the run has ended; the state it has ended in."""
+        """Run to the end, saving after each step; the final state."""
         self.load(state)
         while not state.ended:
             state = await self.step(state)
@@ -71,24 +71,24 @@ class Engine:
         return state
 
     def load(self, state: RunState) -> None:
-        """Have what a state says beside what is in it: conversations and artifacts."""
+        """Restore conversations and artifacts from a state."""
         self._thread_sessions = {key: load_session(key, thread) for key, thread in state.threads.items()}
         self._artifacts = ArtifactStore(self.folder(state))
         self._artifacts.restore(state.artifacts)
 
     @property
     def artifact_count(self) -> int:
-        """How many artifacts the attempt has."""
+        """Number of artifacts of the attempt."""
         return len(self._artifacts.list())
 
     def folder(self, state: RunState) -> Path | None:
-        """Where an attempt leaves its files."""
+        """Folder of an attempt; None without files."""
         if self.io.root is None or state.lineage.attempt == 1:
             return self.io.root
         return self.io.root / f"attempt-{state.lineage.attempt}"
 
     async def step(self, state: RunState) -> RunState:
-        """One stage, or one decision that needs no stage."""
+        """Run one stage, or make one decision that needs no stage."""
         if state.status == "restarted":
             return await self._restart(state)
         node = self.graph.nodes.get(state.next_node or "")
@@ -103,7 +103,7 @@ class Engine:
         return await self._visit(state, node)
 
     def _exceeded_limit(self, state: RunState, node: Node) -> str:
-        """Why a stage may not run once more; empty: it may."""
+        """The limit that another visit would exceed; empty if none."""
         most = node.whole("max_visits")
         most = self.config.max_visits if most is None else most
         if state.visits.get(node.name, 0) >= most:
@@ -144,7 +144,7 @@ class Engine:
         return self._router.route(begun, node, outcome)
 
     def _stage(self, state: RunState, node: Node, *, needs_preamble: bool) -> Stage:
-        """What a stage is given, its fidelity resolved with the edge that was really taken."""
+        """The stage for a handler, its fidelity resolved with the edge actually taken."""
         inbox = [self.inbox.pop(0) for _ in range(len(self.inbox))] if needs_preamble else []
         degrade = self.config.resume_threads == "degrade"
         here = stage_input(self.graph, state, node, needs_preamble=needs_preamble, degrade=degrade, inbox=inbox)
@@ -177,7 +177,7 @@ class Engine:
         )
 
     def _folder_of(self, state: RunState, node: Node, visit: int) -> Path | None:
-        """Where a visit to a stage leaves its files: what one left, no other overwrites."""
+        """Folder for a visit to a stage; no visit overwrites another's files."""
         folder = self.folder(state)
         if folder is None:
             return None
@@ -186,7 +186,7 @@ class Engine:
         return folder.joinpath(*parts, *([f"visit-{visit}"] if visit > 1 else []))
 
     def _get_or_create_session(self, thread_id: str, node: Node) -> Session:
-        """The conversation under a key: the same one for every stage, until the run ends or begins anew."""
+        """The conversation with a key, shared by all stages until the run ends or restarts."""
         return self._thread_sessions.setdefault(thread_id, Session(key=thread_id))
 
     def _threads(self, state: RunState) -> dict[str, Thread]:
@@ -194,7 +194,7 @@ class Engine:
         return {key: session.thread(state.threads.get(key)) for key, session in sessions if session.marks}
 
     async def _restart(self, state: RunState) -> RunState:
-        """The next attempt: nothing of this one goes with it but the edge and the values it began with."""
+        """Start the next attempt: only the edge taken and the initial values carry over."""
         if state.lineage.attempt > self.config.max_loop_restarts:
             most = self.config.max_loop_restarts
             return fail_run(state, f"the run began anew {most} times, which is the limit (max_loop_restarts)")
@@ -208,7 +208,7 @@ class Engine:
     async def _branch(
         self, state: RunState, context: ContextStore, target: str, place: int, branch_id: str, stop: str
     ) -> RunState:
-        """One branch of a parallel stage, with copies of everything, up to but not including the stage `stop`."""
+        """Run one branch of a parallel stage, on copies of everything, up to but excluding the stage `stop`."""
         name = f"{self.branch_id}.{branch_id}" if self.branch_id else branch_id
         source = self.graph.edges[place].source
         here = f"{source}.{state.visits.get(source, 0) + 1}:{name}"
@@ -224,7 +224,7 @@ class Engine:
         return now
 
     async def _run_to(self, state: RunState, stop: str) -> RunState:
-        """Go on until the run has ended, or is about to come to a stage."""
+        """Run until the end, or until `stop` comes next."""
         while not state.ended and state.next_node != stop:
             state = await self.step(state)
             if state.status == "restarted":

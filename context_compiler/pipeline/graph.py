@@ -1,4 +1,8 @@
-"""What is to be said about a graph: which rule, how bad, where, and what to do about it."""
+"""A pipeline as a value: stages, edges, attributes, and findings about them.
+
+`Graph` has what other engines call a pipeline: `name`, `goal`, `nodes`, `default_fidelity`, `default_thread_id`.
+A change makes a new graph (`dataclasses.replace`); nothing is modified in place.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from context_compiler.pipeline.attributes import GRAPH_SPELLINGS, NODE_SPELLINGS
 
 
 class Severity(StrEnum):
-    """How bad it is: a graph with an error is not run."""
+    """Severity of a finding; a graph with an error is not run."""
 
     ERROR = "ERROR"
     WARNING = "WARNING"
@@ -23,24 +27,24 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnostic:
-    """One finding."""
+    """A finding about a graph."""
 
     rule: str
-    """The name of the rule, such as `reachability`."""
+    """Name of the rule, such as `reachability`."""
     severity: Severity
     message: str
     node_id: str | None = None
     edge: tuple[str, str] | None = None
-    """From where to where."""
+    """Source and target."""
     fix: str | None = None
-    """What to do about it."""
+    """Remedy."""
     line: int | None = None
-    """In the source, from 1."""
+    """Line in the source, from 1."""
     column: int | None = None
 
     @property
     def place(self) -> str:
-        """The node, edge or line that it is about; empty: the whole graph."""
+        """The node, edge or line concerned; empty for the whole graph."""
         if self.node_id is not None:
             return self.node_id
         if self.edge is not None:
@@ -67,125 +71,125 @@ HANDLERS = MappingProxyType(
         "house": "stack.manager_loop",
     }
 )
-"""Which handler a shape asks for."""
+"""Handlers by shape."""
 
 DEFAULT_HANDLER = "codergen"
 AGENTS = (DEFAULT_HANDLER, "agent")
-"""The handlers that ask an agent what the prompt says."""
+"""Handlers that run the prompt with an agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node(Attributed):
-    """One stage."""
+    """A stage."""
 
     name: str
     """Its id in the source."""
     derived: tuple[str, ...] = ()
-    """Classes that come from the labels of the subgraphs around it, innermost first."""
+    """Classes from the labels of the subgraphs around it, innermost first."""
     line: int | None = field(default=None, compare=False)
-    """Where it is declared first, from 1."""
+    """Line of its first declaration, from 1."""
     column: int | None = field(default=None, compare=False)
     prompt_line: int | None = field(default=None, compare=False)
-    """The line at which its prompt begins, where the source keeps a prompt on lines of its own."""
+    """First line of its prompt, where the prompt has lines of its own."""
 
     def spellings(self, name: str) -> tuple[str, ...]:
-        """Other names under which a node knows `name`."""
+        """Other spellings of a node attribute."""
         return NODE_SPELLINGS.get(name, ())
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Every class, each once: those of the subgraphs around it first, then what `class` says."""
+        """Its classes, without duplicates: those of its subgraphs, then those of `class`."""
         said = (one.strip() for one in self.text("class").replace(",", " ").split())
         return tuple(dict.fromkeys((*self.derived, *said)))
 
     @property
     def label(self) -> str:
-        """What to show for it; its name where nothing is said."""
+        """Display name; the stage's name by default."""
         return self.text("label", self.name)
 
     @property
     def shape(self) -> str:
-        """How it is drawn, and with that what runs it."""
+        """Shape; it selects the handler."""
         return self.text("shape", "box")
 
     @property
     def type(self) -> str:
-        """The handler that is asked for by name; empty: the shape decides."""
+        """Handler requested by name; empty leaves it to the shape."""
         return self.text("type")
 
     @property
     def handler(self) -> str:
-        """The handler's name: `type`, else by shape, else `codergen`. Whether there is such a one, an engine knows."""
+        """Name of the handler: `type`, else by shape, else `codergen`. It may be unknown to the engine."""
         return self.type or HANDLERS.get(self.shape, DEFAULT_HANDLER)
 
     @property
     def prompt(self) -> str:
-        """What the stage is told; empty: its label."""
+        """Instruction for the stage; empty means its label."""
         return self.text("prompt")
 
     @property
     def fidelity(self) -> str:
-        """How much of the past it wants; empty: nothing is said here."""
+        """How much of the past it gets; empty if not set."""
         return self.text("fidelity")
 
     @property
     def thread_id(self) -> str:
-        """Whose conversation it continues at `full`; empty: nothing is said here."""
+        """Key of the conversation it continues at `full`; empty if not set."""
         return self.text("thread_id")
 
     @property
     def max_retries(self) -> int | None:
-        """Attempts beyond the first; None: the graph's default. An explicit 0 is 0."""
+        """Attempts beyond the first; None means the graph's default. An explicit 0 stays 0."""
         return self.whole("max_retries")
 
     @property
     def timeout(self) -> float | None:
-        """The longest it may run, in seconds."""
+        """Time limit in seconds."""
         return self.seconds("timeout")
 
     @property
     def goal_gate(self) -> bool:
-        """Whether the run may end only when this stage succeeded."""
+        """True if the run may end only after this stage succeeded."""
         return self.flag("goal_gate")
 
     @property
     def auto_status(self) -> bool:
-        """Whether a stage that says nothing of its outcome succeeded."""
+        """True if a stage that reports no outcome succeeded."""
         return self.flag("auto_status")
 
     @property
     def allow_partial(self) -> bool:
-        """Whether a stage that used up its retries is a partial success."""
+        """True if exhausted retries count as a partial success."""
         return self.flag("allow_partial")
 
     @property
     def retry_target(self) -> str:
-        """Where to go on after a failure; empty: nowhere."""
+        """Next stage after a failure; empty if not set."""
         return self.text("retry_target")
 
     @property
     def fallback_retry_target(self) -> str:
-        """Where to go on if there is no `retry_target`."""
+        """Next stage if there is no `retry_target`."""
         return self.text("fallback_retry_target")
 
     @property
     def llm_model(self) -> str:
-        """The model that runs it; empty: the engine's."""
+        """Model of the stage; empty means the engine's."""
         return self.text("llm_model")
 
     @property
     def context_helper(self) -> str:
-        """The template with which the outputs before it are compiled for it; empty: none."""
+        """Template that compiles the outputs before it; empty for none."""
         return self.text("context_helper")
 
     @property
     def llm_provider(self) -> str:
-        """The provider of the model; empty: the engine's."""
+        """Provider of the model; empty means the engine's."""
         return self.text("llm_provider")
 
     @property
     def reasoning_effort(self) -> str:
-        """`low`, `medium` or `high`; empty: nothing is said."""
+        """`low`, `medium` or `high`; empty if not set."""
         return self.text("reasoning_effort")
 
 
@@ -196,59 +200,59 @@ __all__ = ["HANDLERS", "Edge", "Graph", "Node", "Pipeline", "Subgraph"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge(Attributed):
-    """A way from one stage to the next."""
+    """A connection from one stage to the next."""
 
     source: str
     target: str
     line: int | None = field(default=None, compare=False)
-    """Where it is drawn, from 1."""
+    """Line in the source, from 1."""
     column: int | None = field(default=None, compare=False)
 
     @property
     def label(self) -> str:
-        """Its caption, by which a stage can ask for it."""
+        """Caption; a stage can ask for it by this."""
         return self.text("label")
 
     @property
     def condition(self) -> str:
-        """When it may be taken; empty: always."""
+        """Condition for taking it; empty means always."""
         return self.text("condition")
 
     @property
     def weight(self) -> int:
-        """The higher wins."""
+        """Priority; the highest wins."""
         return self.whole("weight") or 0
 
     @property
     def fidelity(self) -> str:
-        """How much of the past goes with it; empty: nothing is said here."""
+        """How much of the past its target gets; empty if not set."""
         return self.text("fidelity")
 
     @property
     def thread_id(self) -> str:
-        """Whose conversation its target continues at `full`; empty: nothing is said here."""
+        """Key of the conversation its target continues at `full`; empty if not set."""
         return self.text("thread_id")
 
     @property
     def loop_restart(self) -> bool:
-        """Whether taking it begins the run anew at its target."""
+        """True if taking it restarts the run at its target."""
         return self.flag("loop_restart")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subgraph(Attributed):
-    """A part of the source that gave its stages defaults and a class; it plays no role when a graph runs."""
+    """A part of the source that gives its stages defaults and a class; it has no effect on a run."""
 
     name: str
-    """Empty: it has none."""
+    """Empty if it has none."""
     nodes: tuple[str, ...] = ()
-    """The stages that are declared directly in it."""
+    """Stages declared directly in it."""
     parent: int | None = None
-    """The place of the subgraph around it in `Graph.subgraphs`; None: the graph itself."""
+    """Index of the enclosing subgraph in `Graph.subgraphs`; None for the graph itself."""
 
     @property
     def label(self) -> str:
-        """Where the class of its stages comes from."""
+        """Source of its stages' class."""
         return self.text("label")
 
 
@@ -261,18 +265,18 @@ def _edges_by(edges: Iterable[Edge], end: str) -> Mapping[str, tuple[Edge, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph(Attributed):
-    """A whole pipeline, as its source says it."""
+    """A pipeline as written in its source."""
 
     name: str = ""
     nodes: Mapping[str, Node] = field(default_factory=dict[str, Node], hash=False)
-    """Every stage that is declared, by name, in the order of the source. A stage that only an edge names is not one."""
+    """Declared stages by name, in the order of the source. A stage that only an edge names is not included."""
     edges: tuple[Edge, ...] = ()
     subgraphs: tuple[Subgraph, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = field(default=(), compare=False)
-    """What reading it had to forgive."""
+    """Deviations that the parser tolerated."""
     path: str | None = field(default=None, compare=False)
     source: str = field(default="", compare=False, repr=False)
-    """The text it was read from; empty: it was made in Python."""
+    """The text it was parsed from; empty for a graph built in Python."""
     _outgoing: Mapping[str, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
     _incoming: Mapping[str, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
 
@@ -281,68 +285,68 @@ class Graph(Attributed):
         object.__setattr__(self, "_incoming", _edges_by(self.edges, "target"))
 
     def spellings(self, name: str) -> tuple[str, ...]:
-        """Other names under which a graph knows `name`."""
+        """Other spellings of a graph attribute."""
         return GRAPH_SPELLINGS.get(name, ())
 
     def outgoing(self, name: str) -> tuple[Edge, ...]:
-        """The edges that leave a stage, in the order of the source."""
+        """Edges that leave a stage, in the order of the source."""
         return self._outgoing.get(name, ())
 
     def incoming(self, name: str) -> tuple[Edge, ...]:
-        """The edges that lead to a stage, in the order of the source."""
+        """Edges that lead to a stage, in the order of the source."""
         return self._incoming.get(name, ())
 
     @property
     def goal(self) -> str:
-        """What the run is for."""
+        """Purpose of the run."""
         return self.text("goal")
 
     def with_goal(self, text: str) -> str:
-        """A text with the goal in place of `$goal`, but not of the beginning of a longer word."""
+        """Replace `$goal` in a text by the goal, except at the beginning of a longer word."""
         return _GOAL.sub(lambda _: self.goal, text) if "$goal" in text else text
 
     @property
     def label(self) -> str:
-        """What to show for it."""
+        """Display name."""
         return self.text("label", self.name)
 
     @property
     def default_fidelity(self) -> str:
-        """How much of the past a stage gets where nothing nearer says; empty: nothing is said."""
+        """Fidelity where neither edge nor stage sets one; empty if not set."""
         return self.text("default_fidelity")
 
     @property
     def default_thread_id(self) -> str:
-        """Whose conversation stages continue at `full` where nothing nearer says; empty: nothing is said."""
+        """Thread at `full` where neither stage nor edge sets one; empty if not set."""
         return self.text("default_thread_id")
 
     @property
     def default_max_retries(self) -> int:
-        """Attempts beyond the first where a stage says nothing."""
+        """Attempts beyond the first, for stages that set none."""
         return self.whole("default_max_retries") or 0
 
     @property
     def strict_failure_edges(self) -> bool:
-        """Whether a failure never takes an edge without a condition."""
+        """True if a failure never takes an edge without a condition."""
         return self.flag("strict_failure_edges")
 
     @property
     def model_stylesheet(self) -> str:
-        """Which stages get which model, as text."""
+        """Stylesheet that assigns models to stages."""
         return self.text("model_stylesheet")
 
     @property
     def starts(self) -> tuple[Node, ...]:
-        """Every stage that could be the first: by shape or type, else by its id."""
+        """Candidates for the first stage: by shape or type, else by id."""
         return self._ends("start", ("start", "Start"))
 
     @property
     def exits(self) -> tuple[Node, ...]:
-        """Every stage that ends a run: by shape or type, else by its id."""
+        """Stages that end a run: by shape or type, else by id."""
         return self._ends("exit", ("exit", "end"))
 
     def with_ends(self) -> Graph:
-        """The graph in which a start or exit that is one by its id alone, and asks nothing, is one by its shape."""
+        """Give start and exit stages that are such by id alone, and have no prompt, the matching shape."""
         ends = [*((node, "Mdiamond") for node in self.starts), *((node, "Msquare") for node in self.exits)]
         nodes = {
             node.name: replace(node, attrs={**node.attrs, "shape": shape})
@@ -359,13 +363,13 @@ class Graph(Attributed):
 
 
 Pipeline: TypeAlias = Graph
-"""The name that the documents of this field use."""
+"""The usual name in the documentation of this field."""
 
 
 def join_stage(graph: Graph, name: str) -> str | None:
-    """The stage up to which the branches of a parallel stage run, and where the run goes on; None: there is none.
+    """The stage where the branches of a parallel stage join; None if there is none.
 
-    Of several, the one that is nearest to the branch farthest from it; then the first by name.
+    Of several candidates, the one with the shortest longest branch; then the first by name.
     """
     reached = [distances(graph, edge.target) for edge in graph.outgoing(name)]
     if not reached:
@@ -379,12 +383,12 @@ def join_stage(graph: Graph, name: str) -> str | None:
 
 
 def shared_stages(graph: Graph, place: int, stop: str) -> frozenset[str]:
-    """The stages that the branch of an edge and one beside it may both run, before they meet at `stop`.
+    """Stages that the branch of an edge shares with its sibling branches, before they join at `stop`.
 
     Args:
         graph: The graph.
-        place: Of the edge in the graph's edges.
-        stop: Where the branches meet.
+        place: Index of the edge in the graph's edges.
+        stop: The stage where the branches join.
     """
     edge = graph.edges[place]
     others = [other for other in graph.outgoing(edge.source) if other is not edge]
@@ -393,7 +397,7 @@ def shared_stages(graph: Graph, place: int, stop: str) -> frozenset[str]:
 
 
 def _stages_before(graph: Graph, starts: Sequence[str], stop: str) -> set[str]:
-    """The stages that can be reached without passing through `stop`."""
+    """Stages reachable without passing through `stop`."""
     found = {name for name in starts if name != stop}
     waiting = list(found)
     while waiting:
@@ -405,7 +409,7 @@ def _stages_before(graph: Graph, starts: Sequence[str], stop: str) -> set[str]:
 
 
 def distances(graph: Graph, start: str) -> dict[str, int]:
-    """How many edges away each stage is that can be reached, itself included."""
+    """Distance in edges to each reachable stage, including itself."""
     found = {start: 0}
     waiting = deque([start])
     while waiting:

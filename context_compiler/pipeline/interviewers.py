@@ -1,4 +1,4 @@
-"""Whom a human gate asks: a terminal, a function, a queue of answers, nobody, or any of them with a record of it."""
+"""Interviewers answer human gates: a terminal, a function, a queue, or nobody; one of them records the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from context_compiler.resilience import attempt
 
 
 class QuestionType(StrEnum):
-    """What kind of answer is wanted."""
+    """Kind of answer expected."""
 
     YES_NO = "yes_no"
     MULTIPLE_CHOICE = "multiple_choice"
@@ -26,7 +26,7 @@ class QuestionType(StrEnum):
 
 
 class AnswerValue(StrEnum):
-    """Answers that are no choice of somebody's own."""
+    """Answers other than the offered choices."""
 
     YES = "yes"
     NO = "no"
@@ -36,7 +36,7 @@ class AnswerValue(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One choice: the key that picks it, and what it says."""
+    """A choice: its key and its label."""
 
     key: str
     label: str
@@ -46,22 +46,22 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a person is asked."""
+    """A question to a person."""
 
     text: str
     type: QuestionType = QuestionType.MULTIPLE_CHOICE
     options: tuple[Option, ...] = ()
     default: str | None = None
-    """The answer that stands for silence."""
+    """The answer in case of silence."""
     timeout_seconds: float | None = None
     stage: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What else is known of where it comes from, such as the run."""
+    """Further facts about its origin, such as the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a person answered."""
+    """A person's answer."""
 
     value: str
     """A key, a label, a text, or an `AnswerValue`."""
@@ -70,22 +70,22 @@ class Reply:
 
 
 class Interviewer(Protocol):
-    """Asks people. Only `ask` has to be there; whoever derives from this has the others."""
+    """Asks people. Only `ask` is required; subclasses inherit the rest."""
 
     async def ask(self, question: Question) -> Reply:
-        """The answer to a question; `AnswerValue.SKIPPED` when there will be none."""
+        """Ask a question; `AnswerValue.SKIPPED` means no answer."""
         ...
 
     async def ask_multiple(self, questions: Sequence[Question]) -> list[Reply]:
-        """The answers to several questions, one after another."""
+        """Ask several questions, one after another."""
         return [await self.ask(question) for question in questions]
 
     async def inform(self, message: str, stage: str = "") -> None:
-        """Tell something that asks for no answer; `stage` is whom it is about. Nobody is told unless told how."""
+        """Inform about something that needs no answer; `stage` is its subject. Does nothing by default."""
 
 
 def parse_reply(question: Question, said: str) -> Reply:
-    """What an answer means: an option by its key or label, in any capitals; else the text itself."""
+    """Interpret an answer: an option by its key or label, ignoring case; else free text."""
     word = said.strip()
     for option in question.options:
         if word.lower() in (option.label.lower(), option.target.lower()) and word:
@@ -109,16 +109,16 @@ class AutoApprove(Interviewer):
 
 
 class ConsoleInterviewer(Interviewer):
-    """Asks on the terminal: the question on standard error, the answer from standard input."""
+    """Asks on the terminal: questions on standard error, answers from standard input."""
 
     def __init__(self, read: Callable[[], str] | None = None, show: Callable[[str], Any] | None = None) -> None:
-        """`read` gives one line, empty at the end of the input; `show` shows one line."""
+        """`read` returns one line, empty at the end of the input; `show` prints one line."""
         self._read, self._show = read, show or _on_stderr
         self._turn = asyncio.Lock()
         self._coming: Future[str] | None = None
 
     async def ask(self, question: Question) -> Reply:
-        """What is typed; the end of the input skips the question. Of two that ask at once, one waits for the other."""
+        """Read a line; the end of the input skips the question. Concurrent questions wait for each other."""
         async with self._turn:
             self._show(question.text)
             for option in question.options:
@@ -127,11 +127,11 @@ class ConsoleInterviewer(Interviewer):
         return parse_reply(question, line) if line else Reply(value=AnswerValue.SKIPPED)
 
     async def inform(self, message: str, stage: str = "") -> None:
-        """Show it where questions are shown."""
+        """Print the message where questions are printed."""
         self._show(f"{stage}: {message}" if stage else message)
 
     async def _line(self) -> str:
-        """The next line. One that nobody waited for long enough is still being read, and answers what is asked next."""
+        """The next line. A line that came too late for its question answers the next one."""
         loop, there = asyncio.get_running_loop(), asyncio.Event()
         self._coming = coming = self._coming or _read_in_thread(self._read or sys.stdin.readline)
 
@@ -146,7 +146,7 @@ class ConsoleInterviewer(Interviewer):
 
 
 def _read_in_thread(read: Callable[[], str]) -> Future[str]:
-    """A line that is read on a thread that keeps nobody from leaving: not a run that is cancelled, nor the process."""
+    """Read a line on a daemon thread, so that neither cancellation nor exit waits for it."""
     coming: Future[str] = Future()
 
     def work() -> None:
@@ -168,26 +168,26 @@ AnswerFunction: TypeAlias = Callable[[Question], Any]
 
 
 class CallbackInterviewer(Interviewer):
-    """Asks a function, async or not, that gives a text, an option or a reply; None skips."""
+    """Asks a function, async or not, that returns a text, an option or a reply; None skips."""
 
     def __init__(self, answer: AnswerFunction, inform: Callable[[str, str], Any] | None = None) -> None:
-        """`inform` is given what asks for no answer, and the stage it is about."""
+        """`inform` receives messages that need no answer, and the stage they are about."""
         self._answer, self._inform = answer, inform
 
     async def ask(self, question: Question) -> Reply:
-        """What the function gives."""
+        """The function's answer."""
         said: Any = self._answer(question)
         return _reply(question, await said if inspect.isawaitable(said) else said)
 
     async def inform(self, message: str, stage: str = "") -> None:
-        """Hand it to the function for that, if there is one."""
+        """Pass the message to `inform`, if given."""
         done: Any = self._inform(message, stage) if self._inform is not None else None
         if inspect.isawaitable(done):
             await done
 
 
 class QueueInterviewer(Interviewer):
-    """Gives prepared answers in their order; an empty queue skips."""
+    """Returns prepared answers in order; an empty queue skips."""
 
     def __init__(self, answers: Iterable[str | Option | Reply] = ()) -> None:
         self.answers: list[str | Option | Reply] = list(answers)
@@ -199,27 +199,27 @@ class QueueInterviewer(Interviewer):
 
 @dataclass
 class RecordingInterviewer(Interviewer):
-    """Asks another interviewer, and remembers every question with its answer."""
+    """Asks another interviewer, and records its questions and answers."""
 
     inner: Interviewer
     asked: list[tuple[Question, Reply]] = field(default_factory=list[tuple[Question, Reply]])
     told: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Messages that asked for no answer, each with its stage."""
+    """Messages that needed no answer, with their stages."""
 
     async def ask(self, question: Question) -> Reply:
-        """What the other one answers."""
+        """The inner interviewer's answer."""
         reply = await self.inner.ask(question)
         self.asked.append((question, reply))
         return reply
 
     async def inform(self, message: str, stage: str = "") -> None:
-        """What the other one is told."""
+        """Record the message and pass it on."""
         self.told.append((message, stage))
         await inform(self.inner, message, stage)
 
 
 async def inform(whom: Interviewer, message: str, stage: str) -> None:
-    """Tell somebody who may only know how to be asked."""
+    """Inform an interviewer, if it has an `inform` method."""
     telling: Any = getattr(whom, "inform", None)
     if telling is not None:
         await telling(message, stage)

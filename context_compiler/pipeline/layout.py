@@ -29,30 +29,30 @@ MOST = 5_000
 MOST_PURE = 400
 """The same without it."""
 GAP = 46.0
-"""Between two ranks; half of it between two boxes."""
+"""Distance between two ranks; half of it between two boxes."""
 PORT = 20.0
-"""Between two lines that meet the same box."""
+"""Distance between two lines at the same box."""
 BESIDE = 5.0
-"""Between a line and its label."""
+"""Distance between a line and its label."""
 SWEEPS, WORK = 60, 100_000
-"""Passes over all ranks, and how many spots they may visit in all: a huge graph gets fewer passes."""
+"""Maximum passes over all ranks, and maximum spots visited in total; a huge graph gets fewer passes."""
 INCH = 72.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where everything is, in points from the upper left corner."""
+    """Positions in points from the upper left corner."""
 
     width: float
     height: float
     centres: Sequence[Point]
-    """Of the boxes, in their order."""
+    """Of the boxes, in order."""
     lines: Mapping[Link, tuple[Point, ...]]
-    """From box to box."""
+    """By source and target box."""
     curved: bool
-    """Whether the points are those of cubic curves; else they are corners."""
+    """True if the points belong to cubic curves; else they are corners."""
     labels: Mapping[Link, Point] = field(default_factory=dict[Link, Point])
-    """The middles of the places that were kept free for what is written on a line."""
+    """Centres of the space kept free for labels."""
 
 
 def compute_layout(
@@ -103,7 +103,7 @@ def _by_graphviz(
 
 
 def _room(size: Size | None) -> str:
-    """A label of that size that says nothing."""
+    """An empty label of that size."""
     if size is None:
         return ""
     table = (
@@ -113,7 +113,7 @@ def _room(size: Size | None) -> str:
 
 
 def _read_plain(text: str, count: int) -> Layout:
-    """Graphviz's plain output: inches, counted from below."""
+    """Parse Graphviz's plain output: inches, from below."""
     width = height = 0.0
     centres: list[Point] = [(0.0, 0.0)] * count
     links: dict[Link, tuple[Point, ...]] = {}
@@ -135,7 +135,7 @@ def _read_plain(text: str, count: int) -> Layout:
 
 
 def _by_ranks(sizes: Sequence[Size], links: Sequence[Link], labels: Mapping[Link, Size]) -> Layout:
-    """A layered drawing: ranks by longest path, orders by barycentre, places by least squares."""
+    """Layered drawing: ranks by longest path, order by barycentre, x by least squares."""
     upward = _back_links(len(sizes), links)
     steps = [
         (b, a, length) if (a, b) in upward else (a, b, length)
@@ -169,7 +169,7 @@ def _by_ranks(sizes: Sequence[Size], links: Sequence[Link], labels: Mapping[Link
 
 @dataclass(slots=True, eq=False)
 class _Spot:
-    """A box in its rank, or the place at which a longer link passes a rank, with the label beside it."""
+    """A box in its rank, or the point at which a longer link passes a rank, with its label."""
 
     left: float
     right: float
@@ -179,13 +179,13 @@ class _Spot:
     y: float = 0.0
     box: bool = False
     at: int = 0
-    """Its place in the rank, from 0."""
+    """Position in the rank, from 0."""
     above: list[_Spot] = field(default_factory=list["_Spot"])
     below: list[_Spot] = field(default_factory=list["_Spot"])
 
 
 def _back_links(count: int, links: Sequence[Link]) -> set[Link]:
-    """The links that close a cycle, found depth first from the first box on."""
+    """Links that close a cycle, found depth first from the first box on."""
     targets: list[list[int]] = [[] for _ in range(count)]
     for source, target in links:
         targets[source].append(target)
@@ -209,7 +209,7 @@ def _back_links(count: int, links: Sequence[Link]) -> set[Link]:
 
 
 def _ranks(count: int, steps: Sequence[tuple[int, int, int]]) -> list[int]:
-    """The rank of each box, below all that lead to it; a step is (from, to, ranks between them)."""
+    """The rank of each box, below all its predecessors; a step is (source, target, ranks between them)."""
     after: list[list[tuple[int, int]]] = [[] for _ in range(count)]
     missing = [0] * count
     for source, target, length in steps:
@@ -230,7 +230,7 @@ def _ranks(count: int, steps: Sequence[tuple[int, int, int]]) -> list[int]:
 
 
 def _order(rows: list[list[_Spot]]) -> None:
-    """Put each rank into an order with few crossings, in place."""
+    """Order each rank for few crossings, in place."""
     _number(rows)
     best, fewest = [list(row) for row in rows], _crossings(rows)
     sweeps = max(2, min(SWEEPS, WORK // (1 + sum(map(len, rows)))))
@@ -258,7 +258,7 @@ def _barycentre(spot: _Spot, beside: Sequence[_Spot]) -> float:
 
 
 def _crossings(rows: Sequence[Sequence[_Spot]]) -> int:
-    """Pairs of links that cross between neighbouring ranks."""
+    """Number of link crossings between neighbouring ranks."""
     count = 0
     for row in rows:
         passed: list[int] = []
@@ -270,7 +270,7 @@ def _crossings(rows: Sequence[Sequence[_Spot]]) -> int:
 
 
 def _place(rows: Sequence[Sequence[_Spot]]) -> None:
-    """Give every spot its x: near what it is linked with, in the order of its rank, without overlap."""
+    """Set x of every spot, close to its neighbours above and below, without overlap."""
     for row in rows:
         _settle(row, [0.0] * len(row), [1.0] * len(row))
     sweeps = max(2, min(SWEEPS, WORK // (1 + sum(map(len, rows)))))
@@ -290,12 +290,12 @@ def _place(rows: Sequence[Sequence[_Spot]]) -> None:
 
 
 def _pull(spot: _Spot, other: _Spot) -> float:
-    """How much a link wants to be straight: most of all between two bends."""
+    """Weight of a link: straightness matters most between two bends."""
     return (8.0, 2.0, 1.0)[spot.box + other.box]
 
 
 def _straighten(rows: Sequence[Sequence[_Spot]], chains: Iterable[Sequence[_Spot]]) -> None:
-    """Give the bends of a link one x where their neighbours leave room for it."""
+    """Align the bends of a link where their neighbours leave room for it."""
     ranks = {id(spot): row for row in rows for spot in row}
     for _, *bends, _ in chains:
         low, high = -inf, inf
@@ -314,7 +314,7 @@ def _straighten(rows: Sequence[Sequence[_Spot]], chains: Iterable[Sequence[_Spot
 
 
 def _settle(row: Sequence[_Spot], wanted: Sequence[float], weights: Sequence[float]) -> None:
-    """The places of a rank that are nearest to the wanted ones by least squares (pool adjacent violators)."""
+    """Set x in a rank, closest to the wanted values by least squares (pool adjacent violators)."""
     blocks: list[tuple[float, float, int]] = []  # mean, weight, spots
     offsets = list(accumulate((a.right + GAP / 2 + b.left for a, b in pairwise(row)), initial=0.0))
     for want, weight, offset in zip(wanted, weights, offsets, strict=False):
@@ -335,7 +335,7 @@ def _drawing(
     upward: Collection[Link],
     labels: Mapping[Link, Size],
 ) -> Layout:
-    """The layout of spots that have their places, moved so that it begins at the corner."""
+    """The finished layout, shifted to the origin."""
     x0 = min((spot.x - spot.left for row in rows for spot in row), default=0.0)
     bounds: dict[int, tuple[float, float]] = {}
     y = 0.0
@@ -367,7 +367,7 @@ def _drawing(
 
 
 def _ports(chains: Mapping[Link, Sequence[_Spot]], end: int) -> dict[Link, float]:
-    """The x at which each link meets the box at its upper (0) or lower (-1) end: beside each other, none across."""
+    """The x at which each link meets the box at its upper (0) or lower (-1) end, evenly spaced."""
     at: dict[int, list[Link]] = {}
     for link, chain in chains.items():
         at.setdefault(id(chain[end]), []).append(link)

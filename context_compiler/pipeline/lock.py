@@ -1,4 +1,4 @@
-"""A run has one owner at a time, also across processes; one that is killed owns nothing any more."""
+"""Locks that give a run one owner at a time, across processes; the lock of a killed process is free."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a stage says of itself: how it went, where it would like the run to go, and what it leaves for others.
+"""Outcome of a stage: its status, the next stage it asks for, and its context updates.
 
-Outside text becomes an `Outcome` once, here; a word that is no status is a success that asks for a label.
+External text becomes an `Outcome` here; a word that is not a status means success and asks for that label.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LABEL_KEYS = ("preferred_label", "preferred_next_label")
 
 
 class StageStatus(StrEnum):
-    """How a stage went."""
+    """Status of a stage."""
 
     SUCCESS = "success"
     PARTIAL_SUCCESS = "partial_success"
@@ -28,30 +28,31 @@ class StageStatus(StrEnum):
 
     @property
     def good(self) -> bool:
-        """Whether a goal gate is satisfied with it."""
+        """True if it satisfies a goal gate."""
         return self in (StageStatus.SUCCESS, StageStatus.PARTIAL_SUCCESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The end of one stage. A status may be given as text, and None is nothing said.
+    """The end of a stage. A status may be given as text, and None means empty.
 
-    A `ValueError` says that a status is unknown, that updates are no mapping, or that names are no texts.
+    Raises:
+        ValueError: the status is unknown, the updates are not a mapping, or a list of names is not one.
     """
 
     status: StageStatus = StageStatus.SUCCESS
     preferred_label: str = ""
-    """The label of the edge it would like to be taken."""
+    """Label of the edge it asks for."""
     suggested_next_ids: tuple[str, ...] = ()
-    """Stages it would like to go on at, the first that an edge leads to."""
+    """Stages it asks for; the first one that an edge leads to counts."""
     context_updates: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What others shall find in the context."""
+    """Values for the context."""
     notes: str = ""
     failure_reason: str = ""
     raw: str = ""
-    """The word the stage used itself, where it is no status."""
+    """The stage's own word, where it is not a status."""
     tools: tuple[str, ...] = ()
-    """Tools that were used, in order."""
+    """Names of the tools used, in order."""
 
     def __post_init__(self) -> None:
         given: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -65,7 +66,7 @@ class Outcome:
             object.__setattr__(self, name, value)
 
     def document(self) -> dict[str, Any]:
-        """As plain data, under the names of a status file; what is empty is left out."""
+        """The outcome as plain data, with the keys of a status file, without empty values."""
         said: dict[str, Any] = {
             "outcome": self.status.value,
             "status": self.status.value,
@@ -84,15 +85,15 @@ _TEXTS = ("preferred_label", "notes", "failure_reason", "raw")
 
 
 def failure(reason: str, *, updates: Mapping[str, Any] | None = None) -> Outcome:
-    """A failure with its reason."""
+    """A failure with a reason."""
     return Outcome(status=StageStatus.FAIL, failure_reason=reason, context_updates=updates or {})
 
 
 def parse_outcome(document: Mapping[str, Any]) -> Outcome:
-    """An outcome from plain data, such as a status file, an agent's answer, or what `document` gave.
+    """Parse an outcome from plain data: a status file, an agent's answer, or a `document`.
 
     Raises:
-        ValueError: it says nothing of how it went, or a field is of the wrong kind.
+        ValueError: the status is missing, or a field has the wrong type.
     """
     word = next((document[key] for key in STATUS_KEYS if document.get(key) not in (None, "")), None)
     if not isinstance(word, str):
@@ -115,16 +116,16 @@ def parse_outcome(document: Mapping[str, Any]) -> Outcome:
 
 
 def parse_status(word: str) -> tuple[StageStatus, str]:
-    """The status that a word stands for, and the word itself where it is a label of somebody's own."""
+    """The status meant by a word, and the word itself if it is a label instead."""
     said = word.strip().lower()
     said = STATUSES.get(said, said)
     return (StageStatus(said), "") if said in tuple(StageStatus) else (StageStatus.SUCCESS, word.strip())
 
 
 def find_outcome(text: str) -> Outcome | None:
-    """The outcome that a text ends in or consists of, as a JSON object with a status; None: it holds none.
+    """The outcome in a text that is, or ends in, a JSON object with a status; None if there is none.
 
-    Only an `outcome` or `status` that is a text counts. A fenced block may stand around the object.
+    Only an `outcome` or `status` of type text counts. The object may be in a fenced block.
     """
     body = text.strip()
     if body.endswith("```"):

@@ -1,6 +1,8 @@
-"""Anything at all is shown in a bounded number of characters, on one line, without being serialised whole.
+"""Preambles: what a stage is shown of the run so far, within the token budget of its fidelity for any input.
 
-What is shown can neither begin a heading nor a fence, nor pass for a note of ours.
+If space is short the oldest stages go first, then values get shorter, then values go. The same input gives the same
+text. Values appear on one line, bounded, and cannot form a heading, a fence, or markup of ours. Each mode is a
+template in `templates/fidelity/`.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ from context_compiler.template.prompts import shipped_templates
 from context_compiler.tokens import Count, TokenCounter, as_counter
 
 LARGEST = 8 * 1024
-"""Bytes of a value that is shown itself; of a larger one, a reference and a preview."""
+"""Maximum size of a value shown in full, in bytes; a larger one becomes a reference and a preview."""
 KEPT = "internal.kept"
-"""The key of the context that says where values are kept that are not under their usual references, by their keys."""
+"""Context key of references to values stored elsewhere than under their usual reference, by key."""
 OFTEN = 400
-"""Characters of a text that is remembered as shown: every stage of a run is told much of what the one before was."""
+"""Maximum length of a text whose rendering is cached: successive stages show much of the same."""
 DEEPEST = 8
-"""Containers within containers that are shown."""
+"""Maximum depth of nested containers."""
 CUT = "…"
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
@@ -51,7 +53,7 @@ _LEADING = re.compile(r"[#`~>=|*+_-]|\d{1,9}[.)]|<")
 
 
 def one_line(text: object, most: int) -> str:
-    """The beginning of a text on one line, without blanks at its ends; what is cut ends in an ellipsis."""
+    """The beginning of a text on one line, stripped; an ellipsis marks a cut."""
     whole = text if isinstance(text, str) else safe_str(text)
     if type(whole) is str and len(whole) <= OFTEN:
         return _remembered_line(whole, most)
@@ -68,19 +70,19 @@ _remembered_line = lru_cache(maxsize=8_192)(_on_one_line)
 
 
 def escape_lead(line: str) -> str:
-    """A line that can follow `- ` without turning into a heading, a fence, a quote or a list."""
+    """Escape a line so that after `- ` it starts no heading, fence, quote or list."""
     return f"\\{line}" if _LEADING.match(line) else line
 
 
 def artifact_reference(key: str) -> str:
-    """Under which name a value of the context that is too large to show can be kept."""
+    """The usual reference of a context value that is too large to show."""
     return f"artifact://context.{_UNFIT.sub('_', key[:100])}"
 
 
 def show_value(value: object, reference: str, most: int) -> str:
-    """A value as JSON of at most about `most` characters; one that is cut is a string that ends in an ellipsis.
+    """A value as JSON of about `most` characters; a cut one is a string with an ellipsis.
 
-    A value above 8 kB becomes `reference`, which says where it is kept, and a preview.
+    A value above 8 kB becomes `reference` and a preview.
     """
     if type(value) is str and len(value) <= OFTEN:
         return _remembered(value, most)
@@ -105,14 +107,14 @@ def _preview(value: object, text: str, most: int) -> str:
 
 
 def quote(text: str) -> str:
-    """A JSON string, disarmed."""
+    """A JSON string without active markup."""
     return json.dumps(neutral(text), ensure_ascii=False)
 
 
 def encode(value: object, room: int) -> tuple[str, bool]:
-    """As much of a value's JSON as `room` characters hold, and whether that is all of it.
+    """The part of a value's JSON that fits into `room` characters, and True if it is complete.
 
-    Keys are sorted; what JSON does not know is its `str`. A cut text is no JSON.
+    Keys are sorted; `str` is the fallback for other types. A cut text is not JSON.
     """
     pieces: list[str] = []
     for piece in _pieces(value, room, 0):
@@ -163,29 +165,29 @@ def _array(values: Iterable[object], room: int, depth: int) -> Iterator[str]:
 
 
 LEAST = 40
-"""Characters to which a value is shortened before whole values are left out."""
+"""Minimum length of a shortened value, before whole values are left out."""
 ENTRY, NESTED, JOINED = 3, 4, 1
-"""Tokens of the signs around an entry: on a line of its own, on one that is indented, on one with others."""
+"""Tokens of markup around an entry: on its own line, indented, or on a shared line."""
 LABELLED = 5
-"""Tokens of what stands before the tools of a stage, and before its duration."""
+"""Tokens of the captions of a stage's tools and duration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeLimits:
-    """What one mode shows, in characters but for the budget, which is in tokens."""
+    """Limits of a mode: a budget in tokens, the rest in characters."""
 
     budget: int
     notes: int = 0
-    """Of what a stage noted."""
+    """Of a stage's notes."""
     outcomes: bool = True
     details: bool = False
-    """Whether tools, durations and retries are shown."""
+    """True if tools, durations and retries are shown."""
     value: int = 0
-    """Of one value of the context; 0: the context is not shown."""
+    """Of one context value; 0 hides the context."""
 
 
 class Page:
-    """One preamble while it is being filled: what is on it, and what there is room for."""
+    """A preamble under construction, with the space left in it."""
 
     def __init__(self, *, shape: ModeLimits, template: Template, count: TokenCounter) -> None:
         self.shape, self._template, self._count = shape, template, count
@@ -193,21 +195,21 @@ class Page:
         self._left: dict[str, int] = {"omitted": 0, "context_omitted": 0, "retries_omitted": 0}
         self._kept: Mapping[str, object] = {}
         self._free = 0
-        """Tokens that are free beside head and goal."""
+        """Tokens free beside head and goal."""
 
     def clip(self, text: object, tokens: int) -> str:
-        """A text on one line, of at most so many tokens."""
+        """A text on one line, cut to a number of tokens."""
         line = one_line(text, 16 * tokens)
         if self._count.text(line) <= tokens:
             return line
         return self._count.head(line, max(1, tokens - 2)).rstrip(f"{CUT} ") + CUT
 
     def head(self, **values: object) -> None:
-        """What is always there."""
+        """Set the values that are always present."""
         self._values |= values
 
     def goal(self, goal: object) -> None:
-        """The goal, with at most a quarter of the page, or what is left where nothing else is to come."""
+        """Set the goal: at most a quarter of the page, or the rest of a page that has nothing else."""
         room = self._room()
         quarter = self.shape.budget // 4
         most = room - 4 if self.shape.budget <= 100 else min(quarter, room)
@@ -221,9 +223,9 @@ class Page:
         values: Mapping[str, object],
         again: Sequence[tuple[str, str]],
     ) -> None:
-        """Stages (of `count`), context and retries: each has its share of the room, and what another leaves.
+        """Fill in stages (of `count`), context and retries; each gets a share of the space, and what others leave.
 
-        Only the last of the stages need be there.
+        Only the most recent stages are needed.
         """
         kept = values.get(KEPT)
         self._kept = cast("Mapping[str, object]", kept) if isinstance(kept, Mapping) else {}
@@ -257,7 +259,7 @@ class Page:
         return max(0, self.shape.budget - self._count.text(self._rendered()))
 
     def _shorten(self) -> bool:
-        """Take away what goes first; False: nothing is left to take."""
+        """Remove the least important content; False if nothing is left to remove."""
         for name, omitted, at in (("stages", "omitted", 0), ("context", "context_omitted", -1)):
             entries: list[object] = self._values[name]
             if len(entries) > (name == "stages"):
@@ -273,7 +275,7 @@ class Page:
         return len(goal) > len(CUT)
 
     def _put(self, name: str, entries: Iterable[Mapping[str, str]], room: int, every: int) -> int:
-        """As many entries as fit, from the first on; the tokens they take."""
+        """Add entries while they fit; the tokens used."""
         kept: list[Mapping[str, str]] = []
         spent = 0
         for entry in entries:
@@ -287,13 +289,13 @@ class Page:
         return spent
 
     def _signs(self, name: str, entry: Mapping[str, str]) -> int:
-        """Tokens of what the template sets around an entry."""
+        """Tokens of the template's markup around an entry."""
         if not self.shape.notes:
             return JOINED if name == "stages" else NESTED
         return ENTRY + LABELLED * (bool(entry.get("tools")) + bool(entry.get("duration")))
 
     def _context(self, wanted: Sequence[tuple[str, object]], left: int, room: int) -> int:
-        """The values of the context, as long as they may be for all of them to fit, else as many as fit."""
+        """Add context values, shortened until all of them fit, or as many as fit."""
         most, spent = self.shape.value, 0
         while most and wanted:
             most = most if 8 * len(wanted) < room else LEAST
@@ -341,7 +343,7 @@ def _remembered_cost(count: TokenCounter, text: str) -> int:
 
 
 def _tools(tools: object) -> str:
-    """Names of tools, as a list of names or of calls."""
+    """Names of tools, given names or calls."""
     if not isinstance(tools, list | tuple):
         return one_line(tools or "", 300)
     names = [_call_name(one) for one in cast("Sequence[object]", tools)[:100]]
@@ -356,7 +358,7 @@ def _call_name(call: object) -> object:
 
 
 def _duration(duration: object) -> str:
-    """Seconds as `1.2s`; anything else as it is."""
+    """Seconds as `1.2s`; anything else as text."""
     if isinstance(duration, int | float) and not isinstance(duration, bool):
         return f"{duration:.1f}s"[:40]
     return one_line("" if duration is None else duration, 40)
@@ -383,22 +385,22 @@ def build_fidelity_preamble(
     *,
     counter: TokenCounter | Count | None = None,
 ) -> str:
-    """What to put before the prompt of a stage that begins a fresh conversation, as markdown; empty at `full`.
+    """The text before the prompt of a stage that starts a new conversation, as markdown; empty at `full`.
 
-    Within 100, 500, 600, 1,500 or 3,000 tokens for any input, as `counter` counts.
+    At most 100, 500, 600, 1,500 or 3,000 tokens for any input, as `counter` counts.
 
     Args:
         mode: One of the six fidelities.
         pipeline: Something with `name`, `goal` and `nodes`, such as a `Graph`.
-        context: A mapping, or something with a `snapshot()`; keys of bookkeeping are not shown, and a value above
-            8 kB is a reference and a preview. Its `run_id` is shown by `truncate`.
-        completed_nodes: Names of stages, in the order they were completed.
-        current_node: The stage that is about to run, or its name.
-        logs: Mappings with `node`, `outcome`, `notes`, `tools` and `duration`; the last about a stage counts.
-        counter: How tokens are counted; o200k when not given.
+        context: A mapping, or something with a `snapshot()`; internal keys are hidden, and a value above 8 kB is a
+            reference and a preview. `truncate` shows its `run_id`.
+        completed_nodes: Names of stages, in the order of completion.
+        current_node: The stage about to run, or its name.
+        logs: Mappings with `node`, `outcome`, `notes`, `tools` and `duration`; the last one about a stage counts.
+        counter: Token counter; o200k by default.
 
     Raises:
-        FidelityError: `mode` is none of the six.
+        FidelityError: `mode` is not one of the six.
     """
     fidelity = Fidelity.parse(mode, where="mode")
     if fidelity is Fidelity.FULL:

@@ -1,4 +1,4 @@
-"""What a run needs before it begins: its graph, ready to be run, and a place to be kept in."""
+"""Preparation of a run: its graph, ready to run, and its storage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from context_compiler.pipeline.workflow import SUFFIXES, apply_directives, load_
 
 
 def load_graph(pipeline: Graph | str | Path) -> Graph:
-    """A graph as it is given: itself, as DOT text, or as the path of a DOT file or of a workflow.
+    """A graph from itself, DOT text, or the path of a DOT file or workflow.
 
     Raises:
         GraphError: it cannot be read.
@@ -42,10 +42,10 @@ def load_graph(pipeline: Graph | str | Path) -> Graph:
 
 
 def prepare(graph: Graph, config: RunConfig) -> Graph:
-    """The graph as it runs: directives, stylesheet and transforms applied, and checked.
+    """The graph as it runs: with directives, stylesheet and transforms applied, and validated.
 
     Raises:
-        GraphError: it has errors; they are about the graph after the transforms.
+        GraphError: it has errors after the transforms.
     """
     known = tuple(build_handlers(config))
     lowered = apply_directives(graph.with_ends())
@@ -60,7 +60,7 @@ def prepare(graph: Graph, config: RunConfig) -> Graph:
 
 
 def open_runs(config: RunConfig) -> RunStore:
-    """The store of runs that a config asks for."""
+    """Open the run store of a config."""
     if isinstance(config.runs, RunStore):
         return config.runs
     if config.runs is not None:
@@ -70,14 +70,14 @@ def open_runs(config: RunConfig) -> RunStore:
 
 
 def run_folder(config: RunConfig, store: RunStore, run_id: str) -> Path | None:
-    """The folder of a run's files; None: it leaves none."""
+    """Folder of a run's files; None without files."""
     if config.logs_root is not None:
         return Path(config.logs_root)
     return store.folder(run_id) if isinstance(store, FileRuns) else None
 
 
 def run_info(graph: Graph, state: RunState) -> RunInfo:
-    """What is known of a run that begins now."""
+    """Metadata of a new run."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     return RunInfo(
         run_id=state.lineage.root_run_id,
@@ -93,6 +93,6 @@ def run_info(graph: Graph, state: RunState) -> RunInfo:
 
 
 def graph_texts(graph: Graph, state: RunState) -> dict[str, str]:
-    """The texts of a graph by their hashes: its source, and the graph written anew."""
+    """Texts of a graph by hash: its source, and its normal form."""
     source = {state.graph.source: graph.source} if state.graph.source else {}
     return {**source, state.graph.snapshot: to_dot(graph)}

@@ -1,8 +1,7 @@
-"""What a run has done so far, from whatever tells of it: stages, outcomes, notes, retries, and the context to show.
+"""Progress of a run, read from any engine's objects: stages, outcomes, notes, retries, and visible context.
 
-Everything is looked up by attribute or key and nothing is required, so any engine's objects will do. A log
-entry is a mapping with `node` (or `name`), `outcome` (or `status`), `notes`, `tools` and `duration`; of several
-about one stage, the last that says something counts.
+Everything is looked up by attribute or key, and nothing is required. A log entry is a mapping with `node` (or `name`),
+`outcome` (or `status`), `notes`, `tools` and `duration`; of several about one stage, the last non-empty value counts.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ NOTES = ("notes", "note", "failure_reason")
 TOOLS = ("tools", "tools_used", "tool_calls")
 DURATION = ("duration", "elapsed", "duration_seconds")
 COMPLETE = (OUTCOME[0], NOTES[0], TOOLS[0], DURATION[0])
-"""What an entry holds that leaves nothing to older ones."""
+"""Fields after which older entries about a stage add nothing."""
 RETRIES = "internal.retry_count."
 
 _HIDDEN = frozenset(
@@ -29,25 +28,25 @@ _HIDDEN = frozenset(
         *("completed_nodes", "thread_key", "fidelity", "internal", "graph", "node_retries"),
     }
 )
-"""Keys of the context that are bookkeeping."""
+"""Context keys hidden as bookkeeping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedStage:
-    """A completed stage, once, at its latest completion."""
+    """A completed stage, at its latest completion."""
 
     name: str
     outcome: str
     told: Mapping[str, object] = field(default_factory=dict[str, object])
-    """What the logs say of it."""
+    """Merged log entries."""
 
     def said(self, names: Sequence[str]) -> object:
-        """The first of some fields that the logs tell."""
+        """The first of several fields that is set in the logs."""
         return _first(self.told, names)
 
 
 def context_values(context: object) -> Mapping[str, object]:
-    """The values of a context: a mapping, or something with a snapshot, a mapping of values, or items."""
+    """Values of a context: a mapping, or an object with a snapshot, values, or items."""
     if isinstance(context, Mapping):
         return cast("Mapping[str, object]", context)
     for name in ("values", "snapshot", "to_dict", "data", "items"):
@@ -65,7 +64,7 @@ def context_values(context: object) -> Mapping[str, object]:
 
 
 def _from_pairs(items: object) -> Mapping[str, object] | None:
-    """What pairs of keys and values say; None: these are none."""
+    """A mapping from pairs; None for anything else."""
     try:
         return dict(cast("Iterable[tuple[str, object]]", items))
     except (TypeError, ValueError):
@@ -75,9 +74,9 @@ def _from_pairs(items: object) -> Mapping[str, object] | None:
 def completed_stages(
     names: Iterable[object], logs: Iterable[object], most: int
 ) -> tuple[list[tuple[str, Mapping[str, object]]], int]:
-    """The last `most` completed stages with what the logs say of them, and how many stages are completed.
+    """The last `most` completed stages with their log entries, and the number of completed stages.
 
-    Each stage is there once, in the order of its latest completion.
+    Each stage appears once, in the order of its latest completion.
     """
     order = list(dict.fromkeys(reversed([one if type(one) is str else node_name(one) for one in names])))
     told: dict[str, dict[str, object]] = {name: {} for name in order[:most]}
@@ -97,7 +96,7 @@ def completed_stages(
 
 
 def completed_stage(name: str, told: Mapping[str, object], context: Mapping[str, object]) -> CompletedStage:
-    """A completed stage with its outcome: from the logs, else from the context's `node_outcomes`."""
+    """A completed stage with its outcome, from the logs or the context's `node_outcomes`."""
     outcome = _first(told, OUTCOME)
     if outcome is None:
         outcomes = context.get("node_outcomes", context.get("internal.node_outcomes"))
@@ -116,12 +115,12 @@ def _first(fields: Mapping[str, object], names: Sequence[str]) -> object:
 
 
 def node_name(node: object) -> str:
-    """A stage's name, given itself or its name."""
+    """Name of a stage, given the stage or its name."""
     return node if isinstance(node, str) else safe_str(getattr(node, "name", node))
 
 
 def visible_entries(context: Mapping[str, object], most: int) -> tuple[list[tuple[str, object]], int]:
-    """The first `most` entries of a context that are no bookkeeping, by key, and how many more there are."""
+    """The first `most` visible context entries by key, and the number of others."""
     keys = {text: key for key in context if _shows(text := key if type(key) is str else safe_str(key))}
     first = nsmallest(most, keys) if len(keys) > most else sorted(keys)
     return [(key, context[keys[key]]) for key in first], len(keys) - len(first)
@@ -135,7 +134,7 @@ def _shows(key: str) -> bool:
 
 
 def stage_retries(context: Mapping[str, object], pipeline: object) -> Iterator[tuple[str, str]]:
-    """Every stage that was tried again: its name, and how often of how often it may be."""
+    """Retried stages as `(name, "2/3")`: retries used, retries allowed."""
     counts = {key: value for key, value in context.items() if safe_str(key).startswith(RETRIES)}
     if not counts:
         return
@@ -157,18 +156,18 @@ def _nodes(pipeline: object) -> Mapping[str, object]:
 
 
 def stage_count(pipeline: object) -> int:
-    """How many stages a pipeline has; 0: it does not say."""
+    """Number of stages of a pipeline; 0 if unknown."""
     nodes: Any = getattr(pipeline, "nodes", None)
     return len(cast("Sequence[object]", nodes)) if isinstance(nodes, Mapping | list | tuple | set | frozenset) else 0
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _FAILING = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What the `__str__` of a stranger's object can trip over."""
+"""Exceptions that `__str__` of a foreign object may raise."""
 
 
 def safe_str(value: object) -> str:
-    """`str` of anything: never raises, and says nothing of where in memory a thing lies."""
+    """`str` of anything, without memory addresses; never raises."""
     if type(value) is str:
         return value
     try:

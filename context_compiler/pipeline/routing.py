@@ -1,4 +1,4 @@
-"""Which way a run goes on after a stage: conditions first, then what the stage asked for, then weight, then name."""
+"""Routing: apply the outcome of a stage to the state, and choose the next stage."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ACCELERATOR = re.compile(r"\s*(?:\[(?P<bracketed>[^\]]{1,20})\]\s*|(?P<closed>\
 
 
 def normalise_label(label: str) -> str:
-    """A label without accelerator, blanks at its ends and capitals, as labels are compared."""
+    """A label in the form in which labels are compared: without accelerator, stripped, lower case."""
     return accelerator(label)[1].strip().lower()
 
 
 def accelerator(label: str) -> tuple[str, str]:
-    """The key that a label gives itself, as in `[Y] Yes`, `Y) Yes` and `Y - Yes`, and the rest; empty: none."""
+    """The key in a label such as `[Y] Yes`, `Y) Yes` or `Y - Yes`, empty if there is none, and the rest."""
     found = _ACCELERATOR.match(label)
     if found is None or not label[found.end() :].strip():
         return "", label.strip()
@@ -35,13 +35,15 @@ def accelerator(label: str) -> tuple[str, str]:
 
 
 def select_edge(graph: Graph, name: str, outcome: Outcome, values: Mapping[str, Any]) -> Edge | None:
-    """The edge that is taken out of a stage; None: none is open.
+    """The edge to take out of a stage; None if none is open.
+
+    Conditions come first, then the label and the stages the outcome asks for, then weight, then name.
 
     Args:
         graph: The graph.
         name: The stage.
-        outcome: What it said.
-        values: The context as it is now.
+        outcome: Its outcome.
+        values: The current context.
     """
     edges = graph.outgoing(name)
     true = [edge for edge in edges if edge.condition and _holds(edge, outcome, values)]
@@ -61,7 +63,7 @@ def select_edge(graph: Graph, name: str, outcome: Outcome, values: Mapping[str, 
 
 
 def _holds(edge: Edge, outcome: Outcome, values: Mapping[str, Any]) -> bool:
-    """Whether a condition holds; one that cannot be read never does."""
+    """True if a condition holds; an invalid one never does."""
     try:
         condition = parse_condition(edge.condition)
     except ConditionError:
@@ -74,23 +76,23 @@ def _best(edges: Iterable[Edge]) -> Edge:
 
 
 def retry_target(graph: Graph, node: Node) -> str | None:
-    """Where to go on after a stage failed and no edge is open; None: nowhere."""
+    """The stage to continue at after a failure; None if not set."""
     return _first(graph, (node.retry_target, node.fallback_retry_target))
 
 
 def gate_target(graph: Graph, gate: Node) -> str | None:
-    """Where to go on when a goal gate is not satisfied at the end; None: nowhere."""
+    """The stage to continue at if a goal gate is unsatisfied at the end; None if not set."""
     own = (gate.retry_target, gate.fallback_retry_target)
     return _first(graph, (*own, graph.text("retry_target"), graph.text("fallback_retry_target")))
 
 
 def unmet_gate(graph: Graph, state: RunState, *, unvisited: bool = False) -> Node | None:
-    """The first goal gate, in the order of the graph, that keeps a run from ending well.
+    """The first goal gate, in the order of the graph, that prevents a successful end.
 
     Args:
         graph: The graph.
-        state: Where the run stands.
-        unvisited: Whether a gate that never ran counts as not satisfied.
+        state: The state of the run.
+        unvisited: True if a gate that never ran counts as unsatisfied.
     """
     for node in graph.nodes.values():
         if not node.goal_gate:
@@ -108,18 +110,18 @@ def _first(graph: Graph, names: Iterable[str]) -> str | None:
 
 
 OUTPUTS = ("last_response_ref", "tool.output_ref")
-"""Keys under which a stage leaves the reference of all that it put out."""
+"""Context keys under which a stage leaves a reference to its complete output."""
 
 
 def fail_run(state: RunState, reason: str) -> RunState:
-    """A state in which the run has failed."""
+    """The state with the run failed."""
     return replace(state, status="fail", failure_reason=reason, next_node=None, edge=None)
 
 
 def complete_stage(
     state: RunState, stage: Stage, outcome: Outcome, retries: int, duration: float
 ) -> tuple[RunState, Outcome]:
-    """The state after a stage, but for the way on, and the outcome as it stands; `duration` in seconds."""
+    """Apply the outcome of a stage to the state, except for the next stage; `duration` in seconds."""
     context, name = stage.context, stage.node.name
     try:
         context.apply_updates(outcome.context_updates)
@@ -153,9 +155,9 @@ def complete_stage(
 
 
 def _store_large_values(state: RunState, stage: Stage) -> None:
-    """What is too large for a preamble is an artifact too, under the reference that a preamble shows of it.
+    """Store values too large for a preamble as artifacts, under the reference that a preamble shows.
 
-    A branch has references of its own, because the usual ones are those of the run around it.
+    A branch uses references of its own, because the usual ones belong to the run around it.
     """
     values = stage.context.values()
     own: dict[str, str] = {}
@@ -172,12 +174,12 @@ def _store_large_values(state: RunState, stage: Stage) -> None:
 
 
 class Router:
-    """Finds the way on through one graph.
+    """Chooses the next stage in a graph.
 
     Args:
         graph: The graph.
-        config: How failures and gates are treated.
-        gates: Whether goal gates are looked at where the graph ends; in a branch they are not.
+        config: Treatment of failures and gates.
+        gates: True to check goal gates at the end of the graph; False in a branch.
     """
 
     def __init__(self, graph: Graph, config: RunConfig, *, gates: bool) -> None:
@@ -185,7 +187,7 @@ class Router:
         self._places = {id(edge): place for place, edge in enumerate(graph.edges)}
 
     def route(self, state: RunState, node: Node, outcome: Outcome) -> RunState:
-        """The state with the way on: an edge, a retry target, or the end."""
+        """Set the next stage: along an edge, to a retry target, or the end of the run."""
         bad = outcome.status is StageStatus.FAIL
         parallel = node.handler == "parallel"  # its edges are no ways on
         join = join_stage(self._graph, node.name) if parallel and not bad else None
@@ -209,7 +211,7 @@ class Router:
         return self.gate_jump(state) or replace(state, next_node=None, status="success", edge=None)
 
     def gate_jump(self, state: RunState) -> RunState | None:
-        """The state in which a goal gate sends the run back, or fails it; None: no gate does."""
+        """The state after an unsatisfied goal gate sent the run back or failed it; None if all are satisfied."""
         gate = unmet_gate(self._graph, state, unvisited=self._config.unvisited_gates) if self._gates else None
         if gate is None:
             return None

@@ -1,4 +1,4 @@
-"""Rules about the shape of a graph: one way in, one way out, and every stage on a way between them."""
+"""Validation rules: the structure of a graph, its attributes, and common mistakes."""
 
 from __future__ import annotations
 
@@ -149,10 +149,10 @@ STRUCTURE = (
 
 
 POLICIES = frozenset({"wait_all", "first_success", "k_of_n", "quorum", "all_success", "any_success", "ignore"})
-"""How the branches of a parallel stage are joined."""
+"""Ways to join the branches of a parallel stage."""
 
 MOST_SUGGESTIONS = 1_000
-"""Unknown attributes for which a known one of a similar name is looked for."""
+"""Maximum number of unknown attributes for which a similar name is suggested."""
 ERROR_POLICIES = frozenset({"continue", "fail_fast", "ignore"})
 RETRY_POLICIES = frozenset({"none", "standard", "aggressive", "linear", "patient"})
 
@@ -167,7 +167,7 @@ _Report = Callable[[str, Severity, str, str], Diagnostic]
 
 
 def _attributed(graph: Graph) -> Iterator[tuple[Attributed, Mapping[str, str], Mapping[str, tuple[str, ...]], _Report]]:
-    """Everything that has attributes: what it may say, other spellings, and how to speak of it."""
+    """Everything with attributes: known ones, other spellings, and the function that makes its findings."""
     yield graph, GRAPH_ATTRIBUTES, GRAPH_SPELLINGS, _graph_diagnostic
     for node in graph.nodes.values():
         yield node, NODE_ATTRIBUTES, NODE_SPELLINGS, _diagnostic_of(node)
@@ -189,7 +189,7 @@ def _diagnostic_of(thing: Node | Edge) -> _Report:
 
 
 def attributes_known(graph: Graph) -> Iterator[Diagnostic]:
-    """An attribute is one that somebody reads; a new name for an old one is said so."""
+    """Attributes are known; an old spelling is reported as such."""
     looked = 0
     for thing, known, spellings, say in _attributed(graph):
         for name in thing.attrs:
@@ -212,7 +212,7 @@ def _closest(name: str, known: tuple[str, ...]) -> str:
 
 
 def value_type(graph: Graph) -> Iterator[Diagnostic]:
-    """A value can be read as what its attribute is."""
+    """Values have the type of their attribute."""
     for thing, known, _, say in _attributed(graph):
         for name in thing.attrs:
             kind = known.get(name, "text")
@@ -226,7 +226,7 @@ def value_type(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def fidelity_valid(graph: Graph) -> Iterator[Diagnostic]:
-    """A fidelity is one of the six modes; another one is passed over when a run resolves it."""
+    """A fidelity is one of the six modes; any other is ignored at run time."""
     for thing, _, _, say in _attributed(graph):
         name = "default_fidelity" if thing is graph else "fidelity"
         said = thing.text(name)
@@ -248,7 +248,7 @@ def reasoning_effort_known(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def condition_syntax(graph: Graph) -> Iterator[Diagnostic]:
-    """A condition can be read."""
+    """Conditions are valid."""
     for edge in graph.edges:
         try:
             condition = parse_condition(edge.condition)
@@ -263,7 +263,7 @@ def condition_syntax(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def stylesheet_syntax(graph: Graph) -> Iterator[Diagnostic]:
-    """The stylesheet can be read, and says only what stages can take over."""
+    """The stylesheet is valid, and sets only properties of stages."""
     try:
         rules = parse_stylesheet(graph.model_stylesheet)
     except StylesheetError as error:
@@ -279,7 +279,7 @@ def stylesheet_syntax(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def shape_known(graph: Graph) -> Iterator[Diagnostic]:
-    """A shape stands for a handler; any other is drawn, and runs as an agent."""
+    """A shape has a handler; a stage of any other shape is run by an agent."""
     for node in graph.nodes.values():
         if not node.type and node.shape not in HANDLERS:
             message = f"shape {node.shape!r} stands for no handler, so an agent runs the stage"
@@ -289,17 +289,17 @@ def shape_known(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def join_policy_known(graph: Graph) -> Iterator[Diagnostic]:
-    """A parallel stage is joined in a way that there is."""
+    """A join policy is known."""
     yield from _check_choice(graph, "join_policy", POLICIES, ERROR)
 
 
 def error_policy_known(graph: Graph) -> Iterator[Diagnostic]:
-    """What a branch that fails does to the others is one of three things."""
+    """An error policy is known."""
     yield from _check_choice(graph, "error_policy", ERROR_POLICIES, WARNING)
 
 
 def retry_policy_known(graph: Graph) -> Iterator[Diagnostic]:
-    """A retry policy is one that has a name here."""
+    """A retry policy is known."""
     yield from _check_choice(graph, "retry_policy", RETRY_POLICIES, WARNING)
 
 
@@ -319,7 +319,7 @@ CONTENT = (
 
 
 def goal_gate_has_retry(graph: Graph) -> Iterator[Diagnostic]:
-    """A gate that can keep a run from ending says where to try again."""
+    """A goal gate has a place to go back to."""
     if graph.text("retry_target") or graph.text("fallback_retry_target"):
         return
     for node in graph.nodes.values():
@@ -329,7 +329,7 @@ def goal_gate_has_retry(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def prompt_on_llm_nodes(graph: Graph) -> Iterator[Diagnostic]:
-    """A stage that a model runs says what to do."""
+    """A stage run by a model has an instruction."""
     for node in graph.with_ends().nodes.values():
         if node.handler == DEFAULT_HANDLER and not node.prompt and node.raw("label") is None:
             message = "an agent's stage with neither prompt nor label"
@@ -337,7 +337,7 @@ def prompt_on_llm_nodes(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def tool_command_required(graph: Graph) -> Iterator[Diagnostic]:
-    """A tool's stage has a command."""
+    """A tool stage has a command."""
     for node in graph.nodes.values():
         if node.handler == "tool" and not node.text("tool_command"):
             yield node_diagnostic(
@@ -346,7 +346,7 @@ def tool_command_required(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
-    """A stage at `full` says whose conversation it continues."""
+    """A stage at `full` names its conversation."""
     if graph.default_thread_id:
         return
     for node in graph.nodes.values():
@@ -361,7 +361,7 @@ def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def thread_without_full(graph: Graph) -> Iterator[Diagnostic]:
-    """A thread is named where a conversation is continued."""
+    """A thread is named only where a conversation is continued."""
     for node in graph.nodes.values():
         modes = {_fidelity_of(edge, node, graph) for edge in graph.incoming(node.name)} or {
             _fidelity_of(None, node, graph)
@@ -386,7 +386,7 @@ def _fidelity_of(edge: Edge | None, node: Node, graph: Graph) -> str:
 
 
 def all_conditional_edges(graph: Graph) -> Iterator[Diagnostic]:
-    """Some way out of a stage is always open."""
+    """Some edge out of a stage is always open."""
     for node in graph.nodes.values():
         edges = graph.outgoing(node.name)
         if not edges or node.handler in ("parallel", "exit") or not all(edge.condition for edge in edges):
@@ -400,7 +400,7 @@ def all_conditional_edges(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def _coverage(edges: tuple[Edge, ...]) -> str:
-    """What the conditions on some edges leave open: nothing (`all`), rare outcomes, or more."""
+    """Coverage of the conditions of some edges: `all`, `success and fail`, or empty."""
     single = [clause for edge in edges if (clause := _only_clause(edge)) is not None]
     equal = {(clause.key, status_word(clause.value)) for clause in single if clause.operator == "="}
     if any((clause.key, status_word(clause.value)) in equal for clause in single if clause.operator == "!="):
@@ -417,7 +417,7 @@ def _only_clause(edge: Edge) -> Clause | None:
 
 
 def condition_on_human_gate(graph: Graph) -> Iterator[Diagnostic]:
-    """What a person chooses is what happens."""
+    """Edges of a human gate have no conditions."""
     for node in graph.nodes.values():
         for edge in graph.outgoing(node.name) if node.handler == "wait.human" else ():
             if edge.condition:
@@ -426,7 +426,7 @@ def condition_on_human_gate(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
-    """The choice that stands for silence is one of the choices."""
+    """The default choice of a human gate is one of its choices."""
     for node in graph.nodes.values():
         choice = node.text("human.default_choice")
         if choice and choice not in {edge.target for edge in graph.outgoing(node.name)}:
@@ -437,7 +437,7 @@ def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
-    """Branches that run at the same time do not talk in one thread."""
+    """Concurrent branches use different threads."""
     if not any(thing.thread_id for things in (graph.nodes.values(), graph.edges) for thing in things):
         return
     for node in graph.nodes.values():
@@ -454,7 +454,7 @@ def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def _threads(graph: Graph, first: Edge, join: str | None) -> Iterator[str]:
-    """The threads that stages of a branch name, up to where the branches are joined."""
+    """Threads named by the stages of a branch, up to the join."""
     waiting, reached = [first], {first.target}
     while waiting:
         edge = waiting.pop()

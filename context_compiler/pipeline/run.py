@@ -1,4 +1,4 @@
-"""A pipeline is run in phases: transformed, checked, begun, gone through, and ended; `run_pipeline` is all of them."""
+"""Runs and resumes pipelines: prepare the graph, own the run, execute it, and clean up."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ log = logging.getLogger("context_compiler.pipeline")
 
 
 async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = None, **options: Any) -> RunState:
-    """Run a pipeline to its end. A run that fails is a result too.
+    """Run a pipeline to its end; the state it ended in, also after a failure.
 
     Args:
-        pipeline: A graph, DOT text, or the path of a DOT file.
-        config: How to run it.
-        options: Fields of `RunConfig`, in place of those of `config`.
+        pipeline: A graph, DOT text, or the path of a DOT file or workflow.
+        config: Configuration.
+        options: Fields of `RunConfig` that override those of `config`.
 
     Raises:
         GraphError: the graph cannot be read, or has errors.
-        PipelineError: the run could not be begun, or not be kept.
+        PipelineError: the run could not be started or saved.
     """
     config = replace(config or RunConfig(), **options)
     graph = load_graph(pipeline)
@@ -64,7 +64,7 @@ async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = 
 async def execute(
     graph: Graph, config: RunConfig, store: RunStore, state: RunState, *, resumed: bool = False
 ) -> RunState:
-    """Run from a state to the end; the caller owns the run. Cancellation leaves the last checkpoint."""
+    """Execute from a state to the end; the caller owns the run. Cancellation leaves the last checkpoint."""
     running = ActiveRun(graph, config, store, state)
     await running.open()
     kind = "run_resumed" if resumed else "run_initialized"
@@ -83,7 +83,7 @@ async def execute(
 
 
 class ActiveRun:
-    """One run while it goes on: its engine, its events, its children."""
+    """A run in progress: its engine, events, and children."""
 
     def __init__(self, graph: Graph, config: RunConfig, store: RunStore, state: RunState) -> None:
         self.config, self.store, self.state = config, store, state
@@ -101,7 +101,7 @@ class ActiveRun:
         self._running: set[ChildRun] = set()
 
     async def open(self) -> None:
-        """Make the folder of its files if need be, and number events on from those that are there."""
+        """Create the folder for files, and continue the numbers of existing events."""
         if self.root is not None:
             with suppress(OSError):  # whoever writes there says it, with the file
                 made(self.root)
@@ -109,13 +109,13 @@ class ActiveRun:
         self._sequence = events[-1].sequence if events else 0
 
     async def save(self, state: RunState) -> None:
-        """Keep a state."""
+        """Persist a state."""
         await self.store.save(state)
         self.state = state
         await self.emit("checkpoint_saved", run_id=state.run_id, node=state.current_node, number=state.sequence)
 
     async def emit(self, kind: str, *, run_id: str, node: str | None = None, branch: str = "", **facts: Any) -> None:
-        """Tell what happened: the store, and whoever listens; a listener that fails is passed over."""
+        """Record an event and notify the listener; errors of the listener are logged."""
         self._sequence += 1
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         data = {key: value for key, value in facts.items() if value not in (None, "")}
@@ -127,16 +127,16 @@ class ActiveRun:
                 log.warning("on_event failed: %s", loggable(heard.error))
 
     async def finish(self, state: RunState) -> None:
-        """Tell how the run ended, and how long this process was at it."""
+        """Emit the end of the run, with the time this process spent on it."""
         facts: dict[str, Any] = {"status": state.status, "reason": state.failure_reason, "completed": state.sequence}
         facts |= {"duration": max(0.0, self.config.clock() - self._began), "artifact_count": self.engine.artifact_count}
         await self.emit("run_finalized", run_id=state.run_id, **facts)
 
     async def start(self, graph: Graph, run_id: str) -> ChildRun:
-        """Start a graph as a child of this run, or go on with it where it was begun before.
+        """Start a graph as a child of this run, or resume that child.
 
         Raises:
-            PipelineError: it was begun with another graph, somebody else is running it, or it could not be kept.
+            PipelineError: the child has another graph, is running elsewhere, or could not be saved.
         """
         store = self.store.below(run_id) if isinstance(self.store, FileRuns) else self.store
         config = replace(self.config, run_id=run_id, runs=store, context={}, logs_root=self._below(run_id))
@@ -158,7 +158,7 @@ class ActiveRun:
         return child
 
     async def stop_children(self) -> None:
-        """No child outlives its parent."""
+        """Stop the children that still run."""
         for child in list(self._running):
             await child.stop()
 
@@ -169,21 +169,21 @@ class ActiveRun:
 
 
 class ChildRun:
-    """A pipeline that a stage started."""
+    """A pipeline started by a stage."""
 
     def __init__(self, run: ActiveRun, owned: AsyncExitStack) -> None:
-        """`owned` lets go of the run when it is closed."""
+        """`owned` releases the ownership of the run."""
         self._run, self._owned = run, owned
         self.task = asyncio.create_task(self._go())
 
     @property
     def state(self) -> RunState:
-        """Where it stands."""
+        """The last saved state."""
         return self._run.state
 
     @property
     def running(self) -> bool:
-        """Whether it still runs."""
+        """True while it runs."""
         return not self.task.done()
 
     def steer(self, message: str) -> None:
@@ -191,11 +191,11 @@ class ChildRun:
         self._run.engine.inbox.append(message)
 
     async def wait(self, sleeping: asyncio.Future[None]) -> None:
-        """Until it has ended, or `sleeping` has."""
+        """Wait until it has ended, or `sleeping` has."""
         await asyncio.wait({self.task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> None:
-        """End it; its last checkpoint stays."""
+        """Stop it; its last checkpoint remains."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
         await self._owned.aclose()  # a task that was never begun has not
@@ -228,18 +228,17 @@ async def _notify(listener: Any, event: Event) -> None:
 async def resume_pipeline(
     run: str | Path, config: RunConfig | None = None, *, pipeline: Graph | str | Path | None = None, **options: Any
 ) -> RunState:
-    """Go on with a run; one that has ended is given back as it is.
+    """Resume a run; one that has ended is returned as it is.
 
     Args:
         run: The folder of a run, or its id in `config.runs`.
-        config: How to run it: what was not written down, such as agents, must be given again.
-        pipeline: The graph; None takes the one that was kept with the run.
-        options: Fields of `RunConfig`, in place of those of `config`.
+        config: Configuration; what is not saved, such as agents, must be given again.
+        pipeline: The graph; None uses the one saved with the run.
+        options: Fields of `RunConfig` that override those of `config`.
 
     Raises:
-        GraphError: the graph cannot be read, or has errors.
-        PipelineError: there is no such run, its checkpoint is damaged or newer, its graph is another one, or
-            somebody else is running it.
+        GraphError: the graph cannot be read, has errors, or is not the graph of the run.
+        PipelineError: the run does not exist, is running elsewhere, or its checkpoint is damaged or newer.
     """
     config = replace(config or RunConfig(), **options)
     store, run_id, config = _locate(run, config)
@@ -267,7 +266,7 @@ def _missing(run_id: str, known: Sequence[str]) -> str:
 
 
 def _locate(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfig]:
-    """The store that holds a run, its id there, and the config with its folder."""
+    """The store of a run, its id there, and the config with its folder."""
     folder = Path(run)
     if attempt((folder / FILE).is_file).value:  # an id may be longer than a path can be
         state = read_checkpoint(folder)
@@ -282,7 +281,7 @@ def _locate(run: str | Path, config: RunConfig) -> tuple[RunStore, str, RunConfi
 
 
 async def _load_graph(store: RunStore, state: RunState, pipeline: Graph | str | Path | None) -> Graph:
-    """The graph of a run: the one that is given, if it is the same, or the one that was kept."""
+    """The graph of a run: the given one, if it is the same, or the saved one."""
     if pipeline is not None:
         graph = load_graph(pipeline)
     else:
@@ -300,10 +299,10 @@ async def _load_graph(store: RunStore, state: RunState, pipeline: Graph | str | 
 
 
 def resume_state(graph: Graph, state: RunState, config: RunConfig) -> RunState:
-    """The state to go on from.
+    """The state to resume from.
 
     Raises:
-        PipelineError: it leads nowhere.
+        PipelineError: it does not match the graph.
     """
     if state.next_node is None:
         raise PipelineError(f"run {state.run_id!r}: its checkpoint names no next stage, and it has not ended")

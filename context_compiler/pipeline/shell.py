@@ -1,4 +1,4 @@
-"""A command of the shell runs with everything that it starts, for a while at most, and ends with all of it."""
+"""Shell commands with a time limit; a command ends together with everything it started."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MOST = 10_000_000
-"""Bytes of an output that are kept."""
+"""Maximum size of a captured output, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """How a command went."""
+    """Result of a command."""
 
     code: int | None
-    """Its exit code; None: it took too long."""
+    """Exit code; None after a time-out."""
     out: str
     err: str
 
     @property
     def last(self) -> str:
-        """The last line of what it complained of, else of what it said."""
+        """The last line of the error output, else of the output."""
         return last_line(self.err) or last_line(self.out)
 
 
@@ -37,14 +37,14 @@ async def run_shell(
     given: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> CommandResult:
-    """Run a command of the shell.
+    """Run a shell command.
 
     Args:
-        command: What the shell is given.
-        where: The folder it runs in.
-        limit: Seconds it may take.
-        given: What it can read; None: nothing.
-        env: Variables beside those of this process.
+        command: Text for the shell.
+        where: Working folder.
+        limit: Time limit in seconds.
+        given: Standard input; None for an empty one.
+        env: Additional environment variables.
 
     Raises:
         OSError: it could not be started.
@@ -84,7 +84,7 @@ async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
 
 
 async def _write(stream: asyncio.StreamWriter | None, text: str | None) -> None:
-    """Hand a text over; a command that does not read it is none the worse."""
+    """Write to standard input; it is not an error if the command does not read it."""
     if stream is None or text is None:
         return
     with suppress(BrokenPipeError, ConnectionResetError):
@@ -96,7 +96,7 @@ async def _write(stream: asyncio.StreamWriter | None, text: str | None) -> None:
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    """End a process with everything it started."""
+    """Kill a process and everything it started."""
     with suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
@@ -105,13 +105,13 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 def _close_pipes(process: asyncio.subprocess.Process) -> None:
-    """Close the pipes of a process that has ended: what left its group may hold the other ends for long."""
+    """Close the pipes of a finished process; processes that left its group may keep the other ends open."""
     transport: asyncio.BaseTransport | None = getattr(process, "_transport", None)  # there is no public way
     if transport is not None:
         transport.close()
 
 
 def last_line(text: str) -> str:
-    """The last line that says anything; at most 500 characters of it."""
+    """The last non-empty line, at most 500 characters of it."""
     lines = text.strip().splitlines()
     return lines[-1][:500] if lines else ""

@@ -1,4 +1,4 @@
-"""A stage as its handler sees it: what it is, what it may know, and where it leaves what it made."""
+"""A stage as its handler sees it: inputs, results, files, and how much of the past it gets."""
 
 from __future__ import annotations
 
@@ -27,76 +27,76 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class Child(Protocol):
-    """A pipeline that a stage started, while it runs."""
+    """A running pipeline that a stage started."""
 
     @property
     def state(self) -> RunState:
-        """Where it stands."""
+        """The last saved state."""
         ...
 
     @property
     def running(self) -> bool:
-        """Whether it still runs."""
+        """True while it runs."""
         ...
 
     def steer(self, message: str) -> None:
-        """Leave a message that its next stage finds in the context as `steer.message`."""
+        """Leave a message for its next stage, as `steer.message` in the context."""
         ...
 
     async def wait(self, sleeping: asyncio.Future[None]) -> None:
-        """Until it has ended, or `sleeping` has."""
+        """Wait until it has ended, or `sleeping` has."""
         ...
 
     async def stop(self) -> None:
-        """End it; its last checkpoint stays."""
+        """Stop it; its last checkpoint remains."""
         ...
 
 
 RunBranch: TypeAlias = Callable[[str, int, str, str], Awaitable[RunState]]
-"""Runs from a stage, by the edge of that place, in the branch of that name, up to but not including a stage."""
+"""Runs a branch: first stage, index of its edge, name of the branch, stage at which to stop."""
 StartChild: TypeAlias = Callable[[Graph, str], Awaitable[Child]]
-"""Starts a graph as a run of that id, or goes on with it."""
+"""Starts or resumes a graph under a run id."""
 Emit: TypeAlias = Callable[..., Awaitable[None]]
-"""Tells that something happened: its kind, and facts by name."""
+"""Emits an event: its kind, and facts by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One visit to a stage."""
+    """A visit to a stage."""
 
     node: Node
     graph: Graph
     context: ContextStore
-    """Values of the run; a handler may read and set them, and also return updates."""
+    """Values of the run; a handler may set them directly, or return updates."""
     artifacts: ArtifactStore
     config: RunConfig
     run_id: str
     branch_id: str = ""
-    """The branch of a parallel stage it is in; empty: none."""
+    """Its branch of a parallel stage; empty outside of branches."""
     folder: Path | None
-    """Where its files go; None: nowhere."""
+    """Folder for its files; None without files."""
     fidelity: Fidelity
     thread_id: str | None
-    """The key of the conversation it continues; None: it begins a fresh one."""
+    """Key of the conversation it continues; None starts a new one."""
     session: Session | None
-    """That conversation."""
+    """The conversation it continues."""
     preamble: str
-    """What it is told of the run so far; empty at `full`."""
+    """Text about the run so far; empty at `full`."""
     previous: Outcome | None
-    """How the stage before it went."""
+    """Outcome of the stage before it."""
     visit: int
-    """From 1."""
+    """Number of the visit, from 1."""
     branch: RunBranch
     start: StartChild
     emit: Emit
 
     @property
     def prompt(self) -> str:
-        """What it is asked to do: its prompt or label, with `$goal` filled in."""
+        """Its instruction: prompt or label, with `$goal` replaced."""
         return self.graph.with_goal(self.node.prompt or self.node.label)
 
     def write(self, name: str, text: str) -> None:
-        """Leave a file in its folder, if it has one.
+        """Write a file to its folder, if it has one.
 
         Raises:
             PipelineError: it could not be written.
@@ -110,14 +110,14 @@ class Stage:
             raise PipelineError(f"{path}: {error.strerror or error}; make room, or free it") from error
 
     def write_status(self, outcome: Outcome) -> None:
-        """Leave its outcome where other programs look for it."""
+        """Write the outcome to the status file, for other programs."""
         self.write(STATUS_FILE, json.dumps(outcome.document(), indent=1))
 
     def clear_status(self) -> None:
-        """Take away what an attempt before this one left as its outcome.
+        """Remove the status file of an earlier attempt.
 
         Raises:
-            PipelineError: there is something in its place that cannot be taken away.
+            PipelineError: it cannot be removed.
         """
         if self.folder is None:
             return
@@ -130,21 +130,21 @@ class Stage:
             ) from error
 
     def keep(self, name: str, data: Any) -> str:
-        """Keep data as an artifact; the reference says stage, visit and `name`, the same after a resume."""
+        """Store data as an artifact; the reference, from stage, visit and `name`, is the same after a resume."""
         place = (self.branch_id, self.node.name) if self.branch_id else (self.node.name,)
         return self.artifacts.store(artifact_id(*place, self.visit, name), name, data).reference
 
 
 HandlerResult: TypeAlias = "Outcome | str | Mapping[str, Any] | None"
-"""What a handler may return: an outcome, a text that is a success, plain data of an outcome, or nothing."""
+"""Result of a handler: an outcome, text of a success, an outcome as plain data, or nothing."""
 
 
 @runtime_checkable
 class Handler(Protocol):
-    """Runs the stages of one type. A plain function of a stage, async or not, does as well."""
+    """Runs stages of one type. A plain function of a stage, async or not, works too."""
 
     async def execute(self, stage: Stage) -> HandlerResult:
-        """Do the work of a stage. An exception is a failure of the stage, not of the run."""
+        """Run a stage. An exception fails the stage, not the run."""
         ...
 
 
@@ -153,24 +153,24 @@ HandlerLike: TypeAlias = Handler | Callable[[Stage], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What an engine has to know of a handler; its attributes of these names, where it has them."""
+    """Properties of a handler, from its attributes of the same names."""
 
     reads_past: bool = True
-    """It wants the preamble."""
+    """It uses the preamble."""
     retries: bool = True
-    """A status `retry` of it is tried again."""
+    """Its status `retry` is retried."""
     keeps_time: bool = False
-    """It looks to the stage's `timeout` itself."""
+    """It applies the stage's `timeout` itself."""
 
 
 def traits(handler: object) -> Traits:
-    """The traits of a handler."""
+    """Read the traits of a handler."""
     names: Sequence[str] = ("reads_past", "retries", "keeps_time")
     return Traits(**{name: getattr(handler, name) for name in names if isinstance(getattr(handler, name, None), bool)})
 
 
 def folder_name(name: str) -> str:
-    """A name as that of a folder: itself where it can be one."""
+    """A name as a folder name, unchanged if it is valid."""
     fit = _UNFIT.sub("_", name)[:100]
     if fit == name and name.strip("."):
         return name
@@ -180,16 +180,16 @@ def folder_name(name: str) -> str:
 MODE, THREAD, KEY = "internal.fidelity.mode", "internal.fidelity.thread_key", "thread_key"
 OVERRIDE, PREAMBLE, STEER = "internal.resume.fidelity_override_once", "_fidelity_preamble", "steer.message"
 PASSING = (PREAMBLE, OVERRIDE, STEER)
-"""Keys that are there while a stage runs, and in no checkpoint."""
+"""Context keys that exist only while a stage runs, never in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageInput:
-    """What a stage begins with."""
+    """Input of a stage."""
 
     fidelity: Fidelity
     thread: str | None
-    """The key of the conversation it continues; None: it begins a fresh one."""
+    """Key of the conversation it continues; None starts a new one."""
     context: ContextStore
     preamble: str
 
@@ -197,15 +197,15 @@ class StageInput:
 def stage_input(
     graph: Graph, state: RunState, node: Node, *, needs_preamble: bool, degrade: bool, inbox: Sequence[str] = ()
 ) -> StageInput:
-    """What a stage begins with.
+    """Input of a stage: fidelity, thread, context and preamble, resolved with the edge actually taken.
 
     Args:
         graph: The graph.
         state: The run before the stage.
         node: The stage.
-        needs_preamble: Whether it wants a preamble.
-        degrade: Whether a resumed run has lost its conversations, so that `full` is `summary:high` once.
-        inbox: What a supervisor says.
+        needs_preamble: True if its handler uses the preamble.
+        degrade: True if resuming loses conversations, so that `full` becomes `summary:high` once.
+        inbox: Messages from a supervisor.
     """
     edge = graph.edges[state.edge] if state.edge is not None else None
     asked = resolve_fidelity(edge, node, graph)

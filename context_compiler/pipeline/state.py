@@ -1,6 +1,6 @@
-"""Everything that a run's loop reads is one frozen value; what is not in it, the loop cannot have.
+"""State of a run: one frozen value with everything that the loop reads, and the states in which something starts.
 
-A checkpoint is this value written down, so a run that is resumed is a run whose loop begins with another value.
+A checkpoint is this value as JSON, so that resuming means starting the loop with another value.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from context_compiler.pipeline.outcome import Outcome
 SCHEMA_VERSION = 1
 
 How: TypeAlias = Literal["start", "edge", "jump", "join", "restart"]
-"""How a run comes to its next stage: as the first, by an edge, by a retry target, after a parallel stage, anew."""
+"""How the run reached its next stage: at the start, by edge, retry target, join, or restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
-    """A conversation that several stages share, as JSON."""
+    """A conversation shared by several stages, as JSON."""
 
     messages: tuple[Any, ...] = ()
-    """One plain value a message, oldest first."""
+    """One plain value per message, oldest first."""
     marks: tuple[tuple[str, int], ...] = ()
-    """The stages that ran in it, each with the number of messages there were before it."""
+    """Stages that ran in it, each with the number of messages before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """Which attempt of which run this is."""
+    """Identity of an attempt of a run."""
 
     root_run_id: str
     attempt: int = 1
@@ -44,7 +44,7 @@ class Lineage:
 
     @property
     def run_id(self) -> str:
-        """The root's id, from the second attempt on with its number."""
+        """The root's id, with the number of the attempt from the second one on."""
         return self.root_run_id if self.attempt == 1 else f"{self.root_run_id}:attempt:{self.attempt}"
 
     def successor(self) -> Lineage:
@@ -54,7 +54,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hashes:
-    """Which graph a run is of, by content; None: it was made in Python, without a source."""
+    """Content hashes of the graph; `source` is None if it was built in Python."""
 
     source: str | None = None
     snapshot: str
@@ -62,69 +62,69 @@ class Hashes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What the last stage may have changed, so that whoever saves a state need not look through all of it."""
+    """Changes made by the last stage, so that saving need not compare the complete state."""
 
     since: int
-    """The `sequence` of the state before the stage."""
+    """The `sequence` before the stage."""
     names: frozenset[str]
-    """Stages of which something is other."""
+    """Stages with changes."""
     keys: frozenset[str]
-    """Keys of the context."""
+    """Changed context keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run stands between two stages."""
+    """The state of a run between two stages."""
 
     lineage: Lineage
     graph: Hashes
     next_node: str | None
-    """The stage that comes next; None: the run has ended."""
+    """The next stage; None after the end."""
     how: How = "start"
     edge: int | None = None
-    """The place of the edge that leads there in the graph's edges, if it was an edge."""
+    """Index of the edge taken to it, if any."""
     current_node: str | None = None
-    """The stage that was completed last."""
+    """The last completed stage."""
     completed: tuple[str, ...] = ()
-    """In order, each as often as it was completed."""
+    """Completed stages in order, with repetitions."""
     outcomes: Mapping[str, Outcome] = field(default_factory=dict[str, Outcome])
     """The last outcome of each stage."""
     retries: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Attempts beyond the first of the last visit, where there were any."""
+    """Retries of the last visit, where there were any."""
     visits: Mapping[str, int] = field(default_factory=dict[str, int])
     recheck: tuple[str, ...] = ()
     """Goal gates that sent the run back and must run again before it may end."""
     fidelity: str = ""
-    """The mode of the stage that was completed last."""
+    """Fidelity of the last completed stage."""
     thread: str | None = None
     given: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Values that every attempt begins with, beside those of the graph."""
+    """Initial values of every attempt, beside those of the graph."""
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])
     logs: tuple[Any, ...] = ()
     artifacts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Those that are not in files."""
+    """Artifacts that are not in files."""
     threads: Mapping[str, Thread] = field(default_factory=dict[str, Thread])
     branches: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What branches did that have ended, by place, while `next_node` is a parallel stage that has not."""
+    """Finished branches by place, while the parallel stage `next_node` is unfinished."""
     status: str = ""
-    """Empty: it goes on; success or fail: it has ended; restarted: the next attempt begins at `next_node`."""
+    """Empty while it runs; `success` or `fail` after the end; `restarted` before the next attempt."""
     failure_reason: str = ""
     sequence: int = 0
-    """Stages that this run and its earlier attempts have completed."""
+    """Number of completed stages, over all attempts."""
     resumed: bool = field(default=False, compare=False)
-    """Whether the next stage is the first after a resume; no checkpoint holds this."""
+    """True before the first stage after a resume; not part of checkpoints."""
 
     changes: Changes | None = field(default=None, compare=False, repr=False)
-    """None: anything. No checkpoint holds this either."""
+    """None means unknown; not part of checkpoints."""
 
     @property
     def run_id(self) -> str:
-        """The id of this attempt."""
+        """Id of the attempt."""
         return self.lineage.run_id
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left to do."""
+        """True after the end."""
         return self.status in ("success", "fail")
 
     @property
@@ -134,35 +134,35 @@ class RunState:
 
     @property
     def state(self) -> RunState:
-        """The state itself, for callers of the time when results were wrapped."""
+        """The state itself, for callers that expect a wrapped result."""
         return self
 
     @property
     def last(self) -> Outcome | None:
-        """The outcome of the stage that was completed last."""
+        """Outcome of the last completed stage."""
         return self.outcomes.get(self.current_node) if self.current_node is not None else None
 
 
 RunResult: TypeAlias = RunState
-"""What running a pipeline gives back is the state it ended in."""
+"""The result of a run is the state it ended in."""
 
 
 STAGE_KEYS = ("outcome", "preferred_label", "current_node")
-"""What a branch does not take over: it is about the stage before the branch."""
+"""Keys about the stage before a branch, which the branch does not inherit."""
 GRAPH_PATH = "internal.graph_path"
-"""The key of the file that the graph of a run is from: what it names is looked for beside it, also after a resume."""
+"""Context key of the graph's file; names in the graph are relative to it, also after a resume."""
 
 
 def graph_hashes(graph: Graph) -> Hashes:
-    """What a graph is known by."""
+    """Content hashes of a graph."""
     return Hashes(source=text_hash(graph.source) if graph.source else None, snapshot=text_hash(to_dot(graph)))
 
 
 def initial_state(graph: Graph, names: Hashes, run_id: str, given: Mapping[str, Any]) -> RunState:
-    """The state before the first stage; `graph` is as it runs, `names` are of the graph as it was given.
+    """The state before the first stage; `graph` as it runs, `names` of the graph as given.
 
     Raises:
-        PipelineError: a value that the run is given is none, or the graph has no start.
+        PipelineError: an initial value is invalid, or the graph has no start.
     """
     try:
         kept = {check_key(key): to_json(value) for key, value in given.items()}
@@ -182,7 +182,7 @@ def initial_state(graph: Graph, names: Hashes, run_id: str, given: Mapping[str, 
 
 
 def next_attempt(graph: Graph, state: RunState) -> RunState:
-    """The state before the first stage of the next attempt: only the way there is kept, and what every attempt has."""
+    """The state before the first stage of the next attempt, with nothing but the edge taken and initial values."""
     lineage = state.lineage.successor()
     return RunState(
         lineage=lineage,
@@ -197,7 +197,7 @@ def next_attempt(graph: Graph, state: RunState) -> RunState:
 
 
 def branch_state(state: RunState, context: ContextStore, *, target: str, place: int, branch_id: str) -> RunState:
-    """The state before the first stage of a branch, with the values that the parallel stage had."""
+    """The state before the first stage of a branch, with the values of the parallel stage."""
     values = {key: value for key, value in context.values().items() if key not in STAGE_KEYS}
     values |= {"work.branch_id": branch_id, "work.branch_target": target}
     here = context.get("current_node")
@@ -214,7 +214,7 @@ def branch_state(state: RunState, context: ContextStore, *, target: str, place: 
 
 
 def lineage_facts(state: RunState) -> dict[str, Any]:
-    """What events say of an attempt."""
+    """Facts of an attempt for events."""
     return {
         "root_run_id": state.lineage.root_run_id,
         "attempt": state.lineage.attempt,
@@ -223,7 +223,7 @@ def lineage_facts(state: RunState) -> dict[str, Any]:
 
 
 def _initial_context(graph: Graph, lineage: Lineage, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that an attempt begins with."""
+    """Initial context of an attempt."""
     context = ContextStore({"graph.goal": graph.goal})
     for key, value in graph.attrs.items():
         context.set("graph." + ".".join(map(segment, key.split("."))), as_text(value))

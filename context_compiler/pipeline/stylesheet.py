@@ -1,7 +1,7 @@
-"""A stylesheet says which stages get which model: by name, class, shape, or all; the nearer rule wins.
+"""Stylesheets assign models to stages by name, class, shape, or to all; the most specific rule wins.
 
-`* { llm_model: small; } .review { llm_model: large; } #plan { reasoning_effort: high; }`. What a stage says of
-itself beats every rule.
+`* { llm_model: small; } .review { llm_model: large; } #plan { reasoning_effort: high; }`. An attribute of the stage
+itself wins over every rule.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from context_compiler.pipeline.graph import Graph, Node
 PROPERTIES = ("llm_model", "llm_provider", "reasoning_effort")
 SPECIFICITY = {"*": 0, "shape": 1, "class": 2, "id": 3}
 SPELLINGS = {"model": "llm_model", "provider": "llm_provider"}
-"""What other engines call a property."""
+"""Property names of other engines."""
 EFFORTS = ("low", "medium", "high")
 LONGEST = 1_000_000
-"""Characters of a stylesheet."""
+"""Maximum length of a stylesheet, in characters."""
 
 _GAP = re.compile(r"(?:\s|/\*(?:[^*]++|\*(?!/))*+\*/)*+")
 _SELECTOR = re.compile(r"(?P<all>\*)|#(?P<id>[A-Za-z_]\w*)|\.(?P<class>[\w-]+)|(?P<shape>[A-Za-z]\w*)", re.ASCII)
@@ -29,7 +29,7 @@ _ESCAPE = re.compile(r"\\(.)")
 
 
 class StylesheetError(ValueError):
-    """A stylesheet cannot be read; `at` is the character where, from 0."""
+    """An invalid stylesheet; `at` is the offset of the error, from 0."""
 
     def __init__(self, message: str, at: int) -> None:
         super().__init__(message)
@@ -38,25 +38,25 @@ class StylesheetError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StyleRule:
-    """What the stages that a selector finds get."""
+    """Properties for the stages that a selector matches."""
 
     kind: Literal["*", "shape", "class", "id"]
     name: str
     properties: Mapping[str, str]
-    """Only those of `PROPERTIES` count."""
+    """Only those of `PROPERTIES` have an effect."""
 
     def matches(self, node: Node) -> bool:
-        """Whether it is about this stage."""
+        """True if the selector matches a stage."""
         if self.kind == "class":
             return self.name in node.classes
         return self.kind == "*" or self.name == (node.name if self.kind == "id" else node.shape)
 
 
 def parse_stylesheet(text: str) -> tuple[StyleRule, ...]:
-    """The rules of a stylesheet, in their order.
+    """Parse the rules of a stylesheet, in order.
 
     Raises:
-        StylesheetError: it is none.
+        StylesheetError: it is invalid.
     """
     if len(text) > LONGEST:
         raise StylesheetError(f"a stylesheet has at most {LONGEST:,} characters", LONGEST)
@@ -76,12 +76,10 @@ def parse_stylesheet(text: str) -> tuple[StyleRule, ...]:
 
 
 def apply_stylesheet(graph: Graph) -> Graph:
-    """A graph whose stages say themselves what its stylesheet says of them, else what the graph says of all.
-
-    It is the same graph when that is nothing.
+    """Set the model attributes of stages from the stylesheet, else from the graph; the same graph if nothing changes.
 
     Raises:
-        StylesheetError: the stylesheet cannot be read.
+        StylesheetError: the stylesheet is invalid.
     """
     rules = sorted(parse_stylesheet(graph.model_stylesheet), key=lambda rule: SPECIFICITY[rule.kind])
     whole = {name: graph.text(name) for name in PROPERTIES if graph.text(name)}
@@ -112,7 +110,7 @@ def _rule(found: re.Match[str], properties: Mapping[str, str]) -> StyleRule:
 
 
 def _declarations(text: str, at: int) -> tuple[dict[str, str], int]:
-    """The properties up to the closing brace, and where the text goes on."""
+    """Properties up to the closing brace, and the offset after it."""
     properties: dict[str, str] = {}
     while text[at : at + 1] != "}":
         found = _DECLARATION.match(text, at)

@@ -1,7 +1,7 @@
-"""A workflow is a markdown file: front matter, and under each `##` heading what one step is asked to do.
+"""Workflows: markdown files with front matter, and one step under each `##` heading.
 
-It is read as a pipeline whose stages follow one another, so that everything that runs, resumes, records and shows
-pipelines does so with workflows. A step that fails ends the run.
+A workflow is parsed into a pipeline whose stages follow one another, so that everything for pipelines works for
+workflows. A failed step ends the run. Directives at the top of a prompt become attributes of its stage.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from context_compiler.template.front_matter import Entry, Misread, taken_apart
 
 SUFFIXES = (".md", ".markdown")
 LARGEST = 1_000_000
-"""Characters of a workflow file."""
+"""Maximum length of a workflow file, in characters."""
 MOST_STEPS = 5_000
 KEYS = ("name", "description", "goal", "model", "fidelity")
-"""What the front matter may say."""
+"""Keys of the front matter."""
 START, DONE = "start", "done"
 
 _HEADING = re.compile(r" {0,3}##(?P<rest>[ \t].*)?")
@@ -35,22 +35,22 @@ _UNFIT = re.compile(r"[^a-z0-9]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Section:
-    """What stands under one heading."""
+    """A heading and its text."""
 
     title: str
     line: int
     """Of the heading, from 1 in the file."""
     text: str
-    """Without blank lines around it."""
+    """Without surrounding blank lines."""
     begins: int
-    """The line of the text, from 1 in the file."""
+    """First line of the text, from 1 in the file."""
 
 
 def load_workflow(path: str | Path) -> Graph:
-    """The workflow in a file.
+    """Parse the workflow in a file.
 
     Raises:
-        GraphError: the file cannot be read, or is no workflow.
+        GraphError: the file cannot be read, or is not a workflow.
     """
     try:
         with Path(path).open("rb") as file:
@@ -64,14 +64,14 @@ def load_workflow(path: str | Path) -> Graph:
 
 
 def parse_workflow(text: str, path: str | None = None) -> Graph:
-    """A pipeline whose stages are the steps of a workflow, in their order.
+    """Parse a workflow into a pipeline whose stages are its steps, in order.
 
     Args:
-        text: Of the file.
-        path: The file, for errors; its name is that of the workflow unless the front matter gives one.
+        text: Content of the file.
+        path: The file, for errors; it also names the workflow unless the front matter does.
 
     Raises:
-        GraphError: there is no step, a step has no name, or the front matter is wrong; with the line.
+        GraphError: there is no step, a step has no name, or the front matter is invalid; with the line.
     """
     try:
         source = taken_apart(_normalise(text))
@@ -108,7 +108,7 @@ def _normalise(text: str) -> str:
 
 
 def _read_front_matter(entries: Mapping[str, Entry]) -> tuple[dict[str, str], list[Diagnostic]]:
-    """What the front matter says, and what of it nothing here reads."""
+    """Values of the front matter, and findings about unknown keys."""
     facts: dict[str, str] = {}
     findings: list[Diagnostic] = []
     for spelt, entry in entries.items():
@@ -134,7 +134,7 @@ def _front_matter_value(key: str, entry: Entry) -> str:
 
 
 def _attributes(name: str, facts: Mapping[str, str]) -> dict[str, Value]:
-    """What the pipeline says of itself; at `full` all steps share one conversation."""
+    """Attributes of the pipeline; at `full` all steps share one conversation."""
     fidelity = facts.get("fidelity", "")
     said: dict[str, Value] = {
         "label": name,
@@ -148,7 +148,7 @@ def _attributes(name: str, facts: Mapping[str, str]) -> dict[str, Value]:
 
 
 def _sections(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> Iterator[_Section]:
-    """What stands under each heading; headings in fenced blocks are content."""
+    """Sections by heading; headings in fenced blocks are content."""
     starts: list[tuple[int, str]] = []
     fence, opened = "", 0
     for at, line in enumerate(lines):
@@ -175,14 +175,14 @@ def _sections(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> 
 
 
 def _title(rest: str) -> str:
-    """What a heading says, without the blanks around it and the signs that may close it."""
+    """Text of a heading, without closing signs."""
     said = rest.rstrip(" \t")
     bare = said.rstrip("#")
     return (bare if bare.endswith((" ", "\t")) else said).strip()
 
 
 def _steps(parts: Sequence[_Section], findings: list[Diagnostic]) -> list[Node]:
-    """A stage for each part, under a name of its own."""
+    """A stage for each section, with a distinct name."""
     nodes: dict[str, Node] = {}
     counts: dict[str, int] = {}
     for number, part in enumerate(parts, 1):
@@ -202,7 +202,7 @@ def _steps(parts: Sequence[_Section], findings: list[Diagnostic]) -> list[Node]:
 
 
 def _slug(title: str) -> str:
-    """A title as a name in a graph; empty where it holds no Latin letter."""
+    """A title as a stage name; empty if it has no Latin letter."""
     name = _UNFIT.sub("_", title.lower()).strip("_")[:60].strip("_")
     return name if name[:1].isalpha() else f"step_{name}" if name else ""
 
@@ -212,11 +212,11 @@ def _finding(rule: str, severity: Severity, message: str, fix: str, line: int, n
 
 
 DIRECTIVES = MappingProxyType({"model": "llm_model", "context-helper": "context_helper"})
-"""What may stand at the top of a prompt, and the attribute that it becomes."""
+"""Directives of a prompt, and the attributes they become."""
 
 
 def apply_directives(graph: Graph) -> Graph:
-    """A graph whose stages say as attributes what their prompts direct; the same graph when that is nothing."""
+    """Turn directives in prompts into attributes; the same graph if there are none."""
     lowered = {
         name: _with_directives(node, said) for name, node, said in _directives_of(graph) if said.text != node.prompt
     }
@@ -224,7 +224,7 @@ def apply_directives(graph: Graph) -> Graph:
 
 
 def directives_known(graph: Graph) -> Iterator[Diagnostic]:
-    """A directive is one that is known, has a value, and is given once."""
+    """Directives are known, have a value, and are given once."""
     for name, node, said in _directives_of(graph):
         for one in said.findings:
             foreign = one.kind == "unknown" and one.near is None  # of another application, as like as not
@@ -241,7 +241,7 @@ def directives_known(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def _directives_of(graph: Graph) -> Iterator[tuple[str, Node, Directives]]:
-    """The stages that agents run, with what stands at the top of their prompts."""
+    """Stages run by agents, with the directives of their prompts."""
     for name, node in graph.nodes.items():
         if node.handler in AGENTS and "@" in node.prompt:
             yield name, node, read_directives(node.prompt, DIRECTIVES, path=graph.path, line=node.prompt_line or 1)

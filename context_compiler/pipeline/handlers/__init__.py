@@ -1,4 +1,4 @@
-"""What runs a stage, by type: nine handlers, and those that somebody registers."""
+"""Handlers: the built-in ones by type, and those registered by the application."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["build_handlers"]
 
 
 def build_handlers(config: RunConfig) -> dict[str, HandlerLike]:
-    """Every handler of a run, by type: the built-in ones, and over them those that were registered."""
+    """All handlers of a run by type; registered ones replace built-in ones."""
     agent = AgentHandler(config)
     builtin: dict[str, HandlerLike] = {
         "start": EndHandler(),
@@ -41,17 +41,17 @@ class EndHandler:
     reads_past = False
 
     async def execute(self, stage: Stage) -> Outcome:
-        """Nothing."""
+        """Do nothing."""
         return Outcome()
 
 
 class ConditionalHandler:
-    """Passes the outcome before it on, without what that one left in the context."""
+    """Passes on the outcome of the stage before it, without its context updates."""
 
     reads_past = False
     retries = False
 
     async def execute(self, stage: Stage) -> Outcome:
-        """The outcome of the stage before, or a success where there is none."""
+        """The outcome of the stage before; success if there is none."""
         before = stage.previous
         return replace(before, context_updates={}, tools=()) if before else Outcome()

@@ -1,7 +1,7 @@
-"""A stage that an agent runs: it is told what its fidelity allows, and what it says becomes the outcome.
+"""Stages run by an agent: the fidelity decides what it sees, its answer becomes the outcome.
 
-An agent may answer with an `Outcome`, a `Verdict`, or text; text that ends in a JSON object with an `outcome`
-is one too. Each request is compiled to its budget and recorded under the name `run/stage`.
+An agent may answer with an `Outcome`, a `Verdict`, or text, which may end in a JSON object with an `outcome`.
+Each request is compiled to its budget and recorded under the name `run/stage`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from context_compiler.pipeline.stage import STEER, Stage
 from context_compiler.pipeline.stylesheet import EFFORTS
 
 SHORT = 200
-"""Characters of an answer in `last_response`."""
+"""Maximum length of `last_response`, in characters."""
 NOT_ITS = ("graph.", "params.", "human.gate.", "internal.")
-"""What an agent may not set: people and the graph decide it, and some of it becomes part of commands."""
+"""Keys an agent may not set: people and the graph decide them, and some become part of commands."""
 SUPERVISED = "Whoever supervises this run says:"
-"""What stands before a message for a stage."""
+"""Line before a supervisor's message to a stage."""
 
 
 class Verdict(BaseModel):
-    """How the stage went, and where the run should go on."""
+    """Outcome of the stage, and where the run should go next."""
 
     outcome: str
     preferred_label: str = ""
@@ -52,7 +52,7 @@ class Verdict(BaseModel):
 
 
 class AgentHandler:
-    """Asks an agent."""
+    """Runs a stage with an agent."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -60,7 +60,7 @@ class AgentHandler:
         self._compiled = Compiling(config)
 
     async def execute(self, stage: Stage) -> Outcome:
-        """What the agent says, once it is asked."""
+        """Ask the agent, and convert its answer to an outcome."""
         told = await self._compiled.told(stage, self._model_of(stage)) if stage.node.context_helper else ""
         prompt = "\n\n".join(filter(None, (stage.preamble.rstrip(), told, _steer_text(stage), stage.prompt)))
         stage.write("prompt.md", prompt)
@@ -72,7 +72,7 @@ class AgentHandler:
         return self._outcome(stage, output, tool_names(messages))
 
     async def ask(self, stage: Stage, prompt: str) -> tuple[Any, list[ModelMessage]]:
-        """Ask the agent of a stage; its output, and the messages that are new."""
+        """Ask the agent of a stage; its output and the new messages."""
         agent = self.agent(stage)
         capabilities = [one for one in (hooks_of(stage), self._compiler_for_run()) if one is not None]
         result = await agent.run(
@@ -90,7 +90,7 @@ class AgentHandler:
         return result.output, messages
 
     def agent(self, stage: Stage) -> Agent[Any, Any]:
-        """The agent of a stage: one of those that were given, or one for its model."""
+        """The agent of a stage: a configured one, or one built for its model."""
         given = self._config.agents
         if isinstance(given, Agent):
             return cast("Agent[Any, Any]", given)
@@ -104,7 +104,7 @@ class AgentHandler:
         return found or _build_agent(self._config.model, stage.node, stage.graph)
 
     def _model_of(self, stage: Stage) -> Model | str | None:
-        """The model that runs a stage; None: there is none."""
+        """The model that runs a stage; None if simulated."""
         return None if self._config.simulated else _model(stage.node) or self.agent(stage).model
 
     def _compiler_for_run(self) -> ContextCompiler | None:
@@ -122,7 +122,7 @@ class AgentHandler:
         return cast("ModelSettings", {**(self._config.model_settings or {}), "thinking": effort})
 
     def _outcome(self, stage: Stage, output: object, tools: Sequence[str]) -> Outcome:
-        """The outcome of an answer, which is kept as a file and as an artifact."""
+        """The outcome of an answer, which is also stored as a file and an artifact."""
         text = output if isinstance(output, str) else _to_text(output)
         stage.write("response.md", text)
         reference = stage.keep("response", text)
@@ -140,7 +140,7 @@ class AgentHandler:
 
 
 def _steer_text(stage: Stage) -> str:
-    """What a supervisor says to a stage, at any fidelity; empty: nothing."""
+    """A supervisor's message for a stage, at any fidelity; empty if there is none."""
     message = stage.context.get_string(STEER)
     return f"{SUPERVISED}\n{message}" if message else ""
 
@@ -159,13 +159,13 @@ def _outcome(output: object) -> Outcome:
 
 
 def _to_text(output: object) -> str:
-    """What is no text as JSON; bytes in base64, and what JSON does not know as its `str`."""
+    """Any output as text: JSON, with bytes in base64 and `str` as fallback."""
     told = output.document() if isinstance(output, Outcome) else output
     return json.dumps(to_jsonable_python(told, bytes_mode="base64", fallback=str), indent=1)
 
 
 def _build_agent(model: Model | str | None, node: Node, graph: Graph) -> Agent[Any, Any]:
-    """An agent for a stage: where edges ask how it went, or a gate does, it may say so with a tool."""
+    """Build the agent of a stage; it gets a tool to report its outcome where an edge or a gate depends on it."""
     output: Any = str
     edges = graph.outgoing(node.name)
     if node.goal_gate or any(edge.condition for edge in edges) or len(edges) > 1:
@@ -174,14 +174,14 @@ def _build_agent(model: Model | str | None, node: Node, graph: Graph) -> Agent[A
 
 
 def _model(node: Node) -> str | None:
-    """The model that a stage names itself."""
+    """The model named by the stage itself."""
     if not node.llm_model or ":" in node.llm_model or not node.llm_provider:
         return node.llm_model or None
     return f"{node.llm_provider}:{node.llm_model}"
 
 
 def tool_names(messages: Sequence[ModelMessage]) -> tuple[str, ...]:
-    """The tools that were called, each once, in order."""
+    """Names of the tools called, without duplicates, in order."""
     calls = (call for message in messages if isinstance(message, ModelResponse) for call in message.tool_calls)
     return tuple(dict.fromkeys(call.tool_name for call in calls))
 
@@ -189,7 +189,7 @@ def tool_names(messages: Sequence[ModelMessage]) -> tuple[str, ...]:
 log = logging.getLogger("context_compiler.pipeline")
 
 SECONDS = 60.0
-"""How long a hook may take; one that takes longer has failed."""
+"""Time limit of a hook; exceeding it is a failure."""
 NAMES = ("pre", "post")
 
 
@@ -204,7 +204,7 @@ class ToolHooks(AbstractCapability[Any]):
     async def wrap_tool_execute(
         self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: Any, handler: Any
     ) -> Any:
-        """Call a tool between the hooks; where the first one fails, it is not called, and the model is told so."""
+        """Run a tool between its hooks; if the first one fails, the tool is not called, and the model is told why."""
         facts = {"tool": call.tool_name, "call_id": call.tool_call_id, "arguments": args}
         if self.pre:
             before = await self._hook("pre", self.pre, facts)
@@ -242,7 +242,7 @@ class ToolHooks(AbstractCapability[Any]):
 
 
 def hooks_of(stage: Stage) -> ToolHooks | None:
-    """The hooks of a stage; None: it has none."""
+    """The hooks of a stage; None if it has none."""
     pre, post = (stage.node.text(f"tool_hooks.{name}") or stage.graph.text(f"tool_hooks.{name}") for name in NAMES)
     return ToolHooks(stage=stage, pre=pre, post=post) if pre or post else None
 
@@ -252,5 +252,5 @@ def _why(ran: CommandResult) -> str:
 
 
 def _how(ran: CommandResult) -> str:
-    """The same without a word of the command's, which may repeat what it was told."""
+    """The failure without output of the command, which may repeat its input."""
     return f"it took longer than {SECONDS:g} s" if ran.code is None else f"exit code {ran.code}"

@@ -1,4 +1,4 @@
-"""Where branches meet: the best of them is named; an agent ranks them where the stage has a prompt."""
+"""Joins branches: picks the best one, with the help of an agent if the stage has a prompt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FanInHandler:
         self._agent = agent
 
     async def execute(self, stage: Stage) -> Outcome:
-        """The best branch, in the context; a failure when every branch failed."""
+        """Put the best branch into the context; fail if every branch failed."""
         rows = _rows(stage.context.get("parallel.results"))
         if not rows:
             return failure("No parallel results to evaluate")
@@ -46,7 +46,7 @@ class FanInHandler:
         return Outcome(context_updates=updates, notes=f"best: {best['branch_id']} ({best.get('status', '')})")
 
     async def _ask_agent(self, stage: Stage, rows: Sequence[Row]) -> Row | None:
-        """The branch that the agent names; None: it names none, or could not be asked."""
+        """The branch picked by the agent; None if it names none, or could not be asked."""
         results = json.dumps(list(rows), indent=1)
         parts = (stage.preamble.rstrip(), stage.prompt, results)
         prompt = "\n\n".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""A stage at which a person chooses the way: its edges are the choices."""
+"""Stages at which a person chooses one of the edges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HumanHandler:
     keeps_time = True
 
     async def execute(self, stage: Stage) -> Outcome:
-        """The choice of a person, as the label and the target of an edge."""
+        """The person's choice, as label and target of an edge."""
         edges = stage.graph.outgoing(stage.node.name)
         if not edges:
             return failure("a human gate without edges: there is nothing to choose")
@@ -63,12 +63,12 @@ async def _ask(stage: Stage, question: Question, limit: float | None) -> Reply:
 
 
 async def _inform(stage: Stage, message: str) -> None:
-    """Tell the person what was decided without one; whether that can be told is no matter of the stage's."""
+    """Inform the person of a choice made without one; a failure to do so is ignored."""
     await try_await(inform(stage.config.interviewer, message, stage.node.name))
 
 
 def options_of(edges: tuple[Edge, ...]) -> tuple[Option, ...]:
-    """The choices that edges are, in their order; each has a key of its own where that is possible."""
+    """The choices offered by edges, in order; keys are distinct where possible."""
     found: list[Option] = []
     taken: set[str] = set()
     for edge in edges:

@@ -1,4 +1,4 @@
-"""A stage that supervises a child pipeline: starts it, looks at it, tells it things, waits for it, and ends it."""
+"""Stages that supervise a child pipeline: start, observe, steer, await and stop it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ManagerLoopHandler:
         self._agent = agent
 
     async def execute(self, stage: Stage) -> Outcome:
-        """Go round until the child ends, the stop condition holds, or the cycles are used up."""
+        """Repeat until the child ends, the stop condition holds, or the cycles are used up."""
         try:
             condition = parse_condition(stage.node.text("manager.stop_condition"))
         except ConditionError as error:
@@ -76,7 +76,7 @@ class ManagerLoopHandler:
         return failure("Max cycles exceeded")
 
     async def _steer(self, stage: Stage, child: Child | None) -> None:
-        """Tell the child what was decided: by whoever left it in the context, a function, or the stage's agent."""
+        """Send the child a message: from the context, the configured function, or the stage's agent."""
         message = stage.context.get_string(DECISION)
         stage.context.remove(DECISION)
         if not message and child is not None and stage.config.steer is not None:
@@ -114,7 +114,7 @@ def _graph(stage: Stage) -> Graph | Outcome:
 
 
 async def _observe(stage: Stage, child: Child | None) -> None:
-    """What can be seen of the child becomes part of the context."""
+    """Copy the observable state of the child into the context."""
     if child is None:
         return
     state, status = child.state, _status(child)
@@ -132,12 +132,12 @@ async def _observe(stage: Stage, child: Child | None) -> None:
 
 
 def _status(child: Child) -> str:
-    """How it stands, in the words that a parent reads: completed, failed, running, stopped."""
+    """Status of the child for its parent: completed, failed, running, or stopped."""
     return {"success": "completed", "fail": "failed"}.get(child.state.status, "running" if child.running else "stopped")
 
 
 def _ending(stage: Stage, child: Child | None) -> Outcome | None:
-    """What the end of the child means; None: it goes on."""
+    """The outcome implied by the child's end; None while it goes on."""
     status = stage.context.get_string("stack.child.status")
     outcome = stage.context.get_string("stack.child.outcome")
     if child is not None:  # also when nobody observes
@@ -153,7 +153,7 @@ def _ending(stage: Stage, child: Child | None) -> Outcome | None:
 
 
 async def _pause(stage: Stage, child: Child | None, seconds: float) -> None:
-    """Wait, but no longer than the child runs."""
+    """Wait, but not beyond the end of the child."""
     sleeping = asyncio.ensure_future(stage.config.sleep(seconds))
     try:
         if child is None:

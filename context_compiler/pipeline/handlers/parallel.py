@@ -1,6 +1,6 @@
-"""A stage that runs its edges at once: real branches, each with copies of everything, joined by a policy.
+"""Stages that run their edges concurrently, as branches with copies of everything, joined by a policy.
 
-Where the branches meet, the run goes on; what each did is in `parallel.results`, in the order of their names.
+The run continues where the branches join; their results are in `parallel.results`, sorted by name.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from context_compiler.resilience import try_await
 
 AT_ONCE = 4
 LARGEST = 8 * 1024
-"""Bytes of a value in the results; a larger one is an artifact."""
+"""Maximum size of a value in the results, in bytes; a larger one becomes an artifact."""
 UNREPORTED = ("internal.", "graph.", "work.", "parallel.", "thread_key", "last_", *STAGE_KEYS)
-"""Beginnings of keys that say nothing of what a branch did."""
+"""Prefixes of keys that are not results of a branch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A branch before it runs."""
+    """A branch to run."""
 
     id: str
     target: str
@@ -37,13 +37,13 @@ class Branch:
 
 
 class ParallelHandler:
-    """Runs branches."""
+    """Runs branches concurrently."""
 
     reads_past = False
     retries = False
 
     async def execute(self, stage: Stage) -> Outcome:
-        """Every branch up to where they meet."""
+        """Run every branch up to where they join."""
         ways = branches_of(stage)
         policy = stage.node.text("join_policy", "wait_all")
         if not ways:
@@ -70,7 +70,7 @@ class ParallelHandler:
 
 
 def branches_of(stage: Stage) -> list[Branch]:
-    """The branches of a stage, one an edge, each with a name of its own."""
+    """The branches of a stage, one per edge, with distinct names."""
     found: dict[str, Branch] = {}
     counts: dict[str, int] = {}
     for place, edge in enumerate(stage.graph.edges):
@@ -84,7 +84,7 @@ def branches_of(stage: Stage) -> list[Branch]:
 
 
 async def _run_branches(stage: Stage, ways: Sequence[Branch], join: str, policy: str) -> list[dict[str, Any]]:
-    """The rows of all branches; those that were not waited for are skipped."""
+    """Results of all branches; those not waited for are skipped."""
     most = stage.node.whole("max_parallel") or AT_ONCE
     room = asyncio.Semaphore(max(1, most))
     tasks = {asyncio.create_task(_run_branch(stage, way, join, room)): way for way in ways}
@@ -124,7 +124,7 @@ async def _run_branch(stage: Stage, way: Branch, join: str, room: asyncio.Semaph
 
 
 def _branch_row(stage: Stage, way: Branch, before: Mapping[str, Any], state: RunState) -> dict[str, Any]:
-    """What is told of a branch that ran."""
+    """The result of a branch that ran."""
     last = state.last if state.current_node != stage.node.name else None
     status = "fail" if state.status == "fail" else last.status.value if last else "success"
     new = {key: value for key, value in state.context.items() if before.get(key) is not value}
@@ -153,7 +153,7 @@ def _good(row: Mapping[str, Any]) -> bool:
 
 
 def join_status(policy: str, rows: Sequence[Mapping[str, Any]], stage: Stage) -> StageStatus:
-    """How a parallel stage went, given how its branches did."""
+    """Status of a parallel stage, from those of its branches."""
     if stage.node.text("error_policy") == "ignore":
         rows = [row for row in rows if row["status"] != "fail"]
     good, bad = sum(map(_good, rows)), sum(row["status"] == "fail" for row in rows)
@@ -167,7 +167,7 @@ def join_status(policy: str, rows: Sequence[Mapping[str, Any]], stage: Stage) ->
 
 
 def required_successes(policy: str, count: int, stage: Stage) -> int:
-    """How many branches have to succeed."""
+    """Number of branches that have to succeed."""
     node = stage.node
     if policy in ("any_success", "first_success"):
         return 1

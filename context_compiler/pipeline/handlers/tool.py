@@ -1,4 +1,4 @@
-"""A stage that a shell runs. What agents wrote never becomes part of a command: only names on a list are filled in."""
+"""Stages run by a shell. Text written by agents never becomes part of a command: only listed keys are substituted."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from context_compiler.pipeline.shell import last_line, run_shell
 from context_compiler.pipeline.stage import Stage
 
 ALLOWED = ("outcome", "preferred_label", "run_id")
-"""Keys that a command may hold as `${key}`, beside those of the graph and of parameters."""
+"""Keys allowed as `${key}` in a command, beside those of the graph and of parameters."""
 ALLOWED_PREFIXES = ("graph.", "params.", "human.gate.")
 EXCERPT = 8 * 1024
-"""Characters of an output in the context; all of it is an artifact."""
+"""Maximum length of an output in the context, in characters; the complete output is an artifact."""
 
 _SIGN = re.compile(r"\$goal\b|\$\{(?P<key>[A-Za-z_][A-Za-z0-9_.-]*)\}|\\[\s\S]|\$\(|[()'\"]|(?<!\S)#[^\n]*")
-"""What is filled in, and what says how a shell reads what comes after it."""
+"""Placeholders, and everything that changes how a shell reads the text after it."""
 _FILLED = {"'": "'\"${%s}\"'", '"': "${%s}"}
-"""A variable as it is written inside quotes."""
+"""How a variable is written inside quotes."""
 _AGAIN = re.compile(r"\b(?:eval|ssh)\s[^;|&\n]*\Z|\b(?:(?:ba|da|z|k|a)?sh|su)\s(?:[^;|&\n]*\s)?-\w*c\s+\Z")
-"""What stands before words that a second shell reads anew, after the first one has put the values in."""
+"""Commands that make a second shell parse the words after the first one has expanded them."""
 
 
 class ToolHandler:
-    """Runs `tool_command`; succeeds when it exits with 0."""
+    """Runs `tool_command`; succeeds if it exits with 0."""
 
     reads_past = False
     keeps_time = True
 
     async def execute(self, stage: Stage) -> Outcome:
-        """Run the command in the working folder, for at most the stage's `timeout`."""
+        """Run the command in the working folder, within the stage's `timeout`."""
         command = stage.node.text("tool_command")
         if not command:
             return failure("no tool_command")
@@ -62,14 +62,14 @@ class ToolHandler:
 
 
 def substitute(command: str, stage: Stage) -> tuple[str, dict[str, str]]:
-    """A command in which a variable stands for `$goal` and each allowed `${key}`, and the values of the variables.
+    """Replace `$goal` and each allowed `${key}` by a shell variable; the command, and the values of the variables.
 
-    The shell puts the values in, so it never reads them as part of the command, whatever is in them and whatever
-    quotes stand around them.
+    The shell expands the variables, so their values are never parsed as part of the command, whatever the quotes
+    around them.
 
     Raises:
         KeyError: a key is not allowed, or not set.
-        ValueError: a second shell would read a value.
+        ValueError: a second shell would parse a value.
     """
     written, values = "", dict[str, str]()
     around, begun, at = [""], list[int](), 0
@@ -96,10 +96,10 @@ def substitute(command: str, stage: Stage) -> tuple[str, dict[str, str]]:
 
 
 def _in_arithmetic(sign: str, value: str, command: str, places: Sequence[int]) -> bool:
-    """Whether a shell reckons with a value; its word, and all that is around it, begins at `places`.
+    """True if the shell evaluates a value as arithmetic; its word and enclosing ones begin at `places`.
 
     Raises:
-        ValueError: that is no number, or a second shell would read it.
+        ValueError: the value is not a number there, or a second shell would parse it.
     """
     if any(_AGAIN.search(command, 0, place) for place in places):
         raise ValueError(f"{sign} would be read by a second shell; hand it over: sh -c 'echo \"$1\"' name {sign}")
@@ -110,12 +110,12 @@ def _in_arithmetic(sign: str, value: str, command: str, places: Sequence[int]) -
 
 
 def _opens(sign: str, inside: str) -> bool:
-    """Whether a sign begins something that another one ends: quotes, or a command of its own."""
+    """True if a token opens quotes or a nested command."""
     return sign == "$(" and inside != "'" or inside in ("", "(") and sign in ("'", '"', "(")
 
 
 def _value(key: str | None, stage: Stage) -> str:
-    """What stands for a key, and for the goal where there is none."""
+    """The value of a key; that of the goal for None."""
     if key is None:
         return stage.graph.goal
     if key not in ALLOWED and not key.startswith(ALLOWED_PREFIXES):

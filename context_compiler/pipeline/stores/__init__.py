@@ -1,6 +1,6 @@
-"""Where runs are kept: states, events, graphs; a protocol and three stores that pass the same tests.
+"""Storage of runs: states, events and graphs; a protocol, events, and the store in memory.
 
-A state that was saved is there after the death of the process; of two processes that want the same run, one gets it.
+A saved state survives the process; of two processes that want the same run, one gets it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from context_compiler.pipeline.state import RunState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What is known of a run without reading all of it."""
+    """Metadata of a run."""
 
     run_id: str
     """Of the first attempt."""
@@ -27,77 +27,77 @@ class RunInfo:
     """ISO 8601, UTC."""
     updated_at: str
     status: str
-    """running, success, or fail; running is also what a run says that was killed."""
+    """`running`, `success` or `fail`; a killed run stays `running`."""
     current_node: str | None = None
     next_node: str | None = None
     completed: int = 0
-    """Stages, over all attempts."""
+    """Number of stages, over all attempts."""
     attempt: int = 1
     failure_reason: str = ""
     source: str | None = None
-    """The hash of the graph's source."""
+    """Hash of the graph's source."""
     snapshot: str = ""
 
 
 @runtime_checkable
 class RunStore(Protocol):
-    """A place for runs, each under the id of its first attempt."""
+    """Storage of runs, each under the id of its first attempt."""
 
     def own(self, run_id: str) -> AbstractAsyncContextManager[None]:
-        """Be the only one to go on with a run, until the context ends.
+        """Own a run until the context ends.
 
         Raises:
-            PipelineError: somebody else is.
+            PipelineError: somebody else owns it.
         """
         ...
 
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
-        """A new run, and texts under their hashes. A run of that id must not be there.
+        """Create a run, with texts by hash.
 
         Raises:
-            PipelineError: it is there, or could not be kept.
+            PipelineError: the run exists, or could not be saved.
         """
         ...
 
     async def save(self, state: RunState) -> None:
-        """Keep a state in place of the one before: whole, or not at all.
+        """Replace the state atomically.
 
         Raises:
-            PipelineError: it could not be kept; the one before is as it was.
+            PipelineError: it could not be saved; the former state is intact.
         """
         ...
 
     async def add(self, run_id: str, event: Event) -> None:
-        """Keep an event."""
+        """Append an event."""
         ...
 
     async def load(self, run_id: str) -> RunState | None:
-        """The state that was saved last; None: there is no such run, or no state of it.
+        """The last saved state; None if there is none.
 
         Raises:
-            PipelineError: it is damaged, or of a newer version.
+            PipelineError: it is damaged, or has a newer version.
         """
         ...
 
     async def events(self, run_id: str, after: int = 0) -> list[Event]:
-        """Events in their order, those with a higher number than `after`."""
+        """Events in order, those with a number above `after`."""
         ...
 
     async def runs(self) -> list[RunInfo]:
-        """Every run, the one begun last first."""
+        """Metadata of all runs, newest first."""
         ...
 
     async def content(self, hash: str) -> str | None:
-        """The text of that hash."""
+        """The text with a hash."""
         ...
 
     async def close(self) -> None:
-        """Let go of what is open; the next use opens it again."""
+        """Release resources; the next use reopens them."""
         ...
 
 
 def update_info(info: RunInfo, state: RunState, at: str) -> RunInfo:
-    """What is known of a run once a state of it was saved."""
+    """Metadata of a run after saving a state."""
     return RunInfo(
         run_id=info.run_id,
         name=info.name,
@@ -116,12 +116,12 @@ def update_info(info: RunInfo, state: RunState, at: str) -> RunInfo:
 
 
 def newest_first(infos: Sequence[RunInfo]) -> list[RunInfo]:
-    """Runs in the order in which they are listed."""
+    """Sort runs by start, newest first."""
     return sorted(infos, key=lambda info: (info.started_at, info.run_id), reverse=True)
 
 
 class MemoryRuns:
-    """Runs that end with the process."""
+    """Runs in memory."""
 
     def __init__(self) -> None:
         self._infos: dict[str, RunInfo] = {}
@@ -132,7 +132,7 @@ class MemoryRuns:
 
     @asynccontextmanager
     async def own(self, run_id: str) -> AsyncGenerator[None]:
-        """Be the only one to go on with a run."""
+        """Own a run."""
         if run_id in self._owned:
             raise PipelineError(f"run {run_id!r} is under way elsewhere: wait for it, or end it")
         self._owned.add(run_id)
@@ -142,53 +142,53 @@ class MemoryRuns:
             self._owned.discard(run_id)
 
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
-        """A new run."""
+        """Create a run."""
         if info.run_id in self._infos:
             raise PipelineError(f"there is a run {info.run_id!r} already: resume it, or give another id")
         self._infos[info.run_id] = info
         self._contents.update(contents)
 
     async def save(self, state: RunState) -> None:
-        """Keep a state."""
+        """Replace the state."""
         root = state.lineage.root_run_id
         events, info = self._events.get(root), self._infos[root]
         self._states[root] = state
         self._infos[root] = update_info(info, state, events[-1].at if events else info.updated_at)
 
     async def add(self, run_id: str, event: Event) -> None:
-        """Keep an event."""
+        """Append an event."""
         self._events.setdefault(run_id, []).append(event)
 
     async def load(self, run_id: str) -> RunState | None:
-        """The state that was saved last."""
+        """The last saved state."""
         return self._states.get(run_id)
 
     async def events(self, run_id: str, after: int = 0) -> list[Event]:
-        """Events in their order."""
+        """Events in order."""
         return [event for event in self._events.get(run_id, ()) if event.sequence > after]
 
     async def runs(self) -> list[RunInfo]:
-        """Every run, the one begun last first."""
+        """Metadata of all runs, newest first."""
         return newest_first(list(self._infos.values()))
 
     async def content(self, hash: str) -> str | None:
-        """The text of that hash."""
+        """The text with a hash."""
         return self._contents.get(hash)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to release."""
 
 
 def info_document(info: RunInfo) -> dict[str, Any]:
-    """What is known of a run as plain data."""
+    """Metadata of a run as plain data."""
     return {name: getattr(info, name) for name in RunInfo.__dataclass_fields__}
 
 
 def parse_info(data: Mapping[str, Any]) -> RunInfo:
-    """What is known of a run, from plain data; fields of a newer version are passed over.
+    """Parse metadata of a run; fields of a newer version are ignored.
 
     Raises:
-        TypeError: a field is missing, or of the wrong kind.
+        TypeError: a field is missing, or has the wrong type.
     """
     info = RunInfo(**{name: data[name] for name in RunInfo.__dataclass_fields__ if name in data})
     for name, value in info_document(info).items():
@@ -209,23 +209,23 @@ KINDS = (*RUN, *STAGE, *ASKING, *PARALLEL, *PEOPLE, *CHILD)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing that happened."""
+    """Something that happened in a run."""
 
     kind: str
     """One of `KINDS`."""
     run_id: str
-    """The attempt it happened in."""
+    """The attempt it belongs to."""
     sequence: int
-    """From 1, over all attempts of a run."""
+    """Number within the run, from 1, over all attempts."""
     at: str
     """ISO 8601, UTC."""
     node: str | None = None
     branch: str = ""
-    """The branch of a parallel stage it happened in; empty: in none."""
+    """Its branch of a parallel stage; empty outside of branches."""
     data: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def document(self) -> dict[str, Any]:
-        """As plain data."""
+        """The event as plain data."""
         said: dict[str, Any] = {"kind": self.kind, "run_id": self.run_id, "sequence": self.sequence, "at": self.at}
         said |= {"node": self.node} if self.node is not None else {}
         said |= {"branch": self.branch} if self.branch else {}
@@ -233,9 +233,9 @@ class Event:
 
 
 OnEvent = Callable[[Event], Any]
-"""Hears every event; may be async."""
+"""Receives every event; may be async."""
 
 
 def parse_event(data: Mapping[str, Any]) -> Event:
-    """An event from plain data."""
+    """Parse an event."""
     return Event(**data)

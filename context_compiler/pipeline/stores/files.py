@@ -1,4 +1,4 @@
-"""Runs as folders that people can read: a checkpoint, events as lines, the graph, and what each stage left."""
+"""Runs as readable folders: a checkpoint, events as lines, the graph, and the files of each stage."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ class FileRuns:
     """Runs in folders.
 
     Args:
-        root: The folder of the runs' folders.
-        alone: Whether it is itself the folder of the one run that is kept.
+        root: The folder that holds the folders of runs.
+        alone: True if it is itself the folder of a single run.
     """
 
     def __init__(self, root: str | Path, *, alone: bool = False) -> None:
         self.root = Path(root)
         self._alone = alone
         self._added: set[str] = set()
-        """Runs whose events end in a whole line, because this store has added one."""
+        """Runs whose event file ends with a complete line, because this store has appended to it."""
 
     def folder(self, run_id: str) -> Path:
         """The folder of a run."""
         return self.root if self._alone else self.root / folder_name(run_id)
 
     def below(self, run_id: str) -> FileRuns:
-        """Where a run is kept that one of these has started."""
+        """The store for a child of a run."""
         return FileRuns(self.root / "children" / folder_name(run_id), alone=True) if self._alone else self
 
     @asynccontextmanager
     async def own(self, run_id: str) -> AsyncGenerator[None]:
-        """Be the only one to go on with a run."""
+        """Own a run."""
         with own_run(self.folder(run_id) / LOCK, run_id):
             yield
 
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
-        """A new run."""
+        """Create a run."""
         folder = self.folder(info.run_id)
         if (folder / MANIFEST).exists():
             raise PipelineError(f"{folder}: there is a run already: resume it, or give another id or folder")
@@ -68,11 +68,11 @@ class FileRuns:
         self._write(folder / MANIFEST, json.dumps(info_document(info), indent=1))
 
     async def save(self, state: RunState) -> None:
-        """Keep a state: the whole of it, each time."""
+        """Replace the state, completely each time."""
         write_checkpoint(self.folder(state.lineage.root_run_id), state)
 
     async def add(self, run_id: str, event: Event) -> None:
-        """Keep an event."""
+        """Append an event."""
         path = self.folder(run_id) / EVENTS
         try:
             cut = run_id not in self._added and _has_partial_line(path)
@@ -83,11 +83,11 @@ class FileRuns:
             raise PipelineError(f"{path}: {error.strerror or error}") from error
 
     async def load(self, run_id: str) -> RunState | None:
-        """The state that was saved last."""
+        """The last saved state."""
         return read_checkpoint(self.folder(run_id))
 
     async def events(self, run_id: str, after: int = 0) -> list[Event]:
-        """Events in their order; a line that was cut short by a crash or a full disk is passed over."""
+        """Events in order; a line cut short by a crash or a full disk is skipped."""
         path = self.folder(run_id) / EVENTS
         try:
             lines = path.read_bytes().split(b"\n")
@@ -98,12 +98,12 @@ class FileRuns:
         return [event for line in lines if (event := _event(line)) is not None and event.sequence > after]
 
     async def runs(self) -> list[RunInfo]:
-        """Every run, the one begun last first."""
+        """Metadata of all runs, newest first."""
         found = [self._info(path) for path in self.root.glob(f"*/{MANIFEST}")] if self.root.is_dir() else []
         return newest_first(found)
 
     async def content(self, hash: str) -> str | None:
-        """The text of that hash, from whichever run."""
+        """The text with a hash, from any run."""
         for name in (GRAPH, NORMAL):
             for path in (*self.root.glob(f"*/{name}"), self.root / name):
                 text = _text(path)
@@ -112,7 +112,7 @@ class FileRuns:
         return None
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to release."""
 
     def _info(self, manifest: Path) -> RunInfo:
         try:
@@ -134,12 +134,12 @@ class FileRuns:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open a file that, where it is made, nobody else may read."""
+    """Opener for files that only the owner may read."""
     return os.open(path, flags, 0o600)
 
 
 def _text(path: Path) -> str | None:
-    """What a file says, to the letter; None: it is no text, or not there."""
+    """Exact text of a file; None if it is missing, or not text."""
     try:
         return path.read_bytes().decode("utf-8", "surrogatepass")
     except (OSError, UnicodeDecodeError):
@@ -147,7 +147,7 @@ def _text(path: Path) -> str | None:
 
 
 def _event(line: bytes) -> Event | None:
-    """The event of a line; None: the line is no whole event."""
+    """The event in a line; None if the line is incomplete."""
     try:
         event = parse_event(json.loads(line))
     except (ValueError, TypeError, RecursionError):
@@ -156,7 +156,7 @@ def _event(line: bytes) -> Event | None:
 
 
 def _has_partial_line(path: Path) -> bool:
-    """Whether a crash, or a full disk, left the beginning of a line at the end of a file."""
+    """True if a crash or a full disk left an incomplete line at the end of a file."""
     if not path.exists() or not path.stat().st_size:
         return False
     with path.open("rb") as file:
@@ -165,5 +165,5 @@ def _has_partial_line(path: Path) -> bool:
 
 
 def in_folder(folder: str | Path) -> FileRuns:
-    """A store of the one run that is in a folder."""
+    """The store of the single run in a folder."""
     return FileRuns(folder, alone=True)

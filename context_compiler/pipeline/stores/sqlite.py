@@ -1,4 +1,4 @@
-"""Runs in one SQLite file: saving a state writes what changed in it, so a long run saves as fast as a short one."""
+"""Runs in one SQLite file: saving a state writes only its changes, so that long runs save as fast as short ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SQLiteRuns:
 
     @asynccontextmanager
     async def own(self, run_id: str) -> AsyncGenerator[None]:
-        """Be the only one to go on with a run."""
+        """Own a run."""
         mark = blake2b(run_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         with own_run(self.path.with_name(f"{self.path.name}-{mark}.lock"), run_id):
             self._saved.pop(run_id, None)
@@ -69,23 +69,23 @@ class SQLiteRuns:
                 self._saved.pop(run_id, None)
 
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
-        """A new run."""
+        """Create a run."""
         await self._run(partial(_begin, info=info, contents=contents))
 
     async def save(self, state: RunState) -> None:
-        """Keep a state: what is other than in the one before."""
+        """Save the changes since the former state."""
         root = state.lineage.root_run_id
         former = self._saved.pop(root, None)  # where this fails or is cancelled, nobody knows what is there
         await self._run(partial(_save, state=state, former=former))
         self._saved[root] = state
 
     async def add(self, run_id: str, event: Event) -> None:
-        """Keep an event."""
+        """Append an event."""
         row = (run_id, event.sequence, json.dumps(event.document()))
         await self._run(lambda db: db.execute("INSERT OR REPLACE INTO events VALUES (?, ?, ?)", row))
 
     async def load(self, run_id: str) -> RunState | None:
-        """The state that was saved last."""
+        """The last saved state."""
         query = "SELECT section, name, body FROM cells WHERE run = ? ORDER BY section, name"
         rows: Sequence[Any] = await self._run(lambda db: db.execute(query, (run_id,)).fetchall())
         if not rows:
@@ -98,13 +98,13 @@ class SQLiteRuns:
         return parse_checkpoint(found, where=where)
 
     async def events(self, run_id: str, after: int = 0) -> list[Event]:
-        """Events in their order."""
+        """Events in order."""
         query = "SELECT body FROM events WHERE run = ? AND sequence > ? ORDER BY sequence"
         rows: Sequence[Any] = await self._run(lambda db: db.execute(query, (run_id, after)).fetchall())
         return [self._parse(parse_event, body) for (body,) in rows]
 
     async def runs(self) -> list[RunInfo]:
-        """Every run, the one begun last first."""
+        """Metadata of all runs, newest first."""
         rows: Sequence[Any] = await self._run(lambda db: db.execute("SELECT info FROM runs").fetchall())
         return newest_first([self._parse(parse_info, body) for (body,) in rows])
 
@@ -115,13 +115,13 @@ class SQLiteRuns:
             raise PipelineError(f"{self.path}: a row in it is damaged ({error})") from error
 
     async def content(self, hash: str) -> str | None:
-        """The text of that hash."""
+        """The text with a hash."""
         query = "SELECT body FROM contents WHERE hash = ?"
         row: Any = await self._run(lambda db: db.execute(query, (hash,)).fetchone())
         return None if row is None else row[0]
 
     async def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             db, self._db = self._db, None
             if db is not None:
