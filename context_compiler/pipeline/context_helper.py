@@ -42,29 +42,29 @@ USED = ("compiled", "cycle")
 class _StageHost(Host):
     """A stage with its model, if it has one."""
 
-    def __init__(self, ware: Middleware, model: Model | None) -> None:
-        self._ware, self._model = ware, model
+    def __init__(self, middleware: Middleware, model: Model | None) -> None:
+        self._middleware, self._model = middleware, model
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
-        return await self._ware.begin(ids, config)
+        return await self._middleware.begin(ids, config)
 
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
         if self._model is None:
             raise CompileError("there is no model", model="none", phase="call")
-        answer = await self._ware.compile(request.key, request.prompts, self._model)
+        answer = await self._middleware.compile(request.key, request.prompts, self._model)
         if answer.failure is not None:
             raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
         return answer
 
 
-class Compiling:
+class OutputCompiler:
     """The compiles of one run, one compiler per template."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._wares: dict[str, Middleware] = {}
+        self._middlewares: dict[str, Middleware] = {}
 
-    async def told(self, stage: Stage, model: Model | str | None) -> str:
+    async def compile_outputs(self, stage: Stage, model: Model | str | None) -> str:
         """Compile the outputs before a stage; empty if it names no template, nothing was output, or compiling failed.
 
         Args:
@@ -80,19 +80,19 @@ class Compiling:
         if view is None:
             why = loggable(done.error) if done.error else "no view"
             log.warning("%s: @context-helper %s failed, the stage runs as written: %s", stage.node.name, template, why)
-        text = told_in(view) if view is not None and view.status in USED else ""
+        text = view_text(view) if view is not None and view.status in USED else ""
         await stage.emit("context_compiled", template=template, **_facts(view, done.error))
         return text
 
     async def _view(self, template: str, stage: Stage, said: Sequence[ModelMessage], model: Model | str | None) -> View:
         """Compile a recorded view of the earlier outputs and the stage's prompt."""
-        ware = self._wares.get(template) or Middleware(self._arguments(template))
-        self._wares[template] = ware
+        middleware = self._middlewares.get(template) or Middleware(self._arguments(template))
+        self._middlewares[template] = middleware
         asked = infer_model(model) if model is not None and not self._config.simulated else None
         session = f"{stage.run_id}/{stage.node.name}/{CONVERSATION}"
 
         request = Request(
-            messages=[*said, _asked(stage.prompt)],
+            messages=[*said, _request(stage.prompt)],
             session_id=session,
             scope=session,
             run_id=stage.run_id,
@@ -102,13 +102,13 @@ class Compiling:
             family = model_family(asked.system, asked.model_name)
             request = replace(request, model=asked.model_name, family=family)
         limit = stage.node.timeout
-        ware.runs += 1
+        middleware.runs += 1
         try:
             async with asyncio.timeout(limit / 2 if limit else None):  # the rest of its time is the stage's own
-                return await ware.view(Run(), request, _StageHost(ware, asked))
+                return await middleware.view(Run(), request, _StageHost(middleware, asked))
         finally:
-            ware.runs -= 1
-            await ware.rest()
+            middleware.runs -= 1
+            await middleware.rest()
 
     def _arguments(self, template: str) -> Arguments:
         """Arguments of the run's compiler, with this template, over all earlier outputs."""
@@ -141,16 +141,16 @@ def exchanges(stage: Stage) -> Iterator[ModelMessage]:
         node = stage.graph.nodes.get(name)
         if node is None or not isinstance(kept, str) or not kept.strip():
             continue
-        yield _asked(stage.graph.with_goal(f"{node.label}: {node.prompt}" if node.prompt else node.label))
+        yield _request(stage.graph.with_goal(f"{node.label}: {node.prompt}" if node.prompt else node.label))
         yield ModelResponse(parts=[TextPart(kept)])
 
 
-def told_in(view: View) -> str:
+def view_text(view: View) -> str:
     """The compiled text of a view, without the messages it passes through."""
     parts = [part for message in view.messages for part in message.parts]
     things = [thing for part in parts for thing in user_content(getattr(part, "content", None))]
     return "\n\n".join(thing.content for thing in things if isinstance(thing, TextContent) and mark_of(thing)).strip()
 
 
-def _asked(text: str) -> ModelRequest:
+def _request(text: str) -> ModelRequest:
     return ModelRequest(parts=[UserPromptPart(text)])

@@ -27,8 +27,8 @@ from context_compiler.pipeline import (
     run_pipeline,
 )
 from context_compiler.pipeline.checkpoint import checkpoint_document, parse_checkpoint, write_checkpoint
-from context_compiler.pipeline.lock import own_run
 from context_compiler.pipeline.state import Hashes, Lineage, Thread
+from context_compiler.pipeline.stores import own_run
 from tests.pipeline.conftest import Open
 from tests.pipeline.playing import graph
 
@@ -199,8 +199,8 @@ async def test_a_run_that_cannot_be_saved_stops_with_a_clear_error() -> None:
 OWNING = """
 import sys, time
 from pathlib import Path
-from context_compiler.pipeline.lock import owned
-with owned(Path(sys.argv[1]), "r"):
+from context_compiler.pipeline.stores import own_run
+with own_run(Path(sys.argv[1]), "r"):
     print("owned", flush=True)
     time.sleep(20)
 """

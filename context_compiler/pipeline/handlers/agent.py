@@ -25,7 +25,7 @@ from pydantic_core import to_jsonable_python
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.pipeline.attempts import EXCERPT, read_status
 from context_compiler.pipeline.config import RunConfig
-from context_compiler.pipeline.context_helper import Compiling
+from context_compiler.pipeline.context_helper import OutputCompiler
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.outcome import Outcome, find_outcome, parse_outcome
 from context_compiler.pipeline.shell import CommandResult, run_shell
@@ -57,11 +57,11 @@ class AgentHandler:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._compiler: ContextCompiler | None = None
-        self._compiled = Compiling(config)
+        self._outputs = OutputCompiler(config)
 
     async def execute(self, stage: Stage) -> Outcome:
         """Ask the agent, and convert its answer to an outcome."""
-        told = await self._compiled.told(stage, self._model_of(stage)) if stage.node.context_helper else ""
+        told = await self._outputs.compile_outputs(stage, self._model_of(stage)) if stage.node.context_helper else ""
         prompt = "\n\n".join(filter(None, (stage.preamble.rstrip(), told, _steer_text(stage), stage.prompt)))
         stage.write("prompt.md", prompt)
         if self._config.simulated:

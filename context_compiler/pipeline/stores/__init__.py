@@ -5,12 +5,16 @@ A saved state survives the process; of two processes that want the same run, one
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from filelock import FileLock, Timeout
+
 from context_compiler.errors import PipelineError
+from context_compiler.paths import made
 from context_compiler.pipeline.state import RunState
 
 
@@ -239,3 +243,30 @@ OnEvent = Callable[[Event], Any]
 def parse_event(data: Mapping[str, Any]) -> Event:
     """Parse an event."""
     return Event(**data)
+
+
+GRACE_S = 0.05
+"""Time for a former owner to remove its lock file."""
+
+
+@contextmanager
+def own_run(path: Path, run_id: str) -> Generator[None]:
+    """Hold the lock of a run, a file at `path`, until the context ends.
+
+    Raises:
+        PipelineError: somebody else holds it, or the file cannot be made.
+    """
+    lock = FileLock(path, mode=0o600, thread_local=False)
+    try:
+        made(path.parent)
+        lock.acquire(timeout=GRACE_S, poll_interval=GRACE_S / 5)
+    except Timeout:
+        raise PipelineError(f"run {run_id!r} is under way elsewhere: wait for it, or end it") from None
+    except OSError as error:
+        raise PipelineError(f"{path}: {error.strerror or error}; the run needs a folder it may write to") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows refuses to remove an open file, and removes it on release
+            path.unlink()
+        lock.release()

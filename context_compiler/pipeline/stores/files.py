@@ -14,7 +14,6 @@ from context_compiler.errors import PipelineError
 from context_compiler.ids import text_hash
 from context_compiler.pipeline.artifacts import write_atomically
 from context_compiler.pipeline.checkpoint import read_checkpoint, write_checkpoint
-from context_compiler.pipeline.lock import own_run
 from context_compiler.pipeline.stage import folder_name
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import (
@@ -22,6 +21,7 @@ from context_compiler.pipeline.stores import (
     RunInfo,
     info_document,
     newest_first,
+    own_run,
     parse_event,
     parse_info,
     update_info,

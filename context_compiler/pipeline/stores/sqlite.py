@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 from context_compiler.errors import PipelineError
 from context_compiler.paths import made
 from context_compiler.pipeline.checkpoint import assemble, parse_checkpoint, state_changes
-from context_compiler.pipeline.lock import own_run
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import (
     Event,
     RunInfo,
     info_document,
     newest_first,
+    own_run,
     parse_event,
     parse_info,
     update_info,
