@@ -37,7 +37,7 @@ from pydantic_ai.messages import (
 
 from context_compiler import SQLiteStore
 from context_compiler.chat import ChatSession, ScriptedModel, Transcript
-from context_compiler.chat.reconcile import said
+from context_compiler.chat.reconcile import visible_turns
 from context_compiler.messages.history import Reader
 from context_compiler.tokens import TokenCounter
 
@@ -63,8 +63,8 @@ async def keep(folder: Path, messages: Sequence[ModelMessage]) -> None:
     await store.archive("main", "", Reader(TokenCounter(len)).read(messages))
     await store.close()
     transcript = Transcript(folder / "system" / "Chat_Sessions", "main")
-    transcript.mend()
-    transcript.tell(said(messages), datetime(2026, 1, 1, tzinfo=UTC))
+    transcript.repair()
+    transcript.append(visible_turns(messages), datetime(2026, 1, 1, tzinfo=UTC))
     transcript.close()
 
 
@@ -100,7 +100,7 @@ async def first_pieces(folder: Path, turns: int) -> dict[str, list[float]]:
     }
     found: dict[str, list[float]] = {"host alone": [], **{name: [] for name in chats}}
     for chat in chats.values():
-        await chat.account.store.archive("main", "", Reader(TokenCounter(len)).read(messages))
+        await chat.storage.store.archive("main", "", Reader(TokenCounter(len)).read(messages))
         await chat.open()
     for at in range(WARM + ROUNDS):
         found["host alone"].append(await alone(agent, messages, f"And question {at}?"))

@@ -1,4 +1,4 @@
-"""A conversation with an agent that is kept whole, in two modes: everything is sent, or what fits."""
+"""A conversation with an agent that is stored in full, in two modes: the whole history is sent, or a view of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from context_compiler.lazy import public
 
 if TYPE_CHECKING:
     from context_compiler.chat.demo_model import ScriptedModel
-    from context_compiler.chat.session import ChatSession, Said
+    from context_compiler.chat.session import ChatSession, Reply, Said
     from context_compiler.chat.transcript import Transcript, safe_id
     from context_compiler.messages.failures import Failure, Occasion, Reflection, ReflectionPolicy
 
@@ -18,6 +18,7 @@ __all__ = [
     "Occasion",
     "Reflection",
     "ReflectionPolicy",
+    "Reply",
     "Said",
     "ScriptedModel",
     "Transcript",
@@ -30,6 +31,7 @@ _HOMES = {
     "Occasion": "messages.failures",
     "Reflection": "messages.failures",
     "ReflectionPolicy": "messages.failures",
+    "Reply": "chat.session",
     "Said": "chat.session",
     "ScriptedModel": "chat.demo_model",
     "Transcript": "chat.transcript",

@@ -1,7 +1,7 @@
-"""A model that needs no network and no key: it answers from a bundled script, and writes notes when asked for them.
+"""An offline model that needs no key: it answers from a bundled script, and writes a summary when asked for one.
 
-What it answers depends on the last prompt alone, so that a conversation can be had twice. It reports its usage as a
-provider does, prompt cache included.
+An answer depends on the last prompt alone, so that a conversation can be repeated. Usage is reported as a provider
+does, prompt cache included.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from context_compiler.tokens import as_counter
 
 NAME = "scripted"
 TASK = "=== BEGIN COMPILER TASK ==="
-NOTES, WORDS, WIDTH = 12, 14, 120
-"""Lines of notes, and the words and characters of each."""
+LINES, WORDS, WIDTH = 12, 14, 120
+"""Lines of a summary, and the words and characters of each."""
 
-_SAID = re.compile(r"^(User|Assistant): (.+)$", re.MULTILINE)
+_SPOKEN = re.compile(r"^(User|Assistant): (.+)$", re.MULTILINE)
 
 
 @cache
@@ -43,19 +43,19 @@ def script() -> tuple[str, ...]:
     return tuple(answer.strip() for answer in text.split("\n----\n"))
 
 
-def answered(prompt: str) -> str:
+def answer_to(prompt: str) -> str:
     """The answer to a prompt, the same each time."""
     if TASK in prompt:
-        return _notes(prompt)
+        return _summary(prompt)
     answers = script()
     words = clip(" ".join(prompt.split()[:WORDS]), WIDTH)
     return f"On “{words}”:\n\n{answers[crc32(prompt.encode('utf-8', 'replace')) % len(answers)]}"
 
 
-def _notes(prompt: str) -> str:
-    """Notes on the newest lines of the conversation that a compiler is shown."""
-    lines = [f"- {who} said: {clip(' '.join(text.split()[:WORDS]), WIDTH)}" for who, text in _SAID.findall(prompt)]
-    return "\n".join(["**Said so far**", "", *lines[-NOTES:]])
+def _summary(prompt: str) -> str:
+    """A list of the newest lines of the conversation in a compiler's prompt."""
+    lines = [f"- {who} said: {clip(' '.join(text.split()[:WORDS]), WIDTH)}" for who, text in _SPOKEN.findall(prompt)]
+    return "\n".join(["**Said so far**", "", *lines[-LINES:]])
 
 
 class ScriptedModel(Model):
@@ -73,12 +73,12 @@ class ScriptedModel(Model):
 
     @property
     def model_name(self) -> str:
-        """What it is called on the record."""
+        """Model name, as on the record."""
         return NAME
 
     @property
     def system(self) -> str:
-        """What it calls itself as a provider."""
+        """Provider name."""
         return NAME
 
     async def request(
@@ -87,7 +87,7 @@ class ScriptedModel(Model):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """The whole answer at once."""
+        """Answer in one piece."""
         text, usage = self._answer(messages)
         return ModelResponse(parts=[TextPart(text)], usage=usage, model_name=NAME, provider_name=NAME)
 
@@ -99,7 +99,7 @@ class ScriptedModel(Model):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse]:
-        """The answer word by word."""
+        """Answer word by word."""
         text, usage = self._answer(messages)
         yield _Streamed(
             model_request_parameters=model_request_parameters,
@@ -111,12 +111,12 @@ class ScriptedModel(Model):
     def _answer(self, messages: Sequence[ModelMessage]) -> tuple[str, RequestUsage]:
         history = self._reader.read(messages)
         prompt = latest_input(history)
-        text = answered(prompt)
+        text = answer_to(prompt)
         names = [reading.name for reading in history.readings]
         cached = 0
         if TASK not in prompt:
-            same = next((at for at, pair in enumerate(zip(names, self._cached)) if pair[0] != pair[1]), None)  # noqa: B905
-            cached = history.sums[min(len(names), len(self._cached)) if same is None else same]
+            changed = next((at for at, pair in enumerate(zip(names, self._cached)) if pair[0] != pair[1]), None)  # noqa: B905
+            cached = history.sums[min(len(names), len(self._cached)) if changed is None else changed]
             self._cached = names
         usage = RequestUsage(
             input_tokens=history.tokens, cache_read_tokens=cached, output_tokens=self._reader.counter.text(text)

@@ -1,6 +1,6 @@
-"""A conversation is told twice, in markdown and on the record; whichever lacks something has it from the other.
+"""Reconcile the two copies of a conversation, the transcript and the record: each gets what only the other has.
 
-Pure: messages and told turns go in, and what each side lacks comes out.
+Pure functions: messages and transcript turns go in, and what each side lacks comes out.
 """
 
 from __future__ import annotations
@@ -17,45 +17,46 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from context_compiler.chat.transcript import Told
+from context_compiler.chat.transcript import TranscriptTurn
 from context_compiler.messages.content import is_media, placeholder
 
-BETWEEN = "\n\n"
-"""What stands in a transcript between two texts of one answer."""
+TEXT_BREAK = "\n\n"
+"""Separator, in a transcript, of two texts of one answer."""
 
 FINAL = "Final result processed."
-"""What the host notes where an answer that is no text has been taken."""
+"""Tool return that the host writes after structured output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Healed:
-    """Both sides brought up to date."""
+class Reconciled:
+    """The complete history, and what the transcript lacks of it."""
 
     messages: list[ModelMessage]
-    missing: tuple[Told, ...] = ()
+    missing: tuple[TranscriptTurn, ...] = ()
     """Turns that the transcript lacks."""
-    torn: str = ""
-    """What the transcript lacks of its last prompt."""
-    rest: str = ""
-    """What the transcript lacks of its last answer."""
-    begun: bool = False
-    """It has the beginning of that answer."""
+    prompt_rest: str = ""
+    """Rest of the transcript's last prompt."""
+    answer_rest: str = ""
+    """Rest of the transcript's last answer."""
+    answer_begun: bool = False
+    """True if the transcript has the beginning of that answer."""
     conflict: int = 0
-    """The first turn, from 1, of which the two say different things; 0: none."""
+    """First turn, from 1, on which the two disagree; 0 if none."""
 
 
-def said(messages: Sequence[ModelMessage]) -> list[Told]:
-    """What a user saw of a history, turn by turn."""
-    turns: list[Told] = []
+def visible_turns(messages: Sequence[ModelMessage]) -> list[TranscriptTurn]:
+    """The part of a history that its user saw, turn by turn."""
+    turns: list[TranscriptTurn] = []
     for message in messages:
         if isinstance(message, ModelRequest):
             prompts = [part for part in message.parts if isinstance(part, UserPromptPart)]
-            turns += [Told(user=_prompt(part), when=part.timestamp) for part in prompts]
+            turns += [TranscriptTurn(user=_prompt_text(part), when=part.timestamp) for part in prompts]
             continue
         texts = [part.content for part in message.parts if isinstance(part, TextPart) and part.content]
         if turns and texts:
             before = turns[-1].assistant
-            turns[-1] = replace(turns[-1], assistant=BETWEEN.join([*([before] if before else []), *texts]))
+            answer = TEXT_BREAK.join([*([before] if before else []), *texts])
+            turns[-1] = replace(turns[-1], assistant=answer)
     return turns
 
 
@@ -67,77 +68,84 @@ def last_turn(messages: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
     return ()
 
 
-def _prompt(part: UserPromptPart) -> str:
+def _prompt_text(part: UserPromptPart) -> str:
     if isinstance(part.content, str):
         return part.content
-    return "\n".join(_piece(piece) for piece in part.content)
+    return "\n".join(_content_text(content) for content in part.content)
 
 
-def _piece(piece: object) -> str:
-    if isinstance(piece, str):
-        return piece
-    said = getattr(piece, "content", "")
-    return placeholder(piece) if is_media(piece) else said if isinstance(said, str) else ""
+def _content_text(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    text = getattr(content, "content", "")
+    return placeholder(content) if is_media(content) else text if isinstance(text, str) else ""
 
 
-def healed(messages: Sequence[ModelMessage], own: Sequence[Told], told: Sequence[Told]) -> Healed:
+def reconcile(
+    messages: Sequence[ModelMessage], recorded: Sequence[TranscriptTurn], written: Sequence[TranscriptTurn]
+) -> Reconciled:
     """Give each side what only the other one has.
 
     Args:
         messages: The history as the record has it.
-        own: What was said in it.
-        told: The turns as the transcript has them.
+        recorded: Its visible turns.
+        written: The turns of the transcript.
     """
-    shared = min(len(own), len(told))
-    torn = _torn(own, told)
-    if shared and own[shared - 1].user != told[shared - 1].user + torn:
-        at = next(at for at in range(shared) if own[at].user != told[at].user)
-        return Healed(messages=list(messages), conflict=at + 1)
-    if len(told) > len(own):
-        more = [message for turn in told[len(own) :] for message in _as_messages(turn)]
-        return Healed(messages=[*messages, *more])
-    if len(own) > len(told):
-        found = Healed(messages=list(messages), missing=tuple(own[len(told) :]))
+    shared = min(len(recorded), len(written))
+    prompt_rest = _prompt_rest(recorded, written)
+    if shared and recorded[shared - 1].user != written[shared - 1].user + prompt_rest:
+        at = next(at for at in range(shared) if recorded[at].user != written[at].user)
+        return Reconciled(messages=list(messages), conflict=at + 1)
+    if len(written) > len(recorded):
+        more = [message for turn in written[len(recorded) :] for message in _as_messages(turn)]
+        return Reconciled(messages=[*messages, *more])
+    if len(recorded) > len(written):
+        found = Reconciled(messages=list(messages), missing=tuple(recorded[len(written) :]))
     else:
-        found = Healed(messages=[*messages, *_unfinished(messages, own, told)])
-    begun = bool(told) and told[-1].assistant is not None
-    return replace(found, torn=torn, rest=_rest(own, told), begun=begun)
+        found = Reconciled(messages=[*messages, *_interrupted_answer(messages, recorded, written)])
+    return replace(
+        found,
+        prompt_rest=prompt_rest,
+        answer_rest=_answer_rest(recorded, written),
+        answer_begun=bool(written) and written[-1].assistant is not None,
+    )
 
 
-def _torn(own: Sequence[Told], told: Sequence[Told]) -> str:
-    """What a full disk has kept out of the last prompt."""
-    if not told or len(told) > len(own) or told[-1].assistant is not None:
+def _prompt_rest(recorded: Sequence[TranscriptTurn], written: Sequence[TranscriptTurn]) -> str:
+    """Rest of the transcript's last prompt, of which a full disk may have kept only the beginning."""
+    if not written or len(written) > len(recorded) or written[-1].assistant is not None:
         return ""
-    known = own[len(told) - 1].user
-    return known.removeprefix(told[-1].user) if known.startswith(told[-1].user) else ""
+    known = recorded[len(written) - 1].user
+    return known.removeprefix(written[-1].user) if known.startswith(written[-1].user) else ""
 
 
-def _as_messages(turn: Told) -> list[ModelMessage]:
-    """A turn of which only the transcript knows, as text."""
+def _as_messages(turn: TranscriptTurn) -> list[ModelMessage]:
+    """A turn that only the transcript has, as text messages."""
     prompt = UserPromptPart(turn.user) if turn.when is None else UserPromptPart(turn.user, timestamp=turn.when)
     request = ModelRequest(parts=[prompt])
-    return [request, *([_partial(turn.assistant)] if turn.assistant else [])]
+    return [request, *([_interrupted(turn.assistant)] if turn.assistant else [])]
 
 
-def _partial(text: str) -> ModelResponse:
+def _interrupted(text: str) -> ModelResponse:
     return ModelResponse(parts=[TextPart(text)], state="interrupted")
 
 
-def _unfinished(messages: Sequence[ModelMessage], own: Sequence[Told], told: Sequence[Told]) -> list[ModelMessage]:
-    """What was on the screen of an answer that the record does not know, because the process was killed."""
-    if not own or not isinstance(messages[-1], ModelRequest):
+def _interrupted_answer(
+    messages: Sequence[ModelMessage], recorded: Sequence[TranscriptTurn], written: Sequence[TranscriptTurn]
+) -> list[ModelMessage]:
+    """Answer text that was on the screen when the process was killed, and that the record lacks."""
+    if not recorded or not isinstance(messages[-1], ModelRequest):
         return []
-    parts = messages[-1].parts
-    if any(isinstance(part, ToolReturnPart) and part.content == FINAL for part in parts):
+    if any(isinstance(part, ToolReturnPart) and part.content == FINAL for part in messages[-1].parts):
         return []
-    known, shown = own[-1].assistant or "", told[-1].assistant or ""
-    rest = shown.removeprefix(known).removeprefix(BETWEEN if known else "")
-    return [_partial(rest)] if shown.startswith(known) and rest else []
+    known, shown = recorded[-1].assistant or "", written[-1].assistant or ""
+    rest = shown.removeprefix(known).removeprefix(TEXT_BREAK if known else "")
+    return [_interrupted(rest)] if shown.startswith(known) and rest else []
 
 
-def _rest(own: Sequence[Told], told: Sequence[Told]) -> str:
-    """What the last turn that the transcript has lacks of its answer."""
-    if not told:
+def _answer_rest(recorded: Sequence[TranscriptTurn], written: Sequence[TranscriptTurn]) -> str:
+    """Rest of the answer in the transcript's last turn."""
+    if not written:
         return ""
-    known, shown = own[len(told) - 1].assistant or "", told[-1].assistant or ""
+    known, shown = recorded[len(written) - 1].assistant or "", written[-1].assistant or ""
     return known[len(shown) :] if known.startswith(shown) else ""

@@ -1,7 +1,7 @@
-"""Everything that was said in a session: in memory, in its markdown, and without loss on the record.
+"""Storage of one session: the history in memory, its markdown transcript, and the lossless record.
 
-Only one terminal speaks at a time, and each hears what another one said before it goes on. Whatever cannot be
-written is said once and tried again; nothing of it stops the conversation.
+One terminal writes at a time, and each reads what another one added before it goes on. A failed write is reported
+once and retried; it never stops the conversation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.chat.reconcile import Healed, healed, last_turn, said
+from context_compiler.chat.reconcile import Reconciled, last_turn, reconcile, visible_turns
 from context_compiler.chat.transcript import Transcript
 from context_compiler.messages.history import History, load_messages, reader_of
 from context_compiler.record.store import SQLiteStore, Store, open_store
@@ -24,34 +24,36 @@ from context_compiler.tokens import as_counter
 Notice = Callable[[str], None]
 Clock = Callable[[], datetime]
 
+WRITTEN_LATER = "new text stays in memory and is written later"
+
 
 class LastingStore(SQLiteStore):
-    """A record that stays open from turn to turn: who holds it lets go of it, not every run that has used it."""
+    """A record that stays open from turn to turn: its owner closes it, and the runs that use it do not."""
 
     async def close(self) -> None:
         """Stay open."""
 
     async def end(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         await super().close()
 
 
 def now() -> datetime:
-    """The time, in UTC."""
+    """The current time, in UTC."""
     return datetime.now(UTC)
 
 
-class Account:
-    """What is known of one session, and where it is kept.
+class SessionStorage:
+    """The history of one session, and the places where it is kept.
 
     Args:
-        session: Its name.
-        folder: Where its transcript is.
-        private: Whether what that folder lies in is its owner's alone, where it has to be made.
-        store: Where its record is.
-        vault_name: What its vault is called on the record.
-        notice: Told what a person should know.
-        clock: What time it is.
+        session: Name of the session.
+        folder: Folder of its transcript.
+        private: Make the parent of `folder`, if it has to be made, readable by its owner alone.
+        store: Where the record is kept.
+        vault_name: Name of the vault, as on the record.
+        notice: Called with each line that a person should read.
+        clock: Source of the current time.
     """
 
     def __init__(
@@ -73,116 +75,118 @@ class Account:
         self._notice, self._clock = notice, clock
         self._state: tuple[int, int] | None = None
         self._reader = reader_of(as_counter(None))
-        self._read: History | None = None
+        self._history: History | None = None
         self._reading = asyncio.Lock()
-        self._early: asyncio.Task[object] | None = None
+        self._preparation: asyncio.Task[object] | None = None
         self._breaker = Breaker()
-        self._silent: set[str] = set()
+        self._failing: set[str] = set()
 
     async def open(self, prepare: Callable[[History], object] | None = None) -> None:
-        """Take up the whole conversation, and close what a killed process has left open.
+        """Load the conversation, and repair what a killed process has left unfinished.
 
         Args:
-            prepare: What is to be made of the history before it is needed.
+            prepare: Called with the history in the background, to compute what the next turn needs.
         """
-        mine = self.transcript.taken()
+        locked = self.transcript.acquire()
         try:
-            await self._taken_up(writing=mine)
+            await self._load(writing=locked)
         finally:
-            if mine:
-                self.transcript.let_go()
-        if not mine:
-            self._notice("another terminal is answering in this session: you speak in turn")
-        self._early = asyncio.create_task(try_await(self._prepared(prepare)))
+            if locked:
+                self.transcript.release()
+        if not locked:
+            self._notice("another terminal is answering in this session: you take turns")
+        self._preparation = asyncio.create_task(try_await(self._prepare(prepare)))
 
-    async def _prepared(self, prepare: Callable[[History], object] | None) -> None:
+    async def _prepare(self, prepare: Callable[[History], object] | None) -> None:
         history = await self.read()
         if prepare is not None:
             await asyncio.to_thread(prepare, history)
 
     async def ready(self) -> None:
         """Wait until the history has been read and prepared."""
-        if self._early is not None:
-            await asyncio.wait({self._early})
+        if self._preparation is not None:
+            await asyncio.wait({self._preparation})
 
     @asynccontextmanager
     async def turn(self, text: str) -> AsyncGenerator[None]:
-        """One turn: nobody else speaks, and what the user says is on disk before anything is asked."""
-        async with self.transcript.held(self._waiting):
-            await self._caught_up()
-            self.transcript.ask(text, self._clock())
+        """One turn, with the lock held; the prompt is on disk before the body runs."""
+        async with self.transcript.hold(self._notify_waiting):
+            await self._catch_up()
+            self.transcript.begin_turn(text, self._clock())
             yield
 
-    def _waiting(self) -> None:
+    def _notify_waiting(self) -> None:
         self._notice("another terminal is answering in this session: waiting for it")
 
-    def answer(self, piece: str) -> None:
-        """A piece of the answer: on disk before it is on a screen."""
-        self.transcript.answer(piece)
+    async def save_turn(self, messages: Sequence[ModelMessage], shown: str) -> None:
+        """Save a turn, complete or not.
 
-    async def keep(self, messages: Sequence[ModelMessage], shown: str) -> None:
-        """The turn is over, whole or not: `messages` is the history now, `shown` what was shown of the answer."""
+        Args:
+            messages: The whole history, this turn included.
+            shown: Answer text that is in the transcript already.
+        """
         self.messages = list(messages)
-        last = said(last_turn(self.messages))
-        whole = last[-1].assistant or "" if last else ""
-        if whole.startswith(shown) and len(whole) > len(shown):
-            self.transcript.answer(whole[len(shown) :])
-        self.transcript.end()
+        last = visible_turns(last_turn(self.messages))
+        answer = last[-1].assistant or "" if last else ""
+        if answer.startswith(shown) and len(answer) > len(shown):
+            self.transcript.write_answer(answer[len(shown) :])
+        self.transcript.end_turn()
         self._state = self.transcript.state()
-        self._complain("transcript", self.transcript.fault, "what is said stays in memory and is written later")
-        await self._archived()
+        self._report("transcript", self.transcript.fault, WRITTEN_LATER)
+        await self._archive()
 
     async def close(self) -> None:
-        """Let go of everything."""
-        if self._early is not None:
-            await self._early
+        """Close the record and the transcript."""
+        if self._preparation is not None:
+            await self._preparation
         await try_await(self.store.end() if isinstance(self.store, LastingStore) else self.store.close())
         self.transcript.close()
 
-    async def _caught_up(self) -> None:
-        """What another terminal said meanwhile is part of the conversation."""
+    async def _catch_up(self) -> None:
+        """Load the turns that another terminal has added."""
         if self.transcript.state() == self._state:
             return
-        before = len(said(self.messages))
-        await self._taken_up(writing=True)
-        more = len(said(self.messages)) - before
+        before = len(visible_turns(self.messages))
+        await self._load(writing=True)
+        more = len(visible_turns(self.messages)) - before
         if more > 0:
             turns = "a turn" if more == 1 else f"{more} turns"
-            self._notice(f"another terminal added {turns}: the conversation goes on from there")
+            self._notice(f"another terminal added {turns}: the conversation continues from there")
 
-    async def _taken_up(self, *, writing: bool) -> None:
-        outcome = await try_await(self._stored())
-        self._complain("record", outcome.error, "the transcript stands in for it")
-        found = await asyncio.to_thread(self._healed, outcome.value or [], self.messages, writing)
+    async def _load(self, *, writing: bool) -> None:
+        outcome = await try_await(self._recorded_messages())
+        self._report("record", outcome.error, "the transcript is used instead")
+        found = await asyncio.to_thread(self._reconcile, outcome.value or [], self.messages, writing)
         self.messages = found.messages
         if found.conflict:
             self._notice(
-                f"{self.transcript.path}: turn {found.conflict} is not what the record has; the record is what counts"
+                f"{self.transcript.path}: turn {found.conflict} differs from the record; the record is used,"
+                " and the file is left as it is"
             )
         if writing and not found.conflict:
-            self._written(found)
+            self._complete_last_turn(found)
         if writing:
-            self.transcript.mend()
-            self.transcript.tell(found.missing, self._clock())
+            self.transcript.repair()
+            self.transcript.append(found.missing, self._clock())
         self._state = self.transcript.state()
-        self._complain("transcript", self.transcript.fault, "what is said stays in memory and is written later")
+        self._report("transcript", self.transcript.fault, WRITTEN_LATER)
 
-    def _written(self, found: Healed) -> None:
-        """The rest of a prompt and of an answer that could not be written at the time."""
-        if found.torn:
-            self.transcript.ask_on(found.torn)
-        if found.rest:
-            self.transcript.go_on(found.rest, begun=found.begun)
+    def _complete_last_turn(self, found: Reconciled) -> None:
+        """Write the rest of a prompt and of an answer that could not be written at the time."""
+        if found.prompt_rest:
+            self.transcript.complete_prompt(found.prompt_rest)
+        if found.answer_rest:
+            self.transcript.complete_answer(found.answer_rest, begun=found.answer_begun)
 
-    def _healed(self, stored: list[ModelMessage], held: list[ModelMessage], whole: bool) -> Healed:
-        """Both sides brought up to date; of a turn that another terminal is in, nothing is taken yet."""
-        own, mine = said(stored), said(held)
-        base, own = (stored, own) if len(own) >= len(mine) else (held, mine)
-        told = self.transcript.read(own)
-        return healed(base, own, told if whole else told[:-1])
+    def _reconcile(self, recorded: list[ModelMessage], held: list[ModelMessage], complete: bool) -> Reconciled:
+        """Reconcile both sides; unless `complete`, the last turn, which another terminal is in, is left out."""
+        turns, held_turns = visible_turns(recorded), visible_turns(held)
+        base, turns = (recorded, turns) if len(turns) >= len(held_turns) else (held, held_turns)
+        written = self.transcript.read(turns)
+        return reconcile(base, turns, written if complete else written[:-1])
 
-    async def _stored(self) -> list[ModelMessage]:
-        """The history as the record has it; of several vaults' sessions of that name, this one's."""
+    async def _recorded_messages(self) -> list[ModelMessage]:
+        """The history on the record; if several vaults have a session of this name, this vault's."""
         known = [info for info in await self.store.sessions() if info.session_id == self.session]
         mine = next((info for info in known if info.vault_name == self._vault), None)
         if mine is None or mine.raw_tip is None:
@@ -192,30 +196,30 @@ class Account:
         return await asyncio.to_thread(load_messages, bodies)
 
     async def read(self) -> History:
-        """The history as the record names it; read once, off the loop, and begun before it is needed."""
+        """The history with tokens and ids; only new messages are read, in a thread."""
         async with self._reading:
-            self._read = await asyncio.to_thread(self._reader.read, self.messages, last=self._read)
-            return self._read
+            self._history = await asyncio.to_thread(self._reader.read, self.messages, last=self._history)
+            return self._history
 
-    async def _archived(self) -> None:
+    async def _archive(self) -> None:
         if self._breaker.open:
             return
-        outcome = await try_await(self._saved())
+        outcome = await try_await(self._save())
         if outcome.error is None:
             self._breaker.succeeded()
         else:
             self._breaker.failed()
-        self._complain("record", outcome.error, "the next turn is kept with all before it")
+        self._report("record", outcome.error, "the next turn saves this one too")
 
-    async def _saved(self) -> None:
+    async def _save(self) -> None:
         await self.store.archive(self.session, self._vault, await self.read())
 
-    def _complain(self, about: str, failure: Exception | str | None, so: str) -> None:
-        """Say what keeps something from being kept, once until it has worked again."""
+    def _report(self, place: str, failure: Exception | str | None, consequence: str) -> None:
+        """Report a failed write once, and again only after a success."""
         if failure is None:
-            if about in self._silent:
-                self._notice(f"the {about} is kept again")
-            self._silent.discard(about)
-        elif about not in self._silent:
-            self._silent.add(about)
-            self._notice(f"{failure}; {so}")
+            if place in self._failing:
+                self._notice(f"the {place} works again")
+            self._failing.discard(place)
+        elif place not in self._failing:
+            self._failing.add(place)
+            self._notice(f"{failure}; {consequence}")

@@ -1,6 +1,19 @@
-"""The markdown file of a session: append-only, on disk before it is on the screen, the same whatever was compiled.
+"""The markdown file of a session: append-only, on disk before it is on the screen, the same bytes in both modes.
 
-What cannot be written stays in memory and is tried again with whatever comes next. One terminal writes at a time.
+    # Chat Session: name
+
+    *2026-11-21 15:43:40 UTC*
+
+    **User:**
+
+    The prompt.
+
+    **Assistant:**
+
+    The answer.
+
+A line of a message that reads exactly like one of these markers gets a backslash at its end. Text that cannot be
+written stays in memory and is retried with the next write. One terminal writes at a time.
 """
 
 from __future__ import annotations
@@ -20,23 +33,50 @@ from filelock import FileLock, Timeout
 from context_compiler.errors import SettingsError
 from context_compiler.paths import made
 
+USER, ASSISTANT = "**User:**", "**Assistant:**"
+
+BLOCK_END = "\n\n"
+
+TURN_START = f"\n{USER}\n"
+
 POLL = 0.1
 """Seconds between two tries to get the lock."""
 
 TAIL = 4096
-"""Bytes of the end that are looked at."""
+"""Bytes at the end of the file that `repair` looks at."""
+
+LONGEST_MARKER = 200
+"""Characters after which a line cannot be a marker."""
+
+_TIME = r"\*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\*"
+_MARKER = re.compile(rf"^(?:\*\*(User|Assistant):\*\*|({_TIME}))$", re.MULTILINE)
+_LIKE_A_MARKER = re.compile(rf"^(?:\*\*(?:User|Assistant):\*\*|{_TIME})\\*$", re.MULTILINE)
+_ESCAPED = re.compile(rf"^((?:\*\*(?:User|Assistant):\*\*|{_TIME})\\*)\\$", re.MULTILINE)
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+_NAME = 80
+"""Characters of a session's name that its file name keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptTurn:
+    """One turn as the transcript has it."""
+
+    user: str
+    assistant: str | None = None
+    """None if there was no answer."""
+    when: datetime | None = None
 
 
 class Transcript:
-    """The file of one session. Writing never raises: `fault` says what keeps something from being written."""
+    """The transcript file of one session. Writing never raises: `fault` holds the last failure."""
 
     def __init__(self, folder: str | Path, session: str, *, private: bool = False) -> None:
         """Touch nothing yet.
 
         Args:
-            folder: Where the file is; it is made if need be.
-            session: What the conversation is called.
-            private: Whether what `folder` lies in is its owner's alone and ignores itself, where it has to be made.
+            folder: Folder of the file; made if need be.
+            session: Name of the conversation.
+            private: Make the parent of `folder`, if it has to be made, readable by its owner alone and ignored by git.
 
         Raises:
             SettingsError: the session has no name.
@@ -53,25 +93,25 @@ class Transcript:
         self._answering = False
 
     @asynccontextmanager
-    async def held(self, waiting: Callable[[], None]) -> AsyncGenerator[None]:
-        """Be the only terminal that speaks in this session; `waiting` is called once if another one does."""
-        told = False
-        while not self.taken():
-            if not told:
-                waiting()
-            told = True
+    async def hold(self, on_wait: Callable[[], None]) -> AsyncGenerator[None]:
+        """Hold the lock of this session; `on_wait` is called once if another terminal has it."""
+        waiting = False
+        while not self.acquire():
+            if not waiting:
+                on_wait()
+            waiting = True
             await asyncio.sleep(POLL)
         try:
             yield
         finally:
-            self.let_go()
+            self.release()
 
-    def taken(self) -> bool:
-        """Whether this terminal may speak now; it then may until it lets go.
+    def acquire(self) -> bool:
+        """Take the lock without waiting; False if another terminal has it.
 
-        Where the file cannot be opened or locked, nobody is kept out: the conversation matters more.
+        True also if the file cannot be opened or locked: the conversation matters more.
         """
-        if self._opened() is None or self._lock.is_locked:
+        if self._open() is None or self._lock.is_locked:
             return True
         try:
             self._lock.acquire(blocking=False)
@@ -81,21 +121,21 @@ class Transcript:
             self.fault = f"{self.path}: cannot be locked: {error.strerror or error}"
         return True
 
-    def let_go(self) -> None:
-        """Let others speak."""
+    def release(self) -> None:
+        """Release the lock, if it is held."""
         if self._lock.is_locked:
             with suppress(OSError):  # Windows refuses to remove an open file, and removes it on release
                 Path(self._lock.lock_file).unlink()
             self._lock.release()
 
-    def _opened(self) -> int | None:
-        """The file, made if need be, and opened anew where somebody has removed or replaced it."""
+    def _open(self) -> int | None:
+        """The open file, made if need be, and reopened if it was removed or replaced."""
         try:
             if self._file is not None and os.fstat(self._file).st_ino == os.stat(self.path).st_ino:
                 return self._file
         except OSError:
             pass
-        self._leave()
+        self._close_file()
         try:
             if self._private:
                 made(self.path.parent.parent)
@@ -106,30 +146,30 @@ class Transcript:
         return self._file
 
     def state(self) -> tuple[int, int]:
-        """Which file it is and how long; what was written by others shows in it. (0, 0) where there is none."""
+        """Inode and size of the file, which change when others write; (0, 0) if there is no file."""
         try:
             found = os.stat(self.path)
         except OSError:
             return 0, 0
         return found.st_ino, found.st_size
 
-    def read(self, known: Sequence[Told] = ()) -> list[Told]:
-        """Every turn, oldest first; empty where nothing can be read.
+    def read(self, known: Sequence[TranscriptTurn] = ()) -> list[TranscriptTurn]:
+        """Every turn, oldest first; empty if the file cannot be read.
 
         Args:
-            known: Turns that are known otherwise. Where there are as many, only the last is read word for word.
+            known: Turns known from elsewhere. If the file has as many, only its last turn is parsed.
         """
         try:
             text = self.path.read_bytes().decode("utf-8", "replace")
         except OSError:
             return []
-        if known and turns_in(text) == len(known):
-            return [*known[:-1], *parsed(text[text.rfind(LAST) :])]
-        return parsed(text)
+        if known and text.count(TURN_START) == len(known):
+            return [*known[:-1], *parse(text[text.rfind(TURN_START) :])]
+        return parse(text)
 
-    def mend(self) -> None:
-        """Close what a killed process has left open, so that the next turn begins on a line of its own."""
-        file = self._opened()
+    def repair(self) -> None:
+        """Write the title of a new file, or end the block that a killed process has left open."""
+        file = self._open()
         if file is None:
             return
         try:
@@ -140,35 +180,35 @@ class Transcript:
             self.fault = f"{self.path}: {error.strerror or error}"
             return
         if not size:
-            self._put(title(self.session) + CLOSE)
-        elif not tail.endswith(CLOSE.encode()):
+            self._write(title(self.session) + BLOCK_END)
+        elif not tail.endswith(BLOCK_END.encode()):
             last = tail.rpartition(b"\n")[2].decode("utf-8", "replace")
-            self._put(guard(last) + CLOSE)
+            self._write(escape_suffix(last) + BLOCK_END)
 
-    def ask(self, text: str, when: datetime) -> None:
-        """A turn begins: what the user says."""
-        self._put(asked(text, when))
+    def begin_turn(self, prompt: str, when: datetime) -> None:
+        """Write the time and the prompt of a new turn."""
+        self._write(f"{time_line(when)}{BLOCK_END}{USER}{BLOCK_END}{escape(prompt)}{BLOCK_END}")
 
-    def ask_on(self, text: str) -> None:
-        """The rest of the last prompt, of which the beginning is there already."""
-        self._put(guarded(text) + CLOSE)
+    def complete_prompt(self, rest: str) -> None:
+        """Write the rest of the last prompt, whose beginning is in the file."""
+        self._write(escape(rest) + BLOCK_END)
 
-    def answer(self, piece: str) -> None:
-        """A piece of the answer, as it comes."""
-        begin = "" if self._answering else f"{ASSISTANT}{CLOSE}"
+    def write_answer(self, piece: str) -> None:
+        """Write a piece of the answer."""
+        begin = "" if self._answering else f"{ASSISTANT}{BLOCK_END}"
         self._answering = True
         lines = piece.split("\n")
         for at, part in enumerate(lines):
-            self._line = telling(self._line + part)
+            self._line = _marker_prefix(self._line + part)
             if at < len(lines) - 1:
-                lines[at] = part + guard(self._line)
+                lines[at] = part + escape_suffix(self._line)
                 self._line = ""
-        self._put(begin + "\n".join(lines))
+        self._write(begin + "\n".join(lines))
 
-    def end(self) -> None:
-        """The answer is over, whole or not."""
+    def end_turn(self) -> None:
+        """End the answer, complete or not, and flush the file to disk."""
         if self._answering:
-            self._put(guard(self._line) + CLOSE)
+            self._write(escape_suffix(self._line) + BLOCK_END)
         self._answering, self._line = False, ""
         if self._file is not None and not self._pending:
             try:
@@ -176,23 +216,23 @@ class Transcript:
             except OSError as error:
                 self.fault = f"{self.path}: {error.strerror or error}"
 
-    def go_on(self, text: str, *, begun: bool) -> None:
-        """The rest of the last answer, whose beginning is there already if it was `begun`."""
+    def complete_answer(self, rest: str, *, begun: bool) -> None:
+        """Write the rest of the last answer; `begun` if its beginning is in the file."""
         self._answering = begun
-        self.answer(text)
-        self.end()
+        self.write_answer(rest)
+        self.end_turn()
 
-    def tell(self, turns: Iterable[Told], now: datetime) -> None:
-        """Write turns that were had elsewhere, or while nothing could be written."""
+    def append(self, turns: Iterable[TranscriptTurn], now: datetime) -> None:
+        """Write turns that took place elsewhere, or while the file could not be written."""
         for turn in turns:
-            self.ask(turn.user, turn.when or now)
+            self.begin_turn(turn.user, turn.when or now)
             if turn.assistant:
-                self.answer(turn.assistant)
-            self.end()
+                self.write_answer(turn.assistant)
+            self.end_turn()
 
-    def _put(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         self._pending += text.encode("utf-8", "replace")
-        file = self._file if self._file is not None else self._opened()
+        file = self._file if self._file is not None else self._open()
         if file is None:
             return
         try:
@@ -203,69 +243,35 @@ class Transcript:
             self.fault = f"{self.path}: {error.strerror or error}"
 
     def close(self) -> None:
-        """Let go of the file and of its lock."""
-        self.let_go()
-        self._leave()
+        """Release the lock and close the file."""
+        self.release()
+        self._close_file()
 
-    def _leave(self) -> None:
+    def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
 
 
-def transcripts(vault: str | Path | None, system: str | Path | None) -> Path:
-    """The folder of transcripts, unless somebody says otherwise."""
+def transcript_folder(vault: str | Path | None, system: str | Path | None) -> Path:
+    """The default folder of transcripts."""
     if vault is not None:
         return Path(vault, "AssistantMD", "Chat_Sessions")
     return Path(system or ".", "Chat_Sessions")
 
 
-USER, ASSISTANT = "**User:**", "**Assistant:**"
-LONGEST = 200
-"""Characters by which a line is known to be no mark."""
-
-_TIME = r"\*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\*"
-_MARK = re.compile(rf"^(?:\*\*(User|Assistant):\*\*|({_TIME}))$", re.MULTILINE)
-_LIKE_A_MARK = re.compile(rf"^(?:\*\*(?:User|Assistant):\*\*|{_TIME})\\*$", re.MULTILINE)
-_GUARDED = re.compile(rf"^((?:\*\*(?:User|Assistant):\*\*|{_TIME})\\*)\\$", re.MULTILINE)
-_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
-_NAME = 80
-"""Characters of a session's name that its file keeps."""
-
-CLOSE = "\n\n"
-"""What ends every block."""
-
-LAST = f"\n{USER}\n"
-"""Where a turn begins."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """One turn as the transcript tells it."""
-
-    user: str
-    assistant: str | None = None
-    """None where nothing was answered."""
-    when: datetime | None = None
-
-
 def safe_id(session: str) -> str:
-    """The name of a session as a file may have it: letters, digits, `_` and `-`; another name for another session.
+    """A file name for a session, of letters, digits, `_` and `-`; different sessions get different names.
 
     Raises:
-        SettingsError: it is empty.
+        SettingsError: the session has no name.
     """
     if not session.strip():
-        raise SettingsError("session='': give a session a name")
+        raise SettingsError("session='': give the session a name")
     plain = _UNSAFE.sub("_", session)[:_NAME]
     if plain == session:
         return plain
     return f"{plain}-{blake2b(session.encode('utf-8', 'replace'), digest_size=4).hexdigest()}"
-
-
-def stamp(when: datetime) -> str:
-    """A time as it stands in a transcript."""
-    return f"*{when.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC*"
 
 
 def title(session: str) -> str:
@@ -274,56 +280,49 @@ def title(session: str) -> str:
     return f"# Chat Session: {' '.join(name.split())}"
 
 
-def asked(text: str, when: datetime) -> str:
-    """A turn up to its answer."""
-    return f"{stamp(when)}{CLOSE}{USER}{CLOSE}{guarded(text)}{CLOSE}"
+def time_line(when: datetime) -> str:
+    """The line with the time of a turn."""
+    return f"*{when.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC*"
 
 
-def guarded(text: str) -> str:
-    """A text of which no line can be taken for a mark."""
-    return _LIKE_A_MARK.sub(lambda found: f"{found[0]}\\", text)
+def escape(text: str) -> str:
+    """The text with a backslash at the end of each line that reads like a marker."""
+    return _LIKE_A_MARKER.sub(lambda found: f"{found[0]}\\", text)
 
 
-def guard(line: str) -> str:
-    """What a whole line of a message needs at its end in order not to be taken for a mark."""
-    return "\\" if _LIKE_A_MARK.fullmatch(line) else ""
+def escape_suffix(line: str) -> str:
+    """A backslash if the line reads like a marker, else nothing."""
+    return "\\" if _LIKE_A_MARKER.fullmatch(line) else ""
 
 
-def telling(line: str) -> str:
-    """No more of a line that is still coming than tells whether it is like a mark."""
-    return line if len(line) <= LONGEST or _LIKE_A_MARK.fullmatch(line) else f"{line[:LONGEST]} "
+def _marker_prefix(line: str) -> str:
+    """Enough of an unfinished line to tell whether it reads like a marker."""
+    return line if len(line) <= LONGEST_MARKER or _LIKE_A_MARKER.fullmatch(line) else f"{line[:LONGEST_MARKER]} "
 
 
-def turns_in(text: str) -> int:
-    """How many turns a transcript tells of."""
-    return text.count(LAST)
-
-
-def parsed(text: str) -> list[Told]:
-    """The turns of a transcript; a block that is still open counts as far as it goes."""
-    marks = list(_MARK.finditer(text))
-    turns: list[Told] = []
+def parse(text: str) -> list[TranscriptTurn]:
+    """The turns of a transcript; an unfinished block counts as far as it goes."""
+    markers = list(_MARKER.finditer(text))
+    turns: list[TranscriptTurn] = []
     when: datetime | None = None
-    for at, mark in enumerate(marks):
-        if mark[2]:
-            when = _moment(mark[2])
+    for at, marker in enumerate(markers):
+        if marker[2]:
+            when = _time(marker[2])
             continue
-        stop = marks[at + 1].start() if at + 1 < len(marks) else len(text)
-        said = _unguarded(text[min(mark.end() + 2, stop) : stop].removesuffix("\n\n"))
-        if mark[1] == "User":
-            turns.append(Told(user=said, when=when))
+        stop = markers[at + 1].start() if at + 1 < len(markers) else len(text)
+        block = text[min(marker.end() + 2, stop) : stop].removesuffix(BLOCK_END)
+        content = _ESCAPED.sub(r"\1", block)
+        if marker[1] == "User":
+            turns.append(TranscriptTurn(user=content, when=when))
         elif turns:
             before = turns[-1]
-            turns[-1] = Told(user=before.user, assistant=(before.assistant or "") + said, when=before.when)
+            answer = (before.assistant or "") + content
+            turns[-1] = TranscriptTurn(user=before.user, assistant=answer, when=before.when)
     return turns
 
 
-def _moment(text: str) -> datetime | None:
+def _time(line: str) -> datetime | None:
     try:
-        return datetime.strptime(text, "*%Y-%m-%d %H:%M:%S UTC*").replace(tzinfo=UTC)
+        return datetime.strptime(line, "*%Y-%m-%d %H:%M:%S UTC*").replace(tzinfo=UTC)
     except ValueError:
         return None
-
-
-def _unguarded(text: str) -> str:
-    return _GUARDED.sub(r"\1", text)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from context_compiler.chat.transcript import Transcript, transcripts
+from context_compiler.chat.transcript import Transcript, transcript_folder
 from context_compiler.cli.options import (
     DB,
     SYSTEM,
@@ -113,7 +113,7 @@ def _transcripts(session: str, db: Path, vault: Path | None, system: Path) -> li
     """What a chat has written of a session, in the folders where it may be."""
     if not session.strip():
         return []
-    folders = (transcripts(None, db.parent), transcripts(None, system), transcripts(vault, system))
+    folders = (transcript_folder(None, db.parent), transcript_folder(None, system), transcript_folder(vault, system))
     found = (Transcript(folder, session).path for folder in folders)
     return list({path.resolve(): path for path in found if path.is_file()}.values())
 

@@ -44,7 +44,7 @@ async def test_with_the_record_locked_the_chat_goes_on_and_catches_up(endless: b
     await chat.say("Four.")
     await chat.close()
     assert [text for text in await kept(room) if not text.startswith("You")] == ["One.", "Two.", "Three.", "Four."]
-    assert "the record is kept again" in room.notices[told:]
+    assert "the record works again" in room.notices[told:]
 
 
 async def test_what_the_record_never_got_is_taken_up_from_the_transcript(room: Room) -> None:
@@ -55,7 +55,7 @@ async def test_what_the_record_never_got_is_taken_up_from_the_transcript(room: R
     await chat.say("Two.")
     lock.rollback()
     lock.close()
-    chat.account.transcript.close()  # the process is gone before it could write again
+    chat.storage.transcript.close()  # the process is gone before it could write again
     again = room.chat(Model())
     await again.say("Three.")
     await again.close()
@@ -109,8 +109,8 @@ async def test_with_the_disk_full_what_is_said_is_written_once_there_is_room(
     await short.close()
     assert room.transcript("short") == room.transcript("whole").replace("Session: whole", "Session: short")
     told = [notice for notice in room.notices if "short.md" in notice or "transcript" in notice]
-    assert "No space left on device; what is said stays in memory" in told[0]
-    assert told[1:] == ["the transcript is kept again"]
+    assert "No space left on device; new text stays in memory" in told[0]
+    assert told[1:] == ["the transcript works again"]
 
 
 async def test_what_the_transcript_never_got_is_taken_from_the_record(
@@ -126,7 +126,7 @@ async def test_what_the_transcript_never_got_is_taken_from_the_record(
     again = room.chat(Model())
     await again.say("Four.")
     await again.close()
-    told = again.account.transcript.read()
+    told = again.storage.transcript.read()
     assert [turn.user for turn in told] == ["One.", "Two.", "Three.", "Four."]
     assert [(turn.assistant or "").strip() for turn in told] == [f"You said: {turn.user}" for turn in told]
 
@@ -161,7 +161,7 @@ async def test_a_transcript_that_says_something_else_is_left_alone(room: Room) -
     again = room.chat(Model())
     await again.say("Two.")
     await again.close()
-    assert any("turn 1 is not what the record has" in notice for notice in room.notices)
+    assert any("turn 1 differs from the record" in notice for notice in room.notices)
     assert [text for text in texts(again.messages) if not text.startswith("You")] == ["One.", "Two."]
     assert "Won." in room.transcript() and "Two." in room.transcript()
 
@@ -191,7 +191,7 @@ async def test_two_terminals_speak_in_turn_and_no_turn_is_lost(room: Room) -> No
     await one.open()
     await two.open()
     heard = asyncio.Event()
-    slow = asyncio.create_task(one.say("First.", hear=lambda _: heard.set()))
+    slow = asyncio.create_task(one.say("First.", on_text=lambda _: heard.set()))
     await heard.wait()
     await two.say("Second.")
     assert slow.done(), "the second spoke when the first had been answered"
@@ -200,28 +200,28 @@ async def test_two_terminals_speak_in_turn_and_no_turn_is_lost(room: Room) -> No
     await two.close()
     prompts = [text for text in texts(one.messages) if not text.startswith("You")]
     assert prompts == ["First.", "Second.", "Third."]
-    assert [turn.user for turn in one.account.transcript.read()] == prompts
+    assert [turn.user for turn in one.storage.transcript.read()] == prompts
     assert await kept(room) == texts(one.messages)
     assert "another terminal is answering in this session: waiting for it" in room.notices
-    assert room.notices.count("another terminal added a turn: the conversation goes on from there") == 2
+    assert room.notices.count("another terminal added a turn: the conversation continues from there") == 2
 
 
 async def test_a_session_that_is_opened_while_another_terminal_answers_says_so(room: Room) -> None:
     busy = Transcript(room.path / "Chat_Sessions", "talk")
-    assert busy.taken()
+    assert busy.acquire()
     chat = room.chat(Model())
     await chat.open()
-    busy.let_go()
+    busy.release()
     busy.close()
     await chat.say("One.")
     await chat.close()
-    assert any("you speak in turn" in notice for notice in room.notices)
+    assert any("you take turns" in notice for notice in room.notices)
 
 
 async def test_of_a_turn_that_another_terminal_is_in_nothing_is_taken_before_it_is_over(room: Room) -> None:
     one = room.chat(Model(answer=lambda _: "one two three", pause=0.05))
     heard = asyncio.Event()
-    slow = asyncio.create_task(one.say("First.", hear=lambda _: heard.set()))
+    slow = asyncio.create_task(one.say("First.", on_text=lambda _: heard.set()))
     await heard.wait()
     two = room.chat(Model())
     await two.open()
@@ -231,7 +231,7 @@ async def test_of_a_turn_that_another_terminal_is_in_nothing_is_taken_before_it_
     await one.close()
     await two.close()
     assert texts(two.messages)[:3] == ["First.", "one two three ", "Second."]
-    assert "another terminal added a turn: the conversation goes on from there" in room.notices
+    assert "another terminal added a turn: the conversation continues from there" in room.notices
 
 
 HOSTILE = {
@@ -257,7 +257,7 @@ async def test_whatever_is_said_is_kept_word_for_word(name: str, endless: bool, 
     await again.close()
     said = text.replace("\udcff\ud800", "\ufffd\ufffd")
     assert texts(again.messages)[0] == said
-    told = again.account.transcript.read()
+    told = again.storage.transcript.read()
     assert [turn.user for turn in told] == [said, "And now?"]
     assert told[0].assistant is not None and said[:100].split(" ")[0] in told[0].assistant
     assert not room.notices
@@ -265,7 +265,7 @@ async def test_whatever_is_said_is_kept_word_for_word(name: str, endless: bool, 
 
 def test_the_folder_of_a_chat_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
     transcript = Transcript(tmp_path, "talk")
-    transcript.mend()
+    transcript.repair()
     transcript.close()
     assert transcript.path.stat().st_mode & 0o077 == 0
 
@@ -274,7 +274,7 @@ SPEAKING = """
 import sys, time
 from context_compiler.chat.transcript import Transcript
 transcript = Transcript(sys.argv[1], "talk")
-assert transcript.taken()
+assert transcript.acquire()
 print("taken", flush=True)
 time.sleep(20)
 """
@@ -285,18 +285,18 @@ def test_a_terminal_that_is_killed_speaks_no_more(tmp_path: Path) -> None:
     mine = Transcript(tmp_path, "talk")
     with subprocess.Popen([sys.executable, "-c", SPEAKING, tmp_path], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline()
-        assert not mine.taken()
+        assert not mine.acquire()
         other.kill()
-    assert mine.taken() and mine.fault is None
+    assert mine.acquire() and mine.fault is None
     mine.close()
     assert [path.name for path in tmp_path.iterdir()] == ["talk.md"]
 
 
 def test_two_terminals_of_one_process_speak_in_turn(tmp_path: Path) -> None:
     one, two = Transcript(tmp_path, "talk"), Transcript(tmp_path, "talk")
-    assert one.taken() and one.taken() and not two.taken()
-    one.let_go()
-    assert two.taken() and not one.taken()
+    assert one.acquire() and one.acquire() and not two.acquire()
+    one.release()
+    assert two.acquire() and not one.acquire()
     two.close()
-    assert one.taken()
+    assert one.acquire()
     one.close()

@@ -61,7 +61,7 @@ async def test_killed_in_the_middle_of_an_answer(pieces: int, endless: bool, roo
     said = texts(chat.messages)
     assert [said[0], said[2], said[4]] == ["What about the queue?", "And what about the log?", "Go on."]
     assert said[3].startswith(shown) and len(said) == 6
-    assert said[3] == (chat.account.transcript.read()[1].assistant or "")
+    assert said[3] == (chat.storage.transcript.read()[1].assistant or "")
     for text in ("What about the queue?", "And what about the log?", "Go on."):
         assert room.transcript().count(f"**User:**\n\n{text}\n\n") == 1, "nothing is doubled"
     assert room.transcript().count(f"**Assistant:**\n\n{said[3]}\n\n*2026-11-21 12:00:00") == 1

@@ -25,7 +25,7 @@ async def main():
     chat = ChatSession(Agent(ScriptedModel(0)), endless=True, budget=4_000)
     await chat.open()
     began = time.perf_counter()
-    await chat.account.ready()
+    await chat.storage.ready()
     made = time.perf_counter() - began
     said = await chat.say("What about service 3?")
     await chat.close()

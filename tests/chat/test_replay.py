@@ -60,7 +60,7 @@ async def test_three_hundred_turns_in_endless_mode(room: Room, data_folder: Path
     await chat.close()
 
     assert max(compiles) == 1 and 3 <= sum(compiles) < TURNS
-    told = chat.account.transcript.read()
+    told = chat.storage.transcript.read()
     assert [(turn.user, turn.assistant) for turn in told] == turns, "the transcript holds every word"
     again = room.chat(FunctionModel(compile_, stream_function=answer), endless=True, budget=BUDGET)
     await again.open()

@@ -19,7 +19,7 @@ LONG = "Please look at the table of receipts again and tell me about the queue. 
 async def test_an_answer_comes_in_pieces_and_is_kept_whole(room: Room) -> None:
     pieces: list[str] = []
     chat = room.chat(Model(answer=lambda _: "one two three"))
-    said = await chat.say("Count.", hear=pieces.append)
+    said = await chat.say("Count.", on_text=pieces.append)
     await chat.close()
     assert pieces == ["one ", "two ", "three "]
     assert said.text == said.output == "one two three "
@@ -130,7 +130,7 @@ async def test_a_session_of_another_vault_is_another_conversation(room: Room) ->
 async def test_a_stopped_answer_is_kept_as_far_as_it_came_and_the_chat_goes_on(room: Room) -> None:
     model = Model(answer=lambda _: "one two three four five six", pause=0.02)
     chat = room.chat(model)
-    said = await chat.say("Count.", hear=lambda piece: chat.stop() if "three" in piece else None)
+    said = await chat.say("Count.", on_text=lambda piece: chat.stop() if "three" in piece else None)
     assert said.stopped and said.text == "one two three "
     last = chat.messages[-1]
     assert isinstance(last, ModelResponse) and (last.text, last.state) == ("one two three ", "interrupted")
@@ -143,7 +143,7 @@ async def test_a_stopped_answer_is_kept_as_far_as_it_came_and_the_chat_goes_on(r
 async def test_whoever_stops_waiting_keeps_what_was_said_too(room: Room) -> None:
     chat = room.chat(Model(answer=lambda _: "one two three four", pause=0.05))
     heard = asyncio.Event()
-    task = asyncio.create_task(chat.say("Count.", hear=lambda _: heard.set()))
+    task = asyncio.create_task(chat.say("Count.", on_text=lambda _: heard.set()))
     await heard.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -181,7 +181,7 @@ async def test_only_one_answer_comes_at_a_time(room: Room) -> None:
 
 
 async def test_nothing_is_not_said(room: Room) -> None:
-    with pytest.raises(SettingsError, match="say something"):
+    with pytest.raises(SettingsError, match="give a prompt"):
         await room.chat(Model()).say(" \n")
 
 

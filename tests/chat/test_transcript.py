@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from context_compiler.chat.transcript import Told, Transcript, safe_id
+from context_compiler.chat.transcript import Transcript, TranscriptTurn, safe_id
 from context_compiler.errors import SettingsError
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -33,16 +33,16 @@ HOSTILE = [
 texts = st.lists(st.sampled_from([*HOSTILE, "word", " ", "\n"]), min_size=1, max_size=6).map("".join)
 
 
-def told(folder: Path, turns: list[tuple[str, list[str]]]) -> list[Told]:
+def told(folder: Path, turns: list[tuple[str, list[str]]]) -> list[TranscriptTurn]:
     """What is read back after turns were written, each answer in pieces."""
     transcript = Transcript(folder, "talk")
     transcript.path.unlink(missing_ok=True)
-    transcript.mend()
+    transcript.repair()
     for user, pieces in turns:
-        transcript.ask(user, NOON)
+        transcript.begin_turn(user, NOON)
         for piece in pieces:
-            transcript.answer(piece)
-        transcript.end()
+            transcript.write_answer(piece)
+        transcript.end_turn()
     transcript.close()
     assert transcript.fault is None
     return transcript.read()
@@ -74,7 +74,7 @@ def test_whatever_is_said_is_read_back(turns: list[tuple[str, list[str]]]) -> No
 )
 def test_a_name_that_tries_to_leave_the_folder_stays_in_it(name: str, tmp_path: Path) -> None:
     transcript = Transcript(tmp_path / "sessions", name)
-    transcript.mend()
+    transcript.repair()
     transcript.close()
     assert transcript.path.parent == tmp_path / "sessions"
     assert [path.name for path in (tmp_path / "sessions").iterdir()] == [transcript.path.name]
@@ -87,5 +87,5 @@ def test_sessions_with_like_names_have_files_of_their_own() -> None:
 
 
 def test_a_session_without_a_name_is_refused() -> None:
-    with pytest.raises(SettingsError, match="give a session a name"):
+    with pytest.raises(SettingsError, match="give the session a name"):
         safe_id(" ")

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from operator import is_
 from pathlib import Path
 
-from context_compiler.chat.reconcile import said
+from context_compiler.chat.reconcile import visible_turns
 from context_compiler.chat.session import ChatSession
 from context_compiler.cli.chat.prompt import HELP, Leave
 from context_compiler.cli.screen import Column, Screen
@@ -154,20 +154,20 @@ class Commands:
         self._screen.indented(quoted(found))
 
     async def _stats(self, rest: str) -> None:
-        chat, spent = self._chat, self._chat.spent
-        by_model = f", {number(spent.asked)} of them by a model" if spent.compiles else ""
+        chat, spent = self._chat, self._chat.usage
+        by_model = f", {number(spent.model_compiles)} of them by a model" if spent.compiles else ""
         self._screen.facts(
             (
                 ("session", chat.session),
-                ("turns", number(len(said(chat.messages)))),
+                ("turns", number(len(visible_turns(chat.messages)))),
                 ("messages", number(len(chat.messages))),
                 ("answers here", number(spent.answers)),
                 ("compiles here", f"{number(spent.compiles)}{by_model}"),
                 ("tokens raw", number(spent.raw)),
                 ("tokens sent", f"{number(spent.sent)} {share(spent.sent, spent.raw)}".strip()),
                 ("tokens cached", number(spent.cached)),
-                ("transcript", chat.account.transcript.path),
-                ("record", getattr(chat.account.store, "path", "in memory")),
+                ("transcript", chat.storage.transcript.path),
+                ("record", getattr(chat.storage.store, "path", "in memory")),
             )
         )
 

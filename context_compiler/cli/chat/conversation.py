@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_ai import Agent
 
-from context_compiler.chat.reconcile import said
+from context_compiler.chat.reconcile import visible_turns
 from context_compiler.chat.session import ChatSession
 from context_compiler.cli.chat.commands import Commands
 from context_compiler.cli.chat.prompt import Leave
@@ -121,7 +121,7 @@ class Conversation:
     async def open(self) -> list[str]:
         """Take the conversation up; everything that its user has said before."""
         await self.chat.open()
-        return [turn.user for turn in said(self.chat.messages)]
+        return [turn.user for turn in visible_turns(self.chat.messages)]
 
     async def through_pipe(self) -> None:
         """Answer every line of standard input."""
