@@ -162,7 +162,6 @@ def freeze(
         turn=turn,
         tight=selection.limits.tight,
         ratio=selection.limits.ratio,
-        blocks=(),
         config=selection.policy.config,
     )
     return cycle, text.quoted

@@ -21,20 +21,6 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """What was recalled for one prompt."""
-
-    at: int
-    """Position of the prompt's message in the raw history."""
-    name: str
-    """Its chain id: the block counts only in histories that hold that prompt."""
-    turn: int
-    """The user turn that the prompt opens."""
-    text: str
-    """As sent, fenced; empty where nothing was found, which is not looked for again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
     """The state of one cycle. Positions are those of the raw history."""
 
@@ -64,8 +50,6 @@ class Cycle:
     """What is left of the budget after a provider refused it, as a share."""
     ratio: float
     """The model's learnt ratio, cycle so that bytes that did not change cannot drift over budget."""
-    blocks: tuple[Block, ...]
-    """What was recalled since, by prompt."""
     config: str
     """Names template, fidelity, model family and whatever else decides how a view is written."""
     own: bool = False
@@ -74,7 +58,6 @@ class Cycle:
     def to_json(self) -> str:
         """As JSON text."""
         data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        data["blocks"] = [[block.at, block.name, block.turn, block.text] for block in self.blocks]
         data["kept"] = [[start, stop, _encoded(shape)] for start, stop, shape in _runs(self.kept)]
         return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
@@ -88,9 +71,6 @@ class Cycle:
                 for start, stop, coded in data["kept"]
                 for shape in (_decoded(coded),)
                 for index in range(start, stop)
-            )
-            data["blocks"] = tuple(
-                Block(at=at, name=name, turn=turn, text=text) for at, name, turn, text in data["blocks"]
             )
             data["covered"] = tuple((int(a), int(b)) for a, b in data["covered"])
             return cls(**data)
@@ -112,7 +92,6 @@ RAW = Cycle(
     turn=-1,
     tight=1.0,
     ratio=1.0,
-    blocks=(),
     config="",
 )
 """The state before any cycle: everything stands."""

@@ -133,8 +133,8 @@ class Policy:
     model: str
     """Name of the compiler's model; "none" is no model."""
     every_turn: bool
-    recall: float
-    """Share of the room between the two thresholds that recall blocks may take; 0 recalls nothing."""
+    recall: Amount
+    """The most that a recall block may take: a share of the room for messages, or tokens; 0 recalls nothing."""
     refs: bool
     """The agent has a tool that reads what is left out, and markers may name it."""
     prompt_room: int

@@ -204,8 +204,10 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
     if selection.lasting:
         left = min(left, LASTING + selection.limits.room // PART)
     own_body = policy.template.compiler == "none" and not summary
-    loose = [] if own_body else [index for index in selection.out if index not in covered]
-    quotes, quoted = verbatim(selection, loose, left, note=note, lost=bool(summary), recall=bool(policy.recall))
+    said = set[int]() if selection.lasting else covered
+    loose = [] if own_body else [index for index in selection.out if index not in said]
+    recall = bool(policy.recall) and not selection.lasting
+    quotes, quoted = verbatim(selection, loose, left, note=note, lost=bool(summary), recall=recall)
     return Written(note=note, quotes=quotes, channel=policy.inject if summary else "user", own=own_body, quoted=quoted)
 
 

@@ -1,106 +1,252 @@
 """What a prompt asks for comes back: one block of past text, directly before the prompt, once a user turn.
 
-A block stays where it is, byte for byte, until the next advance: moved or rewritten, it would cost the prompt
-cache of everything behind it. Small blocks, because large ones soon make the view advance.
+A block is found at the first request of a user turn and stays byte for byte while the turn lasts, whatever is cut back
+meanwhile. It counts against the budget and not against the mark at which a view is cut back, because it goes again:
+at the next user turn, unless that would cost a prompt cache more than carrying it on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from statistics import median
 
-from context_compiler.compiler.cycle import Block, Cycle
+from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.metrics import CACHED, FRESH
 from context_compiler.compiler.plan import Plan
 from context_compiler.compiler.policy import Limits
+from context_compiler.compiler.view import Quote
 from context_compiler.messages.fences import fence
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD
-from context_compiler.recall import Question, Ranking, Relevance, asked, indexed
-from context_compiler.recall.passages import Passage, Quotation, passages, quoted
+from context_compiler.messages.shapes import shaped
+from context_compiler.messages.turns import Turn
+from context_compiler.recall import Question, Ranking, asked, indexed
+from context_compiler.recall.gate import asks
+from context_compiler.recall.passages import passages, quoted
+from context_compiler.recall.selection import choose
+from context_compiler.settings import Amount
+from context_compiler.tokens import TokenCounter
 
 TITLE = "RECALLED FROM EARLIER TURNS"
-
-MOST = 16
-"""Messages whose passages are ranked: the best."""
-
-SHARE = 8
-"""A block takes at most one part in so many of what is free below the high mark."""
 
 LEAST = 48
 """Tokens; in less room a block is a fence around nothing."""
 
+MOST = 8_000
+"""Tokens that a share of the room buys at most: what a block adds beyond them is not worth its price."""
 
-def due(cycle: Cycle, plan: Plan) -> int | None:
-    """Where the prompt stands that a block is still to be found for; None where there is none, or a block already.
+NARROW = 4_000
+"""In a smaller room a share is one of so many tokens: there every token that is free is worth its price."""
 
-    The turn in which a cycle began has what it asks for in the cycle's own quotes.
-    """
-    history, turn = plan.history, plan.turn
-    if cycle.turn == turn:
+SMALL = 0.03
+"""The share of the room for a prompt that asks nothing."""
+
+TURNS = 5
+"""The newest turns by which growth is judged."""
+
+RESERVE, LEAST_RESERVE = 20, 64
+"""What a turn may grow by after its first request: a part of the room, or so many tokens."""
+
+STANDING = 0.35
+"""Blocks of earlier turns go once they take this share of the room."""
+
+CUT = 10
+"""A block that is over the budget is cut to one part in so many of the room."""
+
+TIGHTER = 0.7
+"""The share of a block that is left once a provider has refused the request as too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Past text for one prompt."""
+
+    at: int
+    """Position of the prompt's message in the raw history."""
+    name: str
+    """Its chain id: the block counts only in histories that hold that prompt."""
+    turn: int
+    """The user turn that the prompt opens."""
+    text: str
+    """As sent, fenced; empty where there is none, which is not looked for again."""
+    cut: bool = False
+    """It was cut, or left out, because the request had no room for it."""
+
+    def tokens(self, counter: TokenCounter) -> int:
+        """Its price in a view."""
+        return counter.text(self.text) + MESSAGE_OVERHEAD if self.text else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """The blocks in the requests of one user turn."""
+
+    own: Block
+    """That of the turn itself, which may be empty."""
+    config: str
+    """Of the cycle that they stand in."""
+    earlier: tuple[Block, ...] = ()
+    """Those of earlier turns that still stand."""
+
+    @property
+    def all(self) -> tuple[Block, ...]:
+        """All that have a text, in order."""
+        return tuple(block for block in (*self.earlier, self.own) if block.text)
+
+    @property
+    def quotes(self) -> list[Quote]:
+        """What a view says of them beside its messages."""
+        why = "recalled for its prompt"
+        return [Quote(what=f"before turn {block.turn + 1}", why=why, text=block.text) for block in self.all]
+
+    def without(self) -> Blocks:
+        """The same turn without any block: there is no room for it, and it is not looked for again."""
+        return replace(self, own=replace(self.own, text="", cut=True), earlier=())
+
+    def texts(self) -> dict[int, str]:
+        """What is sent, by the position of the prompt that it stands before."""
+        return {block.at: block.text for block in self.all}
+
+    def tokens(self, counter: TokenCounter) -> int:
+        """Their price in a view."""
+        return sum(block.tokens(counter) for block in self.all)
+
+    def to_json(self) -> str:
+        """As JSON text."""
+        return json.dumps([astuple(block) for block in (*self.earlier, self.own)], ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str, config: str) -> Blocks | None:
+        """Back from JSON text; None when another version wrote something this one cannot read."""
+        try:
+            found = [Block(*one) for one in json.loads(text)]
+            return cls(own=found[-1], earlier=tuple(found[:-1]), config=config)
+        except (ValueError, TypeError, IndexError):
+            return None
+
+
+def holding(blocks: Blocks | None, history: History, config: str) -> Blocks | None:
+    """The blocks, if the prompt of the newest is in this history and views are still written in the same way."""
+    if blocks is None or blocks.config != config or not blocks.own.at < len(history):
         return None
-    at = next((index for index in reversed(range(len(history))) if history.readings[index].asks), -1)
-    if at < cycle.decided or any(block.turn == turn for block in _standing(cycle, history)):
+    if history.ids[blocks.own.at] != blocks.own.name:
         return None
-    return at
+    return blocks
 
 
-def _standing(cycle: Cycle, history: History) -> Iterator[Block]:
-    """The blocks of a cycle whose prompt is in this history."""
-    for block in cycle.blocks:
-        if cycle.decided <= block.at < len(history) and history.ids[block.at] == block.name:
-            yield block
+def prompt_at(history: History) -> int | None:
+    """Where the prompt of the active user turn stands."""
+    return next((index for index in reversed(range(len(history))) if history.readings[index].asks), None)
 
 
-def with_block(cycle: Cycle, plan: Plan, at: int, *, limits: Limits, cost: int) -> Cycle:
-    """The cycle with a block for the prompt at `at`, empty where nothing that is left out bears on it.
+def reserve(plan: Plan, limits: Limits) -> int:
+    """What has to stay free for what comes after the first request of a turn, in tokens."""
+    grown = [_growth(plan.history, turn) for turn in plan.outline.turns[-TURNS - 1 : -1]]
+    return max(limits.room // RESERVE, LEAST_RESERVE, int(median(grown)) if grown else 0)
+
+
+def _growth(history: History, turn: Turn) -> int:
+    """What a turn added between its first and its last request."""
+    start = turn.groups[0].stop if turn.groups else turn.start
+    stop = turn.stop - (not history.readings[turn.stop - 1].request)
+    return history.sums[max(start, stop)] - history.sums[start]
+
+
+def share_tokens(recall: Amount, limits: Limits) -> int:
+    """The most that one block may take: a share of the room, which counts for more where it is small, or tokens."""
+    return min(MOST, int(recall * max(limits.room, NARROW))) if isinstance(recall, float) else recall
+
+
+def wanted(plan: Plan, limits: Limits, prompt: str) -> int:
+    """The most tokens that the block of a prompt may take."""
+    most = share_tokens(plan.policy.recall, limits)
+    return most if asks(prompt, plan.counter) else min(most, int(SMALL * limits.room))
+
+
+def free(plan: Plan, limits: Limits, cost: int) -> int:
+    """The tokens that are free for blocks where a request costs `cost` without them."""
+    return limits.budget - cost - reserve(plan, limits)
+
+
+def carried_on(blocks: Blocks | None, plan: Plan, limits: Limits, cost: int, most: int) -> tuple[Block, ...]:
+    """The blocks of earlier turns that still stand at a new one: all of them, or none.
 
     Args:
-        cycle: The cycle.
-        plan: The raw history.
-        at: Position of the prompt.
-        limits: The marks; all blocks of a cycle together may take a share of what lies between them.
-        cost: What the request takes without the block, in exact tokens.
+        blocks: Those of the turn before.
+        plan: The raw history, with the new prompt.
+        limits: The marks.
+        cost: What the request takes without any block, in exact tokens.
+        most: What the block of the new prompt may take.
     """
-    blocks = tuple(_standing(cycle, plan.history))
-    used = sum(plan.counter.text(block.text) for block in blocks)
-    room = min((limits.high - cost) // SHARE, int(plan.policy.recall * (limits.high - limits.low)) - used)
-    text = _found(cycle, plan, at, blocks, room) if room >= LEAST else ""
-    return replace(cycle, blocks=(*blocks, Block(at=at, name=plan.history.ids[at], turn=plan.turn, text=text)))
+    standing = blocks.all if blocks is not None else ()
+    if not standing:
+        return ()
+    tokens = sum(block.tokens(plan.counter) for block in standing)
+    if tokens > STANDING * limits.room or tokens > free(plan, limits, cost) - most:
+        return ()
+    history, starts = plan.history, [turn.start for turn in plan.outline.turns]
+    first = starts[max(0, len(starts) - 1 - TURNS)]
+    growth = (history.sums[starts[-1]] - history.sums[first]) / max(1, min(TURNS, len(starts) - 1))
+    turns = (limits.high - cost) / max(1, growth)
+    behind = history.sums[-1] - history.sums[standing[0].at]
+    return standing if CACHED * tokens * turns < (FRESH - CACHED) * behind else ()
 
 
-def _found(cycle: Cycle, plan: Plan, at: int, blocks: Sequence[Block], room: int) -> str:
-    """The fenced block, within `room`; empty where nothing is relevant."""
+def recalled(plan: Plan, cycle: Cycle, at: int, room: int, said: Sequence[str] = (), within: str = "") -> str:
+    """The fenced block for the prompt at `at`, within `room` tokens; empty where nothing bears on it.
+
+    Args:
+        plan: The raw history.
+        cycle: What of it is in the view.
+        at: Position of the prompt.
+        room: The most tokens.
+        said: Texts that the view holds, beside those of the cycle.
+        within: Only what this holds may come, if it is not empty.
+    """
+    if room < LEAST:
+        return ""
     history, counter = plan.history, plan.counter
-    index = indexed(history)
     question = Question.of(asked(history.readings[at]))
+    index = indexed(history)
     ranking = Ranking(index, question, cycle.decided)
-    here = {position for position, shape in cycle.kept if not shape.bare}
-    best = ranking.best(MOST, here)
-    relevant = Relevance(index, question)
-    said = "\n".join((cycle.note, cycle.quotes, *(block.text for block in blocks)))
-    candidates = [
-        passage
-        for passage in passages(history, plan.outline, best, counter, relevant.of)
-        if passage.text.strip() not in said
-    ]
-    chosen = _fitting(candidates, ranking.passages(candidates), room - counter.text(fence(TITLE, "x")) - 8)
-    while chosen:
-        text = fence(TITLE, quoted(chosen))
-        if counter.text(text) + MESSAGE_OVERHEAD <= room:
+    out, abridged = _left_out(cycle)
+    candidates = passages(history, plan.outline, out, counter)
+    shown = "\n".join((cycle.note, cycle.quotes, *said, *_shown(plan, cycle, abridged)))
+    candidates = tuple(
+        one for one in candidates if (text := one.text.strip()) not in shown and (not within or text in within)
+    )
+    scored = zip(candidates, ranking.passages(candidates), strict=True)
+    answering = [(one, score) for one, score in scored if score > 0]
+    if not answering:
+        return ""
+    candidates, ranks = zip(*answering, strict=True)
+    left = room - counter.text(fence(TITLE, "x")) - 8 - MESSAGE_OVERHEAD
+    while left > 0:
+        text = fence(TITLE, quoted(choose(candidates, left, ranks)))
+        over = counter.text(text) + MESSAGE_OVERHEAD - room
+        if over <= 0:
             return text
-        chosen = chosen[:-1]
+        left -= over + 8
     return ""
 
 
-def _fitting(candidates: Sequence[Passage], ranked: Sequence[float], room: int) -> tuple[Passage, ...]:
-    """The best passages that fit, in the order in which they were said."""
-    quotation = Quotation(candidates, room)
-    for place in sorted(range(len(candidates)), key=lambda place: -ranked[place]):
-        if ranked[place] > 0:
-            quotation.take(place)
-    return quotation.passages
+def _left_out(cycle: Cycle) -> tuple[list[int], list[int]]:
+    """The positions of what a view leaves out wholly or in part, and of what it has in part."""
+    shapes = dict(cycle.kept)
+    abridged = [at for at, shape in cycle.kept if not shape.bare and (shape.skeleton or shape.limit is not None)]
+    whole = {at for at, shape in shapes.items() if not shape.bare}.difference(abridged)
+    return [at for at in range(cycle.decided) if at not in whole], abridged
 
 
-def texts(cycle: Cycle, history: History) -> dict[int, str]:
-    """The blocks to send, by the position of the prompt that each stands before."""
-    return {block.at: block.text for block in _standing(cycle, history) if block.text}
+def _shown(plan: Plan, cycle: Cycle, abridged: Sequence[int]) -> list[str]:
+    """What a view shows of the messages that it has in part."""
+    shapes, history = dict(cycle.kept), plan.history
+    messages = (shaped(history.messages[at], history.readings[at], shapes[at], plan.counter) for at in abridged)
+    return [item.text for message in messages if message is not None for item in plan.reader.one(message).items]
+
+
+def smaller(plan: Plan, cycle: Cycle, block: Block, room: int) -> Block:
+    """The best passages of a block within `room` tokens."""
+    return replace(block, text=recalled(plan, cycle, block.at, room, within=block.text), cut=True)

@@ -138,12 +138,16 @@ def assemble(history: History, cycle: Cycle, base: Mapping[int, Shape], reader: 
     return [*opening(history, cycle, reader), *since(history, cycle.decided, base, reader)]
 
 
-def opening(history: History, cycle: Cycle, reader: Reader) -> list[ModelMessage]:
+def opening(
+    history: History, cycle: Cycle, reader: Reader, recalled: Mapping[int, str] = NOTHING
+) -> list[ModelMessage]:
     """The part of a view that a cycle fixed: what belongs to others, note, quotes, and what it kept."""
     before: list[ModelMessage] = []
     kept: list[ModelMessage] = []
     for index, shape in cycle.kept:
         message = shaped(history.messages[index], history.readings[index], shape, reader.counter)
+        if isinstance(message, ModelRequest) and index in recalled and not shape.bare:
+            message = with_recalled(message, recalled[index])
         if message is not None:
             (before if shape.bare else kept).append(message)
     stamp = stamp_of(history.messages[cycle.decided - 1]) if cycle.decided else _DAY_ONE

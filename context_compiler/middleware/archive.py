@@ -17,6 +17,7 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.cache import Memo
 from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.recall_block import Blocks
 from context_compiler.errors import StoreError
 from context_compiler.messages.history import History, load_messages
 from context_compiler.middleware.arguments import Arguments
@@ -53,6 +54,7 @@ class Archive:
         """Open nothing yet."""
         self._arguments = arguments
         self._cycles: Memo[tuple[str, str], Cycle] = Memo(CYCLES)
+        self._blocks: Memo[tuple[str, str], Blocks] = Memo(CYCLES)
         self._report = report
         self._store: Store | None = None
         self._breaker = Breaker()
@@ -71,23 +73,32 @@ class Archive:
         """Whether the record keeps content as it is, so that it can be used again."""
         return self._arguments.record == "full" and self._redactor is None
 
-    async def keep(self, record: Record, result: Result, cycle: Cycle | None) -> Record:
+    async def keep(self, record: Record, result: Result, cycle: Cycle | None, blocks: Blocks | None) -> Record:
         """Keep one request; the record as it was kept, or as it was given when it could not be."""
         if self._arguments.record == "off":
             return with_null_reasons(record, {"summary_id": "record is off"})
-        kept = await self._tried(lambda: self._save(record, result, cycle), writes=True)
+        kept = await self._tried(lambda: self._save(record, result, cycle, blocks), writes=True)
         if kept is None:
             return with_null_reasons(record, {"summary_id": "not stored"})
         return replace(kept, compile=result.row)
 
-    async def _save(self, record: Record, result: Result, cycle: Cycle | None) -> Record:
+    async def _save(self, record: Record, result: Result, cycle: Cycle | None, blocks: Blocks | None) -> Record:
         if self._arguments.record == "metadata":
             entry = _bare(record, result.row)
         elif self._redactor is not None:
             entry = _redacted(self._redactor, record, result)
         else:
             stored = StoredCycle(tip=cycle.tip, config=cycle.config, state=cycle.to_json()) if cycle else None
-            entry = Entry(record=record, raw=result.raw, view=result.sent, compile=result.row, cycle=stored)
+            entry = Entry(
+                record=record,
+                raw=result.raw,
+                view=result.sent,
+                compile=result.row,
+                cycle=stored,
+                blocks=StoredCycle(tip=blocks.own.name, config=_beside(blocks.config), state=blocks.to_json())
+                if blocks
+                else None,
+            )
         try:
             return await self.store.save(entry)
         except StoreError as error:
@@ -152,6 +163,19 @@ class Archive:
             found = Cycle.from_json(stored.state) if stored else None
         return found
 
+    def remember_blocks(self, blocks: Blocks) -> None:
+        """Keep what was recalled for a prompt in memory, under its chain id."""
+        self._blocks.keep((blocks.own.name, blocks.config), blocks)
+
+    async def blocks(self, ids: Sequence[str], config: str) -> Blocks | None:
+        """What was recalled for the last of these prompts that anything was recalled for."""
+        tips = reversed(ids) if self._blocks else ()
+        found = next((found for tip in tips if (found := self._blocks.get((tip, config)))), None)
+        if found is None and self.whole:
+            stored = await self._tried(lambda: self.store.find_cycle(ids, _beside(config)))
+            found = Blocks.from_json(stored.state, config) if stored else None
+        return found
+
     async def transcript(self, session_id: str) -> list[ModelMessage]:
         """The raw history of a conversation, as last seen."""
         return load_messages(await self.store.transcript(session_id))
@@ -160,6 +184,11 @@ class Archive:
         """Let go of the store's connections."""
         if self._store is not None:
             await try_await(_done(self._store.close))
+
+
+def _beside(config: str) -> str:
+    """The name under which what was recalled is kept beside the cycles of a configuration."""
+    return f"{config}+recalled"
 
 
 async def _done(work: Callable[[], Awaitable[Any]]) -> Any:

@@ -20,14 +20,14 @@ from context_compiler.layers.session import Layers, LayerSource
 from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.record.redaction import Redact
 from context_compiler.record.store import Store
-from context_compiler.settings import Amount, Count, Settings, check_amount
+from context_compiler.settings import MOST, Amount, Count, Settings, check_amount
 from context_compiler.template import Template
 from context_compiler.template.library import TemplateLibrary
 from context_compiler.tokens import Count as CountText
 from context_compiler.tokens import TokenCounter
 
-RECALL = 0.3
-"""Share of the room between the thresholds that recall blocks may take by default."""
+RECALL = 0.5
+"""Share of the room for messages that a recall block may take by default."""
 
 REFLECTIONS = ReflectionPolicy()
 
@@ -111,8 +111,9 @@ class Arguments:
     """Tool results that a compile sees whole; None is the template's, "all" is all."""
     tool_history: str = "paired"
     """Tool exchanges of kept turns: paired (verbatim), drop, or render (as text)."""
-    recall: float = RECALL
-    """What the recall blocks of a cycle may take of what lies between its two marks; 0 recalls nothing."""
+    recall: Amount = RECALL
+    """The most that the recall block of a prompt may take: a share of the room for messages (1.0: all that is free),
+    or tokens; 0 recalls nothing."""
     reflections: ReflectionPolicy | None = None
     """When a template that asks for `reflections` is told what went wrong; None: the last three failed calls."""
     inject: str = "user"
@@ -157,7 +158,7 @@ class Arguments:
             _check_count(name, getattr(self, name))
         for name in ("tool_history", "inject"):
             _check_choice(name, getattr(self, name))
-        _check_share("recall", self.recall)
+        _check_recall(self.recall)
         _check_choice("record", self.record)
 
     def _fidelity(self) -> Fidelity | None:
@@ -204,7 +205,7 @@ class Arguments:
         budget, _ = self.whole_budget(window=window, max_tokens=max_tokens)
         alias = model if self.model is None else named(self.model)
         resolved = fidelity or template.fidelity or Fidelity.SUMMARY_MEDIUM
-        recall = float(self.recall)
+        recall = self.recall if self.recall > 1 else float(self.recall)
         written = (template.name, template.source, str(resolved), turns, self.tool_history, self.inject, recall)
         return Policy(
             template=template,
@@ -234,9 +235,10 @@ def _check_choice(name: str, value: object) -> None:
         raise SettingsError(f"{name}={value!r}: use one of {', '.join(map(repr, CHOICES[name]))}")
 
 
-def _check_share(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise SettingsError(f"{name}={value!r}: give a share from 0 (nothing) to 1")
+def _check_recall(value: object) -> None:
+    share = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    if not share and (not isinstance(value, int) or not 1 < value <= MOST):
+        raise SettingsError(f"recall={value!r}: give a share from 0 (nothing) to 1, or tokens as an int")
 
 
 def _check_count(name: str, value: object) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.cycle import fitting
+from context_compiler.compiler.recall_block import holding
 from context_compiler.compiler.view import View, token_breakdown
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import advance_request, assemble_view, started
@@ -70,7 +71,9 @@ async def _last(read: Read) -> Result | None:
     cycle = fitting(run.cycle, context.history, run.cycle.config) if run.cycle else None
     if cycle is None:
         return None
-    carried = attempt(lambda: assemble_view(context, cycle, "fallback"))
+    blocks = holding(run.blocks, context.history, cycle.config)
+    blocks = blocks if blocks is not None and blocks.own.turn == context.turn else None
+    carried = attempt(lambda: assemble_view(context, cycle, "fallback", blocks=blocks))
     if carried.error is not None:
         run.enter(None)  # it would fail at every request from now on
     return carried.value

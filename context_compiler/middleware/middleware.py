@@ -89,6 +89,8 @@ class Middleware:
         result = outcome.value
         if result is not None:
             self._settle(run, result)
+            if result.fault is not None:
+                await self.report(result.fault)
             if result.view.status == "floor_over_budget" and request.told.text:
                 run.tell(drop_block(request.told, "even the least that can be sent needs their room"))
                 request = replace(request, told=run.told or NO_LAYERS)
@@ -108,6 +110,8 @@ class Middleware:
         self.state.settle(run, result)
         if result.next_cycle is not None and (changed or result.began):
             self.archive.remember_cycle(result.next_cycle)
+        if result.blocks is not None and result.blocks is not run.recorded_blocks:
+            self.archive.remember_blocks(result.blocks)
 
     async def _attach_layers(self, run: Run, request: Request) -> Request:
         """The request with the layers of its session; without, and the reason on the record, where that fails.
@@ -143,7 +147,10 @@ class Middleware:
         """The view with its record, which is on disk before the request goes out."""
         cycle = result.cycle
         record = record_of(self.arguments, request, result, latency, request_index=run.requests)
-        record = await self.archive.keep(record, result, cycle if cycle is not run.recorded else None)
+        fresh = result.blocks if result.blocks is not run.recorded_blocks else None
+        record = await self.archive.keep(record, result, cycle if cycle is not run.recorded else None, fresh)
+        if record.id is not None:
+            run.record_blocks(result.blocks)
         if cycle is not None and record.id is not None:
             failed = record.compile is not None and record.compile.status.startswith("failed")
             known = run.record(cycle, record.summary_id, linked=not failed)
@@ -159,8 +166,13 @@ class Middleware:
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
         """What a run starts from: the newest cycle of the last of these ids that has one, and what was learnt."""
-        found = await self.archive.cycle(ids, config)
-        return {"cycle": found.to_json() if found else None, "ratios": self._ratios.state()}
+        cycle = await self.archive.cycle(ids, config)
+        blocks = await self.archive.blocks(ids, config) if cycle else None
+        return {
+            "cycle": cycle.to_json() if cycle else None,
+            "blocks": blocks.to_json() if blocks else None,
+            "ratios": self._ratios.state(),
+        }
 
     def learn(self, run: Run, request: Request | None, reported: int) -> None:
         """Take a reported count in, if it is about a request of ours."""

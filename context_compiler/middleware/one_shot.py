@@ -20,7 +20,7 @@ from context_compiler.layers.context import NO_LAYERS, LayerBlock, layer_block, 
 from context_compiler.layers.session import LayerSource, load_state
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
-from context_compiler.middleware.arguments import RECALL, Arguments
+from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import record_of
 from context_compiler.middleware.request import Request
 from context_compiler.middleware.respond import assemble_view
@@ -45,7 +45,7 @@ async def compile_view(
     system: str | Path | None = "system",
     session: str | None = None,
     recent_turns: Count | None = None,
-    recall: float = RECALL,
+    recall: float = 0.3,
     counter: TokenCounter | CountText | None = None,
     strict: bool = False,
     timeout: float = 60.0,

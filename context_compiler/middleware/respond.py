@@ -13,7 +13,19 @@ from context_compiler.compiler.advance import Advance, Ask, advance
 from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.cycle import RAW, Cycle, fitting, mended
 from context_compiler.compiler.prompt import SummaryRequest
-from context_compiler.compiler.recall_block import due, texts, with_block
+from context_compiler.compiler.recall_block import (
+    CUT,
+    TIGHTER,
+    Block,
+    Blocks,
+    carried_on,
+    free,
+    holding,
+    prompt_at,
+    recalled,
+    smaller,
+    wanted,
+)
 from context_compiler.compiler.rows import failed_row
 from context_compiler.compiler.view import (
     LEFT_OUT,
@@ -28,11 +40,14 @@ from context_compiler.compiler.view import (
     why_kept,
 )
 from context_compiler.errors import CompileError, ContextCompilerError
+from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History
 from context_compiler.messages.turns import pair
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.state import CompilerState, Opening, RequestContext, Result, Run, read_request
+from context_compiler.recall import asked
+from context_compiler.resilience import attempt
 
 JOURNALLED = 2_000
 """How many of the newest chain ids are looked up: what a durable run has to journal stays small."""
@@ -65,7 +80,8 @@ async def _current_cycle(context: RequestContext, host: Host) -> Cycle | None:
         run.begin()
         start = await host.begin(list(history.ids[-JOURNALLED:]), config)
         found = fitting(Cycle.from_json(start["cycle"]), history, config) if start["cycle"] else None
-        run.start(found, start["ratios"])
+        blocks = Blocks.from_json(start["blocks"], config) if start.get("blocks") else None
+        run.start(found, holding(blocks, history, config), start["ratios"])
     whole = mended(found, context.pairing, context.base) if found is not None else None
     run.enter(whole, mended=found)
     return whole
@@ -87,15 +103,66 @@ def _raw(context: RequestContext) -> Result | None:
 
 
 def _carry_on(context: RequestContext, cycle: Cycle) -> Result | None:
-    """The cycle and everything since, up to the high threshold; at a new user turn with what its prompt asks for."""
-    result, limits, policy = assemble_view(context, cycle, "cycle"), context.limits(cycle), context.policy
-    if result.cost > limits.high:
+    """The cycle and everything since, up to the high threshold, with what is recalled for the turn."""
+    limits, known = context.limits(cycle), _known_blocks(context)
+    if known is None or known.own.turn != context.turn:
+        plain = assemble_view(context, cycle, "cycle")
+        return _with_recall(context, cycle, plain) if plain.cost <= limits.high else None
+    result = assemble_view(context, cycle, "cycle", blocks=known)
+    if result.cost - known.tokens(context.counter) > limits.high:
         return None
-    at = due(cycle, context) if policy.recall and limits.cap(policy.fidelity) else None
-    if at is None:
+    return _fitting(context, cycle, result)
+
+
+def _known_blocks(context: RequestContext) -> Blocks | None:
+    return holding(context.run.blocks, context.history, context.policy.config)
+
+
+def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None) -> Result:
+    """A view at the first request of a user turn, with what its prompt asks for.
+
+    Args:
+        context: The request.
+        cycle: Decides what is left out.
+        plain: Its view without any block.
+        done: The advance that the cycle comes of, in this request.
+    """
+    at, history, policy = prompt_at(context.history), context.history, context.policy
+    if at is None or cycle is RAW:
+        return plain
+    limits = context.limits(cycle)
+    earlier: tuple[Block, ...] = ()
+    text, fault = "", None
+    if policy.recall and policy.fidelity is not Fidelity.TRUNCATE:
+        most = wanted(context, limits, asked(history.readings[at]))
+        earlier = carried_on(_known_blocks(context), context, limits, plain.cost, most) if done is None else ()
+        cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
+        room, said = min(most, free(context, limits, cost)), [block.text for block in earlier]
+        outcome = attempt(lambda: recalled(context, cycle, at, room, said))
+        text, fault = outcome.value or "", outcome.error
+    own = Block(at, history.ids[at], context.turn, text)
+    blocks = Blocks(own=own, earlier=earlier, config=policy.config)
+    if not blocks.all:
+        return replace(plain, blocks=blocks, fault=fault)
+    result = replace(assemble_view(context, cycle, plain.view.status, done, blocks=blocks, earlier=plain), fault=fault)
+    return _fitting(context, cycle, result, done) or replace(plain, blocks=blocks.without())
+
+
+def _fitting(context: RequestContext, cycle: Cycle, result: Result, done: Advance | None = None) -> Result | None:
+    """A view within its budget, with less of what is recalled where it needs that; None where that does not do."""
+    blocks, over = result.blocks, result.cost - result.limit
+    if over <= 0:
         return result
-    wider = with_block(cycle, context, at, limits=limits, cost=result.cost)
-    return assemble_view(context, wider, "cycle", earlier=result)
+    if blocks is None or not blocks.own.text or (blocks.own.cut and not context.run.refused):
+        return None
+    size = blocks.own.tokens(context.counter)
+    share = int(TIGHTER * size) if context.run.refused else context.limits(cycle).room // CUT
+    outcome = attempt(lambda: smaller(context, cycle, blocks.own, min(share, size - over)))
+    if outcome.value is None:
+        return None
+    fewer = replace(blocks, own=outcome.value)
+    result = assemble_view(context, cycle, result.view.status, done, blocks=fewer, earlier=result)
+    return result if result.cost <= result.limit else None
 
 
 async def _new_cycle(context: RequestContext, previous: Cycle | None, host: Host) -> Result:
@@ -112,7 +179,21 @@ async def _new_cycle(context: RequestContext, previous: Cycle | None, host: Host
         more, tries = more + over, tries + 1
     if over > 0:
         result = replace(result, view=replace(result.view, status="floor_over_budget"))
+    else:
+        result = _recalling(context, previous, result, done)
     return replace(started(result), row=row)
+
+
+def _recalling(context: RequestContext, cycle: Cycle, plain: Result, done: Advance) -> Result:
+    """The view of a new cycle with what is recalled for its turn: what was found before, else what is found now."""
+    known = _known_blocks(context)
+    if known is None or known.own.turn != context.turn:
+        return _with_recall(context, cycle, plain, done) if done.selection.out or done.selection.abridged else plain
+    known = replace(known, earlier=()) if known.earlier else known
+    if not known.own.text:
+        return replace(plain, blocks=known)
+    result = assemble_view(context, cycle, plain.view.status, done, blocks=known, earlier=plain)
+    return _fitting(context, cycle, result, done) or replace(plain, blocks=known.without())
 
 
 async def advance_request(context: RequestContext, previous: Cycle | None, ask: Ask | None, more: int = 0) -> Advance:
@@ -153,6 +234,7 @@ def assemble_view(
     status: str,
     done: Advance | None = None,
     *,
+    blocks: Blocks | None = None,
     earlier: Result | None = None,
 ) -> Result:
     """A view with the breakdown of its tokens: of a cycle, or of raw history, sent as the same objects in order.
@@ -162,6 +244,7 @@ def assemble_view(
         cycle: None for raw history.
         status: Of the view.
         done: The advance that the cycle comes of, in this request.
+        blocks: What is recalled in its turn.
         earlier: An assembly of the same request, whose parts are taken over where they are the same.
 
     Raises:
@@ -173,8 +256,8 @@ def assemble_view(
     if untouched:
         start, messages, sent = None, list(request.messages), history
     else:
-        start = _opening(context, frozen, earlier)
-        messages = _messages(context, frozen, start[1])
+        start = _opening(context, frozen, blocks, earlier)
+        messages = _messages(context, frozen, blocks, start[2])
         messages = insert_block(messages, told) if told.text else messages
         sent = context.reader.read(messages, last=earlier.sent if earlier else context.run.view)
         if live:
@@ -188,10 +271,10 @@ def assemble_view(
             budget=int(limits.budget * limits.ratio),
             status=status,
             summary=summary_of(frozen),
-            ledger=token_breakdown(_sections(context, frozen, sent, untouched), drops, kept),
+            ledger=token_breakdown(_sections(context, frozen, sent, blocks), drops, kept),
             drops=drops,
             kept=kept,
-            quoted=(*told.sections, *(done.quoted if done else ())),
+            quoted=(*told.sections, *(done.quoted if done else ()), *(blocks.quotes if blocks else ())),
         ),
         raw=history,
         sent=sent,
@@ -204,34 +287,34 @@ def assemble_view(
         row=done.row if done else None,
         opening=start,
         pairing=context.pairing,
+        blocks=blocks,
     )
 
 
-def _sections(context: RequestContext, cycle: Cycle, sent: History, untouched: bool) -> dict[str, int]:
+def _sections(context: RequestContext, cycle: Cycle, sent: History, blocks: Blocks | None) -> dict[str, int]:
     """Exact tokens of a request by section."""
-    blocks = texts(cycle, context.history).values() if cycle.blocks else ()
-    sections, told = sections_of(cycle, sent, context.counter, blocks), context.request.told
+    texts = blocks.texts().values() if blocks else ()
+    sections, told = sections_of(cycle, sent, context.counter, texts), context.request.told
     sections = with_layer_tokens(sections, told) if told.text else sections
     return sections if context.host is None else {"instructions and schemas": context.request.overhead, **sections}
 
 
-def _opening(context: RequestContext, cycle: Cycle, earlier: Result | None) -> Opening:
+def _opening(context: RequestContext, cycle: Cycle, blocks: Blocks | None, earlier: Result | None) -> Opening:
     """The messages that a cycle froze, built once: those of a cycle that differs in nothing they hold are the same."""
     known = (earlier and earlier.opening) or context.run.opening
-    if known is None or cycle.decided >= len(context.history) or not _opens_alike(known[0], cycle):
-        return cycle, opening(context.history, cycle, context.reader)
-    return cycle, known[1]
+    within = {at: text for at, text in (blocks.texts() if blocks else {}).items() if at < cycle.decided}
+    if known is not None and known[1] == within and cycle.decided < len(context.history):
+        if known[0] is cycle or replace(known[0], summary_id=cycle.summary_id) == cycle:
+            return cycle, within, known[2]
+    return cycle, within, opening(context.history, cycle, context.reader, within)
 
 
-def _opens_alike(one: Cycle, other: Cycle) -> bool:
-    return one is other or replace(one, blocks=other.blocks, summary_id=other.summary_id) == other
-
-
-def _messages(context: RequestContext, cycle: Cycle, first: list[ModelMessage]) -> list[ModelMessage]:
+def _messages(
+    context: RequestContext, cycle: Cycle, blocks: Blocks | None, first: list[ModelMessage]
+) -> list[ModelMessage]:
     """The messages of a view: what its cycle froze, and everything since."""
     history = context.history
-    recalled = texts(cycle, history) if cycle.blocks else {}
-    later = since(history, cycle.decided, context.base, context.reader, recalled)
+    later = since(history, cycle.decided, context.base, context.reader, blocks.texts() if blocks else {})
     messages = [*first, *later]
     if context.host is None:
         return messages

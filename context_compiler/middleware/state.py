@@ -14,6 +14,7 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.plan import Plan
 from context_compiler.compiler.policy import Limits
+from context_compiler.compiler.recall_block import Blocks
 from context_compiler.compiler.rows import Where
 from context_compiler.compiler.view import View
 from context_compiler.layers.context import LayerBlock
@@ -33,8 +34,8 @@ TIGHT = 0.7
 EMPTY = History(messages=(), readings=(), ids=(), sums=(0,))
 """Stands for a history that could not be read."""
 
-Opening = tuple[Cycle, list[ModelMessage]]
-"""A cycle and the messages that it froze, so that they are built once."""
+Opening = tuple[Cycle, Mapping[int, str], list[ModelMessage]]
+"""A cycle, the recall blocks within what it froze, and those messages, so that they are built once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,10 @@ class Result:
     ratio: float = 1.0
     opening: Opening | None = None
     pairing: Pairing | None = None
+    blocks: Blocks | None = None
+    """What is recalled in its turn; None where that is not known yet."""
+    fault: Exception | None = None
+    """The reason why nothing could be recalled."""
 
 
 @dataclass(slots=True)
@@ -72,6 +77,10 @@ class Run:
     recorded: Cycle | None = None
     """The cycle as it is on the record."""
     opening: Opening | None = None
+    blocks: Blocks | None = None
+    """What was recalled for the newest turn that this run has seen."""
+    recorded_blocks: Blocks | None = None
+    """The same as it is on the record."""
     begun: bool = False
     """The cycle to start from has been looked up."""
     ratios: Ratios = field(default_factory=Ratios)
@@ -99,8 +108,9 @@ class Run:
         """Look the cycle up that the run starts from: once, whatever comes of it."""
         self.begun = True
 
-    def start(self, cycle: Cycle | None, ratios: Mapping[str, Any]) -> None:
-        """Start from a recorded cycle, if it fits, and from ratios learnt by earlier runs."""
+    def start(self, cycle: Cycle | None, blocks: Blocks | None, ratios: Mapping[str, Any]) -> None:
+        """Start from a recorded cycle and its blocks, if they fit, and from ratios learnt by earlier runs."""
+        self.blocks = self.recorded_blocks = blocks
         self.ratios.restore(ratios)
         self.recorded = cycle
         self.tight = cycle.tight if cycle else self.tight
@@ -142,6 +152,7 @@ class Run:
         self.raw = self.raw if result.raw is EMPTY else result.raw
         self.view, self.turn, self.cycle = result.sent, result.turn, result.next_cycle
         self.opening = result.opening or self.opening
+        self.blocks = result.blocks or self.blocks
         self.sent, self.budget = result.cost if result.limit else 0, result.limit
 
     def record(self, cycle: Cycle, summary_id: int | None, *, linked: bool) -> Cycle | None:
@@ -155,6 +166,10 @@ class Run:
             return None
         self.cycle = replace(cycle, summary_id=summary_id)
         return self.cycle
+
+    def record_blocks(self, blocks: Blocks | None) -> None:
+        """Note that what was recalled is on the record."""
+        self.recorded_blocks = blocks or self.recorded_blocks
 
     def count(self) -> None:
         """One more request has been answered."""

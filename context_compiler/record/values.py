@@ -138,6 +138,8 @@ class Entry:
     compile: Compile | None = None
     """A compile made for this request; None when a stored one was used (`record.summary_id`) or none."""
     cycle: Cycle | None = None
+    blocks: Cycle | None = None
+    """What was recalled for the prompt of this request, under the chain id of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,8 +184,8 @@ def _stored(db: sqlite3.Connection, record: Record, session: int) -> Record | No
 def _insert(db: sqlite3.Connection, record: Record, session: int, entry: Entry) -> Record:
     made = None if entry.compile is None else compile_row(db, entry.compile, session)
     record = replace(record, summary_id=made if record.summary_id is None else record.summary_id)
-    if entry.cycle is not None:
-        _cycle(db, entry.cycle, session)
+    for cycle in filter(None, (entry.cycle, entry.blocks)):
+        _cycle(db, cycle, session)
     if entry.raw is not None and entry.raw.ids:
         advance(db, session, entry.raw.ids[-1])
     return replace(record, id=insert(db, "views", rows.view_row(record, session)))

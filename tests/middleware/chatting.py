@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic_ai import Agent
@@ -13,6 +15,7 @@ from tests.support.agents import Notes, Sent, Talker, compiler, run, unstamped
 from tests.support.histories import prose
 
 BUDGET = 3_000
+RECALLED = "BEGIN RECALLED FROM EARLIER TURNS"
 NO_LIMIT = UsageLimits(request_limit=None)
 
 
@@ -67,6 +70,20 @@ class Chat:
 
 
 def extends(earlier: Sent, later: Sent) -> bool:
-    """Whether a provider's prompt cache still holds all of the earlier request."""
+    """Whether a request goes on where the one before ended; at a user turn its recalled text may have gone."""
     before, after = unstamped(earlier.messages), unstamped(later.messages)
-    return after[: len(before)] == before and later.instructions == earlier.instructions
+    if later.instructions != earlier.instructions:
+        return False
+    if after[: len(before)] == before:
+        return True
+    opens = any(part.part_kind == "user-prompt" for part in later.messages[-1].parts)
+    gone = unstamped(without_blocks(earlier.messages))
+    return opens and unstamped(without_blocks(later.messages))[: len(gone)] == gone
+
+
+def without_blocks(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
+    """Messages without what was recalled."""
+    return [
+        replace(message, parts=[part for part in message.parts if RECALLED not in str(part)])  # pyright: ignore[reportArgumentType]
+        for message in messages
+    ]

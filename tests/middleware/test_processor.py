@@ -96,10 +96,9 @@ async def test_every_request_is_within_budget_with_whole_pairs_and_one_note(tmp_
     processor = build_compiling_history_processor(budget=BUDGET, model="none", store=None, system=None)
     sent: list[list[ModelMessage]] = []
     await talk(processor, sent, stored=False)
-    count = TokenCounter()
     for messages in sent:
         texts = said(messages)
-        assert sum(map(count.text, texts)) <= BUDGET
+        assert processor_reader.read(messages).tokens <= BUDGET
         assert_pairs_whole(messages)
         assert sum(text.count(SUMMARY_PREFIX) for text in texts) <= 1
     assert any(SUMMARY_PREFIX in text for text in said(sent[-1]))

@@ -85,7 +85,10 @@ class Damaged(MemoryStore):
 
     async def find_cycle(self, tips: Sequence[str], config: str) -> Cycle | None:
         found = await super().find_cycle(tips, config)
-        return found and replace(found, state=json.dumps({**json.loads(found.state), "kept": [[900, 901, {}]]}))
+        state = json.loads(found.state) if found else None
+        if found is None or not isinstance(state, dict):
+            return found
+        return replace(found, state=json.dumps({**state, "kept": [[900, 901, {}]]}))
 
 
 async def test_a_cycle_that_cannot_be_carried_on_fails_once_in_a_run_and_is_begun_anew() -> None:

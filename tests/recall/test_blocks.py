@@ -14,6 +14,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from context_compiler import ContextCompiler, View
 from context_compiler.errors import SettingsError
 from context_compiler.tokens import TokenCounter
+from tests.middleware.chatting import without_blocks
 from tests.support.agents import Notes, Talker, compiler, run, unstamped
 from tests.support.builders import prose, snapshot
 
@@ -75,18 +76,26 @@ ASK = "Which code opens the locker in Ghent?"
 async def test_what_is_asked_for_stands_right_before_the_prompt() -> None:
     talker, _ = await talked(compiler(budget=BUDGET), ["Hello.", ASK])
     block = block_of(talker.last.messages, ASK)
-    assert SECRET in block and "turn 5" in block and "assistant" in block
+    assert f"[assistant] {SECRET}" in block and "[5 user] Item 4" in block
     assert TITLE not in talker.sent[0].text
     assert talker.last.tokens <= BUDGET
 
 
-async def test_a_block_stays_byte_for_byte_while_the_conversation_goes_on() -> None:
+async def test_a_block_goes_with_its_turn_and_nothing_else_changes() -> None:
     talker, messages = await talked(compiler(budget=BUDGET), ["Hello.", ASK, "Thanks.", "And what about item 9?"])
-    before = talker.sent[1].messages
+    assert block_of(talker.sent[1].messages, ASK)
+    before = without_blocks(talker.sent[1].messages)
     for sent in talker.sent[2:]:
-        assert unstamped(sent.messages[: len(before)]) == unstamped(before)
-        assert sent.text.count(TITLE) >= 1
+        assert unstamped(without_blocks(sent.messages)[: len(before)]) == unstamped(before)
+        assert not block_of(sent.messages, ASK)
     assert TITLE not in snapshot(messages), "the raw history knows nothing of it"
+
+
+async def test_a_small_block_before_a_long_turn_stays_because_a_cache_would_lose_more() -> None:
+    talker = Talker(["Fine.", prose(5, 900), "Fine.", "Fine."])
+    ours = compiler(budget=BUDGET, trigger=1.0)
+    await talked(ours, ["Hello.", ASK, "Thanks.", "Thanks."], talker)
+    assert block_of(talker.sent[1].messages, ASK) == block_of(talker.last.messages, ASK) != ""
 
 
 async def test_one_block_a_turn_however_many_requests_it_takes() -> None:
@@ -116,7 +125,7 @@ async def test_recall_can_be_turned_off(wanted: dict[str, Any]) -> None:
     assert TITLE not in talker.last.text and SECRET not in talker.last.text
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.5, True, "much"])
+@pytest.mark.parametrize("share", [-0.1, 1.5, -3, True, "much"])
 def test_a_share_that_is_none_is_refused(share: Any) -> None:
     with pytest.raises(SettingsError, match="recall"):
         ContextCompiler(recall=share, store=None)
@@ -128,30 +137,43 @@ async def test_what_the_view_holds_already_is_not_said_again() -> None:
     assert talker.last.text.count(SECRET) == 1
 
 
-async def test_the_turn_in_which_a_view_is_compiled_has_its_answer_in_the_quotes() -> None:
-    talker, _ = await talked(compiler(budget=BUDGET), [ASK])
-    assert SECRET in talker.last.text and TITLE not in talker.last.text
+@pytest.mark.parametrize("model", [True, False])
+async def test_the_turn_in_which_a_view_is_compiled_has_a_block_too(model: bool) -> None:
+    ours = compiler(Notes("The conversation went on.") if model else None, budget=BUDGET)
+    talker, _ = await talked(ours, [ASK])
+    assert SECRET in block_of(talker.last.messages, ASK)
+    assert ours.last_view is not None and any(SECRET in quote.text for quote in ours.last_view.quoted)
 
 
-async def test_blocks_of_one_cycle_together_keep_to_their_share() -> None:
-    history = past(300)
+async def test_what_is_quoted_for_good_does_not_depend_on_the_prompt_that_happens_to_come() -> None:
     views: list[View] = []
-    ours = compiler(budget=BUDGET, recall=0.03, on_view=views.append)
+    other = "Which night opens the market in Ghent?"
+    assert abs(TokenCounter().text(other) - TokenCounter().text(ASK)) <= 1
+    for prompt in (ASK, other):
+        await talked(compiler(budget=BUDGET, recall=1, on_view=views.append), [prompt])
+    quotes = [[quote.text for quote in view.quoted if not quote.what.startswith("before")] for view in views]
+    assert len(quotes[0]) > 20 and set(quotes[0][:-2]) <= set(quotes[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recall", [0.05, 0.4, 300, 1.0])
+async def test_a_block_keeps_to_its_share_and_the_request_to_its_budget(recall: float | int) -> None:
+    ours = compiler(budget=BUDGET, recall=recall)
     prompts = [f"What was item {number} about?" for number in range(3, 30)]
-    talker, _ = await talked(ours, ["Hello.", *prompts], history=history)
+    talker, _ = await talked(ours, ["Hello.", *prompts], history=past(300))
     assert max(sent.tokens for sent in talker.sent) <= BUDGET
-    between = 0.03 * BUDGET / 2
-    count = TokenCounter().text
-    for sent in talker.sent:
-        blocks = [_text(part) for message in sent.messages for part in message.parts if TITLE in _text(part)]
-        assert sum(map(count, blocks)) <= between
+    count, most = TokenCounter().text, recall if isinstance(recall, int) else recall * BUDGET
+    for prompt, sent in zip(prompts, talker.sent[1:], strict=True):
+        assert 0 < count(block_of(sent.messages, prompt)) <= most
 
 
 async def test_a_block_survives_a_restart_and_an_edited_prompt_gets_its_own(tmp_path: Path) -> None:
     file = tmp_path / "record.db"
     talker, messages = await talked(compiler(budget=BUDGET, store=file), ["Hello.", ASK])
-    again, _ = await talked(compiler(budget=BUDGET, store=file), ["Thanks."], history=messages)
-    assert unstamped(again.last.messages[: len(talker.last.messages)]) == unstamped(talker.last.messages)
+    resumed = Talker("Fine.")
+    agent = Agent(resumed.model, capabilities=[compiler(budget=BUDGET, store=file)])
+    await run(agent, None, message_history=messages[:-1], conversation_id="c")
+    assert unstamped(resumed.last.messages) == unstamped(talker.last.messages)
     other = "What was item 11 about?"
     edited, _ = await talked(compiler(budget=BUDGET, store=file), [other], history=messages[:-2])
     assert SECRET not in block_of(edited.last.messages, other)
