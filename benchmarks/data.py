@@ -17,7 +17,7 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.messages import UserPromptPart as Prompt
 
-from benchmarks import recall, references
+from benchmarks import facts, recall, references
 from benchmarks.recall import Conversation, Question
 
 FILES = {
@@ -80,9 +80,11 @@ class Data:
         return mark.hexdigest()[:16]
 
     def conversations(self, name: str) -> list[Conversation]:
-        """The conversations of a set, with the questions that are asked."""
+        """The conversations of a set, with the questions that are asked; of sessions, with facts to ask for."""
         if name == GENERATED or self.folder is None:
             return generated_conversations()
+        if name in LIVED:
+            return facts.conversations(self.sessions(name), name)
         found = self._loaded.setdefault(name, recall.load(name, self.folder))
         every = 20 if self.fast else self.every
         chosen = found[:2] if self.fast else found

@@ -1,0 +1,154 @@
+"""Running conversations: a live agent, or any session of a peer, that is taken through turns as they are recorded."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.usage import RequestUsage
+
+from benchmarks.peers.baselines import price
+from context_compiler.middleware.replay import Session, reported
+
+USELESS = "entry {at}: shelf {shelf}, checked, in order, nothing to report"
+LINES = 8
+"""Of what a tool returns that is of no use."""
+SETTINGS: Any = {"anthropic_cache_messages": True}
+
+
+class Reply(BaseModel):
+    """What the scenario `output` has for an output type."""
+
+    text: str
+
+
+def look_up(query: str) -> str:
+    """Look something up that has nothing to do with the conversation."""
+    first = sum(map(ord, query))
+    return "\n".join(USELESS.format(at=first + line, shelf=(first * line) % 97) for line in range(LINES))
+
+
+def steps(script: Sequence[ModelMessage]) -> Iterator[tuple[list[ModelMessage], list[ModelMessage]]]:
+    """What is behind a prompt, one answer at a time: a response, and the requests that carry what its calls return."""
+    groups = [list(group) for _, group in groupby(script, lambda one: isinstance(one, ModelRequest))]
+    for at in range(0, len(groups), 2):
+        yield groups[at], groups[at + 1] if at + 1 < len(groups) else []
+
+
+class Life(Protocol):
+    """A running conversation."""
+
+    compiles: int
+    """Requests that began a new cycle, where the approach tells."""
+
+    def start(self, history: Sequence[ModelMessage]) -> None:
+        """Take over what was stored before."""
+        ...
+
+    async def turn(self, prompt: ModelRequest, script: Sequence[ModelMessage]) -> list[Sequence[ModelMessage]]:
+        """One turn, of which this is behind the prompt; what each of its requests sent. A last response ends it."""
+        ...
+
+    def added(self) -> Sequence[ModelMessage]:
+        """What the last turn added to the whole history behind its prompt."""
+        ...
+
+
+class AgentLife:
+    """A live agent with some capabilities; its history is what the host stores."""
+
+    def __init__(self, capabilities: Sequence[Any], *, scenario: str = "plain") -> None:
+        """Begin without a history."""
+        self.stored: list[ModelMessage] = []
+        self.compiles = 0
+        self._script: deque[ModelResponse] = deque()
+        self._sent: list[Sequence[ModelMessage]] = []
+        self._added: Sequence[ModelMessage] = ()
+        self._agent: Agent[None, Any] = Agent(
+            FunctionModel(self._answer),
+            capabilities=list(capabilities),
+            output_type=Reply if scenario == "output" else str,
+            tools=[look_up] if scenario in ("tools5", "toolask") else (),
+            model_settings=SETTINGS,
+        )
+
+    async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        self._sent.append(list(messages))
+        spent = RequestUsage(input_tokens=price(messages), output_tokens=1)
+        return replace(self._script.popleft(), usage=spent)
+
+    def start(self, history: Sequence[ModelMessage]) -> None:
+        """Take over what was stored before."""
+        self.stored = list(history)
+
+    async def turn(self, prompt: ModelRequest, script: Sequence[ModelMessage]) -> list[Sequence[ModelMessage]]:
+        """Run the agent once; what its tools return is not taken from the script."""
+        self._sent, self._script = [], deque(one for one in script if isinstance(one, ModelResponse))
+        result = await self._agent.run(message_history=[*self.stored, prompt])
+        self.stored = result.all_messages()
+        self._added = result.new_messages()
+        return self._sent
+
+    def added(self) -> Sequence[ModelMessage]:
+        """What the last run added."""
+        return self._added
+
+
+class AgentSession:
+    """A live agent with some capabilities, whose every request is a run of its own, as after a restart."""
+
+    def __init__(self, capabilities: Sequence[Any]) -> None:
+        """Begin without a history."""
+        self.stored: list[ModelMessage] = []
+        self._sent: list[ModelMessage] = []
+        self._agent: Agent[None, str] = Agent(
+            FunctionModel(self._answer), capabilities=list(capabilities), model_settings=SETTINGS
+        )
+
+    async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        self._sent = list(messages)
+        return ModelResponse(parts=[TextPart("ok")])
+
+    async def request(self, new: Sequence[ModelMessage]) -> Sequence[ModelMessage]:
+        """Run the agent on its history and `new`; the answer it makes up is forgotten again."""
+        result = await self._agent.run(message_history=[*self.stored, *new])
+        self.stored = result.all_messages()[:-1]
+        return self._sent
+
+
+class SessionLife:
+    """A session, which is taken from request to request with what is recorded in between."""
+
+    compiles = 0
+
+    def __init__(self, session: Session) -> None:
+        """Begin without a history."""
+        self._session = session
+        self._new: list[ModelMessage] = []
+        self._added: list[ModelMessage] = []
+
+    def start(self, history: Sequence[ModelMessage]) -> None:
+        """Take over what was stored before."""
+        self._new = list(history)
+
+    async def turn(self, prompt: ModelRequest, script: Sequence[ModelMessage]) -> list[Sequence[ModelMessage]]:
+        """Make the requests of a turn."""
+        requests: list[Sequence[ModelMessage]] = []
+        self._added = []
+        self._new = [*self._new, prompt]
+        for responses, returned in steps(script):
+            requests.append(await self._session.request(self._new))
+            self._new = [*(reported(one, price(requests[-1])) for one in responses), *returned]
+            self._added += self._new
+        return requests
+
+    def added(self) -> Sequence[ModelMessage]:
+        """What the last turn added."""
+        return self._added
