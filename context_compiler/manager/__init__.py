@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from context_compiler.manager.config import ContextConfig
 from context_compiler.manager.manager import ContextManager, context_manager, context_manager_with_versioning
-from context_compiler.manager.memory import MemoryRepository, MemorySystem, Saved, SessionShelf, Snapshot
+from context_compiler.manager.memory import (
+    MemoryRepository,
+    MemorySystem,
+    Saved,
+    SessionShelf,
+    Snapshot,
+    SQLiteMemory,
+    VolatileMemory,
+)
 from context_compiler.manager.quality import ContextState, HealthScorer, QualityScorer, Scorer
 from context_compiler.manager.results import (
     Commit,
@@ -17,7 +25,6 @@ from context_compiler.manager.results import (
     Score,
     SummarizationResult,
 )
-from context_compiler.manager.sqlite import SQLiteMemory, VolatileMemory
 
 __all__ = [
     "Commit",

@@ -91,6 +91,7 @@ class ManagedContext(AbstractCapability[Any]):
         return replace(given, messages=outcome.value.messages)
 
     async def _prepare(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> RequestMessages:
+        await self.processor.load_or_report()
         news = messages[self._seen :] if self._seen else new_messages(self.processor, messages)
         self._seen = len(messages)
         served = await prepare_request(self.processor, news, messages, self._key, _charge_to(ctx), ends=True)
@@ -137,6 +138,7 @@ class ManagedHistory:
         return outcome.value or messages
 
     async def _replace_messages(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
+        await self._processor.load_or_report()
         run = ctx.run_id or ""
         key, seen = self._runs.get(run) or (None, 0)
         news: Sequence[ModelMessage]

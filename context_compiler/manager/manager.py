@@ -192,6 +192,7 @@ class ContextManager:
             TemplateError: The template is missing or wrong.
         """
         async with self._processor.lock:
+            await self._processor.load()
             try:
                 return await self._processor.summarize()
             finally:
@@ -206,34 +207,38 @@ class ContextManager:
         """
         check_text("message", message, empty=True)
         async with self._processor.lock:
+            await self._processor.load()
             commit = await self._processor.checkpoint(message)
             await self._processor.save_or_report()
             return commit
 
-    async def rollback(self) -> RollbackResult:
-        """Restore memory and session of the newest unused checkpoint.
+    async def rollback(self, commit: str | None = None) -> RollbackResult:
+        """Restore memory and session of a commit; None is the newest unused checkpoint.
+
+        A run in progress on an agent keeps its turn, which follows the restored ones.
 
         Raises:
             SettingsError: Versioning is not enabled.
-            ContextMemoryError: There is no checkpoint.
+            ContextMemoryError: There is no checkpoint, or no such commit.
             Exception: Any error of the repository; memory, session and checkpoints are unchanged then.
         """
         async with self._processor.lock:
-            done = await self._processor.rollback()
+            await self._processor.load()
+            done = await self._processor.rollback(commit)
             await self._processor.save_or_report()
             return done
 
     async def resume(self) -> bool:
         """Load the session that memory or repository saved last; return False if there is none.
 
+        The first turn, summary, checkpoint, rollback or run does so by itself. Call it to read the session before that,
+        or to continue from the changes of another manager.
+
         Raises:
             ContextMemoryError: The saved session is damaged.
         """
         async with self._processor.lock:
-            found = await self._processor.checkpoints.latest()
-            if found is not None:
-                self._processor.session = found
-            return found is not None
+            return await self._processor.load(again=True)
 
     def to_json(self) -> str:
         """Whole session as JSON, for `load_json` of another manager; memory is not included."""
@@ -246,6 +251,7 @@ class ContextManager:
             ContextMemoryError: The text is not a session; the session is unchanged.
         """
         self.session_id, self._processor.session = load_session(text, self._processor.reader)
+        self._processor.loaded = True
 
     def as_capability(self) -> ManagedContext:
         """Capability that sends the session on a live agent and leaves the agent's history unchanged."""

@@ -111,3 +111,7 @@ class Score:
     rolled_back: bool = False
     trouble: str | None = None
     created_at: datetime
+
+
+SCORED = ("turn", "quality", "health", "tokens", "summarized", "checkpoint", "rolled_back", "trouble")
+"""Fields of a score except its time."""

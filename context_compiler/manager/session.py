@@ -23,7 +23,7 @@ from context_compiler.compiler.quotes import QUOTES
 from context_compiler.compiler.view import assemble, marked_request, note_text, stamp_of
 from context_compiler.errors import ContextMemoryError
 from context_compiler.manager.memory import Saved
-from context_compiler.manager.results import GroundedContext, Match, Memory, Score
+from context_compiler.manager.results import SCORED, GroundedContext, Match, Memory, Score
 from context_compiler.messages.fences import fence, neutral
 from context_compiler.messages.history import Reader, load_messages, message_body
 from context_compiler.messages.turns import pair
@@ -220,10 +220,6 @@ def load_session(text: str, reader: Reader) -> tuple[str, Session]:
         return str(given["session_id"]), restore_session(saved, reader)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ContextMemoryError(f"this is not a session ({error}); give the text of to_json") from error
-
-
-SCORED = ("turn", "quality", "health", "tokens", "summarized", "checkpoint", "rolled_back", "trouble")
-"""Fields of a score except its time."""
 
 
 def _score_row(score: Score) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from pydantic_ai.messages import ModelMessage
 
+from context_compiler.errors import ContextMemoryError
 from context_compiler.manager.checkpoints import Checkpoints
 from context_compiler.manager.config import ContextConfig
 from context_compiler.manager.memory import MemorySystem
@@ -60,6 +61,8 @@ class TurnProcessor:
     """Keys of turns in progress on an agent."""
     summary_row: SummaryRow | None = None
     """Record of the newest summary, or of its failure, until it is saved."""
+    loaded: bool = False
+    """True once the saved session was looked for; until then nothing is saved over it."""
     host: History | None = None
     """Last reading of a host's history, so that only new messages are read."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -88,6 +91,7 @@ class TurnProcessor:
     async def process(self, messages: Sequence[ModelMessage]) -> ContextTurnResult:
         """Process a turn that begins with these messages. Only cancellation stops it."""
         trouble: list[str] = []
+        await self.reporter.attempt("resuming the session", self.load(), trouble)
         await self._rate(trouble)
         turn = self.add_turn(messages)
         query = pending(self.reader.read(messages))
@@ -169,17 +173,53 @@ class TurnProcessor:
             self.session = replace(self.session, since_checkpoint=0, checkpoint=commit)
         return commit
 
-    async def rollback(self, staying: int | None = None) -> RollbackResult:
-        """Restore the last unused checkpoint, keeping the turn `staying`; a failure changes nothing."""
-        commit = self.session.checkpoint
+    async def rollback(self, commit: str | None = None, *, staying: int | None = None) -> RollbackResult:
+        """Restore a commit, else the last unused checkpoint; a failure changes nothing.
+
+        Turns in progress on an agent stay, and so does the turn `staying`: their users were not answered yet.
+        """
+        commit = self.session.checkpoint if commit is None else commit
         former = await self.checkpoints.back(commit)
-        lost = max(0, len(self.session.turns) - len(former.turns))
-        stays = tuple(turn for turn in self.session.turns if turn.key == staying)
-        self.session = replace(former, turns=(*former.turns, *stays), taken=self.session.taken)
-        return RollbackResult(commit_restored=str(commit), turns_lost=lost)
+        before = self.session.turns
+        stays = tuple(turn for turn in before if turn.key == staying or turn.key in self.live)
+        turns = tuple(turn for turn in former.turns if not any(self._begins(turn, one) for one in stays))
+        self.session = replace(former, turns=(*turns, *stays), taken=self.session.taken)
+        return RollbackResult(commit_restored=str(commit), turns_lost=max(0, len(before) - len(self.session.turns)))
+
+    def _begins(self, turn: SessionTurn, longer: SessionTurn) -> bool:
+        """True if the open turn `turn` is an earlier state of `longer`."""
+        names = [self.reader.one(message).name for message in longer.messages[: len(turn.messages)]]
+        return turn.open and [self.reader.one(message).name for message in turn.messages] == names
+
+    async def load(self, *, again: bool = False) -> bool:
+        """Continue the saved session, once unless `again`; return True if there is one.
+
+        Turns from before the session could be read follow the saved ones; a system prompt of the manager's own stays.
+        """
+        if self.loaded and not again:
+            return False
+        found = await self.checkpoints.latest()
+        unsaved, self.loaded = () if self.loaded else self.session.turns, True
+        if found is None:
+            return False
+        prompt = self.session.system_prompt or found.system_prompt
+        self.session = replace(found, turns=(*found.turns, *unsaved), system_prompt=prompt)
+        return True
+
+    async def load_or_report(self) -> None:
+        """Continue the saved session, and report a failure."""
+        if not self.loaded:
+            async with self.lock:
+                await self.reporter.attempt("resuming the session", self.load(), [])
 
     async def save(self, score: Score | None = None) -> None:
-        """Save the session, if there is a shelf."""
+        """Save the session, if there is a shelf.
+
+        Raises:
+            ContextMemoryError: The saved session could not be read, and is not overwritten.
+        """
+        if not self.loaded:
+            raise ContextMemoryError("the saved session could not be read; nothing is saved until it can")
         await self.checkpoints.keep(self.session, score, self.summary_row)
         self.summary_row = None
 
@@ -238,7 +278,7 @@ class TurnProcessor:
         if not wanted or quality >= self.config.quality_threshold:
             return False
         grounding = self.session.grounding
-        if await self.reporter.attempt("rollback", self.rollback(turn.key), trouble) is None:
+        if await self.reporter.attempt("rollback", self.rollback(staying=turn.key), trouble) is None:
             return False
         self.session = replace(self.session, grounding=grounding, since_checkpoint=1)
         return True

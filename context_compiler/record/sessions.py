@@ -54,12 +54,12 @@ def keep(
         Where it stands now.
 
     Raises:
-        StoreError: it does not stand where it stood `after` it was kept or read last; None follows anything.
+        StoreError: it does not stand where it stood `after` it was kept or read last; None is where nothing was kept.
     """
     session = memories.session_of(db, name, turns)
     tip = memories.tip_of(turns)
     with transaction(db):
-        if after is not None and standing(db, name) not in (None, after):
+        if standing(db, name) not in (None, after):
             raise StoreError(
                 f"session {name!r}: another manager has kept it meanwhile; `resume` goes on with what that one kept"
             )

@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 
 from context_compiler.manager import Memory
-from context_compiler.manager.ranking import MemoryRanking
+from context_compiler.manager.memory import MemoryRanking
 from context_compiler.messages.history import Reader
 from context_compiler.tokens import as_counter
 
