@@ -223,7 +223,10 @@ class ContextManager:
             Exception: Any error of the repository; memory, session and checkpoints are unchanged then.
         """
         async with self._processor.lock:
-            await self._processor.load()
+            if commit is None:
+                await self._processor.load()
+            else:  # it may be the way out of a saved session that is damaged
+                await self._processor.reporter.attempt("resuming the session", self._processor.load(), [])
             done = await self._processor.rollback(commit)
             await self._processor.save_or_report()
             return done

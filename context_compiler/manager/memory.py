@@ -27,6 +27,8 @@ from context_compiler.record.values import Chain, Compile
 from context_compiler.tokens import as_counter
 
 AUTHOR = "context-manager"
+SUMMARY_PREFIX = "[context-summary] "
+"""Beginning of a summary as a manager remembers it; `SQLiteMemory` finds only the newest of a session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +200,9 @@ class SQLiteMemory:
     async def remember(self, text: str) -> str:
         """Remember a text and return its id; a known text keeps its id."""
         given = check_memory_text(text, "text")
-        return await self._run(partial(memories.remember, name=self.session, text=given, indexed=_index_terms))
+        return await self._run(
+            partial(memories.remember, name=self.session, text=given, indexed=_index_terms, newest=SUMMARY_PREFIX)
+        )
 
     async def commit(self, message: str, author: str = AUTHOR, session: Snapshot | None = None) -> str:
         """Commit the memory, and a session with it; unchanged content is not written again."""
@@ -217,7 +221,9 @@ class SQLiteMemory:
 
     async def checkout(self, commit: str) -> None:
         """Restore the memory of a commit, in one transaction."""
-        await self._run(partial(memories.checkout, name=self.session, commit=commit, indexed=_index_terms))
+        await self._run(
+            partial(memories.checkout, name=self.session, commit=commit, indexed=_index_terms, newest=SUMMARY_PREFIX)
+        )
 
     async def log(self, limit: int | None = None) -> list[Commit]:
         """Current commit of the memory and its ancestors, newest first."""

@@ -198,7 +198,9 @@ def restore_session(saved: Saved, reader: Reader) -> Session:
             **{**{name: facts[name] for name in PLAIN_FACTS}, "covered": min(facts["covered"], len(turns))},
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ContextMemoryError(f"the saved session is damaged ({error}); roll back to a checkpoint") from error
+        raise ContextMemoryError(
+            f"the saved session is damaged ({error}); `rollback(commit)` restores one of the commits in `log`"
+        ) from error
 
 
 def dump_session(name: str, session: Session) -> str:

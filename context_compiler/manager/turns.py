@@ -14,7 +14,7 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.errors import ContextMemoryError
 from context_compiler.manager.checkpoints import Checkpoints
 from context_compiler.manager.config import ContextConfig
-from context_compiler.manager.memory import MemorySystem
+from context_compiler.manager.memory import SUMMARY_PREFIX, MemorySystem
 from context_compiler.manager.quality import ContextState, HealthScorer, Scorer, clamp_score, rate_coherence
 from context_compiler.manager.results import ContextTurnResult, Match, RollbackResult, Score, SummarizationResult
 from context_compiler.manager.session import (
@@ -39,7 +39,8 @@ SUMMARY_SHARE = 4
 """A summary gets at most 1/4 of `max_tokens`."""
 UPDATE_SHARE = 10
 """A summary is updated once there is 1/10 of `max_tokens` to add, and not at every turn."""
-SUMMARY_PREFIX = "[context-summary] "
+OLD_SUMMARIES = 32
+"""Memories searched beyond those returned, because a memory of your own may return old summaries."""
 HEALTH = HealthScorer()
 
 
@@ -122,13 +123,16 @@ class TurnProcessor:
         )
 
     async def search(self, query: str) -> list[Match]:
-        """Memories for a query, without the current summary."""
+        """Memories for a query, without the current summary, and with one older summary at most."""
         most = self.config.grounding_memories
         if not most or not query.strip():
             return []
         shown = SUMMARY_PREFIX + (self.session.summary or self.session.index)
-        found = await self.memory.search(query, most + 1)
-        return [replace(one, score=clamp_score(one.score)) for one in found if one.memory.text != shown][:most]
+        found = await self.memory.search(query, most + 1 + min(self.session.summarizations, OLD_SUMMARIES))
+        found = [replace(one, score=clamp_score(one.score)) for one in found if one.memory.text != shown]
+        summaries = [one for one in found if one.memory.text.startswith(SUMMARY_PREFIX)]
+        newest = max(summaries, key=lambda one: one.memory.created_at, default=None)
+        return [one for one in found if one is newest or one not in summaries][:most]
 
     async def summarize(self) -> SummarizationResult:
         """Replace all but the newest turns by a summary; CompileError if the model gives none."""
@@ -184,6 +188,7 @@ class TurnProcessor:
         stays = tuple(turn for turn in before if turn.key == staying or turn.key in self.live)
         turns = tuple(turn for turn in former.turns if not any(self._begins(turn, one) for one in stays))
         self.session = replace(former, turns=(*turns, *stays), taken=self.session.taken)
+        self.loaded = True
         return RollbackResult(commit_restored=str(commit), turns_lost=max(0, len(before) - len(self.session.turns)))
 
     def _begins(self, turn: SessionTurn, longer: SessionTurn) -> bool:

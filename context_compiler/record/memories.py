@@ -42,8 +42,11 @@ class _Nothing:
 NOTHING = _Nothing()
 
 
-def remember(db: sqlite3.Connection, name: str, text: str, indexed: Indexed) -> str:
-    """Keep a text as the newest of a session's memories; one that is there already keeps its name."""
+def remember(db: sqlite3.Connection, name: str, text: str, indexed: Indexed, newest: str = "") -> str:
+    """Keep a text as the newest of a session's memories; one that is there already keeps its name.
+
+    Of texts that begin with `newest`, such as versions of one summary, only the one remembered last can be found.
+    """
     session = session_of(db, name, NOTHING)
     body = rows.to_bytes(text)
     content, terms = ids.blob_id(body), indexed(text)
@@ -53,6 +56,7 @@ def remember(db: sqlite3.Connection, name: str, text: str, indexed: Indexed) -> 
             (content, session),
         ).fetchone()
         if known is not None:
+            _index_only(db, session, known["id"], text, indexed, newest)
             return known["id"]
         tip = space_of(db, session)["memory_tip"]
         memory = ids.chained(tip, content)
@@ -61,6 +65,7 @@ def remember(db: sqlite3.Connection, name: str, text: str, indexed: Indexed) -> 
         db.execute("INSERT OR IGNORE INTO memories VALUES (?, ?, ?, ?, ?)", row)
         _enliven(db, session, memory, terms)
         db.execute("UPDATE spaces SET memory_tip = ? WHERE session = ?", (memory, session))
+        _index_only(db, session, memory, text, indexed, newest)
         return memory
 
 
@@ -108,8 +113,8 @@ def commit_id(name: str, held: Sequence[object]) -> str:
     return ids.blob_id(json.dumps([name, *held], separators=(",", ":")).encode())
 
 
-def checkout(db: sqlite3.Connection, name: str, commit: str, indexed: Indexed) -> None:
-    """Let a memory be as it was at a commit, in one transaction."""
+def checkout(db: sqlite3.Connection, name: str, commit: str, indexed: Indexed, newest: str = "") -> None:
+    """Let a memory be as it was at a commit, in one transaction; `newest` is as for `remember`."""
     with transaction(db):
         row = known(db, name, commit)
         session = row["session"]
@@ -121,6 +126,13 @@ def checkout(db: sqlite3.Connection, name: str, commit: str, indexed: Indexed) -
                 db.execute("DELETE FROM live_memories WHERE id = ?", (number,))
         for memory, text, _ in read(db, new):
             _enliven(db, session, memory, indexed(text))
+        if newest:
+            live = "SELECT m.id, m.created_at, t.body FROM live_memories l JOIN memories m ON m.id = l.memory"
+            texts = f"{live} JOIN contents t ON t.hash = m.content WHERE l.session = ? ORDER BY m.position DESC"
+            found = (_memory(one) for one in db.execute(texts, (session,)).fetchall())
+            last = next((one for one in found if one[1].startswith(newest)), None)
+            if last is not None:
+                _index_only(db, session, last[0], last[1], indexed, newest)
         db.execute("UPDATE spaces SET memory_tip = ?, head = ? WHERE session = ?", (row["memory_tip"], commit, session))
 
 
@@ -188,6 +200,25 @@ def space_of(db: sqlite3.Connection, session: int) -> sqlite3.Row:
 def _enliven(db: sqlite3.Connection, session: int, memory: str, terms: str) -> None:
     db.execute("INSERT INTO live_memories (session, memory) VALUES (?, ?)", (session, memory))
     db.execute("INSERT INTO memories_fts (rowid, terms) VALUES (last_insert_rowid(), ?)", (terms,))
+
+
+def _index_only(db: sqlite3.Connection, session: int, memory: str, text: str, indexed: Indexed, prefix: str) -> None:
+    """Take other texts with a prefix out of the index, and put this one in; nothing if it does not begin so itself."""
+    if not prefix or not text.startswith(prefix):
+        return
+    others = db.execute(
+        "SELECT l.id AS number, l.memory, m.id, m.created_at, t.body FROM memories_fts f"
+        " JOIN live_memories l ON l.id = f.rowid JOIN memories m ON m.id = l.memory"
+        " JOIN contents t ON t.hash = m.content WHERE memories_fts MATCH ? AND l.session = ?",
+        (f'"{indexed(prefix)}"', session),
+    ).fetchall()
+    for row in others:
+        if row["memory"] != memory and _memory(row)[1].startswith(prefix):
+            db.execute("DELETE FROM memories_fts WHERE rowid = ?", (row["number"],))
+    if all(row["memory"] != memory for row in others):
+        query = "SELECT id FROM live_memories WHERE session = ? AND memory = ?"
+        (number,) = db.execute(query, (session, memory)).fetchone()
+        db.execute("INSERT INTO memories_fts (rowid, terms) VALUES (?, ?)", (number, indexed(text)))
 
 
 def _position(db: sqlite3.Connection, memory: str | None) -> int:

@@ -12,7 +12,7 @@ from context_compiler.manager import MemoryRepository, MemorySystem, Score, Sess
 from context_compiler.messages.history import Reader
 from context_compiler.tokens import as_counter
 from tests.manager.conftest import AnyMemory
-from tests.manager.fakes import managed
+from tests.manager.fakes import Scribe, managed
 from tests.support.builders import assistant, user
 
 FACTS = [
@@ -207,3 +207,32 @@ async def test_a_long_question_is_looked_up_to_its_end(memory: AnyMemory, words:
     await memory.remember("The zebra zone is closed.")
     pasted = " ".join(f"alpha{chr(97 + number // 26)}{chr(97 + number % 26)}x" for number in range(words))
     assert await texts(memory, f"{pasted} zebra zone") == ["The zebra zone is closed."]
+
+
+async def test_versions_of_one_summary_do_not_crowd_out_what_was_remembered(memory: AnyMemory) -> None:
+    await memory.remember("The quiet hotel in Oslo takes no dogs.")
+    scribe = Scribe(lambda number: f"Version {number}: a trip to Oslo, a quiet hotel, dates in June.")
+    manager = managed(scribe, memory, max_tokens=600, recent_turns_to_keep=2)
+    for number in range(60):
+        await manager.process_turn(f"Which quiet hotel for the trip to Oslo, question {number}? " + "detail " * 20)
+        manager.add_response("answer " * 40)
+    assert scribe.asked > 8
+    found = await texts(memory, "quiet hotel for the trip to Oslo in June", 32)
+    newest = f"[context-summary] Version {scribe.asked}: a trip to Oslo, a quiet hotel, dates in June."
+    assert sorted(found) == ["The quiet hotel in Oslo takes no dogs.", newest]
+    result = await manager.process_turn("Which quiet hotel for the trip to Oslo?")
+    assert len(result.grounding_used) == 1
+
+
+async def test_going_back_finds_the_summary_of_that_time(memory: AnyMemory) -> None:
+    await memory.remember("[context-summary] The first herons.")
+    first = await memory.commit("first")
+    await memory.remember("[context-summary] The second herons.")
+    second = await memory.commit("second")
+    assert await texts(memory, "herons") == ["[context-summary] The second herons."]
+    await memory.checkout(first)
+    assert await texts(memory, "herons") == ["[context-summary] The first herons."]
+    await memory.checkout(second)
+    assert await texts(memory, "herons") == ["[context-summary] The second herons."]
+    await memory.remember("[context-summary] The first herons.")
+    assert await texts(memory, "herons") == ["[context-summary] The first herons."]

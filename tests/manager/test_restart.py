@@ -1,0 +1,187 @@
+"""A session is continued where its file has it: nothing is saved over what a manager has not read."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+
+from context_compiler.errors import ContextMemoryError
+from context_compiler.manager import ContextManager, SQLiteMemory
+from tests.manager.conftest import AnyMemory
+from tests.manager.fakes import Fragile, managed, said, talk
+from tests.support.agents import Talker
+
+
+async def test_a_new_manager_continues_the_session_of_its_memory(memory: AnyMemory) -> None:
+    await talk(managed("none", memory), 3)
+    again = managed("none", memory)
+    result = await again.process_turn("after a restart")
+    assert again.turn_count == 4 and result.trouble == ()
+    assert said(again.transcript())[0].startswith("question 0") and said(again.transcript())[-1] == "after a restart"
+
+
+async def test_an_agent_is_sent_the_session_of_the_process_before(memory: AnyMemory) -> None:
+    first = managed("none", memory)
+    await first.process_turn("My name is Ada.")
+    first.add_response("Noted.")
+    await first.checkpoint()
+    talker = Talker("ok.")
+    await Agent(talker.model, capabilities=[managed("none", memory).as_capability()]).run("What is my name?")
+    assert "My name is Ada." in talker.last.text
+
+
+@pytest.mark.parametrize("step", ["summarize", "checkpoint", "rollback"])
+async def test_every_step_reads_the_session_first(memory: AnyMemory, step: str) -> None:
+    first = managed("none", memory)
+    await talk(first, 5)
+    await first.checkpoint("good")
+    again = managed("none", memory)
+    await getattr(again, step)()
+    assert again.turn_count == 5
+
+
+async def test_of_two_that_start_together_the_second_is_refused(tmp_path: Path) -> None:
+    memories = [SQLiteMemory("s", tmp_path / "context.db") for _ in range(3)]
+    first, second, third = (managed("none", memory) for memory in memories)
+    assert not await first.resume() and not await second.resume()
+    assert (await first.process_turn("from the first")).trouble == ()
+    late = await second.process_turn("from the second")
+    assert "another manager has kept it meanwhile" in late.trouble[0] and second.turn_count == 1
+    assert await third.resume() and said(third.transcript()) == ["from the first"]
+    for memory in memories:
+        await memory.close()
+
+
+async def test_a_session_that_cannot_be_read_is_not_saved_over(tmp_path: Path) -> None:
+    path = tmp_path / "context.db"
+    memory = SQLiteMemory("s", path)
+    await talk(managed("none", memory), 2)
+    await memory.close()
+
+    def state(change: str | None = None) -> str:
+        with closing(sqlite3.connect(path)) as db, db:
+            if change is not None:
+                db.execute("UPDATE spaces SET state = ?", (change,))
+            return db.execute("SELECT state FROM spaces").fetchone()[0]
+
+    whole = state()
+    state("{}")
+    manager = managed("none", memory)
+    result = await manager.process_turn("while it is damaged")
+    assert "damaged" in result.trouble[0] and "nothing is saved" in result.trouble[1]
+    with pytest.raises(ContextMemoryError, match="damaged"):
+        await manager.checkpoint()
+    await memory.close()
+    assert state() == "{}"
+    state(whole)
+    assert (await manager.process_turn("when it is mended")).trouble == ()
+    texts = said(manager.transcript())
+    assert len(texts) == 5 and texts[-2:] == ["while it is damaged", "when it is mended"]
+    await memory.close()
+
+
+async def test_a_damaged_session_goes_back_to_a_commit(tmp_path: Path) -> None:
+    path = tmp_path / "context.db"
+    memory = SQLiteMemory("s", path)
+    first = managed("none", memory)
+    await talk(first, 2)
+    commit = await first.checkpoint("good")
+    await memory.close()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE spaces SET state = '{}'")
+    again = managed("none", memory)
+    with pytest.raises(ContextMemoryError, match=r"rollback\(commit\)"):
+        await again.rollback()
+    await again.rollback(commit)
+    assert again.turn_count == 2 and (await again.process_turn("go on")).trouble == ()
+    await memory.close()
+
+
+async def test_the_system_prompt_of_the_new_manager_counts(memory: AnyMemory) -> None:
+    await talk(managed("none", memory, system_prompt="You are a clerk."), 1)
+    for given, sent in ((None, "You are a clerk."), ("You are a captain.", "You are a captain.")):
+        again = managed("none", memory, system_prompt=given)
+        await again.process_turn("Hello.")
+        assert said(again.get_context_messages())[0] == sent
+
+
+async def test_a_session_given_as_json_is_not_replaced(memory: AnyMemory) -> None:
+    other = managed("none")
+    await other.process_turn("from elsewhere")
+    manager = managed("none", memory)
+    manager.load_json(other.to_json())
+    await manager.process_turn("and now?")
+    assert said(manager.transcript()) == ["from elsewhere", "and now?"]
+
+
+async def test_a_rollback_goes_to_the_commit_that_is_named(memory: AnyMemory) -> None:
+    manager = managed("none", memory, checkpoint_interval=99)
+    await talk(manager, 1)
+    early = await manager.checkpoint("early")
+    for number in range(1, 4):
+        await talk(manager, 1, start=number)
+        await manager.checkpoint(f"late {number}")
+    done = await manager.rollback(early)
+    assert (done.commit_restored, done.turns_lost, manager.turn_count) == (early, 3, 1)
+    with pytest.raises(ContextMemoryError, match="no commit"):
+        await manager.rollback("nonsense")
+    assert manager.turn_count == 1
+
+
+def agent_that_calls(step: Any, manager: ContextManager) -> tuple[Agent[None, str], Talker]:
+    talker = Talker([[("go_back", {})], "done.", "bye."])
+
+    async def go_back() -> str:
+        await step()
+        return "went back"
+
+    return Agent(talker.model, tools=[go_back], capabilities=[manager.as_capability()]), talker
+
+
+async def test_a_rollback_during_a_run_keeps_the_turn_of_that_run(memory: AnyMemory) -> None:
+    manager = managed("none", memory, checkpoint_interval=99)
+    await talk(manager, 1)
+    await manager.checkpoint("good")
+    await talk(manager, 2, start=1)
+    agent, talker = agent_that_calls(manager.rollback, manager)
+    await agent.run("Go back, please.")
+    assert talker.last.text.count("Go back, please.") == 1 and "went back" in talker.last.text
+    assert "question 0" in talker.last.text and "question 1" not in talker.last.text
+    assert manager.turn_count == 2 and said(manager.transcript())[-1] == "done."
+    await agent.run("Bye.")
+    assert "went back" in talker.last.text
+
+
+async def test_a_checkpoint_and_a_rollback_in_one_run_leave_its_turn_once(memory: AnyMemory) -> None:
+    manager = managed("none", memory, checkpoint_interval=99)
+    await talk(manager, 1)
+
+    async def there_and_back() -> None:
+        await manager.checkpoint("within")
+        assert (await manager.rollback()).turns_lost == 0
+
+    agent, talker = agent_that_calls(there_and_back, manager)
+    await agent.run("Go back, please.")
+    assert talker.last.text.count("Go back, please.") == 1 and manager.turn_count == 2
+
+
+async def test_a_memory_of_ones_own_that_keeps_no_session_begins_anew() -> None:
+    class Bare:
+        def __init__(self) -> None:
+            self.inner = Fragile()
+
+        async def search(self, query: str, limit: int) -> Any:
+            return await self.inner.search(query, limit)
+
+        async def remember(self, text: str) -> str:
+            return await self.inner.remember(text)
+
+    memory = Bare()
+    await talk(managed("none", memory, versioned=False), 2)
+    manager = managed("none", memory, versioned=False)
+    assert (await manager.process_turn("Hello.")).trouble == () and manager.turn_count == 1
