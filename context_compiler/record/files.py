@@ -1,27 +1,43 @@
-"""Where the record's file is, how it is opened, and what its errors mean to the person who meets them."""
+"""The file of the record: found, opened on a thread of its own, and closed before a fork and at exit.
+
+All event loops of a process share one connection to a file. It belongs to a loop of this module on a daemon thread, so
+it outlives the loops that use it and never keeps a process alive. aiosqlite runs its work on a thread of its own.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import logging
 import os
 import sqlite3
 import time
 import zlib
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
+from threading import Lock, RLock, Thread
+from typing import Any, Generic, TypeVar, cast
+from weakref import WeakSet
+
+import aiosqlite
 
 from context_compiler.errors import StoreError
 from context_compiler.paths import made
 from context_compiler.record.schema import MIGRATIONS, migrate, version_of
 
+T = TypeVar("T")
 log = logging.getLogger("context_compiler.store")
 
 NAME, FORMER_NAME = "context.db", "context_compiler.db"
 GRACE_S = 1.0
 """How long opening waits for another process that is creating the same file."""
+EXIT_S, FORK_S = 2.0, 10.0
+"""How long the end of a process and a fork wait for work under way. Nothing is lost at an end that does not wait."""
 
 FAILURES = (StoreError, sqlite3.Error, OSError, ValueError, OverflowError, zlib.error)
-"""What may go wrong with a file, from a full disk to a damaged row."""
+"""Errors of a file, from a full disk to a damaged row."""
 
 REMEDIES = {
     sqlite3.SQLITE_BUSY: "another process is writing to it: try again, or give this process a file of its own",
@@ -37,13 +53,13 @@ REMEDIES = {
 
 
 def locate(path: Path) -> Path:
-    """The file to use: `path`, or beside it the one that bears the record's other name, if only that exists."""
+    """The file to use: `path`, or the file of the record's other name beside it if only that exists."""
     former = path.with_name(FORMER_NAME)
-    return former if path.name == NAME and not path.exists() and former.exists() else path
+    return former if path.name == NAME and identity(path) is None and identity(former) is not None else path
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Which file it is that the path leads to now; None when there is none."""
+    """Device and inode that the path leads to now; None if there is no file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -51,7 +67,252 @@ def identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> sqlite3.Connection:
+def explained(error: Exception, path: Path | str) -> StoreError:
+    """An error with the place and the remedy."""
+    if isinstance(error, StoreError):
+        return StoreError(f"{path}: {error}")
+    if isinstance(error, OSError):
+        return StoreError(f"{path}: {error.strerror or error}; check that its folder exists and may be written")
+    if isinstance(error, OverflowError):
+        return StoreError(f"{path}: a number is larger than any row or count can be; give a smaller one")
+    code = getattr(error, "sqlite_errorcode", None)
+    remedy = "verify the record" if code is None else REMEDIES.get(code & 0xFF, "verify the record")
+    return StoreError(f"{path}: {error}; {remedy}")
+
+
+class Job(str, Generic[T]):
+    """A function in the form of a script: nothing else that aiosqlite runs reaches its connection unchanged."""
+
+    work: Callable[[sqlite3.Connection], T]
+    value: T
+    error: BaseException | None
+
+    def __new__(cls, work: Callable[[sqlite3.Connection], T]) -> Job[T]:
+        """Run nothing yet."""
+        job = super().__new__(cls)
+        job.work, job.error = work, None
+        return job
+
+
+class Database(sqlite3.Connection):
+    """A connection that runs a `Job` like a script, whole and on its own thread."""
+
+    def executescript(self, sql_script: str, /) -> sqlite3.Cursor:
+        """Run a script; an error of a `Job` is for whoever gave it."""
+        if not isinstance(sql_script, Job):
+            return super().executescript(sql_script)
+        job = cast("Job[Any]", sql_script)
+        try:
+            job.value = job.work(self)
+        except BaseException as error:
+            job.error = error
+        return self.cursor()
+
+
+class File:
+    """One file, one connection, one piece of work at a time.
+
+    Args:
+        path: the file; where it is `context.db` and absent, `context_compiler.db` beside it is used if it exists.
+        read_only: look only; nothing is made.
+        busy_timeout_ms: how long, in milliseconds, a statement waits for another process.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool, busy_timeout_ms: int) -> None:
+        self.path = path
+        self.read_only = read_only
+        self.busy_timeout_ms = busy_timeout_ms
+        self._home: _Background | None = None
+        self._lock = asyncio.Lock()
+        self._connection: aiosqlite.Connection | None = None
+        self._opened: Path = path
+        self._files: tuple[tuple[int, int] | None, tuple[int, int] | None] = (None, None)
+
+    async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function on the connection. A cancelled caller leaves only when it has ended."""
+        return await _submit(partial(self._perform, work))
+
+    async def close(self) -> None:
+        """Let go of the file; it is opened again when it is used again."""
+        if _background is not None:
+            await _submit(self._close)
+
+    def release(self) -> None:
+        """Close the file once what is under way is done; waits for nothing, not even for a fork."""
+        home = _background
+        if home is not None and self in home.open:
+            with suppress(RuntimeError):  # its loop has just ended, and has closed every file
+                home.start(self._close)
+
+    async def _perform(self, work: Callable[[sqlite3.Connection], T], home: _Background) -> T:
+        async with self._locked(home):
+            connection = await self._connected(home)
+            job = Job(work)
+            await connection.executescript(job)
+            if isinstance(job.error, sqlite3.Error):  # a connection that has failed is not trusted again
+                with suppress(sqlite3.Error):
+                    await self._disconnect(home)
+            if job.error is not None:
+                raise job.error
+            return job.value
+
+    async def _close(self, home: _Background) -> None:
+        async with self._locked(home):
+            await self._disconnect(home)
+
+    def _locked(self, home: _Background) -> asyncio.Lock:
+        """The lock of this file; a new one on a new loop, where nothing is open yet."""
+        if self._home is not home:
+            self._home, self._lock, self._connection = home, asyncio.Lock(), None
+        return self._lock
+
+    async def _connected(self, home: _Background) -> aiosqlite.Connection:
+        """The connection, opened anew when the file has been removed or replaced."""
+        if self._connection is not None:
+            if self._files[0] == identity(self._opened):
+                return self._connection
+            log_file = _log_of(self._opened)
+            await self._disconnect(home)
+            if not self.read_only and self._files[1] is not None and self._files[1] == identity(log_file):
+                log_file.unlink(missing_ok=True)  # a new file would take it for its own
+        path = locate(self.path)
+        opening = partial(open_file, path, read_only=self.read_only, busy_timeout_ms=self.busy_timeout_ms)
+        self._connection = await aiosqlite.Connection(opening, 64)
+        home.open.add(self)
+        self._opened, self._files = path, (identity(path), identity(_log_of(path)))
+        return self._connection
+
+    async def _disconnect(self, home: _Background) -> None:
+        connection, self._connection = self._connection, None
+        home.open.discard(self)
+        if connection is not None:
+            await connection.close()
+
+
+class _Background:
+    """An event loop on a daemon thread. Threads that start there are daemons too, such as those of aiosqlite."""
+
+    def __init__(self) -> None:
+        self.open: set[File] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._run, name="context-compiler-record", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def start(self, work: Callable[[_Background], Coroutine[Any, Any, object]]) -> None:
+        """Begin a piece of work from any thread; nobody hears of its end."""
+        self._loop.call_soon_threadsafe(self._begin, work)
+
+    def _begin(self, work: Callable[[_Background], Coroutine[Any, Any, object]]) -> None:
+        task = self._loop.create_task(work(self))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def stop(self, patience: float) -> bool:
+        """Finish what is under way, close every file and end the thread; False if that took over `patience` seconds."""
+        self.start(_Background._finish)
+        self._thread.join(patience)
+        return not self._thread.is_alive()
+
+    async def _finish(self) -> None:
+        own = asyncio.current_task()
+        while others := [task for task in self._tasks if task is not own]:
+            await asyncio.wait(others)
+        for file in list(self.open):
+            with suppress(sqlite3.Error):
+                await file._close(self)  # pyright: ignore[reportPrivateUsage]
+        self._loop.stop()
+
+
+_gate = RLock()
+"""Held while work is handed over, and during a fork."""
+_background: _Background | None = None
+_stranded: list[_Background] = []
+"""Loops that did not end in time. Their connections are never closed: after a fork, that would break the file."""
+
+
+async def _submit(work: Callable[[_Background], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine on the background loop. A cancelled caller leaves only when it has ended."""
+    global _background
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+    answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, even if nobody waits
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(value)  # pyright: ignore[reportArgumentType] # no error: it is a T
+        else:
+            answer.set_exception(error)
+
+    async def run(home: _Background) -> None:
+        value, failure = None, None
+        try:
+            value = await work(home)
+        except BaseException as error:
+            failure = error
+        with suppress(RuntimeError):  # the caller's loop has been closed
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    with _gate:
+        if _background is None:
+            _background = _Background()
+        _background.start(run)
+    try:
+        return await asyncio.shield(answer)
+    except asyncio.CancelledError:
+        await asyncio.wait([answer])
+        raise
+
+
+def _stop(patience: float) -> None:
+    global _background
+    stopping, _background = _background, None
+    if stopping is not None and not stopping.stop(patience):
+        _stranded.append(stopping)
+
+
+@atexit.register
+def _at_exit() -> None:
+    with _gate:
+        _stop(EXIT_S)
+
+
+_locks: WeakSet[Lock] = WeakSet()
+_held: list[Lock] = []
+
+
+def hold_at_fork(lock: Lock) -> None:
+    """Let no fork happen while `lock` is held: nobody would ever release it in the child."""
+    with _gate:
+        _locks.add(lock)
+
+
+def _before_fork() -> None:
+    """Close every file: neither connections nor their locks may be shared by two processes."""
+    _gate.acquire()
+    _stop(FORK_S)
+    _held.extend(lock for lock in list(_locks) if lock.acquire(timeout=FORK_S))
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().release()
+    _gate.release()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
+def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> Database:
     """Open a current record, making or bringing it up to date first unless `read_only`."""
     if path.is_dir():
         raise StoreError("is a folder; give the path of a file in it")
@@ -78,29 +339,16 @@ def open_memory() -> sqlite3.Connection:
     return db
 
 
-def explained(error: Exception, path: Path | str) -> StoreError:
-    """What went wrong, where, and what to do about it."""
-    if isinstance(error, StoreError):
-        return StoreError(f"{path}: {error}")
-    if isinstance(error, OSError):
-        return StoreError(f"{path}: {error.strerror or error}; check that its folder exists and may be written")
-    if isinstance(error, OverflowError):
-        return StoreError(f"{path}: a number is larger than any row or count can be; give a smaller one")
-    code = getattr(error, "sqlite_errorcode", None)
-    remedy = "verify the record" if code is None else REMEDIES.get(code & 0xFF, "verify the record")
-    return StoreError(f"{path}: {error}; {remedy}")
-
-
-def _reader(path: Path) -> sqlite3.Connection:
+def _reader(path: Path) -> Database:
     if not path.exists():
         raise StoreError("there is no record here; give the path of one, or run something that is recorded first")
     # SQLite puts its -wal and -shm beside a file even to read it; where it may not, nobody is writing either.
-    sealed = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
+    sealed = not os.access(path.parent, os.W_OK) and not _log_of(path).exists()
     uri = path.as_uri() + ("?mode=ro&immutable=1" if sealed else "?mode=ro")
-    return sqlite3.connect(uri, uri=True, isolation_level=None)
+    return sqlite3.connect(uri, uri=True, isolation_level=None, factory=Database)
 
 
-def _writer(path: Path) -> sqlite3.Connection:
+def _writer(path: Path) -> Database:
     made(path.parent)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -108,7 +356,11 @@ def _writer(path: Path) -> sqlite3.Connection:
         pass
     else:
         log.info("recording requests in %s", path)
-    return sqlite3.connect(path, isolation_level=None)
+    return sqlite3.connect(path, isolation_level=None, factory=Database)
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
 
 
 def _prepare(db: sqlite3.Connection) -> None:

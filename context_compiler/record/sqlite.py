@@ -7,26 +7,20 @@ NORMAL`), so a power failure may take the last moments with it, and nothing else
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from threading import RLock
+from threading import Lock
 from typing import Protocol, TypeVar
-from weakref import WeakKeyDictionary, finalize
+from weakref import finalize
 
 from context_compiler.errors import StoreError
-from context_compiler.record import layers as layering
-from context_compiler.record import maintenance as upkeep
-from context_compiler.record import read as reading
-from context_compiler.record import write as saving
-from context_compiler.record.connection import Connection
-from context_compiler.record.files import FAILURES, explained, locate, open_memory
+from context_compiler.record import layers, maintenance, read, write
+from context_compiler.record.files import FAILURES, File, explained, hold_at_fork, locate, open_memory
 from context_compiler.record.schema import version_of
 from context_compiler.record.values import Chain, Compile, Cycle, Entry, Record, SessionInfo
 from context_compiler.record.verify import verify
@@ -35,14 +29,6 @@ T = TypeVar("T")
 DEFAULT_PATH = "system/context.db"
 PAGE = 500
 """Rows an export fetches at once."""
-
-
-@dataclass(slots=True)
-class _Desk:
-    """What one event loop uses: a connection, and the lock that gives it to one task at a time."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    connection: Connection | None = None
 
 
 class SQLStore(Protocol):
@@ -58,60 +44,60 @@ class SQLStore(Protocol):
 
     async def save(self, entry: Entry) -> Record:
         """Keep an entry in one transaction and give back its record with `id` and `summary_id`."""
-        return await self.perform(partial(saving.save, entry=entry))
+        return await self.perform(partial(write.save, entry=entry))
 
     async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
         """Keep a raw history without a request, as the newest of its conversation."""
-        await self.perform(partial(saving.archive, session_id=session_id, vault_name=vault_name, raw=raw))
+        await self.perform(partial(write.archive, session_id=session_id, vault_name=vault_name, raw=raw))
 
     async def find_compile(self, cache_key: str) -> tuple[int, Compile] | None:
         """The reusable compile with that cache key and its row number."""
-        return await self.perform(partial(reading.find_compile, cache_key=cache_key))
+        return await self.perform(partial(read.find_compile, cache_key=cache_key))
 
     async def find_cycle(self, tips: Sequence[str], config: str) -> Cycle | None:
         """The newest cycle of the last of `tips` that has one of this `config`."""
-        return await self.perform(partial(reading.find_cycle, tips=tips, config=config))
+        return await self.perform(partial(read.find_cycle, tips=tips, config=config))
 
     async def chain(self, tip: str) -> list[bytes]:
         """The message bodies of the chain that ends in `tip`, oldest first."""
-        return await self.perform(partial(reading.chain, tip=tip))
+        return await self.perform(partial(read.chain, tip=tip))
 
     async def view(self, view_id: int) -> Record | None:
         """One request with its compile."""
-        return await self.perform(partial(reading.view, view_id=view_id))
+        return await self.perform(partial(read.view, view_id=view_id))
 
     async def views(self, session_id: str | None = None, *, limit: int | None = None) -> list[Record]:
         """Requests, newest first; each with its compile."""
-        return await self.perform(partial(reading.views, session_id=session_id, limit=limit))
+        return await self.perform(partial(read.views, session_id=session_id, limit=limit))
 
     async def summaries(self, session_id: str, *, limit: int | None = None) -> list[Compile]:
         """Compiles of a session, newest first."""
-        return await self.perform(partial(reading.summaries, session_id=session_id, limit=limit))
+        return await self.perform(partial(read.summaries, session_id=session_id, limit=limit))
 
     async def sessions(self) -> list[SessionInfo]:
         """Every conversation, the one used last first."""
-        return await self.perform(reading.sessions)
+        return await self.perform(read.sessions)
 
     async def transcript(self, session_id: str) -> list[bytes]:
         """The bodies of a session's raw history as last seen; empty when it is unknown."""
-        return await self.perform(partial(reading.transcript, session_id=session_id))
+        return await self.perform(partial(read.transcript, session_id=session_id))
 
     async def layers(self, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
         """The newest state of a session's layers and its version; None where it has none."""
-        return await self.perform(partial(layering.load, session_id=session_id, vault_name=vault_name))
+        return await self.perform(partial(layers.load, session_id=session_id, vault_name=vault_name))
 
     async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
         """Keep a state of a session's layers in place of version `after`; its own version."""
         given = {"session_id": session_id, "vault_name": vault_name, "state": state, "after": after}
-        return await self.perform(partial(layering.keep, **given))
+        return await self.perform(partial(layers.keep, **given))
 
     async def delete(self, session_id: str) -> int:
         """Remove a conversation and everything only it used; the number of requests removed."""
-        return await self.perform(partial(upkeep.delete, session_id=session_id))
+        return await self.perform(partial(maintenance.delete, session_id=session_id))
 
     async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
         """Remove old requests; no kept chain is ever broken."""
-        return await self.perform(partial(upkeep.prune, older_than_days=older_than_days, keep_last=keep_last))
+        return await self.perform(partial(maintenance.prune, older_than_days=older_than_days, keep_last=keep_last))
 
     async def verify(self) -> tuple[str, ...]:
         """Every defect found by deriving each name again from what reading returns; empty when sound."""
@@ -139,74 +125,37 @@ class SQLiteStore(SQLStore):
         self.path = Path(os.path.abspath(Path(path).expanduser()))
         self.read_only = read_only
         self.busy_timeout_ms = busy_timeout_ms
-        self._desks: WeakKeyDictionary[asyncio.AbstractEventLoop, _Desk] = WeakKeyDictionary()
+        self._file = File(self.path, read_only=read_only, busy_timeout_ms=busy_timeout_ms)
+        finalize(self, self._file.release).atexit = False  # every file is closed at exit
 
     def __repr__(self) -> str:
         return f"SQLiteStore({str(self.path)!r}{', read_only=True' if self.read_only else ''})"
 
-    async def export(self) -> AsyncGenerator[Mapping[str, object]]:
-        """Every row as it stood when this began, on a connection of its own, so that saving goes on meanwhile."""
-        await self.perform(version_of)
-        connection = Connection(locate(self.path), read_only=True, busy_timeout_ms=self.busy_timeout_ms)
+    async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function on the file, whole: one of this store, or of another room that keeps its tables here."""
         with self._explaining():
-            await connection.open()
+            return await self._file.perform(work)
+
+    async def export(self) -> AsyncGenerator[Mapping[str, object]]:
+        """Every row as of now, read on a second connection, so that saving goes on meanwhile."""
+        await self.perform(version_of)
+        file = File(self.path, read_only=True, busy_timeout_ms=self.busy_timeout_ms)
+        with self._explaining():
             try:
-                found = await connection.perform(reading.export)
+                found = await file.perform(read.export)
                 try:
-                    while page := await connection.perform(lambda _: list(islice(found, PAGE))):
+                    while page := await file.perform(lambda _: list(islice(found, PAGE))):
                         for row in page:
                             yield row
                 finally:
-                    await connection.perform(lambda _: found.close())
+                    await file.perform(lambda _: found.close())
             finally:
-                await connection.close()
+                await file.close()
 
     async def close(self) -> None:
         """Let go of the file; the store opens it again when it is used again."""
-        await self._leave_closed_loops()
-        desk = self._desk()
-        async with desk.lock:
-            connection, desk.connection = desk.connection, None
-            if connection is not None:
-                with self._explaining():
-                    await connection.close()
-
-    async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function on the file, whole: one of this store, or of what else lives there, such as memories."""
-        desk = self._desk()
-        async with desk.lock:
-            with self._explaining():
-                connection = await self._connected(desk)
-                try:
-                    return await connection.perform(work)
-                except sqlite3.Error:
-                    desk.connection = None  # a connection that has failed is not trusted again
-                    connection.release()
-                    raise
-
-    async def _connected(self, desk: _Desk) -> Connection:
-        """The loop's connection, opened anew when the file has been removed or replaced."""
-        if desk.connection is not None and desk.connection.is_current():
-            return desk.connection
-        await self._leave_closed_loops()
-        former, desk.connection = desk.connection, None
-        if former is not None:
-            await former.abandon()
-        path = locate(self.path)
-        connection = Connection(path, read_only=self.read_only, busy_timeout_ms=self.busy_timeout_ms)
-        await connection.open()
-        desk.connection = connection
-        return connection
-
-    def _desk(self) -> _Desk:
-        return self._desks.setdefault(asyncio.get_running_loop(), _Desk())
-
-    async def _leave_closed_loops(self) -> None:
-        for loop in [loop for loop in self._desks if loop.is_closed()]:
-            desk = self._desks.pop(loop)
-            if desk.connection is not None:
-                desk.connection.release()
-                await desk.connection.ended()
+        with self._explaining():
+            await self._file.close()
 
     @contextmanager
     def _explaining(self) -> Generator[None]:
@@ -225,8 +174,9 @@ class MemoryStore(SQLStore):
 
     def __init__(self) -> None:
         self._db = open_memory()
-        self._lock = RLock()
+        self._lock = Lock()
         finalize(self, self._db.close)
+        hold_at_fork(self._lock)
 
     def __repr__(self) -> str:
         return "MemoryStore()"
@@ -241,7 +191,7 @@ class MemoryStore(SQLStore):
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
         """Every row as it stood when this began, ready for JSON."""
-        for row in await self.perform(lambda db: list(reading.export(db))):
+        for row in await self.perform(lambda db: list(read.export(db))):
             yield row
 
     async def close(self) -> None:

@@ -280,7 +280,6 @@ time.sleep(20)
 """
 
 
-@pytest.mark.slow
 def test_a_terminal_that_is_killed_speaks_no_more(tmp_path: Path) -> None:
     mine = Transcript(tmp_path, "talk")
     with subprocess.Popen([sys.executable, "-c", SPEAKING, tmp_path], stdout=subprocess.PIPE) as other:

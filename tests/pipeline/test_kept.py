@@ -206,7 +206,6 @@ with own_run(Path(sys.argv[1]), "r"):
 """
 
 
-@pytest.mark.slow
 def test_a_process_that_is_killed_owns_no_run(tmp_path: Path) -> None:
     path = tmp_path / "runs" / ".lock"
     with subprocess.Popen([sys.executable, "-c", OWNING, path], stdout=subprocess.PIPE) as other:

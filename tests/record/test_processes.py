@@ -11,7 +11,7 @@ from context_compiler.record.store import SQLiteStore
 
 WRITER = """
 import asyncio, os, random, signal, sys, time
-from context_compiler.store import SQLiteStore
+from context_compiler.store import MemoryStore, SQLiteStore
 from tests.record.entries import Talk, compiled, cycle, request
 
 async def write(path, name, count):
@@ -40,12 +40,22 @@ KILLED = (
     + """
 draw = random.Random(11)
 for round in range(int(sys.argv[2])):
+    heard, said = os.pipe()
     child = os.fork()
     if child == 0:
+        os.dup2(said, 1)
         asyncio.run(write(sys.argv[1], f"w{round}", 100_000))
-    time.sleep(draw.uniform(0.0, 0.4))
+    os.close(said)
+    lines, enough = b"", draw.randint(0, 30)
+    while lines.count(b"\\n") < enough:
+        lines += os.read(heard, 1 if lines.count(b"\\n") == enough - 1 else 4096)
+    time.sleep(draw.uniform(0.0, 0.01))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    while more := os.read(heard, 4096):
+        lines += more
+    os.close(heard)
+    os.write(1, lines)
 """
 )
 
@@ -99,5 +109,47 @@ async def test_a_process_killed_at_any_moment_loses_nothing_acknowledged(tmp_pat
     )
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert len({line.split()[1] for line in lines}) > 20, "most lived long enough to write"
+    assert len({line.split()[1] for line in lines}) > 40, "most are killed after they have written"
     await acknowledged_are_there(path, lines)
+
+
+FORKED = (
+    WRITER
+    + """
+import threading
+path = sys.argv[1]
+store, memory = SQLiteStore(path, busy_timeout_ms=5_000), MemoryStore()
+
+async def some(name, count):
+    for at in range(count):
+        raw = Talk(f"{name} asks {at}", f"{name} is told {at}")
+        for place in (store, memory):
+            await place.save(request(raw, session_id=name, run_id=f"{name} {at}"))
+    await store.prune(keep_last=1_000)
+
+asyncio.run(some("before", 3))
+beside = threading.Thread(target=lambda: asyncio.run(some("beside", 60)))
+beside.start()
+children = []
+for number in range(4):
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(some(f"child {number}", 15))
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    children.append(child)
+    asyncio.run(some(f"parent {number}", 5))
+beside.join()
+codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+print(codes, len(asyncio.run(store.views())), asyncio.run(store.verify()), len(asyncio.run(memory.views())))
+"""
+)
+
+
+def test_a_process_that_forks_while_it_saves_loses_nothing(tmp_path: Path):
+    command = [sys.executable, "-W", "error", "-c", FORKED, str(tmp_path / "context.db")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == (f"[0, 0, 0, 0] {3 + 60 + 60 + 20} () {3 + 60 + 20}\n", "")
