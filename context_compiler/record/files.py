@@ -17,8 +17,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from threading import Lock, RLock, Thread
-from typing import Any, Generic, TypeVar, cast
+from threading import RLock, Thread
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
 import aiosqlite
@@ -62,7 +62,7 @@ def identity(path: Path) -> tuple[int, int] | None:
     """Device and inode that the path leads to now; None if there is no file."""
     try:
         found = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # no file can have that name
         return None
     return found.st_dev, found.st_ino
 
@@ -85,12 +85,11 @@ class Job(str, Generic[T]):
 
     work: Callable[[sqlite3.Connection], T]
     value: T
-    error: BaseException | None
 
     def __new__(cls, work: Callable[[sqlite3.Connection], T]) -> Job[T]:
         """Run nothing yet."""
         job = super().__new__(cls)
-        job.work, job.error = work, None
+        job.work = work
         return job
 
 
@@ -98,14 +97,11 @@ class Database(sqlite3.Connection):
     """A connection that runs a `Job` like a script, whole and on its own thread."""
 
     def executescript(self, sql_script: str, /) -> sqlite3.Cursor:
-        """Run a script; an error of a `Job` is for whoever gave it."""
+        """Run a script, or a `Job` and keep its value."""
         if not isinstance(sql_script, Job):
             return super().executescript(sql_script)
         job = cast("Job[Any]", sql_script)
-        try:
-            job.value = job.work(self)
-        except BaseException as error:
-            job.error = error
+        job.value = job.work(self)
         return self.cursor()
 
 
@@ -142,18 +138,18 @@ class File:
         home = _background
         if home is not None and self in home.open:
             with suppress(RuntimeError):  # its loop has just ended, and has closed every file
-                home.start(self._close)
+                home.start(self._close, heard)
 
     async def _perform(self, work: Callable[[sqlite3.Connection], T], home: _Background) -> T:
         async with self._locked(home):
             connection = await self._connected(home)
             job = Job(work)
-            await connection.executescript(job)
-            if isinstance(job.error, sqlite3.Error):  # a connection that has failed is not trusted again
+            try:
+                await connection.executescript(job)
+            except sqlite3.Error:
                 with suppress(sqlite3.Error):
-                    await self._disconnect(home)
-            if job.error is not None:
-                raise job.error
+                    await self._disconnect(home)  # a connection that has failed is not trusted again
+                raise
             return job.value
 
     async def _close(self, home: _Background) -> None:
@@ -175,18 +171,31 @@ class File:
             await self._disconnect(home)
             if not self.read_only and self._files[1] is not None and self._files[1] == identity(log_file):
                 log_file.unlink(missing_ok=True)  # a new file would take it for its own
-        path = locate(self.path)
-        opening = partial(open_file, path, read_only=self.read_only, busy_timeout_ms=self.busy_timeout_ms)
-        self._connection = await aiosqlite.Connection(opening, 64)
+        path, failures = locate(self.path), list[Exception]()
+        self._connection = await aiosqlite.Connection(partial(self._open, path, failures), 64)
         home.open.add(self)
+        if failures:
+            await self._disconnect(home)
+            raise failures[0]
         self._opened, self._files = path, (identity(path), identity(_log_of(path)))
         return self._connection
+
+    def _open(self, path: Path, failures: list[Exception]) -> Database:
+        """Open the file on the connection's thread. aiosqlite waits for that thread only where there is a database."""
+        try:
+            return open_file(path, read_only=self.read_only, busy_timeout_ms=self.busy_timeout_ms)
+        except FAILURES as error:
+            failures.append(error)
+            return sqlite3.connect(":memory:", factory=Database)
 
     async def _disconnect(self, home: _Background) -> None:
         connection, self._connection = self._connection, None
         home.open.discard(self)
         if connection is not None:
             await connection.close()
+
+
+Work: TypeAlias = "Callable[[_Background], Coroutine[Any, Any, T]]"
 
 
 class _Background:
@@ -205,18 +214,19 @@ class _Background:
         finally:
             self._loop.close()
 
-    def start(self, work: Callable[[_Background], Coroutine[Any, Any, object]]) -> None:
-        """Begin a piece of work from any thread; nobody hears of its end."""
-        self._loop.call_soon_threadsafe(self._begin, work)
+    def start(self, work: Work[T], done: Callable[[asyncio.Task[T]], object]) -> None:
+        """Begin a piece of work from any thread; `done` is called on this one."""
+        self._loop.call_soon_threadsafe(self._begin, work, done)
 
-    def _begin(self, work: Callable[[_Background], Coroutine[Any, Any, object]]) -> None:
+    def _begin(self, work: Work[Any], done: Callable[[asyncio.Task[Any]], object]) -> None:
         task = self._loop.create_task(work(self))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(done)
 
     def stop(self, patience: float) -> bool:
         """Finish what is under way, close every file and end the thread; False if that took over `patience` seconds."""
-        self.start(_Background._finish)
+        self.start(_Background._finish, heard)
         self._thread.join(patience)
         return not self._thread.is_alive()
 
@@ -237,34 +247,34 @@ _stranded: list[_Background] = []
 """Loops that did not end in time. Their connections are never closed: after a fork, that would break the file."""
 
 
-async def _submit(work: Callable[[_Background], Coroutine[Any, Any, T]]) -> T:
+def heard(done: asyncio.Future[Any]) -> None:
+    """Take notice of an error that nobody may wait for any more; asyncio would log it."""
+    if not done.cancelled():
+        done.exception()
+
+
+async def _submit(work: Work[T]) -> T:
     """Run a coroutine on the background loop. A cancelled caller leaves only when it has ended."""
     global _background
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
-    answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, even if nobody waits
+    answer.add_done_callback(heard)
 
-    def settle(value: T | None, error: BaseException | None) -> None:
-        if answer.done():
-            return
+    def settle(task: asyncio.Task[T]) -> None:
+        error = task.exception()
         if error is None:
-            answer.set_result(value)  # pyright: ignore[reportArgumentType] # no error: it is a T
+            answer.set_result(task.result())
         else:
             answer.set_exception(error)
 
-    async def run(home: _Background) -> None:
-        value, failure = None, None
-        try:
-            value = await work(home)
-        except BaseException as error:
-            failure = error
+    def hand_over(task: asyncio.Task[T]) -> None:
         with suppress(RuntimeError):  # the caller's loop has been closed
-            loop.call_soon_threadsafe(settle, value, failure)
+            loop.call_soon_threadsafe(settle, task)
 
     with _gate:
         if _background is None:
             _background = _Background()
-        _background.start(run)
+        _background.start(work, hand_over)
     try:
         return await asyncio.shield(answer)
     except asyncio.CancelledError:
@@ -285,11 +295,11 @@ def _at_exit() -> None:
         _stop(EXIT_S)
 
 
-_locks: WeakSet[Lock] = WeakSet()
-_held: list[Lock] = []
+_locks: WeakSet[Any] = WeakSet()
+_held: list[Any] = []
 
 
-def hold_at_fork(lock: Lock) -> None:
+def hold_at_fork(lock: Any) -> None:
     """Let no fork happen while `lock` is held: nobody would ever release it in the child."""
     with _gate:
         _locks.add(lock)

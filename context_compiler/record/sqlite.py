@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Protocol, TypeVar
 from weakref import finalize
 
@@ -174,7 +174,7 @@ class MemoryStore(SQLStore):
 
     def __init__(self) -> None:
         self._db = open_memory()
-        self._lock = Lock()
+        self._lock = RLock()
         finalize(self, self._db.close)
         hold_at_fork(self._lock)
 

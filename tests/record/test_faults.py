@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -169,17 +170,22 @@ asyncio.run(main())
 """
 
 
-async def test_a_folder_that_may_not_be_written_can_be_read_and_refuses_the_rest(full: SQLiteStore, tmp_path: Path):
-    full.path.chmod(0o444)
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder == Path(tempfile.gettempdir()):
-            break
+async def test_a_folder_that_may_not_be_written_can_be_read_and_refuses_the_rest(full: SQLiteStore):
+    with tempfile.TemporaryDirectory() as name:  # below `tmp_path` nobody else may look
+        folder = Path(name)
+        shutil.copyfile(full.path, folder / "context.db")
+        (folder / "context.db").chmod(0o444)
+        folder.chmod(0o555)
+        command = [sys.executable, "-c", UNPRIVILEGED, name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         folder.chmod(0o755)
-    tmp_path.chmod(0o555)
-    command = [sys.executable, "-c", UNPRIVILEGED, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    tmp_path.chmod(0o755)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 4 and lines[0] == "2", (done.returncode, done.stdout, done.stderr)
-    assert all(line.startswith(str(tmp_path)) and "check" in line for line in lines[1:]), lines
-    assert [path.name for path in tmp_path.iterdir()] == ["context.db"]
+        lines = done.stdout.splitlines()
+        assert len(lines) == 4 and lines[0] == "2", (done.returncode, done.stdout, done.stderr)
+        assert all(line.startswith(name) and "check" in line for line in lines[1:]), lines
+        assert [path.name for path in folder.iterdir()] == ["context.db"]
+
+
+async def test_a_path_that_no_file_can_have_is_an_error():
+    for path in (f"/tmp/{'x' * 300}/context.db", "/tmp/\0/context.db"):
+        with pytest.raises(StoreError):
+            await SQLiteStore(path).views()
