@@ -37,6 +37,7 @@ Simulate = Annotated[
 ]
 AutoApprove = Annotated[bool, typer.Option("--auto-approve", help="Take the first choice where a person would choose.")]
 EventLines = Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")]
+Lenient = Annotated[bool, typer.Option("--lenient", help="After a failure, go along an edge without a condition too.")]
 Restore = Annotated[bool, typer.Option("--restore-threads", help="Go on with the conversations of `full`.")]
 NewId = Annotated[str | None, typer.Option("--id", callback=named, help="What to call the run.")]
 Values = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A value to begin with.")]
@@ -54,6 +55,7 @@ class Wish:
     model: str | None
     simulate: bool
     auto_approve: bool = False
+    lenient: bool = False
     runs: Path | None
     logs: Path | None
     db: Path
@@ -113,6 +115,7 @@ def _config(wish: Wish, watch: Watch) -> pipeline.RunConfig:
     return pipeline.RunConfig(
         model=wish.model,
         simulate=wish.simulate,
+        strict_failure_edges=False if wish.lenient else None,
         interviewer=pipeline.AutoApprove() if wish.auto_approve else pipeline.ConsoleInterviewer(),
         runs=wish.runs,
         logs_root=wish.logs,

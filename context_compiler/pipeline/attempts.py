@@ -32,6 +32,7 @@ async def run_attempts(handler: HandlerLike, stage: Stage) -> tuple[Outcome, int
     while True:
         outcome, again = await _attempt_once(handler, stage, limit=None if has.keeps_time else stage.node.timeout)
         again = again or (outcome.status is StageStatus.RETRY and has.retries)
+        again = again or (outcome.status is StageStatus.FAIL and has.retries_failures)
         if not again:
             return outcome, number - 1
         if number >= most:
@@ -72,7 +73,8 @@ async def _attempt_once(handler: HandlerLike, stage: Stage, *, limit: float | No
         return failure("the handler was cancelled"), False
     if tried.error is not None:
         again = not isinstance(tried.error, PipelineError) and stage.config.retryable(tried.error)
-        return failure(f"{type(tried.error).__name__}: {tried.error}"[:EXCERPT]), again
+        kind = type(tried.error).__name__
+        return replace(failure(f"{kind}: {tried.error}"[:EXCERPT]), error=kind), again
     return outcome_from(tried.value, stage), False
 
 

@@ -130,8 +130,11 @@ class RunConfig:
     """Default limit of visits to one stage in one attempt."""
     max_steps: int = 100_000
     max_loop_restarts: int = 16
-    strict_failure_edges: bool = False
-    """A failure never takes an edge without a condition."""
+    strict_failure_edges: bool | None = None
+    """Edges a failure may take: with True only those with a condition, with False any.
+
+    None leaves it to the graph; if that does not say, a failure takes only edges that route by outcome.
+    """
     unvisited_gates: bool = False
     """A goal gate that never ran counts as unsatisfied."""
     resume_threads: Literal["degrade", "restore"] = "degrade"

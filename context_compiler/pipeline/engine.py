@@ -19,7 +19,7 @@ from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.context import ContextStore
 from context_compiler.pipeline.graph import DEFAULT_HANDLER, Graph, Node, shared_stages
 from context_compiler.pipeline.outcome import StageStatus
-from context_compiler.pipeline.routing import Router, complete_stage, fail_run
+from context_compiler.pipeline.routing import Router, complete_stage, errors_in_a_row, fail_run
 from context_compiler.pipeline.stage import Emit, HandlerLike, Stage, StartChild, folder_name, stage_input, traits
 from context_compiler.pipeline.state import Changes, RunState, Thread, branch_state, lineage_facts, next_attempt
 from context_compiler.pipeline.threads import Session, load_session
@@ -97,7 +97,7 @@ class Engine:
         if node.name in self._exits and not self.branch_id:
             back = self._router.gate_jump(state)
             if back is not None:
-                return back
+                return await self._pause(back, back.recheck[-1] if back.recheck else "")
         if too_often := self._exceeded_limit(state, node):
             return fail_run(state, too_often)
         return await self._visit(state, node)
@@ -141,7 +141,14 @@ class Engine:
         await stage.emit(kind, **said, reason=outcome.failure_reason, notes=outcome.notes[:200])
         if node.name in self._exits:
             return replace(begun, next_node=None, status="success", edge=None)
-        return self._router.route(begun, node, outcome)
+        return await self._pause(self._router.route(begun, node, outcome), node.name)
+
+    async def _pause(self, state: RunState, name: str) -> RunState:
+        """Wait before a jump back after a stage ended in an error, longer after each one in a row."""
+        errors = errors_in_a_row(state, name) if state.how == "jump" and not state.ended else 0
+        if errors:
+            await self.config.sleep(self.config.backoff.delay(errors, self.config.draw))
+        return state
 
     def _stage(self, state: RunState, node: Node, *, needs_preamble: bool) -> Stage:
         """The stage for a handler, its fidelity resolved with the edge actually taken."""

@@ -14,7 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TypeAlias
 
-from context_compiler.pipeline.attributes import GRAPH_SPELLINGS, NODE_SPELLINGS, Attributed
+from context_compiler.pipeline.attributes import GRAPH_SPELLINGS, NODE_SPELLINGS, Attributed, as_flag
 
 
 class Severity(StrEnum):
@@ -326,9 +326,9 @@ class Graph(Attributed):
         return self.whole("default_max_retries") or 0
 
     @property
-    def strict_failure_edges(self) -> bool:
-        """True if a failure never takes an edge without a condition."""
-        return self.flag("strict_failure_edges")
+    def strict_failure_edges(self) -> bool | None:
+        """True if a failure takes only edges with a condition, False if any; None if not set."""
+        return as_flag(self.raw("strict_failure_edges"))
 
     @property
     def model_stylesheet(self) -> str:

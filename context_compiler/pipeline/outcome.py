@@ -53,6 +53,8 @@ class Outcome:
     """The stage's own word, where it is not a status."""
     tools: tuple[str, ...] = ()
     """Names of the tools used, in order."""
+    error: str = ""
+    """Type of the exception that ended the stage, such as `ModelHTTPError`."""
 
     def __post_init__(self) -> None:
         given: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -77,11 +79,12 @@ class Outcome:
             "failure_reason": self.failure_reason,
             "raw": self.raw,
             "tools": list(self.tools),
+            "error": self.error,
         }
         return {key: value for key, value in said.items() if value not in ("", [], {})}
 
 
-_TEXTS = ("preferred_label", "notes", "failure_reason", "raw")
+_TEXTS = ("preferred_label", "notes", "failure_reason", "raw", "error")
 
 
 def failure(reason: str, *, updates: Mapping[str, Any] | None = None) -> Outcome:
@@ -112,6 +115,7 @@ def parse_outcome(document: Mapping[str, Any]) -> Outcome:
         failure_reason=_text(document, "failure_reason"),
         raw=_text(document, "raw") or raw,
         tools=_ids(document.get("tools")),
+        error=_text(document, "error"),
     )
 
 

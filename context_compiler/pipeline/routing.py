@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, cast
 
 from context_compiler.pipeline.artifacts import PREFIX, artifact_id
@@ -109,6 +110,9 @@ def _first(graph: Graph, names: Iterable[str]) -> str | None:
     return next((name for name in names if name in graph.nodes), None)
 
 
+UNSATISFIED = "goal gate {} unsatisfied and no retry target"
+MOST_ERRORS = 5
+"""Errors in a row of one stage after which retry targets are given up."""
 OUTPUTS = ("last_response_ref", "tool.output_ref")
 """Context keys under which a stage leaves a reference to its complete output."""
 
@@ -138,6 +142,7 @@ def complete_stage(
     entry = {"node": name, "outcome": str(outcome.status), "notes": outcome.notes or outcome.failure_reason}
     ref = next((outcome.context_updates[key] for key in OUTPUTS if outcome.context_updates.get(key)), None)
     entry |= {"ref": ref} if ref is not None else {}
+    entry |= {"error": outcome.error} if outcome.error else {}
     context.append_log({**entry, "tools": list(outcome.tools), "duration": round(duration, 3)})
     _store_large_values(state, stage)
     done = replace(
@@ -187,28 +192,62 @@ class Router:
         self._places = {id(edge): place for place, edge in enumerate(graph.edges)}
 
     def route(self, state: RunState, node: Node, outcome: Outcome) -> RunState:
-        """Set the next stage: along an edge, to a retry target, or the end of the run."""
+        """Set the next stage: along an edge, to a retry target, or the end of the run.
+
+        A failure goes along an edge meant for it, else to a retry target, and ends the run else: an edge that says
+        nothing of outcomes would turn it into a success.
+        """
         bad = outcome.status is StageStatus.FAIL
-        parallel = node.handler == "parallel"  # its edges are no ways on
+        parallel = node.handler == "parallel"  # its edges are branches
         join = join_stage(self._graph, node.name) if parallel and not bad else None
         if join is not None:
             return replace(state, next_node=join, how="join", edge=None)
         edge = None if parallel else select_edge(self._graph, node.name, outcome, state.context)
-        # Nobody chose where a human gate failed, so none of its choices is taken.
-        strict = self._config.strict_failure_edges or self._graph.strict_failure_edges
-        strict = bad and (strict or node.handler == "wait.human")
-        if edge is not None and (edge.condition or not strict):
+        if edge is not None and (not bad or self._takes_failure(edge, node, outcome)):
             return self._follow(state, edge)
-        target = retry_target(self._graph, node) if bad else None
-        if target is not None:
-            return replace(state, next_node=target, how="jump", edge=None)
         if bad:
-            return fail_run(state, f"{node.name}: {outcome.failure_reason or 'failed'}")
+            return self._retry(state, node) or self._fall_through(state, node, outcome, edge)
         edges = self._graph.outgoing(node.name)
         if edges:
             ways = ", ".join(f"{edge.target} [{edge.condition}]" for edge in edges)
             return fail_run(state, f"{node.name}: no edge is open after {outcome.status}; there are {ways}"[:2_000])
         return self.gate_jump(state) or replace(state, next_node=None, status="success", edge=None)
+
+    def _strict(self) -> bool | None:
+        config = self._config.strict_failure_edges
+        return self._graph.strict_failure_edges if config is None else config
+
+    def _takes_failure(self, edge: Edge, node: Node, outcome: Outcome) -> bool:
+        """True if an edge is meant for a failure.
+
+        It has a condition that holds, is the one that the stage asked for, is the `else` beside conditions on the
+        outcome, or leads to a junction, which decides.
+        """
+        if edge.condition:
+            return True
+        if self._strict() is not None or node.handler == "wait.human":  # nobody chose where a human gate failed
+            return False
+        label = normalise_label(outcome.preferred_label)
+        if (label and label == normalise_label(edge.label)) or edge.target in outcome.suggested_next_ids:
+            return True
+        target = self._graph.nodes.get(edge.target)
+        if target is not None and target.handler == "conditional":
+            return True
+        return any(_asks_outcome(other) for other in self._graph.outgoing(node.name))
+
+    def _retry(self, state: RunState, node: Node) -> RunState | None:
+        """The jump to a retry target after a failure; None if there is none."""
+        gate = node.goal_gate and self._gates
+        target = gate_target(self._graph, node) if gate else retry_target(self._graph, node)
+        return None if target is None else self._jump(state, node, target, recheck=gate)
+
+    def _fall_through(self, state: RunState, node: Node, outcome: Outcome, edge: Edge | None) -> RunState:
+        """Along an edge not meant for a failure, if that is allowed; else the end of the run."""
+        if edge is not None and self._strict() is False and node.handler != "wait.human":
+            return self._follow(state, edge)
+        if node.goal_gate and self._gates:
+            return fail_run(state, UNSATISFIED.format(node.name))
+        return fail_run(state, f"{node.name}: {outcome.failure_reason or 'failed'}")
 
     def gate_jump(self, state: RunState) -> RunState | None:
         """The state after an unsatisfied goal gate sent the run back or failed it; None if all are satisfied."""
@@ -217,10 +256,32 @@ class Router:
             return None
         target = gate_target(self._graph, gate)
         if target is None:
-            return fail_run(state, f"goal gate {gate.name} unsatisfied and no retry target")
-        recheck = tuple(dict.fromkeys((*state.recheck, gate.name)))
-        return replace(state, next_node=target, how="jump", edge=None, recheck=recheck)
+            return fail_run(state, UNSATISFIED.format(gate.name))
+        return self._jump(state, gate, target, recheck=True)
+
+    def _jump(self, state: RunState, node: Node, target: str, *, recheck: bool) -> RunState:
+        """The jump to a target, unless the stage keeps ending in an error, which another round does not mend."""
+        if errors_in_a_row(state, node.name) >= MOST_ERRORS:
+            outcome = state.outcomes[node.name]
+            return fail_run(
+                state, f"{node.name}: {MOST_ERRORS} visits in a row ended in an error: {outcome.failure_reason}"
+            )
+        again = tuple(dict.fromkeys((*state.recheck, node.name))) if recheck else state.recheck
+        return replace(state, next_node=target, how="jump", edge=None, recheck=again)
 
     def _follow(self, state: RunState, edge: Edge) -> RunState:
         ahead = replace(state, next_node=edge.target, how="edge", edge=self._places[id(edge)])
         return replace(ahead, how="restart", status="restarted") if edge.loop_restart else ahead
+
+
+def _asks_outcome(edge: Edge) -> bool:
+    try:
+        return any(clause.key == "outcome" for clause in parse_condition(edge.condition).clauses)
+    except ConditionError:
+        return False
+
+
+def errors_in_a_row(state: RunState, name: str) -> int:
+    """Number of the latest visits to a stage that all ended in an exception."""
+    entries = (entry for entry in reversed(state.logs) if entry.get("node") == name)
+    return sum(1 for _ in takewhile(lambda entry: entry.get("error"), entries))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
 
@@ -142,9 +142,55 @@ def retry_target_exists(graph: Graph) -> Iterator[Diagnostic]:
                 yield node_diagnostic(node, "retry_target_exists", WARNING, message, "name a stage that is declared")
 
 
+def dead_end(graph: Graph) -> Iterator[Diagnostic]:
+    """Some edge leaves every stage but the exit."""
+    ends = {node.name for node in graph.exits}
+    for name, node in graph.nodes.items():
+        if ends and name not in ends and not graph.outgoing(name) and node.handler != "parallel":
+            message = "a dead end: no edge leaves it, and it is not the exit"
+            yield node_diagnostic(node, "dead_end", WARNING, message, "lead an edge on, or to the exit")
+
+
+def exit_reachable(graph: Graph) -> Iterator[Diagnostic]:
+    """The exit can be reached from every stage; reported is where a run leaves all ways to it."""
+    ends = {node.name for node in graph.exits}
+    stuck = graph.nodes.keys() - _reaching(graph, ends) if ends else frozenset[str]()
+    dead = {name for name in stuck if not graph.outgoing(name)}
+    looping = stuck - _reaching(graph, dead)
+    for name, node in graph.nodes.items():
+        region = looping if name in looping else stuck
+        before = [edge.source for edge in graph.incoming(name) if edge.source != name]
+        if name not in stuck or name in dead or (before and all(one in region for one in before)):
+            continue
+        if name in looping:
+            message = "a cycle without a way out: the exit cannot be reached from here"
+            yield node_diagnostic(node, "cycle_without_exit", WARNING, message, "lead an edge out of the cycle")
+        else:
+            message = "the exit cannot be reached from here"
+            yield node_diagnostic(node, "exit_reachable", WARNING, message, "lead an edge to the exit")
+
+
+def _reaching(graph: Graph, targets: Collection[str]) -> set[str]:
+    """Stages with a way to one of the targets, by edges or retry targets."""
+    before: dict[str, list[str]] = {}
+    for edge in graph.edges:
+        before.setdefault(edge.target, []).append(edge.source)
+    for node in graph.nodes.values():
+        whole = (graph.text("retry_target"), graph.text("fallback_retry_target")) if node.goal_gate else ()
+        for target in (node.retry_target, node.fallback_retry_target, *whole):
+            before.setdefault(target, []).append(node.name)
+    found, waiting = set(targets), [*targets]
+    while waiting:
+        for name in before.get(waiting.pop(), ()):
+            if name not in found:
+                found.add(name)
+                waiting.append(name)
+    return found
+
+
 STRUCTURE = (
     *(start_node, terminal_node, edge_target_exists, reachability),
-    *(start_no_incoming, exit_no_outgoing, retry_target_exists),
+    *(start_no_incoming, exit_no_outgoing, retry_target_exists, dead_end, exit_reachable),
 )
 
 
@@ -155,6 +201,8 @@ MOST_SUGGESTIONS = 1_000
 """Maximum number of unknown attributes for which a similar name is suggested."""
 ERROR_POLICIES = frozenset({"continue", "fail_fast", "ignore"})
 RETRY_POLICIES = frozenset({"none", "standard", "aggressive", "linear", "patient"})
+
+NOT_RETRIED = ("start", "exit", "conditional", "parallel")
 
 EXPECTED = {
     "flag": "true or false",
@@ -323,7 +371,8 @@ def goal_gate_has_retry(graph: Graph) -> Iterator[Diagnostic]:
     if graph.text("retry_target") or graph.text("fallback_retry_target"):
         return
     for node in graph.nodes.values():
-        if node.goal_gate and not (node.retry_target or node.fallback_retry_target):
+        again = any(edge.loop_restart for edge in graph.outgoing(node.name))
+        if node.goal_gate and not (node.retry_target or node.fallback_retry_target or again):
             message = "a goal gate without a retry_target: the run fails when it is not met"
             yield node_diagnostic(node, "goal_gate_has_retry", WARNING, message, "give it a retry_target")
 
@@ -343,6 +392,22 @@ def tool_command_required(graph: Graph) -> Iterator[Diagnostic]:
             yield node_diagnostic(
                 node, "tool_command_required", WARNING, "a tool's stage without tool_command", "give it one"
             )
+
+
+def tool_command_used(graph: Graph) -> Iterator[Diagnostic]:
+    """Only a tool stage has a command."""
+    for node in graph.nodes.values():
+        if node.handler in HANDLERS.values() and node.handler != "tool" and node.text("tool_command"):
+            message = f"tool_command has no effect: the stage is run by {node.handler!r}"
+            yield node_diagnostic(node, "tool_command_used", WARNING, message, "give it shape=parallelogram")
+
+
+def max_retries_used(graph: Graph) -> Iterator[Diagnostic]:
+    """Only a stage that can be retried has max_retries."""
+    for node in graph.nodes.values():
+        if node.max_retries and node.handler in NOT_RETRIED:
+            message = f"max_retries has no effect: {node.handler!r} is not retried"
+            yield node_diagnostic(node, "max_retries_used", WARNING, message, "leave it out")
 
 
 def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
@@ -469,6 +534,7 @@ def _threads(graph: Graph, first: Edge, join: str | None) -> Iterator[str]:
 
 
 ADVICE = (
-    *(goal_gate_has_retry, prompt_on_llm_nodes, tool_command_required, full_without_thread, thread_without_full),
+    *(goal_gate_has_retry, prompt_on_llm_nodes, tool_command_required, tool_command_used, max_retries_used),
+    *(full_without_thread, thread_without_full),
     *(all_conditional_edges, condition_on_human_gate, default_choice_exists, thread_across_branches),
 )

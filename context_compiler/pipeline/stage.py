@@ -159,13 +159,15 @@ class Traits:
     """It uses the preamble."""
     retries: bool = True
     """Its status `retry` is retried."""
+    retries_failures: bool = False
+    """Its failures are retried too."""
     keeps_time: bool = False
     """It applies the stage's `timeout` itself."""
 
 
 def traits(handler: object) -> Traits:
     """Read the traits of a handler."""
-    names: Sequence[str] = ("reads_past", "retries", "keeps_time")
+    names: Sequence[str] = ("reads_past", "retries", "retries_failures", "keeps_time")
     return Traits(**{name: getattr(handler, name) for name in names if isinstance(getattr(handler, name, None), bool)})
 
 

@@ -45,6 +45,11 @@ CASES = [
     ("reachability", "ERROR", with_("lost [prompt=x]; lost -> run"), "lost"),
     ("edge_target_exists", "ERROR", with_("run -> nowhere"), "run -> nowhere"),
     ("edge_target_exists", "ERROR", with_("nobody -> run"), "nobody -> run"),
+    ("dead_end", "WARNING", with_("plan -> end_here; end_here [prompt=x]"), "end_here"),
+    ("exit_reachable", "WARNING", with_("plan -> a -> b -> c; a [prompt=x]; b [prompt=x]; c [prompt=x]"), "a"),
+    ("cycle_without_exit", "WARNING", with_("plan -> a -> b -> a; a [prompt=x]; b [prompt=x]"), "a"),
+    ("tool_command_used", "WARNING", with_('a [prompt=x, tool_command="make"]; plan -> a -> run'), "a"),
+    ("max_retries_used", "WARNING", with_("q [shape=diamond, max_retries=2]; plan -> q -> run"), "q"),
     ("start_no_incoming", "ERROR", with_("run -> start"), "run -> start"),
     ("exit_no_outgoing", "ERROR", with_("done -> plan"), "done -> plan"),
     ("condition_syntax", "ERROR", with_('run -> plan [condition="outcome > 1"]'), "run -> plan"),
@@ -236,3 +241,16 @@ def test_a_branch_ends_where_the_branches_meet() -> None:
         join -> run; q [shape=component]; near [shape=tripleoctagon]; join [shape=tripleoctagon]
         one [prompt=x]; two [prompt=x]; node [fidelity=full, thread_id=t]; far [prompt=x]; three [prompt=x]"""
     assert [one.node_id for one in found(with_(inner)) if one.rule == "thread_across_branches"] == ["p"]
+
+
+def test_a_gate_that_restarts_the_run_has_somewhere_to_go_back_to() -> None:
+    text = """digraph g { start [shape=Mdiamond]; g [prompt=x, goal_gate=true]; done [shape=Msquare]
+        start -> g -> done; g -> again [condition="outcome=fail", loop_restart=LOOP]; again [prompt=x]; again -> g }"""
+    rules = {
+        value: {one.rule for one in validate(parse_dot(text.replace("LOOP", value)))} for value in ("true", "false")
+    }
+    assert "goal_gate_has_retry" not in rules["true"] and "goal_gate_has_retry" in rules["false"]
+
+
+def test_a_way_back_by_a_retry_target_is_a_way_to_the_exit() -> None:
+    assert not validate(parse_dot(with_("plan -> a -> b -> a; a [prompt=x]; b [prompt=x, retry_target=plan]")))

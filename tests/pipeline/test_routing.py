@@ -87,11 +87,80 @@ def fail() -> Outcome:
     return Outcome(status=StageStatus.FAIL, failure_reason="broken")
 
 
-async def test_a_failure_takes_a_plain_edge_unless_that_is_forbidden() -> None:
-    text = graph("a; start->a->done")
-    assert (await play(text, {"a": [fail()]}))[0].ok
-    strict, _ = await play(text, {"a": [fail()]}, strict_failure_edges=True)
-    assert strict.failure_reason == "a: broken"
+async def test_a_failure_takes_a_plain_edge_only_where_graph_or_run_allow_it() -> None:
+    text = "a; b; start->a->b->done"
+    for attrs, given, ends in (
+        ("", {}, "a: broken"),
+        ("", {"strict_failure_edges": False}, ""),
+        ("strict_failure_edges=false;", {}, ""),
+        ("strict_failure_edges=false;", {"strict_failure_edges": True}, "a: broken"),
+        ("strict_failure_edges=true;", {}, "a: broken"),
+    ):
+        result, script = await play(graph(text, attrs=attrs), {"a": [fail()]}, **given)
+        assert (result.failure_reason, script.seen) == (ends, ["a"] if ends else ["a", "b"])
+
+
+async def test_a_run_whose_stages_all_fail_has_failed() -> None:
+    result, script = await play(graph("a; b; c; start->a->b->c->done"), dict.fromkeys("abc", [fail()]))
+    assert (result.status, result.failure_reason, script.seen) == ("fail", "a: broken", ["a"])
+
+
+@pytest.mark.parametrize("lenient", [None, False])
+async def test_a_retry_target_comes_before_a_plain_edge(lenient: bool | None) -> None:
+    text = graph("b; a [retry_target=b]; start->b->a->done")
+    result, script = await play(text, {"a": [fail(), Outcome()]}, strict_failure_edges=lenient)
+    assert result.ok and script.seen == ["b", "a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("edges", "outcome", "there"),
+    [
+        ('a->b [condition="outcome=success"]; a->c', {}, "c"),
+        ('a->b [condition="context.x=1"]; a->c', {}, ""),
+        ("a->b; a->c [label=Mend]", {"preferred_label": "mend"}, "c"),
+        ("a->b; a->c", {"suggested_next_ids": ("c",)}, "c"),
+    ],
+    ids=["else", "no else of outcomes", "label", "suggestion"],
+)
+async def test_a_failure_takes_an_edge_that_is_meant_for_it(edges: str, outcome: dict[str, Any], there: str) -> None:
+    failed = Outcome(status=StageStatus.FAIL, failure_reason="broken", **outcome)
+    result, script = await play(graph(f"a; b; c; start->a; {edges}; b->done; c->done"), {"a": [failed]})
+    assert script.seen == (["a", there] if there else ["a"]) and result.ok == bool(there)
+
+
+async def test_a_junction_does_not_turn_a_failure_into_a_success() -> None:
+    text = graph('a; b; q [shape=diamond]; start->a->q; q->b [condition="outcome=success"]; b->done')
+    assert (await play(text, {"a": [fail()]}))[0].failure_reason == "q: broken"
+    assert not (await play(graph("a; q [shape=diamond]; start->a->q->done"), {"a": [fail()]}))[0].ok
+
+
+async def test_a_failed_gate_goes_to_the_target_of_the_graph_and_must_succeed_before_the_end() -> None:
+    text = graph("b; g [goal_gate=true]; start->b->g->done", attrs="retry_target=b;")
+    result, script = await play(text, {"g": [fail(), Outcome()]})
+    assert result.ok and script.seen == ["b", "g", "b", "g"]
+
+
+@pytest.mark.parametrize("gate", ["goal_gate=true, ", ""])
+async def test_a_stage_that_only_raises_is_given_up_after_growing_pauses(gate: str) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    text = graph(f"b; g [{gate}retry_target=b]; start->b->g->done")
+    given = {"sleep": sleep, "draw": lambda: 0.5, "retryable": lambda error: False}
+    result, script = await play(text, {"g": [RuntimeError("no key")]}, **given)
+    assert result.failure_reason == "g: 5 visits in a row ended in an error: RuntimeError: no key"
+    assert script.seen == ["b", "g"] * 5 and slept == [0.2, 0.4, 0.8, 1.6]
+    assert (await play(text, {"g": [RuntimeError("busy")] * 3 + [Outcome()]}, **given))[0].ok
+
+
+async def test_a_tool_that_exits_with_an_error_is_tried_again(tmp_path: Path) -> None:
+    command = f"echo x >> {tmp_path}/tries; test $(wc -l < {tmp_path}/tries) -ge 3"
+    text = graph(f't [shape=parallelogram tool_command="{command}" max_retries=N]; start->t->done')
+    once, _ = await play(text.replace("N]", "1]"))
+    assert once.failure_reason == "t: exit code 1" and once.retries == {"t": 1}
+    assert (await play(text.replace("N]", "1]")))[0].ok
 
 
 async def test_a_dead_end_says_what_ways_there_were() -> None:

@@ -29,6 +29,7 @@ class ToolHandler:
     """Runs `tool_command`; succeeds if it exits with 0."""
 
     reads_past = False
+    retries_failures = True
     keeps_time = True
 
     async def execute(self, stage: Stage) -> Outcome:
