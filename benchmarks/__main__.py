@@ -17,17 +17,19 @@ from typing import Annotated
 import typer
 
 from benchmarks import goals
-from benchmarks.approaches import HOMES, Approach, Missing, installed, load
+from benchmarks.approaches import HOMES, ONLY, Approach, Missing, installed, load
 from benchmarks.data import Data, at_hand
 from benchmarks.machine import HOST, machine
-from benchmarks.measures import Measure, added, compiles, evidence, references, sessions, survival
+from benchmarks.measures import Measure, added, compiles, evidence, lived, references, sessions, survival
 from benchmarks.page import can_draw, filled, plotted, ran, written
 from benchmarks.results import Cell, Result, Results, code
 from benchmarks.tables import markdown
 from context_compiler.cli.screen import Screen, step, warn, working
 
 MEASURES = {
-    one.name: one for module in (evidence, sessions, references, survival, compiles, added) for one in module.MEASURES
+    one.name: one
+    for module in (lived, evidence, sessions, references, survival, compiles, added)
+    for one in module.MEASURES
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -76,7 +78,12 @@ def _measure(
     chosen: Sequence[Measure], names: Sequence[str], data: Data, results: Results, only: Sequence[str] | None
 ) -> None:
     """Every cell that is not known, one after the other."""
-    wanted = [(one, cell) for one in chosen for cell in one.cells(data, names) if not only or cell.data in only]
+    wanted = [
+        (one, cell)
+        for one in chosen
+        for cell in one.cells(data, [name for name in names if one.name in ONLY.get(name, {one.name})])
+        if not only or cell.data in only
+    ]
     prints = {name: data.fingerprint(name) for name in {cell.data for _, cell in wanted}}
     codes = {ours: code(ours=ours) for ours in (False, True)}
     with working("measuring", len(wanted)) as progress:

@@ -50,6 +50,9 @@ HOMES = {
     "ours": "ours",
     "ours-live": "ours",
     "ours-live-full": "ours",
+    "ours-live-bland": "ours",
+    "ours-live-good": "ours",
+    "ours-live-economy": "ours",
     "everything": "baselines",
     "tail": "baselines",
     "head-tail": "baselines",
@@ -68,6 +71,13 @@ HOMES = {
     "llamaindex-memory": "llamaindex",
 }
 """Approaches in the order of the tables, and the module of `benchmarks.peers` where each lives."""
+
+ONLY = {
+    "ours-live-bland": {"lived"},
+    "ours-live-good": {"lived"},
+    "ours-live-economy": {"lived", "sessions"},
+}
+"""Approaches that belong to some measures only."""
 
 PACKAGES = {
     "harness": "pydantic-ai-harness",

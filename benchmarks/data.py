@@ -40,8 +40,17 @@ ASKED = {
 LIVED = {"pi": (16_000, 32_000, 64_000), "swe": (4_000,), "tau": (1_000,)}
 """Sets of sessions, and their budgets."""
 
+TURNED = {
+    "locomo": (1_000, 2_000, 4_000, 8_000),
+    "beam-100k": (4_000, 16_000),
+    "tau": (1_000, 2_000),
+    "pi": (16_000, 32_000),
+}
+"""Sets that are lived through turn by turn, and their budgets."""
+
 FAST_ASKED = {"locomo": (1_000, 4_000)}
 FAST_LIVED = {"tau": (1_000,)}
+FAST_TURNED = {"tau": (1_000,)}
 FAST_SESSIONS = 4
 
 
@@ -65,6 +74,11 @@ class Data:
         """Sets of sessions that are there, and their budgets."""
         return self._there(FAST_LIVED if self.fast else LIVED) or {GENERATED: (1_000,)}
 
+    @property
+    def turn_by_turn(self) -> dict[str, tuple[int, ...]]:
+        """Sets that are lived through turn by turn and are there, and their budgets."""
+        return self._there(FAST_TURNED if self.fast else TURNED) or {GENERATED: (1_000,)}
+
     def _there(self, sets: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         return {name: budgets for name, budgets in sets.items() if self.files(name)}
 
@@ -73,9 +87,9 @@ class Data:
         return sorted(self.folder.glob(FILES[name])) if self.folder is not None and name in FILES else []
 
     def fingerprint(self, name: str) -> str:
-        """What changes when the histories of a set change."""
+        """What changes when the histories of a set change; `locomo+tools5` is a way of living through one."""
         mark = hashlib.sha256(f"{name} {self.fast} {self.every}".encode())
-        for path in self.files(name):
+        for path in self.files(name.partition("+")[0]):
             mark.update(path.name.encode() + path.read_bytes())
         return mark.hexdigest()[:16]
 

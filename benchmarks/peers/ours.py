@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
@@ -17,8 +18,8 @@ async def one_shot(messages: list[ModelMessage], budget: int) -> Sequence[ModelM
     return (await compile_view(messages, "extractive", budget, system=None)).messages
 
 
-def live(budget: int, *, trigger: float | None = None) -> list[ContextCompiler]:
-    return [ContextCompiler(budget=budget, model="none", store=None, system=None, trigger=trigger)]
+def live(budget: int, **given: Any) -> list[ContextCompiler]:
+    return [ContextCompiler(budget=budget, model="none", store=None, system=None, **given)]
 
 
 def asking(model: Model, budget: int) -> list[ContextCompiler]:
@@ -51,5 +52,24 @@ APPROACHES = (
         view=attached(partial(live, trigger=1.0)),
         session=lambda budget: LiveSession(live(budget, trigger=1.0)),
         dashes={"compiles": "counted with the default trigger"},
+    ),
+    Approach(
+        name="ours-live-bland",
+        title="context-compiler, live agent, bland summaries",
+        setup="`ContextCompiler(budget=budget)`, as by default with a model that writes summaries, which say nothing",
+        ours=True,
+    ),
+    Approach(
+        name="ours-live-good",
+        title="context-compiler, live agent, good summaries",
+        setup="`ContextCompiler(budget=budget)`, answered with recorded summaries",
+        ours=True,
+    ),
+    Approach(
+        name="ours-live-economy",
+        title="context-compiler, live agent, economy",
+        setup='`ContextCompiler(budget=budget, model="none", recall=0.25)`: smaller blocks for what is asked',
+        ours=True,
+        session=lambda budget: LiveSession(live(budget, recall=0.25)),
     ),
 )

@@ -1,0 +1,251 @@
+"""Conversations lived turn by turn: is what a question needs in the request that answers it? See `benchmarks.lived`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from benchmarks.approaches import Approach
+from benchmarks.data import Data
+from benchmarks.lived import a_peer, conversations, ours
+from benchmarks.measures import Measure
+from benchmarks.recall import interval
+from benchmarks.results import Cell, Result
+from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, markdown, named, reasons, title
+from context_compiler.cli.drawing import Line, Panel
+
+NAME = "lived"
+OURS = {
+    "ours-live": ("none", {}),
+    "ours-live-bland": ("bland", {}),
+    "ours-live-good": ("good", {}),
+    "ours-live-economy": ("none", {"recall": 0.25}),
+}
+"""Who writes the summaries of ours, and the other arguments of `ContextCompiler`."""
+PEERS = (
+    "everything",
+    "tail",
+    "harness-window",
+    "harness-window-quarter",
+    "harness-tiered",
+    "harness-summary",
+    "summarization-window",
+    "summarization-summary",
+    "langchain-trim",
+    "llamaindex-memory",
+)
+PAIRED = "ours-live"
+"""The approach beside which one-shot views are made: the points are the same for all."""
+SCENARIOS = {"tools5": 2_000, "toolask": 2_000, "output": 2_000, "everyasks": 4_000}
+"""Other ways of living through LoCoMo, and the budgets at which this package is."""
+TITLES = {
+    "tools5": "a tool exchange of no use in every fifth turn",
+    "toolask": "a tool is called in every turn that asks",
+    "output": "structured output (`output_type=`)",
+    "everyasks": "every prompt asks",
+}
+SUMS = ("requests", "over", "broken", "cost", "whole", "pointed", "one_shot_cost", "sent", "compiles", "asked")
+
+
+def cells(data: Data, approaches: Sequence[str]) -> list[Cell]:
+    names = [name for name in approaches if name in OURS or name in PEERS]
+    turned = data.turn_by_turn
+    found = [Cell(NAME, name, chosen, budget) for chosen in turned for name in names for budget in turned[chosen]]
+    if PAIRED in names and "locomo" in turned:
+        found += [Cell(NAME, PAIRED, f"locomo+{scenario}", budget) for scenario, budget in SCENARIOS.items()]
+    return found
+
+
+def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
+    """Every conversation of a set."""
+    name, _, scenario = cell.data.partition("+")
+    if name in TOO_LONG.get(cell.approach, ()):
+        return RECOUNTS
+    model, given = OURS.get(cell.approach, ("", {}))
+    if model == "good" and not name.startswith("locomo"):
+        return "no summaries of a model are recorded for these data"
+    value: dict[str, Any] = {"held": [], "one_shot": [], "unasked": [], "worst": 0.0, **dict.fromkeys(SUMS, 0)}
+    for conversation in conversations(data, name, cell.budget):
+        if model:
+            paired = cell.approach == PAIRED
+            living = ours(
+                conversation, cell.budget, data, scenario=scenario or "plain", model=model, paired=paired, **given
+            )
+            lived = asyncio.run(living)
+        else:
+            lived = asyncio.run(a_peer(conversation, cell.budget, data, approach))
+        if isinstance(lived, str):
+            return lived
+        for field in ("held", "one_shot", "unasked"):
+            value[field].append(getattr(lived, field))
+        value["worst"] = max(value["worst"], lived.worst)
+        for field in SUMS:
+            value[field] += getattr(lived, field)
+    return value
+
+
+def less_one_view(value: Mapping[str, Any], paired: Mapping[str, Any]) -> list[list[float]]:
+    """What is held beyond a one-shot view at the same points, by conversation."""
+    pairs = zip(value["held"], paired["one_shot"], strict=True)
+    return [[here - there for here, there in zip(*pair, strict=True)] for pair in pairs]
+
+
+def per_request(value: Mapping[str, Any]) -> float:
+    """Plain input tokens of a request, with a prompt cache."""
+    return value["cost"] / value["requests"]
+
+
+def tables(results: Sequence[Result]) -> dict[str, str]:
+    """Of every set what is held at each budget, one table of everything a budget, and one of scenarios."""
+    found: dict[str, str] = {}
+    plain = [one for one in results if "+" not in one.cell.data]
+    for name in dict.fromkeys(one.cell.data for one in plain):
+        of_set = [one for one in plain if one.cell.data == name]
+        found[f"{NAME}-{name}"] = _held(of_set)
+        for budget in sorted({one.cell.budget for one in of_set}):
+            rows = [one for one in of_set if one.cell.budget == budget]
+            found[f"{NAME}-{name}-{budget}"] = markdown(HEAD, list(_rows(rows))) + reasons(rows)
+    scenarios = [one for one in results if "+" in one.cell.data and one.value is not None]
+    if scenarios:
+        found[f"{NAME}-scenarios"] = markdown(SCENARIO_HEAD, list(_scenario_rows(scenarios)))
+    return found
+
+
+def _held(results: Sequence[Result]) -> str:
+    budgets = sorted({one.cell.budget for one in results})
+    known = {(one.cell.approach, one.cell.budget): one.value for one in results if one.value is not None}
+    rows: list[list[str]] = []
+    for field, names in (("one_shot", (PAIRED,)), ("held", dict.fromkeys(one.cell.approach for one in results))):
+        for name in names:
+            values = [known.get((name, budget)) for budget in budgets]
+            cells = [_share(value[field]) if value is not None else "–" for value in values]
+            rows.append(["one view at the same points" if field == "one_shot" else named(name), *cells])
+    return markdown(["", *(f"{budget:,} tokens" for budget in budgets)], rows) + reasons(results)
+
+
+HEAD = (
+    "",
+    "held, %",
+    "less one view",
+    "not asked, %",
+    "cost",
+    "tokens a request",
+    "cost, breakpoints",
+    "over budget",
+    "broken pairs",
+    "compiles",
+    "model calls",
+)
+
+
+def _rows(results: Sequence[Result]) -> Iterator[list[str]]:
+    paired = next((one.value for one in results if one.cell.approach == PAIRED), None)
+    for one in results:
+        name, value = named(one.cell.approach), one.value
+        if value is None:
+            yield [name, *("–" for _ in HEAD[1:])]
+            continue
+        less = less_one_view(value, paired) if paired is not None else []
+        yield [
+            name,
+            _share(value["held"]),
+            _share(less, "+") if less else "–",
+            _share(value["unasked"]),
+            f"{value['cost'] / value['whole']:.2f}",
+            f"{per_request(value):,.0f}",
+            f"{value['pointed'] / value['whole']:.2f}",
+            _part(value["over"], value["requests"]),
+            _part(value["broken"], value["requests"]),
+            f"{value['compiles']:,}" if one.cell.approach in OURS else "–",
+            f"{value['asked']:,}" if one.cell.approach in OURS else "–",
+        ]
+
+
+SCENARIO_HEAD = ("", "budget", "held, %", "one view, %", "less one view", "not asked, %", "cost", "over budget")
+
+
+def _scenario_rows(results: Sequence[Result]) -> Iterator[list[str]]:
+    for one in results:
+        assert one.value is not None
+        value, scenario = one.value, one.cell.data.partition("+")[2]
+        cost = f"{value['cost'] / value['whole']:.2f}"
+        if value["one_shot_cost"]:
+            cost += f"; one view a request {value['one_shot_cost'] / value['whole']:.2f}"
+        yield [
+            TITLES[scenario],
+            f"{one.cell.budget:,}",
+            _share(value["held"]),
+            f"{100 * fmean(score for group in value['one_shot'] for score in group):.1f}",
+            _share(less_one_view(value, value), "+"),
+            _share(value["unasked"]),
+            cost,
+            _part(value["over"], value["requests"]),
+        ]
+
+
+def _part(count: int, whole: int) -> str:
+    return f"{count:,} ({count / whole:.0%})" if count else "0"
+
+
+def _share(groups: Sequence[Sequence[float]], sign: str = "") -> str:
+    """In per cent, with an interval where there are several conversations."""
+    mean, low, high = (100 * one for one in interval(groups))
+    return f"{mean:{sign}.1f} [{low:{sign}.0f}, {high:{sign}.0f}]" if len(groups) > 1 else f"{mean:{sign}.1f}"
+
+
+def panels(results: Sequence[Result]) -> list[Panel]:
+    """What is held against the budget, and against what a request costs: every point is a budget."""
+    there = [one for one in results if one.value is not None and "+" not in one.cell.data]
+    against_budget = lines_of(there, _mean, y="held when asked, %", leave_out={"everything"})
+    return [_with_one_view(panel, there) for panel in against_budget[:1]] + [
+        _front(name, there) for name in dict.fromkeys(panel.title for panel in against_budget[:2])
+    ]
+
+
+def _mean(value: Mapping[str, Any], field: str = "held") -> float:
+    return 100 * interval(value[field])[0]
+
+
+def _with_one_view(panel: Panel, results: Sequence[Result]) -> Panel:
+    of_set = [one for one in results if (one.cell.approach, one.cell.data) == (PAIRED, panel.title)]
+    points = sorted((one.cell.budget, _mean(one.value, "one_shot")) for one in of_set if one.value is not None)
+    line = Line(name="one view at the same points", x=[x for x, _ in points], y=[y for _, y in points], dashed=True)
+    return Panel(title=panel.title, x=panel.x, y=panel.y, lines=[*panel.lines, line], log_x=True, ticks=panel.ticks)
+
+
+def _front(name: str, results: Sequence[Result]) -> Panel:
+    lines: list[Line] = []
+    for approach in dict.fromkeys(one.cell.approach for one in results if one.cell.data == name):
+        of_it = [one for one in results if (one.cell.approach, one.cell.data) == (approach, name)]
+        points = sorted((one.cell.budget, per_request(one.value), _mean(one.value)) for one in of_it if one.value)
+        if approach != "everything":
+            xs, ys = [x for _, x, _ in points], [y for _, _, y in points]
+            strong = approach.startswith("ours")
+            lines.append(Line(name=title(approach).replace("`", ""), x=xs, y=ys, strong=strong))
+    return Panel(
+        title=name, x="tokens a request, cached ones at a tenth", y="held when asked, %", lines=lines, log_x=True
+    )
+
+
+MEASURES = (
+    Measure(
+        name=NAME,
+        title="Conversations, turn by turn",
+        about=(
+            "Every message is a turn of a running agent, every question a turn of its own at a random boundary after "
+            "its evidence. `held`: the evidence that is in the request whose response ends the question's turn, in per "
+            "cent, with its 95 % interval; `less one view`: the same less what `compile_view` holds at the same point; "
+            "`not asked`: the evidence in the request that ended the turn before (more is better). `cost`: with a "
+            "prompt cache, relative to sending everything; `cost, breakpoints`: with one that is written at "
+            "breakpoints only; `tokens a request`: input tokens, cached ones at a tenth and new ones at 1.25; "
+            "`compiles`: advances of the view; `model calls`: how often a summary was asked for (less is better). A "
+            "budget is all that a request's messages may cost."
+        ),
+        cells=cells,
+        run=run,
+        tables=tables,
+        panels=panels,
+    ),
+)
