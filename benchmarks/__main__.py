@@ -24,7 +24,7 @@ from benchmarks.measures import Measure, added, compiles, evidence, lived, refer
 from benchmarks.page import can_draw, filled, plotted, ran, written
 from benchmarks.results import Cell, Result, Results, code
 from benchmarks.tables import markdown
-from context_compiler.cli.screen import Screen, step, warn, working
+from context_compiler.cli.screen import Screen, print_note, progress_bar, step
 
 MEASURES = {
     one.name: one
@@ -57,7 +57,9 @@ def main(
     there = at_hand(fast, every)
     results = Results(out, resume=resume or report_only)
     if there.folder is None:
-        warn("no data at hand (CONTEXT_COMPILER_DATA names their folder): a small generated history stands for them")
+        print_note(
+            "no data at hand (CONTEXT_COMPILER_DATA names their folder): a small generated history stands for them"
+        )
     if not report_only:
         _measure(chosen, names, there, results, data)
     tables = _report(chosen, results, out)
@@ -86,7 +88,7 @@ def _measure(
     ]
     prints = {name: data.fingerprint(name) for name in {cell.data for _, cell in wanted}}
     codes = {ours: code(ours=ours) for ours in (False, True)}
-    with working("measuring", len(wanted)) as progress:
+    with progress_bar("measuring", len(wanted)) as progress:
         for one, cell in wanted:
             approach = load(cell.approach)
             ours = one.alone or (isinstance(approach, Approach) and approach.ours)
@@ -137,7 +139,7 @@ def _report(chosen: Sequence[Measure], results: Results, out: Path) -> dict[str,
         for name, table in made.items():
             screen.raw(f"\n### {one.title}: {name}\n\n{table}")
     if not can_draw():
-        warn('no plots: they need matplotlib, pip install "pydantic-ai-context-compiler[bench]"')
+        print_note('no plots: they need matplotlib, pip install "pydantic-ai-context-compiler[bench]"')
     screen.raw(f"\nwritten to {out}")
     return tables
 

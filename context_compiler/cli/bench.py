@@ -1,4 +1,4 @@
-"""`bench`: a transcript lived through again, with us, with a window, and with neither; only what needs no labels."""
+"""`bench`: replay a transcript with views, with a window, and in full; only measures that need no labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cli.drawing import Line, Panel, draw, libraries
-from context_compiler.cli.inputs import conversations, selected, tell_notes
+from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
 from context_compiler.cli.options import (
     SYSTEM,
     BudgetText,
@@ -25,12 +25,12 @@ from context_compiler.cli.options import (
     TemplateName,
     TranscriptPath,
     Vault,
-    amount,
     example,
     group,
+    parse_amount,
 )
-from context_compiler.cli.screen import Column, Screen, step, tell, working
-from context_compiler.cli.templates import chosen_template
+from context_compiler.cli.screen import Column, Screen, print_progress, progress_bar, step
+from context_compiler.cli.templates import choose_template
 from context_compiler.cli.text import json_text, number, plural
 from context_compiler.compiler.metrics import Sent, figures
 from context_compiler.compiler.policy import DEFAULT_BUDGET
@@ -45,10 +45,10 @@ from context_compiler.tokens import TokenCounter
 
 app = group("Measure a transcript.")
 
-Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw an SVG, which needs the extra `bench`.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw an SVG; needs the extra `bench`.")]
 
-WAYS = 3
-"""How often a transcript is lived through."""
+APPROACHES = 3
+"""Number of replays of a transcript."""
 
 COLUMNS = (
     Column("what is sent", style="bold"),
@@ -62,25 +62,25 @@ COLUMNS = (
     Column("ms", right=True, spare=1),
 )
 
-WHAT = (
+LEGEND = (
     ("largest", "tokens of the largest request"),
     ("broken pairs", "requests with a result without its call, or a call without its result"),
-    ("cost", "the session with a prompt cache: 0.1 for a known beginning, 1.25 for the rest; everything is 1"),
-    ("references", "ids and paths that calls need and that occurred before: held with their line, all / long-range"),
-    ("compiles", "how often a view was made anew; with a model, each is one call"),
-    ("ms", "the median of a request through the host"),
+    ("cost", "of the session with a prompt cache: 0.1 for a cached beginning, 1.25 for the rest; everything is 1"),
+    ("references", "share of ids and paths needed by calls that are in the view with their line, all / long-range"),
+    ("compiles", "cycles begun; with a model, each is one call"),
+    ("ms", "median of a request through the host"),
 )
-"""What the columns mean."""
+"""Meaning of the columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """One way of sending a session, measured."""
+class Approach:
+    """Measures of one approach."""
 
     way: str
     sent: Sequence[Sent]
     compiles: int | None
-    """How often a view was made anew; with a model, each is one call. None: it makes no views."""
+    """Cycles begun; with a model, each is one call. None if the approach makes no views."""
     timed: bool
     references: ReferenceRecall
 
@@ -97,45 +97,45 @@ def bench(
     plot: Plot = None,
     json: Json = False,
 ) -> None:
-    """Replay a transcript with views and without.
+    """Measure what views would save on a transcript.
 
-    What would a view, a window, and everything have cost? No model is asked.
+    The transcript is replayed with views, with the newest messages that fit, and in full. No model is asked.
     """
     if plot is not None:
         libraries()
-    found = selected(conversations(transcript, format_), select, file=transcript)
-    tell_notes(found)
+    found = select_conversation(read_conversations(transcript, format_), select, file=transcript)
+    print_notes(found)
     points = request_points(found.messages)
     if not points:
         raise TranscriptError("holds no answer, so no request can be replayed", file=transcript)
-    asked = amount(budget)
+    asked = parse_amount(budget)
     tokens = asked if isinstance(asked, int) else int(asked * DEFAULT_BUDGET)
     reader = Reader(TokenCounter())
 
     def compiler(on_view: Callable[[View], None]) -> ContextCompiler:
-        chosen = chosen_template(template, model="none", vault=vault, system=system)
+        chosen = choose_template(template, model="none", vault=vault, system=system)
         return ContextCompiler(chosen, budget=tokens, model="none", store=None, system=None, on_view=on_view)
 
-    with working("replaying", WAYS * len(points)) as progress:
-        say = tell if progress is None else _unsaid
-        say(f"{found.name}: replaying {plural(len(points), 'request')} in {WAYS} ways; this may take a minute")
-        ways = asyncio.run(_ways(found.messages, tokens, reader, compiler, lambda: step(progress), say))
+    with progress_bar("replaying", APPROACHES * len(points)) as progress:
+        say = print_progress if progress is None else _ignore
+        say(f"{found.name}: replaying {plural(len(points), 'request')} in {APPROACHES} ways; this may take a minute")
+        ways = asyncio.run(_replay_all(found.messages, tokens, reader, compiler, lambda: step(progress), say))
     if plot is not None:
         draw(panels(ways, tokens), plot)
     if json:
-        Screen().raw(json_text(as_json(found, reader.read(found.messages), ways, tokens)))
+        Screen().raw(json_text(figures_document(found, reader.read(found.messages), ways, tokens)))
     else:
         _print(found, reader.read(found.messages), ways, tokens, plot)
 
 
-async def _ways(
+async def _replay_all(
     messages: Sequence[ModelMessage],
     budget: int,
     reader: Reader,
     compiler: Callable[[Callable[[View], None]], ContextCompiler],
     seen: Callable[[], None],
     say: Callable[[str], None],
-) -> list[Way]:
+) -> list[Approach]:
     made: list[View] = []
 
     def count(view: View) -> None:
@@ -144,7 +144,7 @@ async def _ways(
 
     history = reader.read(messages)
 
-    async def lived(name: str, session: Session, *, timed: bool = True) -> Way:
+    async def replay(name: str, session: Session, *, timed: bool = True) -> Approach:
         recall, started = ReferenceRecall(history, budget, reader), perf_counter()
 
         def look(position: int, view: Sequence[ModelMessage]) -> None:
@@ -153,25 +153,25 @@ async def _ways(
 
         sent = await replayed(messages, session, reader, seen=look)
         say(f"{name}: {plural(len(sent), 'request')} in {perf_counter() - started:.1f} s")
-        return Way(way=name, sent=sent, compiles=None, timed=timed, references=recall)
+        return Approach(way=name, sent=sent, compiles=None, timed=timed, references=recall)
 
-    ours = await lived("context-compiler", LiveSession([compiler(count)]))
-    whole = await lived("everything", LiveSession([]))
-    window = await lived("the newest that fit", PlainSession(newest(reader), budget), timed=False)
+    ours = await replay("context-compiler", LiveSession([compiler(count)]))
+    whole = await replay("everything", LiveSession([]))
+    window = await replay("the newest that fit", PlainSession(newest(reader), budget), timed=False)
     return [whole, window, replace(ours, compiles=len(made))]
 
 
-def _unsaid(line: str) -> None:
-    """A bar says it."""
+def _ignore(line: str) -> None:
+    """Print nothing, because there is a progress bar."""
 
 
-def relative(way: Way, ways: Sequence[Way]) -> float:
-    """The price of a session, where sending everything is 1."""
+def relative(way: Approach, ways: Sequence[Approach]) -> float:
+    """Cost of a session; sending everything is 1."""
     whole = sum(one.cost for one in ways[0].sent)
     return sum(one.cost for one in way.sent) / whole if whole else 0.0
 
 
-def as_json(found: Transcript, raw: History, ways: Sequence[Way], budget: int) -> dict[str, object]:
+def figures_document(found: Transcript, raw: History, ways: Sequence[Approach], budget: int) -> dict[str, object]:
     """The figures for JSON."""
     rows: list[dict[str, object]] = []
     for way in ways:
@@ -194,8 +194,8 @@ def as_json(found: Transcript, raw: History, ways: Sequence[Way], budget: int) -
     return {"name": found.name, "messages": len(raw), "tokens": raw.tokens, "budget": budget, "ways": rows}
 
 
-def panels(ways: Sequence[Way], budget: int) -> list[Panel]:
-    """Tokens of every request, and what the session has cost up to there."""
+def panels(ways: Sequence[Approach], budget: int) -> list[Panel]:
+    """Tokens of every request, and the cumulated cost of the session."""
     count = range(1, len(ways[0].sent) + 1)
     size = [Line(name=way.way, x=count, y=[one.tokens for one in way.sent], strong=way is ways[-1]) for way in ways]
     size.append(Line(name="budget", x=[1, len(count)], y=[budget, budget], dashed=True))
@@ -209,20 +209,20 @@ def panels(ways: Sequence[Way], budget: int) -> list[Panel]:
     ]
 
 
-def _print(found: Transcript, raw: History, ways: Sequence[Way], budget: int, plot: Path | None) -> None:
+def _print(found: Transcript, raw: History, ways: Sequence[Approach], budget: int, plot: Path | None) -> None:
     screen = Screen()
     size = f"{plural(len(raw), 'message')}, {number(raw.tokens)} tokens"
     screen.line((f"{found.name}: {size}, replayed within a budget of {number(budget)}", "bold"))
     screen.line()
     screen.table(COLUMNS, [_row(way, ways, budget) for way in ways])
     screen.line()
-    screen.facts(WHAT)
+    screen.facts(LEGEND)
     if plot is not None:
         screen.line()
         screen.line("drawn in ", str(plot))
 
 
-def _row(way: Way, ways: Sequence[Way], budget: int) -> list[object]:
+def _row(way: Approach, ways: Sequence[Approach], budget: int) -> list[object]:
     sums = figures(way.sent, budget)
     return [
         way.way,

@@ -1,4 +1,4 @@
-"""`compile`: a transcript in, a view out."""
+"""`compile`: compile a transcript into a view."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.cli.inputs import askable, conversations, selected, tell_notes
+from context_compiler.cli.inputs import check_model, print_notes, read_conversations, select_conversation
 from context_compiler.cli.options import (
     SYSTEM,
     BudgetText,
@@ -32,15 +32,22 @@ from context_compiler.cli.options import (
     TemplateName,
     TranscriptPath,
     Vault,
-    amount,
     example,
     group,
-    opened,
-    turns,
+    open_record,
+    parse_amount,
+    parse_turns,
 )
 from context_compiler.cli.screen import Screen
-from context_compiler.cli.show import explain, explained, markdown, places, reading, show
-from context_compiler.cli.templates import chosen_fidelity, chosen_template
+from context_compiler.cli.show import (
+    explanation_markdown,
+    messages_markdown,
+    places,
+    print_explanation,
+    print_messages,
+    read_history,
+)
+from context_compiler.cli.templates import choose_template, parse_fidelity
 from context_compiler.cli.text import first_word, json_text, number, share
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
@@ -57,8 +64,8 @@ app = group("Compile a transcript.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """How a view is wanted, read and checked."""
+class ViewRequest:
+    """Parsed options of a view."""
 
     template: Template
     budget: Amount
@@ -68,7 +75,7 @@ class Wish:
     recent_turns: Count | None = None
     strict: bool = False
     layers: str | None = None
-    """The session whose layers stand before the last prompt."""
+    """Session whose layers are put before the last prompt."""
     role: str = "think"
 
 
@@ -94,36 +101,36 @@ def compile_(
     role: Role = "think",
 ) -> None:
     """Compile a transcript into a view that fits a token budget, and print it."""
-    wish = Wish(
-        template=chosen_template(template, model=model, vault=vault, system=system),
-        budget=amount(budget),
-        fidelity=chosen_fidelity(fidelity),
-        model=askable(model),
+    wish = ViewRequest(
+        template=choose_template(template, model=model, vault=vault, system=system),
+        budget=parse_amount(budget),
+        fidelity=parse_fidelity(fidelity),
+        model=check_model(model),
         session=session,
-        recent_turns=turns(recent_turns),
+        recent_turns=parse_turns(recent_turns),
         strict=strict,
         layers=layers,
         role=role,
     )
     if layers is not None and db is None:
         raise SettingsError(f"--layers {layers!r}: give the --db that holds them")
-    found = selected(conversations(transcript, format_), select, file=transcript)
-    tell_notes(found)
-    view = asyncio.run(compiled(found, wish, db))
+    found = select_conversation(read_conversations(transcript, format_), select, file=transcript)
+    print_notes(found)
+    view = asyncio.run(compile_transcript(found, wish, db))
     _print(found, view, Format.JSON if json else format, explaining=explain)
 
 
-async def compiled(found: Transcript, wish: Wish, db: Path | None) -> View:
-    """One view of a conversation, recorded where `db` says."""
+async def compile_transcript(found: Transcript, wish: ViewRequest, db: Path | None) -> View:
+    """Compile a conversation, and record the view in `db`, if given."""
     named = replace(wish, session=wish.layers or wish.session or found.name)
     if db is None:
-        return await compile_in(None, found.messages, named)
-    async with opened(db, writing=True) as store:
-        return await compile_in(store, found.messages, named)
+        return await compile_messages(None, found.messages, named)
+    async with open_record(db, writing=True) as store:
+        return await compile_messages(store, found.messages, named)
 
 
-async def compile_in(store: Store | None, messages: Sequence[ModelMessage], wish: Wish) -> View:
-    """One view of a conversation, recorded in `store`."""
+async def compile_messages(store: Store | None, messages: Sequence[ModelMessage], wish: ViewRequest) -> View:
+    """Compile messages, and record the view in `store`, if given."""
     return await compile_view(
         messages,
         wish.template,
@@ -139,8 +146,8 @@ async def compile_in(store: Store | None, messages: Sequence[ModelMessage], wish
     )
 
 
-def as_json(view: View) -> dict[str, object]:
-    """A view for JSON: messages as the host writes them, and where they come from."""
+def view_document(view: View) -> dict[str, object]:
+    """A view for JSON, with messages as the host serialises them."""
     return {
         "messages": [json_.loads(message_body(message)) for message in view.messages],
         "tokens": view.tokens,
@@ -152,9 +159,9 @@ def as_json(view: View) -> dict[str, object]:
 
 
 def headline(name: str, view: View, raw: History) -> str:
-    """A view in one line: what it saves, and how it came about."""
+    """A view in one line: tokens saved, status and template."""
     made = view.record.compile if view.record else None
-    how = "parts of it are shorter, nothing is left out" if view.drops else "it fits as it is"
+    how = "parts of it are shortened, nothing is left out" if view.drops else "it fits as it is"
     if made:
         how = f"template {made.template_name}, {made.fidelity}, model {made.model_alias}"
     return (
@@ -166,18 +173,20 @@ def headline(name: str, view: View, raw: History) -> str:
 def _print(found: Transcript, view: View, format: Format, *, explaining: bool) -> None:
     screen = Screen()
     if format is Format.JSON:
-        screen.raw(json_text(as_json(view)))
+        screen.raw(json_text(view_document(view)))
         return
-    raw, sent = reading(found.messages), reading(view.messages)
+    raw, sent = read_history(found.messages), read_history(view.messages)
     line = headline(found.name, view, raw)
     if format is Format.MARKDOWN:
-        screen.raw(explained(view, raw, sent, line) if explaining else markdown(sent, found.name, line))
+        screen.raw(
+            explanation_markdown(view, raw, sent, line) if explaining else messages_markdown(sent, found.name, line)
+        )
         return
     screen.line((line, "bold"))
     if explaining:
-        explain(screen, view, raw, sent)
+        print_explanation(screen, view, raw, sent)
     else:
-        show(screen, sent, places(view, raw, sent))
+        print_messages(screen, sent, places(view, raw, sent))
     if view.record is not None and view.record.id is not None:
         screen.line()
         screen.line(("recorded as view ", "dim"), str(view.record.id), (" of session ", "dim"), view.record.session_id)

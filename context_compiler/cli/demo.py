@@ -1,4 +1,4 @@
-"""`demo`: a bundled conversation, compiled in three ways, without a model and without a key."""
+"""`demo`: compile a bundled conversation at three fidelities, without a model or key."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from importlib.resources import files
 from pathlib import Path
 from shlex import quote
 
-from context_compiler.cli.compile import Wish, compile_in
-from context_compiler.cli.compile import as_json as view_json
-from context_compiler.cli.options import DB, Db, Json, example, group, opened
+from context_compiler.cli.compile import ViewRequest, compile_messages, view_document
+from context_compiler.cli.options import DB, Db, Json, example, group, open_record
 from context_compiler.cli.screen import Column, Piece, Screen
-from context_compiler.cli.show import LEFT_OUT, left_out, places, reading, show
+from context_compiler.cli.show import DROP_COLUMNS, dropped_rows, places, print_messages, read_history
 from context_compiler.cli.text import json_text, number, one_line, plural, share
 from context_compiler.compiler.view import View
 from context_compiler.fidelity import Fidelity
@@ -26,18 +25,18 @@ from context_compiler.template.library import TemplateLibrary
 app = group("See it work.")
 
 VIEWS = ((Fidelity.COMPACT, 1_500), (Fidelity.SUMMARY_MEDIUM, 3_000), (Fidelity.SUMMARY_HIGH, 6_000))
-"""Fidelities and the budgets that they are shown with."""
+"""Fidelities and budgets of the three views."""
 
 COLOURS = ("cyan", "blue", "magenta")
 
 SHOWN = 1
-"""Which of them is shown message by message."""
+"""Position of the view that is printed message by message."""
 
 LINES = 4
-"""How much of each message that is; the notes stand whole."""
+"""Lines printed of each message; notes are printed in full."""
 
 BIGGEST = 6
-"""How many of the things that were left out are named."""
+"""Rows in the list of what was left out."""
 
 NEEDED = (
     ("the table", "webhook_receipts"),
@@ -47,12 +46,12 @@ NEEDED = (
     ("the deploy", "26 May"),
     ("never without a yes", "without my explicit yes"),
 )
-"""What an answer to the last question needs, and the words in which the conversation says it."""
+"""Facts that the last question needs, and their words in the conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Something that can be seen to hold."""
+    """A promise, and whether it holds."""
 
     what: str
     holds: bool
@@ -60,19 +59,19 @@ class Check:
 
 @app.command("demo", epilog=example("demo --db /tmp/demo.db"))
 def demo(db: Db = DB, json: Json = False) -> None:
-    """Compile a bundled conversation in three ways and show what a model would see. No model, no key."""
+    """Compile a bundled conversation at three fidelities and show what a model would see. Needs no model and no key."""
     (found,) = parse_transcripts(files("context_compiler").joinpath("data/demo.json").read_bytes(), file="demo.json")
     before = [message_body(message) for message in found.messages]
     views = asyncio.run(_views(found, db))
-    raw = reading(found.messages)
+    raw = read_history(found.messages)
     untouched = before == [message_body(message) for message in found.messages]
-    checks = checked(raw, views, untouched=untouched)
+    checks = check_views(raw, views, untouched=untouched)
     screen = Screen()
     if json:
         document = {
             "db": str(db),
             "raw_tokens": raw.tokens,
-            "views": [view_json(view) for view in views],
+            "views": [view_document(view) for view in views],
             "checks": checks,
         }
         screen.raw(json_text(document))
@@ -87,18 +86,20 @@ def demo(db: Db = DB, json: Json = False) -> None:
 
 async def _views(found: Transcript, db: Path) -> list[View]:
     template = TemplateLibrary(system=None).find("extractive")
-    async with opened(db, writing=True) as store:
+    async with open_record(db, writing=True) as store:
         return [
-            await compile_in(
-                store, found.messages, Wish(template=template, budget=budget, fidelity=fidelity, session=found.name)
+            await compile_messages(
+                store,
+                found.messages,
+                ViewRequest(template=template, budget=budget, fidelity=fidelity, session=found.name),
             )
             for fidelity, budget in VIEWS
         ]
 
 
-def checked(raw: History, views: Sequence[View], *, untouched: bool) -> list[Check]:
-    """What every view promises."""
-    sent = [reading(view.messages) for view in views]
+def check_views(raw: History, views: Sequence[View], *, untouched: bool) -> list[Check]:
+    """Check the promises of every view."""
+    sent = [read_history(view.messages) for view in views]
     pairings = [pair(one) for one in sent]
     pairs = sum(len(one.pairs) for one in pairings)
     calls = sum(len(one.calls) for history in sent for one in history.readings)
@@ -143,9 +144,9 @@ def _compare(screen: Screen, raw: History, views: Sequence[View]) -> None:
     screen.bars(raw.tokens, rows)
 
 
-def says(view: View) -> list[bool]:
-    """Which of what the answer needs a view still says, the question itself left aside."""
-    said = "\n".join(item.text for one in reading(view.messages[:-1]).readings for item in one.items)
+def held_words(view: View) -> list[bool]:
+    """For each needed fact, True if the view has it outside the question."""
+    said = "\n".join(item.text for one in read_history(view.messages[:-1]).readings for item in one.items)
     return [words in said for _, words in NEEDED]
 
 
@@ -156,7 +157,7 @@ def _answer(screen: Screen, views: Sequence[View]) -> None:
         Column("in the words", style="dim", elastic=True),
         *(Column(name) for name, _ in VIEWS),
     ]
-    kept = zip(*map(says, views), strict=True)
+    kept = zip(*map(held_words, views), strict=True)
     rows = [(*need, *("yes" if one else "-" for one in said)) for need, said in zip(NEEDED, kept, strict=True)]
     screen.line()
     screen.table(columns, rows)
@@ -165,15 +166,15 @@ def _answer(screen: Screen, views: Sequence[View]) -> None:
 
 
 def _look_inside(screen: Screen, raw: History, view: View) -> None:
-    sent = reading(view.messages)
+    sent = read_history(view.messages)
     kept = places(view, raw, sent)
     screen.heading(f"Inside {VIEWS[SHOWN][0]}: {plural(len(sent), 'message')}, {number(view.tokens)} tokens")
     screen.line()
-    show(screen, sent, kept, lines=LINES)
+    print_messages(screen, sent, kept, lines=LINES)
     screen.heading("Left out of it, and why")
     screen.line()
     ranked = sorted(view.drops, key=lambda drop: -drop.tokens)
-    screen.table(LEFT_OUT, left_out(ranked[:BIGGEST], raw))
+    screen.table(DROP_COLUMNS, dropped_rows(ranked[:BIGGEST], raw))
     rest = ranked[BIGGEST:]
     if rest:
         cost = sum(drop.tokens for drop in rest)

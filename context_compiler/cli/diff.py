@@ -1,4 +1,4 @@
-"""Two views side by side: the beginning they share, which a prompt cache keeps, and what differs after it."""
+"""Comparison of two views: their common beginning, which a prompt cache keeps, and a diff."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What two views have in common and what not."""
+    """Common beginning and differences of two views."""
 
     common_messages: int
-    """Messages at the beginning that are the same in both, whatever a host stamped on them."""
+    """Messages at the beginning that are the same in both, apart from the host's timestamps and ids."""
     common_tokens: int
     messages: tuple[int, int]
     tokens: tuple[int, int]
@@ -36,12 +36,12 @@ def compare(first: History, second: History, *, names: tuple[str, str]) -> Compa
         common_tokens=first.sums[common],
         messages=(len(first), len(second)),
         tokens=(first.tokens, second.tokens),
-        diff=differing(rendered(first), rendered(second), names=names),
+        diff=unified(view_lines(first), view_lines(second), names=names),
     )
 
 
-def rendered(history: History) -> list[str]:
-    """A view as lines: who, and below what was said, set in."""
+def view_lines(history: History) -> list[str]:
+    """A view as lines: the role, and the text indented below it."""
     lines: list[str] = []
     for one in history.readings:
         lines.append(f"{role(one)}:")
@@ -49,12 +49,12 @@ def rendered(history: History) -> list[str]:
     return lines
 
 
-def differing(first: Sequence[str], second: Sequence[str], *, names: tuple[str, str]) -> tuple[str, ...]:
-    """A unified diff of two lists of lines; empty when they are the same."""
+def unified(first: Sequence[str], second: Sequence[str], *, names: tuple[str, str]) -> tuple[str, ...]:
+    """A unified diff of two lists of lines; empty if they are equal."""
     return tuple(line.rstrip("\n") for line in unified_diff(first, second, *names, n=2, lineterm=""))
 
 
-def as_json(compared: Comparison) -> dict[str, object]:
+def comparison_document(compared: Comparison) -> dict[str, object]:
     """A comparison for JSON."""
     return {
         "common_messages": compared.common_messages,
@@ -65,8 +65,8 @@ def as_json(compared: Comparison) -> dict[str, object]:
     }
 
 
-def show_comparison(screen: Screen, compared: Comparison) -> None:
-    """What two views share, then the diff."""
+def print_comparison(screen: Screen, compared: Comparison) -> None:
+    """Print what two views share, then the diff."""
     (first, second), (before, after) = compared.messages, compared.tokens
     kept = f"{plural(compared.common_messages, 'message')}, {number(compared.common_tokens)} tokens"
     part = share(compared.common_tokens, after) or "0%"
@@ -77,11 +77,11 @@ def show_comparison(screen: Screen, compared: Comparison) -> None:
             ("the same", f"{kept} from the beginning: {part} of the second, which a prompt cache keeps"),
         ]
     )
-    show_diff(screen, compared.diff)
+    print_diff(screen, compared.diff)
 
 
-def show_diff(screen: Screen, lines: Sequence[str]) -> None:
-    """A unified diff, in colour on a terminal."""
+def print_diff(screen: Screen, lines: Sequence[str]) -> None:
+    """Print a unified diff, in colour on a terminal."""
     screen.line()
     if not lines:
         screen.line("no difference")

@@ -1,6 +1,6 @@
-"""Lines on axes, as an SVG: the same figures give the same file.
+"""Line charts as SVG: equal figures give equal files.
 
-matplotlib comes with the extra `bench`, and is loaded when something is drawn.
+matplotlib comes with the extra `bench`, and is imported when something is drawn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from context_compiler.errors import SettingsError
 
 INCHES, LEGEND = (4.2, 3.4), 2.6
-"""Of one panel, and the width of the names beside them."""
+"""Size of one panel, and width of the legend."""
 
 STYLE = {
     "svg.hashsalt": "context-compiler",
@@ -29,13 +29,13 @@ STYLE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line of a panel."""
+    """A line in a panel."""
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     strong: bool = False
-    """Drawn thick: what the picture is about."""
+    """Drawn thick."""
     dashed: bool = False
 
 
@@ -50,11 +50,11 @@ class Panel:
     log_x: bool = False
     log_y: bool = False
     ticks: Sequence[float] = ()
-    """Where to mark the x axis; empty leaves it to the drawing."""
+    """Ticks of the x axis; empty is automatic."""
 
 
 def libraries() -> tuple[Any, Any]:
-    """What draws.
+    """The modules that draw.
 
     Raises:
         SettingsError: matplotlib is not installed.
@@ -66,7 +66,7 @@ def libraries() -> tuple[Any, Any]:
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
-    """Draw panels side by side, with one legend beside them for all.
+    """Draw panels side by side, with a common legend.
 
     Raises:
         SettingsError: matplotlib is not installed, or the file cannot be written.
@@ -120,5 +120,5 @@ def _tick(value: float, place: int) -> str:
 
 
 def _short(value: float) -> str:
-    """1000 is 1k."""
+    """A number with k for thousands."""
     return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"

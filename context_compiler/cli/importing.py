@@ -1,4 +1,4 @@
-"""`import`: conversations from elsewhere go on the record as they are, to be listed, shown and replayed."""
+"""`import`: put conversations from other tools on the record, to be listed, shown and replayed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from context_compiler.cli.inputs import conversations, selected, tell_notes
+from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
 from context_compiler.cli.options import (
     DB,
     Db,
@@ -18,10 +18,10 @@ from context_compiler.cli.options import (
     TranscriptPath,
     example,
     group,
-    opened,
+    open_record,
 )
-from context_compiler.cli.screen import Column, Screen, step, working
-from context_compiler.cli.show import reading
+from context_compiler.cli.screen import Column, Screen, progress_bar, step
+from context_compiler.cli.show import read_history
 from context_compiler.cli.stats import IMPORTED
 from context_compiler.cli.text import json_text, number, plural
 from context_compiler.messages.history import History
@@ -41,8 +41,8 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
-    """One conversation that is on the record now."""
+class ImportResult:
+    """One imported conversation."""
 
     session: str
     view: int | None
@@ -50,7 +50,7 @@ class Imported:
     tokens: int
     format: str
     state: str
-    """new, longer or changed than it was, or known."""
+    """new, changed, or known."""
 
 
 @app.command("import", epilog=example("import chats.json --db system/context.db"))
@@ -62,11 +62,11 @@ def import_(
     format_: FormatName = None,
     json: Json = False,
 ) -> None:
-    """Put every conversation of a transcript on the record, or the one that --select names."""
-    found = conversations(transcript, format_)
+    """Import every conversation of a transcript, or the one that --select names."""
+    found = read_conversations(transcript, format_)
     if select is not None or session is not None:
-        found = [selected(found, select, file=transcript)]
-    done = asyncio.run(_imported(found, db, session))
+        found = [select_conversation(found, select, file=transcript)]
+    done = asyncio.run(_import_all(found, db, session))
     screen = Screen()
     if json:
         screen.raw(json_text({"db": str(db), "sessions": done}))
@@ -76,19 +76,19 @@ def import_(
     screen.line(f"{plural(len(done), 'conversation')} in {db}")
 
 
-async def _imported(found: Sequence[Transcript], db: Path, session: str | None) -> list[Imported]:
-    done: list[Imported] = []
-    with working("importing", len(found)) as progress:
-        async with opened(db, writing=True) as store:
+async def _import_all(found: Sequence[Transcript], db: Path, session: str | None) -> list[ImportResult]:
+    done: list[ImportResult] = []
+    with progress_bar("importing", len(found)) as progress:
+        async with open_record(db, writing=True) as store:
             tips = {info.session_id: info.raw_tip for info in await store.sessions()}
             for transcript in found:
-                history = reading(transcript.messages)
+                history = read_history(transcript.messages)
                 name = session or transcript.name
-                entry = Entry(record=record_of(history, name), raw=history, view=history)
+                entry = Entry(record=import_record(history, name), raw=history, view=history)
                 record = await store.save(entry)
                 state = "new" if name not in tips else "known" if tips[name] == history.tip else "changed"
                 done.append(
-                    Imported(
+                    ImportResult(
                         session=name,
                         view=record.id,
                         messages=len(history),
@@ -99,12 +99,12 @@ async def _imported(found: Sequence[Transcript], db: Path, session: str | None) 
                 )
                 step(progress)
     for transcript in found:
-        tell_notes(transcript)
+        print_notes(transcript)
     return done
 
 
-def record_of(history: History, session: str) -> Record:
-    """The row of an import: everything is there and nothing was sent."""
+def import_record(history: History, session: str) -> Record:
+    """The record of an import: the whole history, and nothing sent."""
     turns = outline(history, pair(history)).turns
     return Record(
         session_id=session,

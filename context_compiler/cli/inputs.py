@@ -1,4 +1,4 @@
-"""One conversation out of a file."""
+"""Transcripts and models, as users name them on the command line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic_ai.exceptions import UserError
 from pydantic_ai.models import Model, infer_model
 
 from context_compiler.chat.demo_model import NAME, ScriptedModel
-from context_compiler.cli.screen import warn
-from context_compiler.cli.text import near, one_line
+from context_compiler.cli.screen import print_note
+from context_compiler.cli.text import one_line, suggestions
 from context_compiler.errors import SettingsError, TranscriptError
 from context_compiler.messages.importers import Transcript, parse_transcripts, read_transcripts
 from context_compiler.resilience import attempt
@@ -18,29 +18,29 @@ from context_compiler.resilience import attempt
 SHOWN_NOTES = 5
 
 
-def conversations(path: str, format: str | None) -> list[Transcript]:
-    """Every conversation in a file, or in what is piped in for `-`; what was read leniently is told.
+def read_conversations(path: str, format: str | None) -> list[Transcript]:
+    """Every conversation in a file, or on standard input for `-`.
 
     Raises:
-        TranscriptError: it is no transcript.
+        TranscriptError: it is not a transcript.
     """
     found = parse_transcripts(sys.stdin.buffer.read(), file="stdin", format=format) if path == "-" else []
     return found or read_transcripts(path, format=format)
 
 
-def tell_notes(transcript: Transcript) -> None:
-    """Say on standard error what was read leniently."""
+def print_notes(transcript: Transcript) -> None:
+    """Print what the importer had to guess or leave out."""
     for note in transcript.notes[:SHOWN_NOTES]:
-        warn(f"{transcript.name}: {note}")
+        print_note(f"{transcript.name}: {note}")
     if len(transcript.notes) > SHOWN_NOTES:
-        warn(f"{transcript.name}: {len(transcript.notes) - SHOWN_NOTES:,} more such notes")
+        print_note(f"{transcript.name}: {len(transcript.notes) - SHOWN_NOTES:,} more such notes")
 
 
-def selected(found: list[Transcript], wanted: str | None, *, file: str) -> Transcript:
-    """The conversation that somebody means by a position or a name; the only one when nothing is said.
+def select_conversation(found: list[Transcript], wanted: str | None, *, file: str) -> Transcript:
+    """The conversation of that position or name; without one, the only conversation.
 
     Raises:
-        TranscriptError: there are several and none is named, or there is none of that name.
+        TranscriptError: several conversations and none is named, or no such conversation.
     """
     names = [one.name for one in found]
     if wanted is None:
@@ -48,7 +48,7 @@ def selected(found: list[Transcript], wanted: str | None, *, file: str) -> Trans
             return found[0]
         last = len(found) - 1
         raise TranscriptError(
-            f"holds {len(found)} conversations; choose one with --select, by position (0 to {last}) or by name"
+            f"holds {len(found)} conversations; select one with --select, by position (0 to {last}) or by name"
             f" (such as {one_line(names[0], 60)!r})",
             file=file,
         )
@@ -59,39 +59,39 @@ def selected(found: list[Transcript], wanted: str | None, *, file: str) -> Trans
     if wanted.isascii() and wanted.isdigit() and int(wanted) < len(found):
         return found[int(wanted)]
     raise TranscriptError(
-        f"--select {one_line(wanted, 60)!r}: no such conversation among its {len(found)}{near(wanted, names)}",
+        f"--select {one_line(wanted, 60)!r}: no such conversation among its {len(found)}{suggestions(wanted, names)}",
         file=file,
     )
 
 
 EXTRAS = ("anthropic", "google", "openai")
-"""Providers that this package names an extra for; the host knows the others."""
+"""Providers that this package has an extra for; the host has the others."""
 
 
-def askable(model: str) -> str:
-    """A model's name, once it is sure that it can be asked; `none` asks nobody.
+def check_model(model: str) -> str:
+    """Check that a model can be used, and return its name; `none` is no model.
 
     Raises:
-        SettingsError: its provider's package or its key is missing, or nobody knows it.
+        SettingsError: its provider's package or key is missing, or the model is unknown.
     """
     if model != "none":
-        _provided(model)
+        _infer(model)
     return model
 
 
 def chat_model(name: str) -> Model:
-    """The model of that name; `scripted` is the bundled one, `scripted:0.1` the same with 0.1 seconds a word.
+    """The model of that name; `scripted` is the bundled one, `scripted:0.1` the same with 0.1 seconds per word.
 
     Raises:
-        SettingsError: it cannot be used, and why.
+        SettingsError: it cannot be used.
     """
     if name == NAME or name.startswith(f"{NAME}:"):
         return _scripted(name)
-    return _provided(name, f"; --model {NAME} needs no key and no network")
+    return _infer(name, f"; --model {NAME} needs no key and no network")
 
 
-def _provided(name: str, instead: str = "") -> Model:
-    """What the host makes of a name."""
+def _infer(name: str, instead: str = "") -> Model:
+    """The host's model of that name; `instead` is added to the error."""
     found = attempt(lambda: infer_model(name))
     if found.value is None:
         raise SettingsError(f"--model {one_line(name, 80)!r}: {_remedy(found.error)}{instead}")
@@ -99,7 +99,7 @@ def _provided(name: str, instead: str = "") -> Model:
 
 
 def _remedy(error: Exception | None) -> str:
-    """What is missing, from what the host says of it."""
+    """The remedy for an error of the host: a key to set, a package to install."""
     said = one_line(str(error))
     if isinstance(error, ImportError):
         extra = next(iter(re.findall(r"pydantic-ai-slim\[([\w-]+)\]", said)), "")
@@ -117,5 +117,5 @@ def _scripted(name: str) -> ScriptedModel:
     pause = name.partition(":")[2]
     delay = attempt(lambda: float(pause)).value if pause else ScriptedModel().delay
     if delay is None or not 0 <= delay <= 60:
-        raise SettingsError(f"--model {name!r}: give seconds a word from 0 to 60, such as {NAME}:0.1")
+        raise SettingsError(f"--model {name!r}: give seconds per word from 0 to 60, such as {NAME}:0.1")
     return ScriptedModel(delay)

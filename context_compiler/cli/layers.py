@@ -1,4 +1,4 @@
-"""`layers`: what the nodes of a session are told of what exists, was said and was decided."""
+"""`layers`: show the layers of a session, as each kind of node sees them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from context_compiler.cli.options import DB, SYSTEM, Db, Json, System, Vault, example, group, known_session, opened
+from context_compiler.cli.options import DB, SYSTEM, Db, Json, System, Vault, example, find_session, group, open_record
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, number
 from context_compiler.layers.context import NEEDS, build_context, layer_prompt, layer_texts, node_need, node_template
@@ -19,7 +19,7 @@ from context_compiler.template import Template
 from context_compiler.template.library import TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
-app = group("Show what each kind of node is told of a session.", shown="layers show SESSION --role think")
+app = group("Show the layers of a session, as each kind of node sees them.", shown="layers show SESSION --role think")
 
 PARTS = (
     Column("section", style="bold"),
@@ -31,20 +31,20 @@ PARTS = (
 
 @app.callback()
 def layers() -> None:
-    """Show what each kind of node is told of a session."""
+    """Show the layers of a session, as each kind of node sees them."""
 
 
 @app.command("show", epilog=example("layers show chat-1 --role think"))
 def show_(
-    session: Annotated[str, typer.Argument(metavar="SESSION", help="A session, as `sessions list` shows it.")],
-    role: Annotated[str, typer.Option("--role", help=f"For which node: {', '.join(NEEDS)}.")] = "think",
-    vault_name: Annotated[str, typer.Option("--vault-name", help="Of several vaults with such a session, which.")] = "",
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="Name of a session, from `sessions list`.")],
+    role: Annotated[str, typer.Option("--role", help=f"Kind of node: {', '.join(NEEDS)}.")] = "think",
+    vault_name: Annotated[str, typer.Option("--vault-name", help="Vault, if several have such a session.")] = "",
     db: Db = DB,
     vault: Vault = None,
     system: System = SYSTEM,
     json: Json = False,
 ) -> None:
-    """Show what a node would be told of a session now, with what each section costs."""
+    """Show the prompt block of a node now, with the tokens of each section."""
     node_need(role)
     template = node_template(role, TemplateLibrary(vault=vault, system=system))
     found = asyncio.run(_state(db, session, vault_name))
@@ -56,22 +56,22 @@ def show_(
         values = {name: _plain(value) for name, value in build_context(role, state).items()}
         screen.raw(json_text({**facts, "sections": texts, "context": values}))
         return
-    screen.line((f"session {session}", "bold"), f", turn {turn}, as {role} is told")
+    screen.line((f"session {session}", "bold"), f", turn {turn}, for {role}")
     if turn == 1:
-        screen.line(("nothing was told to layers in this session yet: this is what its first turn begins with", "dim"))
+        screen.line(("no layers are stored for this session yet: this is how its first turn begins", "dim"))
     screen.heading("Sections")
-    screen.table(PARTS, _priced(texts, template))
+    screen.table(PARTS, _section_rows(texts, template))
     screen.heading("Prompt")
     screen.indented(layer_prompt(role, state, "…", template=template))
 
 
 async def _state(db: Path, session: str, vault_name: str) -> TurnState:
-    async with opened(db) as store:
-        (known, *_) = await known_session(store, session)
+    async with open_record(db) as store:
+        (known, *_) = await find_session(store, session)
         return await Layers(store, vault_name=vault_name).state(known.session_id)
 
 
-def _priced(texts: Mapping[str, str], template: Template) -> list[tuple[object, ...]]:
+def _section_rows(texts: Mapping[str, str], template: Template) -> list[tuple[object, ...]]:
     counter = TokenCounter()
     found: list[tuple[object, ...]] = []
     for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""`verify`, `prune` and `export`: keeping the record sound, small and portable."""
+"""`verify`, `prune` and `export`: maintenance of the record."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Annotated
 
 import typer
 
-from context_compiler.cli.options import DB, Db, Json, example, group, opened
-from context_compiler.cli.screen import Screen, step, told, working
+from context_compiler.cli.options import DB, Db, Json, example, group, open_record
+from context_compiler.cli.screen import Screen, print_result, progress_bar, step
 from context_compiler.cli.text import json_text, plural
 from context_compiler.errors import SettingsError
 
-app = group("Keep the record sound, small and portable.")
+app = group("Maintain the record.")
 
 DAYS = {"m": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0}
 """Units of an age, in days."""
 
 
-def age(text: str) -> float:
-    """An age such as 30d, 12h or 2w, in days."""
+def parse_age(text: str) -> float:
+    """Parse an age such as 30d, 12h or 2w, into days."""
     found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([mhdw])", text.strip().lower(), re.ASCII)
     if not found:
         raise SettingsError(f"--older-than {text!r}: give a number with m, h, d or w, such as 30d")
@@ -32,8 +32,8 @@ def age(text: str) -> float:
 
 @app.command(epilog=example("verify --db system/context.db"))
 def verify(db: Db = DB, json: Json = False) -> None:
-    """Prove that the record is as it was written; exit code 1 when it is not."""
-    defects = asyncio.run(_defects(db))
+    """Verify that the record is as it was written; exit code 1 if it is not."""
+    defects = asyncio.run(_verify(db))
     screen = Screen()
     if json:
         screen.raw(json_text({"db": str(db), "sound": not defects, "defects": defects}))
@@ -47,9 +47,9 @@ def verify(db: Db = DB, json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-async def _defects(db: Path) -> tuple[str, ...]:
-    with working(f"verifying {db}"):
-        async with opened(db) as store:
+async def _verify(db: Path) -> tuple[str, ...]:
+    with progress_bar(f"verifying {db}"):
+        async with open_record(db) as store:
             return await store.verify()
 
 
@@ -59,28 +59,28 @@ def prune(
         str | None, typer.Option("--older-than", help="Only requests older than this: 30d, 12h, 2w.")
     ] = None,
     keep_last: Annotated[
-        int | None, typer.Option("--keep-last", min=0, help="Spare the newest N of each session.")
+        int | None, typer.Option("--keep-last", min=0, help="Keep the newest N of each session.")
     ] = None,
     db: Db = DB,
     json: Json = False,
 ) -> None:
-    """Remove old requests, and what no other one needs; a limit spares, so both together spare most."""
+    """Remove old requests, and messages that no other request needs. With both limits, a request must exceed both."""
     if older_than is None and keep_last is None:
-        raise SettingsError("prune: say what may go with --older-than 30d, --keep-last 10, or both")
-    days = None if older_than is None else age(older_than)
+        raise SettingsError("prune: give --older-than 30d, --keep-last 10, or both")
+    days = None if older_than is None else parse_age(older_than)
     before = _size(db)
-    removed = asyncio.run(_pruned(db, days, keep_last))
+    removed = asyncio.run(_prune(db, days, keep_last))
     after = _size(db)
     done = f"{db}: {plural(removed, 'request')} removed, {before // 1024:,} → {after // 1024:,} kB"
-    told({"db": str(db), "removed": removed, "bytes_before": before, "bytes": after}, done, json=json)
+    print_result({"db": str(db), "removed": removed, "bytes_before": before, "bytes": after}, done, json=json)
 
 
-async def _pruned(db: Path, days: float | None, keep_last: int | None) -> int:
-    async with opened(db) as looked:  # a missing record is an error and not a new one
+async def _prune(db: Path, days: float | None, keep_last: int | None) -> int:
+    async with open_record(db) as looked:  # a missing record is an error and not a new one
         await looked.sessions()
         path = looked.path
-    with working(f"pruning {db}"):
-        async with opened(path, writing=True) as store:
+    with progress_bar(f"pruning {db}"):
+        async with open_record(path, writing=True) as store:
             return await store.prune(older_than_days=days, keep_last=keep_last)
 
 
@@ -91,13 +91,13 @@ def _size(db: Path) -> int:
 
 @app.command(epilog=example("export --db system/context.db > record.jsonl"))
 def export(db: Db = DB, json: Json = False) -> None:
-    """Write the whole record to standard output as JSON lines, one row each; --json changes nothing."""
-    asyncio.run(_exported(db))
+    """Write the whole record to standard output as JSON lines, one per row; --json changes nothing."""
+    asyncio.run(_export(db))
 
 
-async def _exported(db: Path) -> None:
-    with working(f"exporting {db}", quiet=sys.stdout.isatty()) as progress:
-        async with opened(db) as store, aclosing(store.export()) as rows:
+async def _export(db: Path) -> None:
+    with progress_bar(f"exporting {db}", quiet=sys.stdout.isatty()) as progress:
+        async with open_record(db) as store, aclosing(store.export()) as rows:
             async for row in rows:
                 sys.stdout.write(json_text(row, indent=None) + "\n")
                 step(progress)

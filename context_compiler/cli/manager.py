@@ -1,4 +1,4 @@
-"""`manager`: the checkpoints of a managed session, listed, made and gone back to."""
+"""`manager`: list and make checkpoints of a managed session, and roll back to them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from typing import Annotated
 
 import typer
 
-from context_compiler.cli.options import DB, Db, Json, Yes, agreed, example, group, known_session, opened
-from context_compiler.cli.screen import Column, complain, listed, told
-from context_compiler.cli.text import moment, number, one_line, plural
+from context_compiler.cli.options import DB, Db, Json, Yes, confirm, example, find_session, group, open_record
+from context_compiler.cli.screen import Column, print_error, print_list, print_result
+from context_compiler.cli.text import number, one_line, plural, timestamp
 from context_compiler.errors import StoreError
 from context_compiler.manager import Commit, ContextManager, RollbackResult, SQLiteMemory
 
-app = group("List, make and go back to the checkpoints of a managed session.", shown="manager log assistant")
+app = group("List and make checkpoints of a session, and roll back.", shown="manager log assistant")
 
-SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="A session, as `sessions list` shows it.")]
-"""Which session."""
+SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Name of a session, from `sessions list`.")]
 
 SHORT = 12
-"""Characters of a commit that are shown in a table; --json has them all."""
+"""Characters of a commit id in tables; --json has all."""
 
 COLUMNS = (
     Column(""),
@@ -38,94 +37,96 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Log:
-    """What there is to go back to."""
+    """Commits of a session, and the next rollback."""
 
     commits: list[Commit]
     next: str | None
-    """The checkpoint that a rollback goes back to."""
+    """Checkpoint that a rollback restores."""
     turns: int
-    """Of the session as it is now."""
+    """Turns of the session now."""
 
 
 @app.command("log", epilog=example("manager log assistant"))
 def log(
     session: SessionId,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of rows.")] = 50,
     db: Db = DB,
     json: Json = False,
 ) -> None:
-    """List the commits of a session, newest first; an arrow marks where a rollback goes."""
+    """List the commits of a session, newest first; an arrow marks the next rollback."""
     found = asyncio.run(_log(db, session, limit))
     said = {"db": str(db), "session": session, "turns": found.turns, "next": found.next, "commits": found.commits}
     none = f"session {one_line(session)} has {plural(found.turns, 'turn')} and no checkpoint yet"
-    listed(said, COLUMNS, [_row(one, found.next) for one in found.commits], json=json, empty=none)
+    print_list(said, COLUMNS, [_row(one, found.next) for one in found.commits], json=json, empty=none)
 
 
 @app.command("checkpoint", epilog=example('manager checkpoint assistant --message "before the move"'))
 def checkpoint(
     session: SessionId,
-    message: Annotated[str, typer.Option("--message", help="What the checkpoint is called.")] = "Checkpoint",
+    message: Annotated[str, typer.Option("--message", help="Message of the checkpoint.")] = "Checkpoint",
     db: Db = DB,
     json: Json = False,
 ) -> None:
-    """Keep a session and its memory as they stand."""
+    """Make a checkpoint of a session and its memory."""
     commit, turns = asyncio.run(_checkpoint(db, session, message))
     done = f"{db}: session {one_line(session)} kept at {plural(turns, 'turn')} as {str(commit)[:SHORT]}"
-    told({"db": str(db), "session": session, "commit": commit, "turns": turns}, done, json=json)
+    print_result({"db": str(db), "session": session, "commit": commit, "turns": turns}, done, json=json)
 
 
 @app.command("rollback", epilog=example("manager rollback assistant --yes"))
 def rollback(session: SessionId, yes: Yes = False, db: Db = DB, json: Json = False) -> None:
-    """Go back to the newest checkpoint that has not served yet; the session goes on from there."""
+    """Roll back to the newest unused checkpoint; the session continues from there."""
     found = asyncio.run(_log(db, session, 1))
     if not yes and found.next is not None:
         asked = f"Roll session {session!r} back from {plural(found.turns, 'turn')} to checkpoint {found.next[:SHORT]}?"
-        if not agreed(asked):
-            complain("nothing was rolled back")
+        if not confirm(asked):
+            print_error("nothing was rolled back")
             raise typer.Exit(1)
     done, turns = asyncio.run(_rollback(db, session))
     back = {"commit_restored": done.commit_restored, "turns_lost": done.turns_lost, "turns": turns}
     line = f"is back at {done.commit_restored[:SHORT]}, {plural(done.turns_lost, 'turn')} gone"
-    told({"db": str(db), "session": session, **back}, f"{db}: session {one_line(session)} {line}", json=json)
+    print_result({"db": str(db), "session": session, **back}, f"{db}: session {one_line(session)} {line}", json=json)
 
 
 @asynccontextmanager
-async def _managed(db: Path, session: str, *, writing: bool) -> AsyncGenerator[tuple[ContextManager, SQLiteMemory]]:
-    """The manager of a session, as it was kept last.
+async def _open_manager(
+    db: Path, session: str, *, writing: bool
+) -> AsyncGenerator[tuple[ContextManager, SQLiteMemory]]:
+    """Open the manager of a stored session.
 
     Raises:
-        StoreError: nobody knows the session, or it has never been managed.
+        StoreError: there is no such session, or it was never managed.
     """
-    async with opened(db) as looked:
-        session = (await known_session(looked, session))[0].session_id
+    async with open_record(db) as looked:
+        session = (await find_session(looked, session))[0].session_id
         path = looked.path
-    async with opened(path, writing=writing) as store:
+    async with open_record(path, writing=writing) as store:
         memory = SQLiteMemory(session, store)
         manager = ContextManager.with_versioning(memory, memory, "none", session_id=session)
         if not await manager.resume():
             raise StoreError(
                 f"{path}: session {one_line(session, 60)!r} is not managed; a ContextManager over"
-                " SQLiteMemory(session, path) keeps one"
+                " SQLiteMemory(session, path) stores one"
             )
         yield manager, memory
 
 
 async def _log(db: Path, session: str, limit: int) -> _Log:
-    async with _managed(db, session, writing=False) as (manager, memory):
+    async with _open_manager(db, session, writing=False) as (manager, memory):
         return _Log(commits=await memory.log(limit), next=manager.next_checkpoint, turns=manager.turn_count)
 
 
 async def _checkpoint(db: Path, session: str, message: str) -> tuple[str | None, int]:
-    async with _managed(db, session, writing=True) as (manager, _):
+    async with _open_manager(db, session, writing=True) as (manager, _):
         return await manager.checkpoint(message), manager.turn_count
 
 
 async def _rollback(db: Path, session: str) -> tuple[RollbackResult, int]:
-    async with _managed(db, session, writing=True) as (manager, _):
+    async with _open_manager(db, session, writing=True) as (manager, _):
         return await manager.rollback(), manager.turn_count
 
 
 def _row(one: Commit, next: str | None) -> tuple[object, ...]:
     mark = "→" if one.id == next else ""
     counts = (number(one.turns), number(one.memories))
-    return mark, one.id[:SHORT], moment(one.created_at), *counts, one.author, one.message
+    return mark, one.id[:SHORT], timestamp(one.created_at), *counts, one.author, one.message

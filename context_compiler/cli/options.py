@@ -1,4 +1,4 @@
-"""What several commands have in common: options, the record they open, and how they ask for a thing by name."""
+"""Options that several commands share, and access to the record by the names and numbers that users type."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from context_compiler.cli.text import alike, near, one_line
+from context_compiler.cli.text import expand, one_line, suggestions
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.fidelity import Fidelity
 from context_compiler.record.sqlite import DEFAULT_PATH
@@ -21,27 +21,27 @@ from context_compiler.record.values import Record, SessionInfo
 from context_compiler.settings import Amount, Count, check_amount, count
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Db = Annotated[Path, typer.Option("--db", envvar="CONTEXT_COMPILER_DB", help="The file of the record.")]
+Db = Annotated[Path, typer.Option("--db", envvar="CONTEXT_COMPILER_DB", help="File of the record.")]
 System = Annotated[
-    Path, typer.Option("--system", envvar="CONTEXT_COMPILER_SYSTEM", help="A folder with ContextTemplates/ in it.")
+    Path, typer.Option("--system", envvar="CONTEXT_COMPILER_SYSTEM", help="Folder that holds ContextTemplates/.")
 ]
 Vault = Annotated[
     Path | None,
     typer.Option(
-        "--vault", envvar="CONTEXT_COMPILER_VAULT", help="A folder with AssistantMD/ContextTemplates/ in it: these win."
+        "--vault", envvar="CONTEXT_COMPILER_VAULT", help="Folder that holds AssistantMD/ContextTemplates/; they win."
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-ViewId = Annotated[int, typer.Argument(metavar="ID", help="The number of a view, as `views list` shows it.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+ViewId = Annotated[int, typer.Argument(metavar="ID", help="Number of a view, from `views list`.")]
 
 DB = Path(DEFAULT_PATH)
 SYSTEM = Path("system")
 MARKUP: Any = "rich" if sys.stdout is not None and sys.stdout.isatty() else None
-"""How help is printed: with colour on a terminal, as plain text elsewhere."""
+"""Format of help: rich on a terminal, plain text elsewhere."""
 
 
 def group(help: str, *, shown: str = "", cls: Any = None) -> typer.Typer:
-    """An application whose help is in keeping with all others; `shown` is its example."""
+    """A command group with the common settings; `shown` is the example in its help."""
     more = {} if cls is None else {"cls": cls}
     return typer.Typer(
         help=help,
@@ -56,27 +56,27 @@ def group(help: str, *, shown: str = "", cls: Any = None) -> typer.Typer:
 
 
 def example(command: str) -> str:
-    """The end of a command's help: one line that can be copied."""
+    """The last line of a command's help: an example that can be copied."""
     return f"Example: context-compiler {command}"
 
 
-def agreed(question: str) -> bool:
-    """Ask on standard error; yes is y or yes.
+def confirm(question: str) -> bool:
+    """Ask on standard error; True for y or yes.
 
     Raises:
-        SettingsError: nobody is there to answer.
+        SettingsError: standard input is empty.
     """
     print(one_line(question), "[y/N] ", end="", file=sys.stderr, flush=True)
     said = sys.stdin.readline()
     if not said:
         print(file=sys.stderr)
-        raise SettingsError("nobody answered; give --yes where nobody can")
+        raise SettingsError("no answer on standard input; give --yes in scripts")
     return said.strip().lower() in ("y", "yes")
 
 
 @asynccontextmanager
-async def opened(db: Path, *, writing: bool = False) -> AsyncGenerator[SQLiteStore]:
-    """The record in a file, to look at unless `writing`; let go of at the end."""
+async def open_record(db: Path, *, writing: bool = False) -> AsyncGenerator[SQLiteStore]:
+    """Open the record in a file, read-only unless `writing`, and close it."""
     store = SQLiteStore(db, read_only=not writing, busy_timeout_ms=5_000 if writing else 250)
     try:
         yield store
@@ -84,42 +84,45 @@ async def opened(db: Path, *, writing: bool = False) -> AsyncGenerator[SQLiteSto
         await store.close()
 
 
-async def known_session(store: SQLiteStore, session: str) -> list[SessionInfo]:
-    """A conversation, once for every vault it was held in; its name may be shortened as in a table.
+async def find_session(store: SQLiteStore, session: str) -> list[SessionInfo]:
+    """A session, once per vault; its name may be abbreviated as in a table.
 
     Raises:
-        StoreError: nobody knows it, or it may be one of several; the message names some that are like it.
+        StoreError: there is no such session, or several match; the message suggests names.
     """
     every = await store.sessions()
     names = [info.session_id for info in every]
-    meant = [session] if session in names else alike(session, names)
+    meant = [session] if session in names else expand(session, names)
     if len(meant) > 1:
         some = ", ".join(repr(one_line(name, 60)) for name in meant[:3])
-        asked = f"session {one_line(session, 60)!r} may be one of {len(meant)}, such as {some}"
+        asked = f"session {one_line(session, 60)!r} matches {len(meant)}, such as {some}"
         raise StoreError(f"{store.path}: {asked}; give more of its name")
     if not meant:
-        known = near(session, names, listing=listing("sessions list", store.path)) or "; it holds no sessions at all"
+        known = (
+            suggestions(session, names, list_command=list_command("sessions list", store.path))
+            or "; it holds no sessions"
+        )
         raise StoreError(f"{store.path}: no session {one_line(session, 60)!r}{known}")
     return [info for info in every if info.session_id == meant[0]]
 
 
-async def known_view(store: SQLiteStore, number: int) -> Record:
+async def find_view(store: SQLiteStore, number: int) -> Record:
     """One request with its compile.
 
     Raises:
-        StoreError: there is none of that number; the message names some that there are.
+        StoreError: there is no view of that number; the message suggests some.
     """
     record = await store.view(number)
     if record is None:
         numbers = sorted(one.id for one in await store.views() if one.id is not None)
-        raise StoreError(f"{store.path}: no view {number}; {_numbered(number, numbers, store.path)}")
+        raise StoreError(f"{store.path}: no view {number}; {_nearest_views(number, numbers, store.path)}")
     return record
 
 
-def _numbered(wrong: int, numbers: Sequence[int], db: Path) -> str:
-    """Which views there are, as the end of an error message."""
+def _nearest_views(wrong: int, numbers: Sequence[int], db: Path) -> str:
+    """The end of an error message: the views that exist."""
     if not numbers:
-        return "it holds no views at all"
+        return "it holds no views"
     if len(numbers) == 1:
         return f"there is only view {numbers[0]}"
     low, high = numbers[0], numbers[-1]
@@ -127,42 +130,42 @@ def _numbered(wrong: int, numbers: Sequence[int], db: Path) -> str:
     if high - low >= len(numbers):
         close = sorted(sorted(numbers, key=lambda one: abs(one - wrong))[:3])
         said += f" with gaps, the nearest are {', '.join(map(str, close))}"
-    return f"{said}; `{listing('views list', db)}` lists them"
+    return f"{said}; `{list_command('views list', db)}` lists them"
 
 
-def listing(command: str, db: Path) -> str:
-    """The command that lists what a record holds, ready to be copied."""
+def list_command(command: str, db: Path) -> str:
+    """A list command for this record, ready to be copied."""
     return f"context-compiler {command}" + ("" if db in (DB, DB.absolute()) else f" --db {quote(str(db))}")
 
 
-async def kept_chain(store: SQLiteStore, record: Record, *, raw: bool) -> list[bytes]:
-    """The bodies of the messages that a request had at hand (`raw`) or sent.
+async def recorded_messages(store: SQLiteStore, record: Record, *, raw: bool) -> list[bytes]:
+    """The bodies of the messages of a request: its raw history (`raw`), or the view it sent.
 
     Raises:
-        StoreError: only facts were kept of it, and no content.
+        StoreError: the request was recorded without content.
     """
     tip = record.raw_tip if raw else record.view_tip
     if tip is None:
         raise StoreError(
             f"{store.path}: view {record.id} was recorded without its messages ({one_line(record.status, 120)}); "
-            "only its facts can be listed"
+            "only its metadata can be listed"
         )
     return await store.chain(tip)
 
 
-def named(text: str | None) -> str | None:
-    """The name of a run as typed; for use as the callback of an option.
+def check_run_name(text: str | None) -> str | None:
+    """Callback of options that name a run.
 
     Raises:
-        SettingsError: it holds bytes that are no UTF-8, and no record can keep those.
+        SettingsError: the name is not valid UTF-8, which the record cannot store.
     """
     if text is not None and any("\ud800" <= char <= "\udfff" for char in text):
-        raise SettingsError(f"{one_line(text, 60)!r}: this name is not UTF-8 text; give another")
+        raise SettingsError(f"{one_line(text, 60)!r}: the name is not valid UTF-8")
     return text
 
 
-def amount(text: str) -> Amount:
-    """A budget: whole tokens such as 4000, or a share such as 0.5."""
+def parse_amount(text: str) -> Amount:
+    """Parse a budget: whole tokens such as 4000, or a share such as 0.5."""
     said = text.strip().lower()
     try:
         value: Amount = float(said) if "." in said or "e" in said else int(said)
@@ -174,8 +177,8 @@ def amount(text: str) -> Amount:
         raise SettingsError(f"--budget {text!r}: give whole tokens such as 4000, or a share such as 0.5") from None
 
 
-def turns(text: str | None) -> Count | None:
-    """How many turns: a whole number, or `all`."""
+def parse_turns(text: str | None) -> Count | None:
+    """Parse a number of turns: a whole number, or `all`."""
     try:
         return None if text is None else count(text)
     except ValueError as allowed:
@@ -183,7 +186,7 @@ def turns(text: str | None) -> Count | None:
 
 
 class Format(StrEnum):
-    """How a view is printed."""
+    """Output format of a view."""
 
     RICH = "rich"
     MARKDOWN = "markdown"
@@ -191,7 +194,7 @@ class Format(StrEnum):
 
 
 TranscriptPath = Annotated[
-    str, typer.Argument(metavar="TRANSCRIPT", help="A JSON or JSONL file of any known format, or - for standard input.")
+    str, typer.Argument(metavar="TRANSCRIPT", help="JSON or JSONL file in any known format, or - for standard input.")
 ]
 TemplateName = Annotated[
     str | None,
@@ -199,38 +202,40 @@ TemplateName = Annotated[
         "--template",
         "-t",
         envvar="CONTEXT_COMPILER_TEMPLATE",
-        help="A template's name or path; without it extractive, or chat_compiler where a model is given.",
+        help="Name or path of a template; default: extractive, or chat_compiler with a model.",
     ),
 ]
 FidelityName = Annotated[
-    str | None, typer.Option("--fidelity", "-f", help=f"How much of the past: {', '.join(Fidelity)}.")
+    str | None, typer.Option("--fidelity", "-f", help=f"How much of the past to keep: {', '.join(Fidelity)}.")
 ]
 BudgetText = Annotated[
     str, typer.Option("--budget", "-b", help="Tokens such as 4000, or a share of 32,000 such as 0.5.")
 ]
 ModelName = Annotated[
-    str, typer.Option("--model", "-m", help="Who writes the summary, such as openai:gpt-5; none asks nobody.")
+    str, typer.Option("--model", "-m", help="Model that writes the summary, such as openai:gpt-5, or none.")
 ]
 RecordIn = Annotated[
     Path | None,
-    typer.Option("--db", envvar="CONTEXT_COMPILER_DB", help="Record the view in this file; without, nothing is kept."),
+    typer.Option(
+        "--db", envvar="CONTEXT_COMPILER_DB", help="Record the view in this file; without it, nothing is recorded."
+    ),
 ]
-SessionName = Annotated[str | None, typer.Option("--session", help="What the conversation is called on the record.")]
-RecentTurns = Annotated[str | None, typer.Option("--recent-turns", help="Turns kept if they fit: a number, or all.")]
+SessionName = Annotated[str | None, typer.Option("--session", help="Name of the conversation on the record.")]
+RecentTurns = Annotated[str | None, typer.Option("--recent-turns", help="Turns to keep if they fit: a number, or all.")]
 Select = Annotated[
-    str | None, typer.Option("--select", help="Which of several conversations: its position from 0, or its name.")
+    str | None, typer.Option("--select", help="Select one of several conversations by position, from 0, or by name.")
 ]
-FormatName = Annotated[
-    str | None, typer.Option("--from", help="The transcript's format, where it cannot be told from the content.")
-]
-PrintAs = Annotated[Format, typer.Option("--format", help="How the view is printed.")]
+FormatName = Annotated[str | None, typer.Option("--from", help="Format of the transcript, if it cannot be detected.")]
+PrintAs = Annotated[Format, typer.Option("--format", help="Output format.")]
 Explain = Annotated[
     bool, typer.Option("--explain", help="Print why each message is kept or left out, instead of the messages.")
 ]
 LayersOf = Annotated[
     str | None, typer.Option("--layers", help="Put the layers of this session, from --db, before the last prompt.")
 ]
-Role = Annotated[str, typer.Option("--role", help="Which node is told of the layers: understand, think, act or reply.")]
+Role = Annotated[
+    str, typer.Option("--role", help="Node that the layers are written for: understand, think, act or reply.")
+]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="Fail where the budget is not kept, or only by cutting the prompt.")
+    bool, typer.Option("--strict", help="Fail if the budget is exceeded, or met only by truncating the prompt.")
 ]

@@ -1,4 +1,4 @@
-"""`pipeline`: graphs of stages, checked and drawn."""
+"""`pipeline`: check, draw, run, resume and show graphs of stages."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from context_compiler.cli.runs import (
     NewId,
     Restore,
     RunId,
+    RunOptions,
     Runs,
     Simulate,
     Values,
-    Wish,
-    begun,
-    opened_runs,
-    taken_up,
+    open_runs,
+    resume_run,
+    run_graph,
 )
-from context_compiler.cli.screen import Column, Screen, listed
-from context_compiler.cli.text import json_text, near, one_line, plural, safe
+from context_compiler.cli.screen import Column, Screen, print_list
+from context_compiler.cli.text import json_text, one_line, plural, safe, suggestions
 from context_compiler.errors import GraphError, PipelineError, SettingsError
 from context_compiler.pipeline.check import Rule, validate
 from context_compiler.pipeline.dot import parse_dot
@@ -41,7 +41,9 @@ from context_compiler.pipeline.draw import to_svg
 from context_compiler.pipeline.graph import Diagnostic, Graph, Severity
 from context_compiler.pipeline.workflow import SUFFIXES, load_workflow
 
-app = group("Check and draw pipelines: DOT graphs whose stages are agents.", shown="pipeline check plan.dot")
+app = group(
+    "Check, draw, run, resume and show pipelines: DOT graphs whose stages are agents.", shown="pipeline check plan.dot"
+)
 
 FINDINGS = (
     Column("line", right=True, style="dim"),
@@ -53,8 +55,8 @@ FINDINGS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """What a check found out about one file."""
+class FileReport:
+    """Result of checking one file."""
 
     path: str
     name: str = ""
@@ -62,24 +64,24 @@ class Checked:
     edges: int = 0
     findings: tuple[Diagnostic, ...] = ()
     snippet: str = ""
-    """Where the file could not be read on."""
+    """Source line of a syntax error."""
 
     def count(self, severity: Severity) -> int:
-        """How many findings are that bad."""
+        """Number of findings of a severity."""
         return sum(one.severity is severity for one in self.findings)
 
 
 @app.command("check", epilog=example("pipeline check plan.dot"))
 def check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="DOT files, or workflows.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="DOT files or workflows.")],
     json: Json = False,
 ) -> None:
-    """Read graphs and hold them to every rule; exit code 1 if one has errors."""
-    report([checked(file, read_graph) for file in files], json=json)
+    """Check graphs against every rule; exit code 1 if one has errors."""
+    print_reports([check_file(file, read_graph) for file in files], json=json)
 
 
-def report(found: Sequence[Checked], *, json: bool) -> None:
-    """Print what was found.
+def print_reports(found: Sequence[FileReport], *, json: bool) -> None:
+    """Print the findings.
 
     Raises:
         Exit: a file has errors.
@@ -92,16 +94,16 @@ def report(found: Sequence[Checked], *, json: bool) -> None:
         for one in found:
             _print(screen, one)
         counts = [sum(one.count(severity) for one in found) for severity in Severity]
-        told = [plural(count, noun) for count, noun in zip(counts, ("error", "warning", "note"), strict=True)]
-        screen.line(f"{plural(len(found), 'file')}, {', '.join(told)}")
+        counted = [plural(count, noun) for count, noun in zip(counts, ("error", "warning", "note"), strict=True)]
+        screen.line(f"{plural(len(found), 'file')}, {', '.join(counted)}")
     if wrong:
         raise typer.Exit(1)
 
 
 @app.command("draw", epilog=example("pipeline draw plan.dot --out plan.svg"))
 def draw(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A DOT file, or a workflow.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Where to write the SVG; else it is printed.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A DOT file or a workflow.")],
+    out: Annotated[Path | None, typer.Option("--out", help="SVG file; default: standard output.")] = None,
 ) -> None:
     """Draw a graph as SVG, with the fidelity and thread of each stage and edge."""
     svg = to_svg(read_graph(file))
@@ -117,45 +119,45 @@ def draw(
 
 
 def read_graph(file: Path) -> Graph:
-    """The graph in a file: DOT, or a workflow if its name ends as markdown does.
+    """Read the graph in a file: a workflow if it is markdown, else DOT.
 
     Raises:
         SettingsError: the file cannot be read as text.
-        GraphError: there is no graph in it.
+        GraphError: it holds no valid graph.
     """
     if file.suffix.lower() in SUFFIXES:
         return load_workflow(file)
     try:
         return parse_dot(file.read_bytes().decode(), str(file))
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{file}: this is not UTF-8 text (byte {error.start})") from None
+        raise SettingsError(f"{file}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise SettingsError(f"{file}: cannot be read: {error.strerror}") from error
 
 
-def checked(file: Path, read: Callable[[Path], Graph], *rules: Rule) -> Checked:
-    """What is to be said about one file, by every rule and these."""
+def check_file(file: Path, read: Callable[[Path], Graph], *rules: Rule) -> FileReport:
+    """Check one file against every rule, and against `rules`."""
     try:
         graph = read(file)
     except GraphError as error:
         finding = Diagnostic(
             rule="syntax", severity=Severity.ERROR, message=error.message, line=error.line, column=error.column
         )
-        return Checked(path=str(file), findings=(finding,), snippet=error.snippet)
+        return FileReport(path=str(file), findings=(finding,), snippet=error.snippet)
     findings = sorted(validate(graph, rules), key=lambda one: (one.line or 0, one.column or 0))
-    return Checked(
+    return FileReport(
         path=str(file), name=graph.name, stages=len(graph.nodes), edges=len(graph.edges), findings=tuple(findings)
     )
 
 
-def _print(screen: Screen, one: Checked) -> None:
-    """A table on a terminal; elsewhere a line a finding, with the place first."""
+def _print(screen: Screen, one: FileReport) -> None:
+    """Print a table on a terminal; elsewhere one line per finding, with the place first."""
     if not screen.rich:
         for finding in one.findings:
             screen.raw(safe(f"{one.path}:{'' if finding.line else ' '}{finding}").replace("\n", " "))
     else:
-        told = f"{one.name or 'no name'}, {plural(one.stages, 'stage')}, {plural(one.edges, 'edge')}"
-        screen.line((one.path, "bold"), f"  {told}" if not one.snippet else "")
+        size = f"{one.name or 'no name'}, {plural(one.stages, 'stage')}, {plural(one.edges, 'edge')}"
+        screen.line((one.path, "bold"), f"  {size}" if not one.snippet else "")
         if one.findings:
             screen.table(FINDINGS, [_row(finding) for finding in one.findings])
     for line in one.snippet.splitlines():
@@ -173,7 +175,7 @@ RUN_COLUMNS = (
     Column("status"),
     Column("stages", right=True),
     Column("last stage"),
-    Column("begun", spare=1),
+    Column("started", spare=1),
     Column("goal", elastic=True),
 )
 STAGES = (
@@ -187,7 +189,7 @@ STAGES = (
 
 @app.command("run", epilog=example("pipeline run plan.dot --simulate"))
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A DOT file, or a workflow.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A DOT file or a workflow.")],
     model: ModelName = None,
     simulate: Simulate = False,
     auto_approve: AutoApprove = False,
@@ -201,8 +203,8 @@ def run(
     system: System = SYSTEM,
     json: EventLines = False,
 ) -> None:
-    """Run a graph to its end; exit code 1 if the run fails."""
-    wish = Wish(
+    """Run a graph; exit code 1 if the run fails."""
+    wish = RunOptions(
         model=model,
         simulate=simulate,
         auto_approve=auto_approve,
@@ -214,7 +216,7 @@ def run(
         system=system,
         json=json,
     )
-    begun(read_graph(file), wish, run_id, values or [])
+    run_graph(read_graph(file), wish, run_id, values or [])
 
 
 @app.command("resume", epilog=example("pipeline resume login-1a2b3c4d --simulate"))
@@ -226,7 +228,7 @@ def resume(
     lenient: Lenient = False,
     restore: Restore = False,
     runs: Annotated[
-        Path | None, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Where it is kept.")
+        Path | None, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Where runs are stored.")
     ] = None,
     logs: Logs = None,
     db: Db = DB,
@@ -234,9 +236,9 @@ def resume(
     system: System = SYSTEM,
     json: EventLines = False,
 ) -> None:
-    """Go on with a run that was stopped; one that has ended is only shown."""
+    """Resume a stopped run; print the result of one that has ended."""
     folder = (Path(run) / "checkpoint.json").is_file() and runs is None
-    wish = Wish(
+    wish = RunOptions(
         model=model,
         simulate=simulate,
         auto_approve=auto_approve,
@@ -248,23 +250,23 @@ def resume(
         system=system,
         json=json,
     )
-    taken_up(run, wish, restore=restore)
+    resume_run(run, wish, restore=restore)
 
 
 @app.command("runs", epilog=example("pipeline runs"))
 def list_runs(runs: Runs = RUNS, json: Json = False) -> None:
-    """List runs, the one begun last first."""
-    found = asyncio.run(_listed(runs))
+    """List runs, newest first."""
+    found = asyncio.run(_load_runs(runs))
     rows = [
         (one.run_id, one.status, one.completed, one.current_node or "", one.started_at[:19], one.goal) for one in found
     ]
-    listed({"runs": found}, RUN_COLUMNS, rows, json=json, empty=f"no runs in {runs}")
+    print_list({"runs": found}, RUN_COLUMNS, rows, json=json, empty=f"no runs in {runs}")
 
 
 @app.command("show", epilog=example("pipeline show login-1a2b3c4d"))
 def show(run: RunId, runs: Runs = RUNS, json: Json = False) -> None:
-    """Show where a run stands: its stages, their outcomes, and the values it holds."""
-    state, events = asyncio.run(_shown(run, runs))
+    """Show the state of a run: stages, outcomes, and context values."""
+    state, events = asyncio.run(_load_run(run, runs))
     screen = Screen()
     if json:
         screen.raw(
@@ -295,26 +297,26 @@ def _stage_row(state: pipeline.RunState, name: str) -> tuple[object, ...]:
     return name, outcome.status, state.visits.get(name, 0), state.retries.get(name, ""), one_line(said, 200)
 
 
-async def _listed(runs: Path) -> list[pipeline.RunInfo]:
+async def _load_runs(runs: Path) -> list[pipeline.RunInfo]:
     if not runs.exists():
         return []
-    async with opened_runs(runs) as store:
+    async with open_runs(runs) as store:
         return await store.runs()
 
 
-async def _shown(run: str, runs: Path) -> tuple[pipeline.RunState, list[pipeline.Event]]:
+async def _load_run(run: str, runs: Path) -> tuple[pipeline.RunState, list[pipeline.Event]]:
     folder = Path(run)
     if (folder / "checkpoint.json").is_file():
         state = pipeline.read_checkpoint(folder)
         if state is not None:
             return state, await pipeline.in_folder(folder).events(state.lineage.root_run_id)
     if not runs.exists():
-        raise PipelineError(f"{runs}: there are no runs here; give --runs, or the folder of a run")
-    async with opened_runs(runs) as store:
+        raise PipelineError(f"{runs}: no runs here; give --runs, or the folder of a run")
+    async with open_runs(runs) as store:
         state = await store.load(run)
         if state is None:
             names = [info.run_id for info in await store.runs()]
             lists = "context-compiler pipeline runs" + ("" if runs == RUNS else f" --runs {quote(str(runs))}")
-            known = near(run, names, listing=lists) or "; it holds no runs"
+            known = suggestions(run, names, list_command=lists) or "; it holds no runs"
             raise PipelineError(f"{runs}: no run {one_line(run, 60)!r}{known}")
         return state, await store.events(run)

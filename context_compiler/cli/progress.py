@@ -1,4 +1,4 @@
-"""A run while it goes on: a table that grows on a terminal, a line a stage elsewhere, or events as JSON lines."""
+"""Progress of a run: a live table on a terminal, one line per stage elsewhere, or events as JSON lines."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from context_compiler.pipeline.stores import Event
 
 STYLES = {"success": "green", "partial_success": "yellow", "fail": "red", "skipped": "dim", "running": "cyan"}
 MOST = 200
-"""Rows of the table; older ones scroll away."""
+"""Maximum rows of the table; older ones are dropped."""
 
 
 @dataclass(slots=True)
 class Row:
-    """One visit to a stage, as far as it has come."""
+    """One visit to a stage."""
 
     name: str
     fidelity: str
@@ -40,7 +40,7 @@ class Row:
     why: str = ""
 
     def cells(self) -> tuple[str, ...]:
-        """What is shown of it, in the order of the columns."""
+        """Its cells, in the order of the columns."""
         seconds = time.monotonic() - self.began if self.seconds is None else self.seconds
         tokens = f"{number(self.tokens_in)} in, {number(self.tokens_out)} out" if self.tokens_in else ""
         retries = plural(self.retries, "retry").replace("retrys", "retries") if self.retries else ""
@@ -48,8 +48,8 @@ class Row:
         return self.name, fidelity, self.status, retries, f"{seconds:.1f} s", tokens, one_line(self.why, 120)
 
 
-class Watch:
-    """Hears the events of one run."""
+class RunProgress:
+    """Prints the events of one run."""
 
     def __init__(self, screen: Screen, *, as_json: bool) -> None:
         self._screen, self._json = screen, as_json
@@ -58,8 +58,8 @@ class Watch:
         self._live: Live | None = None
 
     @contextmanager
-    def shown(self) -> Generator[None]:
-        """Show the run while the context lasts."""
+    def display(self) -> Generator[None]:
+        """Show the live table while the context lasts."""
         if self._json or not self._screen.rich:
             yield
             return
@@ -68,21 +68,21 @@ class Watch:
         with self._live:
             yield
 
-    def hear(self, event: Event) -> None:
-        """One event."""
+    def on_event(self, event: Event) -> None:
+        """Print or count one event."""
         if self._json:
             sys.stdout.write(json.dumps(event.document()) + "\n")
             sys.stdout.flush()
             return
         row = self._row(event)
         if row is not None:
-            self._told(row, event)
+            self._update(row, event)
         if self._live is not None and event.kind == "interview_started":
             self._live.stop()
         elif self._live is not None and event.kind in ("interview_completed", "interview_timeout"):
             self._live.start()
         elif self._live is None and row is not None and event.kind in ("stage_completed", "stage_failed"):
-            self._line(row)
+            self._print_row(row)
         if self._live is None and event.kind == "run_finalized" and event.data.get("status") == "restarted":
             self._screen.line(f"restarted at {event.data.get('restart_target')}")
 
@@ -100,7 +100,7 @@ class Watch:
             self._rows = [*self._rows, self._open[place]][-MOST:]
         return self._open.get(place)
 
-    def _told(self, row: Row, event: Event) -> None:
+    def _update(self, row: Row, event: Event) -> None:
         facts: Any = event.data
         if event.kind == "stage_retrying":
             row.retries += 1
@@ -112,7 +112,7 @@ class Watch:
             row.status, row.seconds = str(facts.get("status", "")), float(facts.get("duration", 0))
             row.why = str(facts.get("reason", "")) or row.why
 
-    def _line(self, row: Row) -> None:
+    def _print_row(self, row: Row) -> None:
         name, fidelity, status, *rest = row.cells()
         self._screen.line(f"{name:<20}  {fidelity:<20}  {status:<15}  {'  '.join(one for one in rest if one)}".rstrip())
 

@@ -1,4 +1,4 @@
-"""A graph is run from the command line the same way whatever it was written in: DOT, or a workflow."""
+"""Run and resume graphs from the command line, whether written in DOT or as a workflow."""
 
 from __future__ import annotations
 
@@ -13,44 +13,42 @@ from uuid import uuid4
 import typer
 
 from context_compiler import pipeline
-from context_compiler.cli.options import named
-from context_compiler.cli.progress import Watch
-from context_compiler.cli.screen import Screen, warn
+from context_compiler.cli.options import check_run_name
+from context_compiler.cli.progress import RunProgress
+from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import SettingsError
 from context_compiler.pipeline.workflow import apply_directives
 
 Runs = Annotated[
-    Path, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Where runs are kept: a .db file or a folder.")
+    Path, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Where runs are stored: a .db file or a folder.")
 ]
-Logs = Annotated[Path | None, typer.Option("--logs", help="A folder for the files of this run.")]
+Logs = Annotated[Path | None, typer.Option("--logs", help="Folder for the files of this run.")]
 Db = Annotated[
     Path,
-    typer.Option("--db", envvar="CONTEXT_COMPILER_DB", help="The file in which what each stage is sent is recorded."),
+    typer.Option("--db", envvar="CONTEXT_COMPILER_DB", help="File in which the requests of the stages are recorded."),
 ]
-ModelName = Annotated[str | None, typer.Option("--model", help="Runs the stages that name no model.")]
+ModelName = Annotated[str | None, typer.Option("--model", help="Model of the stages that name none.")]
 Simulate = Annotated[
     bool,
-    typer.Option(
-        "--simulate", help="Ask no model: each agent's stage answers that it was simulated. Tool commands run for real."
-    ),
+    typer.Option("--simulate", help="Simulate agents instead of asking models. Tool commands run for real."),
 ]
-AutoApprove = Annotated[bool, typer.Option("--auto-approve", help="Take the first choice where a person would choose.")]
+AutoApprove = Annotated[bool, typer.Option("--auto-approve", help="Take the first choice at human gates.")]
 EventLines = Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")]
-Lenient = Annotated[bool, typer.Option("--lenient", help="After a failure, go along an edge without a condition too.")]
-Restore = Annotated[bool, typer.Option("--restore-threads", help="Go on with the conversations of `full`.")]
-NewId = Annotated[str | None, typer.Option("--id", callback=named, help="What to call the run.")]
-Values = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A value to begin with.")]
-RunId = Annotated[str, typer.Argument(metavar="RUN", callback=named, help="The id of a run, or its folder.")]
+Lenient = Annotated[bool, typer.Option("--lenient", help="After a failure, follow edges without a condition too.")]
+Restore = Annotated[bool, typer.Option("--restore-threads", help="Continue the conversations of `full` stages.")]
+NewId = Annotated[str | None, typer.Option("--id", callback=check_run_name, help="Id of the run.")]
+Values = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Initial value of the context.")]
+RunId = Annotated[str, typer.Argument(metavar="RUN", callback=check_run_name, help="Id of a run, or its folder.")]
 
 RUNS = Path("system/runs.db")
 DIRECTIVES = "directive_known"
-"""The rule that tells of directives that say nothing here."""
+"""Rule that finds directives without effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What somebody said about a run on the command line, beside which graph it is."""
+class RunOptions:
+    """Options of a run, the graph excepted."""
 
     model: str | None
     simulate: bool
@@ -64,46 +62,46 @@ class Wish:
     json: bool
 
 
-def begun(graph: pipeline.Graph, wish: Wish, run_id: str | None, values: list[str]) -> None:
-    """Run a graph to its end, and say how it ended; a directive that will have no effect is told of before.
+def run_graph(graph: pipeline.Graph, wish: RunOptions, run_id: str | None, values: list[str]) -> None:
+    """Run a graph to its end and print the result; directives without effect are noted first.
 
     Raises:
-        SettingsError: a stage has no model, or a value is none.
+        SettingsError: a stage has no model, or a value is malformed.
         Exit: the run failed.
     """
     for finding in pipeline.validate(graph):
         if finding.rule == DIRECTIVES:
-            warn(f"{graph.path or graph.name}: {finding}")
+            print_note(f"{graph.path or graph.name}: {finding}")
     name = run_id or f"{graph.name or 'run'}-{uuid4().hex[:8]}"
-    watch = Watch(Screen(), as_json=wish.json)
+    watch = RunProgress(Screen(), as_json=wish.json)
     config = _config(wish, watch)
-    options: dict[str, Any] = {"run_id": name, "context": _values(values), **_needed(graph, wish)}
-    with watch.shown():
+    options: dict[str, Any] = {"run_id": name, "context": _parse_values(values), **_agents(graph, wish)}
+    with watch.display():
         result = asyncio.run(pipeline.run_pipeline(graph, config, **options))
-    _ended(result, as_json=wish.json)
+    _print_result(result, as_json=wish.json)
 
 
-def taken_up(run: str, wish: Wish, *, restore: bool, graph: pipeline.Graph | None = None) -> None:
-    """Go on with a run, and say how it ended; `graph` is what it must be a run of, if that is known.
+def resume_run(run: str, wish: RunOptions, *, restore: bool, graph: pipeline.Graph | None = None) -> None:
+    """Resume a run and print the result; `graph`, if given, must be the graph of the run.
 
     Raises:
         SettingsError: a stage has no model.
         Exit: the run failed.
     """
-    watch = Watch(Screen(), as_json=wish.json)
+    watch = RunProgress(Screen(), as_json=wish.json)
     options: dict[str, Any] = {"resume_threads": "restore" if restore else "degrade"}
     if graph is not None:
-        options |= {"pipeline": graph, **_needed(graph, wish)}
+        options |= {"pipeline": graph, **_agents(graph, wish)}
     elif not wish.simulate and wish.model is None:
         options["agents"] = _own_model
-    with watch.shown():
+    with watch.display():
         result = asyncio.run(pipeline.resume_pipeline(run, _config(wish, watch), **options))
-    _ended(result, as_json=wish.json)
+    _print_result(result, as_json=wish.json)
 
 
 @asynccontextmanager
-async def opened_runs(runs: Path) -> AsyncGenerator[pipeline.RunStore]:
-    """The store of runs at a place, let go of at the end."""
+async def open_runs(runs: Path) -> AsyncGenerator[pipeline.RunStore]:
+    """Open the store of runs, and close it."""
     store = pipeline.open_runs(pipeline.RunConfig(runs=runs))
     try:
         yield store
@@ -111,7 +109,7 @@ async def opened_runs(runs: Path) -> AsyncGenerator[pipeline.RunStore]:
         await store.close()
 
 
-def _config(wish: Wish, watch: Watch) -> pipeline.RunConfig:
+def _config(wish: RunOptions, watch: RunProgress) -> pipeline.RunConfig:
     return pipeline.RunConfig(
         model=wish.model,
         simulate=wish.simulate,
@@ -121,12 +119,12 @@ def _config(wish: Wish, watch: Watch) -> pipeline.RunConfig:
         logs_root=wish.logs,
         store=wish.db,
         compiler={"vault": wish.vault, "system": wish.system},
-        on_event=watch.hear,
+        on_event=watch.on_event,
     )
 
 
-def _needed(graph: pipeline.Graph, wish: Wish) -> dict[str, Any]:
-    """What is needed beside a config: nothing, or agents for stages that name their models themselves.
+def _agents(graph: pipeline.Graph, wish: RunOptions) -> dict[str, Any]:
+    """Further arguments of a run: the agents, if stages name their own models.
 
     Raises:
         SettingsError: a stage has no model.
@@ -141,10 +139,10 @@ def _needed(graph: pipeline.Graph, wish: Wish) -> dict[str, Any]:
 
 
 def _own_model(node: object) -> None:
-    """No agent is given: each stage has the model that it names."""
+    """No agent, so that the stage gets the model that it names."""
 
 
-def _values(said: list[str]) -> dict[str, str]:
+def _parse_values(said: list[str]) -> dict[str, str]:
     pairs = [one.partition("=") for one in said]
     for key, equals, _ in pairs:
         if not equals or not key:
@@ -152,7 +150,7 @@ def _values(said: list[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _ended(result: pipeline.RunState, *, as_json: bool) -> None:
+def _print_result(result: pipeline.RunState, *, as_json: bool) -> None:
     screen = Screen()
     if as_json:
         facts = {

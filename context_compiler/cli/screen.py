@@ -1,7 +1,6 @@
-"""One page, two ways to print it: tables and colour on a terminal, plain aligned text everywhere else.
+"""Output in two forms: tables and colour on a terminal, plain aligned text everywhere else.
 
-The plain way cuts nothing, whatever the width of a terminal somebody may have, so that it can be read by
-programs too. All text passes through `safe`; nothing is read as markup.
+Plain text is never truncated, so that programs can read it. All text passes through `safe`; nothing is markup.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from rich.table import Column as RichColumn
 from rich.table import Table
 from rich.text import Text
 
-from context_compiler.cli.text import json_text, one_line, safe, shortened
+from context_compiler.cli.text import abbreviate, json_text, one_line, safe
 
 Piece = str | tuple[str, str]
 """A text, or a text and its style."""
 
 BAR, SHORTEST = 44, 12
-"""Columns of a full bar, and on the narrowest terminal."""
+"""Columns of a full bar, and of one on the narrowest terminal."""
 
 LONG = 240
-"""Columns that a line keeps where only the first lines are shown."""
+"""Columns that a line keeps if only the first lines of a text are shown."""
 
 
-def styled(*pieces: Piece) -> Text:
-    """Pieces as one rich text."""
+def styled_text(*pieces: Piece) -> Text:
+    """Pieces joined to one rich text."""
     text = Text()
     for piece in pieces:
         words, style = (piece, "") if isinstance(piece, str) else piece
@@ -43,31 +42,31 @@ def styled(*pieces: Piece) -> Text:
 
 
 class Screen:
-    """Standard output as it is now; make one a command."""
+    """Standard output as it is now; make one per command."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False, markup=False, emoji=False)
         self.rich = self.console.is_terminal
 
     def line(self, *pieces: Piece) -> None:
-        """One line of text, or an empty one."""
+        """Print one line, or an empty one."""
         if self.rich:
-            self.console.print(styled(*pieces))
+            self.console.print(styled_text(*pieces))
         else:
-            self._plain(styled(*pieces).plain)
+            self._plain(styled_text(*pieces).plain)
 
     def heading(self, text: str) -> None:
-        """A line that says what follows, after an empty one."""
+        """Print an empty line and a heading."""
         self.line()
         self.line((text, "bold"))
 
     def facts(self, pairs: Iterable[tuple[str, object]]) -> None:
-        """Names and values, one a line; a value that is None or empty is left out, a long one stays in its column."""
+        """Print names and values, one pair per line, without those that are None or empty."""
         said = [(name, one_line(str(value))) for name, value in pairs if value not in (None, "")]
         if self.rich:
             grid = Table.grid(RichColumn(style="dim", no_wrap=True), RichColumn(overflow="fold"), padding=(0, 2))
             for name, value in said:
-                grid.add_row(styled(name), Text(value))
+                grid.add_row(styled_text(name), Text(value))
             self.console.print(Padding(grid, (0, 0, 0, 2), expand=False))
             return
         width = max((cell_len(name) for name, _ in said), default=0)
@@ -75,12 +74,12 @@ class Screen:
             self._plain(f"  {safe(name).ljust(width)}  {value}".rstrip())
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
-        """Rows under the names of their columns."""
+        """Print rows under the names of their columns."""
         cells = [[one_line(str(cell)) for cell in row] for row in rows]
         widths = [max(map(cell_len, [column.name, *(row[at] for row in cells)])) for at, column in enumerate(columns)]
         if self.rich:
-            fit = fitting(columns, widths, cells, self.console.width)
-            self.console.print(drawn(columns, cells, fit))
+            fit = fit_columns(columns, widths, cells, self.console.width)
+            self.console.print(draw_table(columns, cells, fit))
             left = [
                 one.name for at, one in enumerate(columns) if at not in fit and one.name and any(r[at] for r in cells)
             ]
@@ -92,20 +91,22 @@ class Screen:
             self._plain("  ".join(padded).rstrip())
 
     def block(self, title: Sequence[Piece], text: str | Text, *, style: str = "", lines: int = 0) -> None:
-        """A text under a title of its own; only the first `lines` of it when that is given."""
-        body = _shortened(text if isinstance(text, Text) else styled(text), lines)
+        """Print a text under a title; only its first `lines`, unless that is 0."""
+        body = _first_lines(text if isinstance(text, Text) else styled_text(text), lines)
         if self.rich:
-            panel = Panel(body, title=styled(*title), title_align="left", border_style=style or "dim", box=box.ROUNDED)
+            panel = Panel(
+                body, title=styled_text(*title), title_align="left", border_style=style or "dim", box=box.ROUNDED
+            )
             self.console.print(panel)
             return
-        self._plain(styled(*title).plain)
+        self._plain(styled_text(*title).plain)
         for line in body.plain.splitlines():
             self._plain(f"    {line}".rstrip())
 
     def bars(self, whole: float, rows: Sequence[tuple[str, float, str, Sequence[Piece]]]) -> None:
-        """Bars as long as their values' shares of `whole`, each a name, a value, a style and what stands behind it."""
+        """Print bars as long as their values' shares of `whole`; a row is a name, a value, a style and a label."""
         width = max(cell_len(name) for name, *_ in rows)
-        behind = max(cell_len(styled(*rest).plain) for *_, rest in rows)
+        behind = max(cell_len(styled_text(*rest).plain) for *_, rest in rows)
         longest = min(BAR, max(SHORTEST, self.console.width - width - behind - 6)) if self.rich else BAR
         for name, value, style, rest in rows:
             filled = max(round(longest * value / whole) if whole else 0, 1 if value else 0)
@@ -113,15 +114,15 @@ class Screen:
             self.line("  ", (name.ljust(width), "bold"), "  ", (bar, style), "  ", *rest)
 
     def indented(self, text: str, style: str = "") -> None:
-        """A paragraph, set in."""
+        """Print an indented paragraph."""
         if self.rich:
-            self.console.print(Padding(styled((text, style)), (0, 0, 0, 2)))
+            self.console.print(Padding(styled_text((text, style)), (0, 0, 0, 2)))
             return
         for line in safe(text).splitlines():
             self._plain(f"  {line}".rstrip())
 
     def raw(self, text: str) -> None:
-        """A text that is safe already and must not be wrapped: JSON, markdown, a template."""
+        """Print a text that is safe already and must not be wrapped: JSON, markdown, a template."""
         self._plain(text)
 
     def _plain(self, line: str) -> None:
@@ -133,7 +134,7 @@ def _pad(cell: str, width: int, right: bool) -> str:
     return room + cell if right else cell + room
 
 
-def _shortened(text: Text, lines: int) -> Text:
+def _first_lines(text: Text, lines: int) -> Text:
     if not lines:
         return text
     split = text.split("\n")
@@ -145,13 +146,13 @@ def _shortened(text: Text, lines: int) -> Text:
 
 
 @contextmanager
-def working(what: str, total: int | None = None, *, quiet: bool = False) -> Generator[Progress | None]:
-    """A progress bar on the terminal behind standard error, or nothing where there is none.
+def progress_bar(what: str, total: int | None = None, *, quiet: bool = False) -> Generator[Progress | None]:
+    """Show a progress bar on standard error; None if that is no terminal.
 
     Args:
-        what: What is being done.
-        total: Steps until it is done, each told to `step`; None is not known.
-        quiet: Show nothing after all.
+        what: Description of the work.
+        total: Number of steps, each reported by `step`; None if unknown.
+        quiet: Show no bar.
     """
     console = Console(stderr=True, highlight=False, markup=False)
     if quiet or not console.is_terminal:
@@ -165,71 +166,71 @@ def working(what: str, total: int | None = None, *, quiet: bool = False) -> Gene
 
 
 def step(progress: Progress | None) -> None:
-    """One step of `working` is done."""
+    """Advance the progress bar by one step."""
     if progress is not None:
         progress.advance(progress.task_ids[0])
 
 
-def listed(
+def print_list(
     document: object, columns: Sequence[Column], rows: Iterable[Sequence[object]], *, json: bool, empty: str = ""
 ) -> None:
-    """The answer of a command that lists: one JSON document, or a table; `empty` is said instead of an empty one."""
+    """Print one JSON document or a table; `empty` is printed instead of an empty table."""
     cells = list(rows)
     if json or (empty and not cells):
-        told(document, empty, json=json)
+        print_result(document, empty, json=json)
     else:
         Screen().table(columns, cells)
 
 
-def told(document: object, *line: Piece, json: bool) -> None:
-    """The answer of a command that does something: one JSON document, or a line."""
+def print_result(document: object, *line: Piece, json: bool) -> None:
+    """Print one JSON document or a line."""
     if json:
         Screen().raw(json_text(document))
     else:
         Screen().line(*line)
 
 
-def complain(message: str) -> None:
-    """One line on standard error: what, where, and what to do."""
+def print_error(message: str) -> None:
+    """Print an error as one line on standard error."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    console.print(styled(("error: ", "bold red"), one_line(message)), soft_wrap=True)
+    console.print(styled_text(("error: ", "bold red"), one_line(message)), soft_wrap=True)
 
 
-def tell(message: str) -> None:
-    """One line on standard error about what is going on, for where no bar can be shown."""
+def print_progress(message: str) -> None:
+    """Print a line of progress on standard error, if there is no progress bar."""
     print(one_line(message), file=sys.stderr, flush=True)
 
 
-def warn(message: str) -> None:
-    """One line on standard error about something that may matter."""
+def print_note(message: str) -> None:
+    """Print a note as one line on standard error."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    console.print(styled(("note: ", "yellow"), one_line(message)), soft_wrap=True)
+    console.print(styled_text(("note: ", "yellow"), one_line(message)), soft_wrap=True)
 
 
 GAP, LEAST, NAMED = 2, 12, 3 / 8
-"""Columns between two columns of a table; those that an elastic one is left; the share that one of names is left."""
+"""Space between columns; least width of an elastic column; least share of the room for a column of names."""
 
 Widths = Mapping[int, int]
-"""The columns of a table that are shown, by position, and how wide each is."""
+"""Widths of the columns that are shown, by position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table; the last three say what gives way where a terminal is too narrow."""
+    """A column of a table; the last three fields apply on a narrow terminal."""
 
     name: str
     right: bool = False
     style: str = ""
     elastic: bool = False
-    """It may be cut to fewer columns, with an ellipsis."""
+    """May be truncated, with an ellipsis."""
     names: bool = False
-    """What it holds is typed in again: it may be shortened in its middle, as `shortened` does."""
+    """Holds names that users type: may be truncated in the middle, by `abbreviate`."""
     spare: int = 0
-    """It may be left away: the highest number first, and of two with one number the one that stands further right."""
+    """May be hidden, if not 0: the highest number first, then the rightmost."""
 
 
-def fitting(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[Sequence[str]], room: int) -> Widths:
-    """The columns that there is room for, by position, and how wide each is; spare ones that say nothing go first."""
+def fit_columns(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[Sequence[str]], room: int) -> Widths:
+    """The columns that fit, and their widths; empty spare columns are hidden first."""
     fit = dict(enumerate(widths))
     least = [
         min(width, int(room * NAMED) if column.names else LEAST if column.elastic else width)
@@ -248,7 +249,7 @@ def fitting(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[Se
     return fit
 
 
-def drawn(columns: Sequence[Column], cells: Sequence[Sequence[str]], fit: Widths) -> Table:
+def draw_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], fit: Widths) -> Table:
     """A table for a terminal, of the columns in `fit`."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", collapse_padding=True)
     shown: list[Sequence[str]] = []
@@ -256,7 +257,7 @@ def drawn(columns: Sequence[Column], cells: Sequence[Sequence[str]], fit: Widths
         column, said = columns[at], [row[at] for row in cells]
         justify = "right" if column.right else "left"
         table.add_column(Text(column.name), justify=justify, style=column.style or None, overflow="fold", width=width)
-        shown.append(shortened(said, width) if column.names else [one_line(cell, width) for cell in said])
+        shown.append(abbreviate(said, width) if column.names else [one_line(cell, width) for cell in said])
     for row in zip(*shown, strict=True):
         table.add_row(*map(Text, row))
     return table

@@ -1,4 +1,4 @@
-"""`sessions`: recorded conversations, listed, shown and deleted."""
+"""`sessions`: list, show and delete recorded conversations."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from context_compiler.cli.options import (
     System,
     Vault,
     Yes,
-    agreed,
+    confirm,
     example,
+    find_session,
     group,
-    known_session,
-    opened,
+    open_record,
 )
-from context_compiler.cli.screen import Column, Screen, complain, listed, told, warn
-from context_compiler.cli.show import begins, reading, role, show
-from context_compiler.cli.text import json_text, moment, number, plural, share
-from context_compiler.cli.views import VIEWS, view_row
+from context_compiler.cli.screen import Column, Screen, print_error, print_list, print_note, print_result
+from context_compiler.cli.show import excerpt, print_messages, read_history, role
+from context_compiler.cli.text import json_text, number, plural, share, timestamp
+from context_compiler.cli.views import VIEWS, record_row
 from context_compiler.messages.history import load_messages
 from context_compiler.record.values import Compile, Record, SessionInfo
 
 app = group("List, show and delete recorded conversations.", shown="sessions list")
 
-SessionId = Annotated[str, typer.Argument(metavar="ID", help="A session, as `sessions list` shows it.")]
-"""Which conversation."""
+SessionId = Annotated[str, typer.Argument(metavar="ID", help="Name of a session, from `sessions list`.")]
 
 SESSIONS = (
     Column("session", style="bold", names=True),
@@ -50,10 +49,10 @@ MESSAGES = (Column("#", right=True), Column("role"), Column("tokens", right=True
 
 @app.command("list", epilog=example("sessions list"))
 def list_(db: Db = DB, json: Json = False) -> None:
-    """List every conversation, the one used last first."""
-    found = asyncio.run(_all(db))
+    """List conversations, the most recently used first."""
+    found = asyncio.run(_load_sessions(db))
     none = f"{db} holds no sessions yet; `context-compiler import` and `compile --db` make some"
-    listed({"db": str(db), "sessions": found}, SESSIONS, map(_row, found), json=json, empty=none)
+    print_list({"db": str(db), "sessions": found}, SESSIONS, map(_row, found), json=json, empty=none)
 
 
 @app.command("show", epilog=example("sessions show demo --raw"))
@@ -64,7 +63,7 @@ def show_(
     json: Json = False,
 ) -> None:
     """Show one conversation: its requests and its raw history."""
-    infos, records, compiles, bodies = asyncio.run(_one(db, session))
+    infos, records, compiles, bodies = asyncio.run(_load_session(db, session))
     screen = Screen()
     if json:
         messages = [json_.loads(body) for body in bodies]
@@ -72,15 +71,15 @@ def show_(
         screen.raw(json_text(document))
         return
     for info in infos:
-        _facts(screen, info)
+        _print_facts(screen, info)
     screen.heading("Requests")
-    screen.table(VIEWS, map(view_row, records))
-    history = reading(load_messages(bodies))
+    screen.table(VIEWS, map(record_row, records))
+    history = read_history(load_messages(bodies))
     screen.heading(f"Raw history: {plural(len(history), 'message')}, {number(history.tokens)} tokens")
     if raw:
-        show(screen, history)
+        print_messages(screen, history)
         return
-    rows = [(index, role(one), number(one.tokens), begins(one, 90)) for index, one in enumerate(history.readings)]
+    rows = [(index, role(one), number(one.tokens), excerpt(one, 90)) for index, one in enumerate(history.readings)]
     screen.table(MESSAGES, rows)
 
 
@@ -93,24 +92,24 @@ def delete(
     system: System = SYSTEM,
     json: Json = False,
 ) -> None:
-    """Remove a conversation and all that only it used, for good; the transcript of a chat is named, and stays."""
-    infos, records, _, bodies = asyncio.run(_one(db, session))
+    """Delete a conversation from the record; the transcript of a chat is named, and stays."""
+    infos, records, _, bodies = asyncio.run(_load_session(db, session))
     if not yes:
         what = f"{plural(len(records), 'request')} and {plural(len(bodies), 'message')}"
-        if not agreed(f"Delete session {infos[0].session_id!r} with {what} from {db}?"):
-            complain("nothing was deleted")
+        if not confirm(f"Delete session {infos[0].session_id!r} with {what} from {db}?"):
+            print_error("nothing was deleted")
             raise typer.Exit(1)
     session = infos[0].session_id
-    removed = asyncio.run(_deleted(db, session))
+    removed = asyncio.run(_delete(db, session))
     done = f"{db}: session {session} deleted, {plural(removed, 'request')} removed"
-    left = [str(path) for path in _transcripts(session, db, vault, system)]
-    told({"db": str(db), "session": session, "removed": removed, "transcripts": left}, done, json=json)
+    left = [str(path) for path in _find_transcripts(session, db, vault, system)]
+    print_result({"db": str(db), "session": session, "removed": removed, "transcripts": left}, done, json=json)
     for path in left:
-        warn(f"{path}: this transcript of the chat is still there; delete it too, or the next chat takes it up again")
+        print_note(f"{path}: the transcript of this chat remains; delete it too, or the next chat loads it again")
 
 
-def _transcripts(session: str, db: Path, vault: Path | None, system: Path) -> list[Path]:
-    """What a chat has written of a session, in the folders where it may be."""
+def _find_transcripts(session: str, db: Path, vault: Path | None, system: Path) -> list[Path]:
+    """Transcripts of a session, in the folders where a chat may have written them."""
     if not session.strip():
         return []
     folders = (transcript_folder(None, db.parent), transcript_folder(None, system), transcript_folder(vault, system))
@@ -118,21 +117,21 @@ def _transcripts(session: str, db: Path, vault: Path | None, system: Path) -> li
     return list({path.resolve(): path for path in found if path.is_file()}.values())
 
 
-async def _all(db: Path) -> list[SessionInfo]:
-    async with opened(db) as store:
+async def _load_sessions(db: Path) -> list[SessionInfo]:
+    async with open_record(db) as store:
         return await store.sessions()
 
 
-async def _one(db: Path, session: str) -> tuple[list[SessionInfo], list[Record], list[Compile], list[bytes]]:
-    async with opened(db) as store:
-        infos = await known_session(store, session)
+async def _load_session(db: Path, session: str) -> tuple[list[SessionInfo], list[Record], list[Compile], list[bytes]]:
+    async with open_record(db) as store:
+        infos = await find_session(store, session)
         name = infos[0].session_id
         records = await store.views(name)
         return infos, records, await store.summaries(name), await store.transcript(name)
 
 
-async def _deleted(db: Path, session: str) -> int:
-    async with opened(db, writing=True) as store:
+async def _delete(db: Path, session: str) -> int:
+    async with open_record(db, writing=True) as store:
         return await store.delete(session)
 
 
@@ -144,18 +143,18 @@ def _row(info: SessionInfo) -> tuple[object, ...]:
         number(info.compiles),
         number(info.tokens_raw),
         number(info.tokens_sent),
-        moment(info.last_at),
+        timestamp(info.last_at),
     )
 
 
-def _facts(screen: Screen, info: SessionInfo) -> None:
+def _print_facts(screen: Screen, info: SessionInfo) -> None:
     screen.line((f"session {info.session_id}", "bold"))
     sent = f"{number(info.tokens_sent)} sent ({share(info.tokens_sent, info.tokens_raw)})"
     screen.facts(
         [
             ("vault", info.vault_name),
-            ("begun", moment(info.created_at)),
-            ("last used", moment(info.last_at)),
+            ("started", timestamp(info.created_at)),
+            ("last used", timestamp(info.last_at)),
             ("requests", number(info.requests)),
             ("compiles", number(info.compiles)),
             ("tokens", f"{number(info.tokens_raw)} raw → {sent}"),

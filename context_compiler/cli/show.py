@@ -1,4 +1,7 @@
-"""Why each message is in a view, and why the others are not, with what each costs."""
+"""Messages of a history or view in readable form, and the tables of `--explain`.
+
+JSON is the exact form; here every part is text, and media are placeholders.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any, cast
 from pydantic_ai.messages import ModelMessage
 from rich.text import Text
 
-from context_compiler.cli.screen import Column, Piece, Screen, styled
+from context_compiler.cli.screen import Column, Piece, Screen, styled_text
 from context_compiler.cli.text import number, one_line, safe, share
 from context_compiler.compiler.view import View
 from context_compiler.messages.history import History, Reader, Reading
@@ -18,7 +21,7 @@ from context_compiler.messages.items import Item, Kind
 from context_compiler.record.values import Drop
 from context_compiler.tokens import as_counter
 
-KEPT = (
+KEPT_COLUMNS = (
     Column("message", right=True),
     Column("role"),
     Column("raw", right=True),
@@ -26,39 +29,39 @@ KEPT = (
     Column("why it is here", style="green", elastic=True),
     Column("begins", style="dim", elastic=True),
 )
-QUOTED = (
+QUOTED_COLUMNS = (
     Column("from"),
     Column("why it is quoted", style="green"),
     Column("begins", style="dim", elastic=True),
 )
-LEFT_OUT = (
+DROP_COLUMNS = (
     Column("what"),
     Column("tokens", right=True),
     Column("why it is not here", style="yellow", elastic=True),
     Column("begins", style="dim", elastic=True),
 )
-SPENT = (Column("section"), Column("tokens", right=True, style="bold"), Column("share", right=True))
+TOKEN_COLUMNS = (Column("section"), Column("tokens", right=True, style="bold"), Column("share", right=True))
 
-SECTIONS = {
+SECTION_NAMES = {
     "summary": "summary",
     "quotes": "quoted from what is left out",
     "recall": "recalled before prompts",
     "layers": "layers before the prompt",
     "messages": "kept messages",
 }
-"""What the sections of a ledger are called."""
+"""Names of the sections of a token breakdown."""
 
-UNTOLD = "Not told to who wrote the summary"
-"""The heading of what was left out of a compile's prompt."""
+PROMPT_DROPS = "Left out of the summary's prompt"
+"""Heading of the table of sections that a compile's prompt lost."""
 
 EXCERPT = 60
-"""Columns of what a message begins with."""
+"""Columns of a message's excerpt."""
 
 Rows = list[Sequence[object]]
 
 
-def explain(screen: Screen, view: View, raw: History, sent: History) -> None:
-    """Tables: what is kept, what is left out, of the view and of a summary's prompt, and where the tokens went."""
+def print_explanation(screen: Screen, view: View, raw: History, sent: History) -> None:
+    """Print tables of what was kept and left out, in the view and in the summary's prompt, and the token breakdown."""
     for title, columns, rows in _tables(view, raw, sent):
         screen.heading(title)
         if rows:
@@ -67,8 +70,8 @@ def explain(screen: Screen, view: View, raw: History, sent: History) -> None:
             screen.line("  nothing")
 
 
-def explained(view: View, raw: History, sent: History, headline: str) -> str:
-    """The same as a markdown document."""
+def explanation_markdown(view: View, raw: History, sent: History, headline: str) -> str:
+    """The tables of `print_explanation` as a markdown document."""
     parts = [f"# {one_line(headline)}"]
     for title, columns, rows in _tables(view, raw, sent):
         parts.append(f"## {title}\n\n{_markdown_table(columns, rows) if rows else 'nothing'}")
@@ -83,64 +86,64 @@ def _markdown_table(columns: Sequence[Column], rows: Rows) -> str:
 
 def _tables(view: View, raw: History, sent: History) -> Iterator[tuple[str, Sequence[Column], Rows]]:
     kept = places(view, raw, sent)
-    yield f"Kept: {len(view.kept)} of {len(raw)} messages", KEPT, [_kept(place, raw, sent) for place in kept]
+    yield f"Kept: {len(view.kept)} of {len(raw)} messages", KEPT_COLUMNS, [_kept(place, raw, sent) for place in kept]
     if view.quoted:
         quoted: Rows = [(one.what, one.why, one_line(one.text)[:EXCERPT]) for one in view.quoted]
-        yield "Quoted from what is left out", QUOTED, quoted
-    yield "Left out", LEFT_OUT, left_out(view.drops, raw)
+        yield "Quoted from what is left out", QUOTED_COLUMNS, quoted
+    yield "Left out", DROP_COLUMNS, dropped_rows(view.drops, raw)
     made = view.record.compile if view.record is not None else None
     if made is not None and made.sections_dropped:
-        yield UNTOLD, LEFT_OUT, left_out(made.sections_dropped, raw)
-    yield "Tokens", SPENT, spent(view.ledger, view.tokens)
+        yield PROMPT_DROPS, DROP_COLUMNS, dropped_rows(made.sections_dropped, raw)
+    yield "Tokens", TOKEN_COLUMNS, token_rows(view.ledger, view.tokens)
 
 
 def _kept(place: Place, raw: History, sent: History) -> Sequence[object]:
     here = sent.readings[place.index]
     before = "" if place.raw is None else number(raw.readings[place.raw].tokens)
     position = "" if place.raw is None else place.raw
-    return position, role(here), before, number(here.tokens), place.why, begins(here, EXCERPT)
+    return position, role(here), before, number(here.tokens), place.why, excerpt(here, EXCERPT)
 
 
-def left_out(drops: Sequence[Drop], raw: History) -> Rows:
-    """What was left out or made smaller, one line each."""
-    return [(drop.what, number(drop.tokens), drop.reason, _begins(drop.what, raw)) for drop in drops]
+def dropped_rows(drops: Sequence[Drop], raw: History) -> Rows:
+    """Table rows of what was left out or shortened."""
+    return [(drop.what, number(drop.tokens), drop.reason, _first_words(drop.what, raw)) for drop in drops]
 
 
-def _begins(what: str, raw: History) -> str:
-    """What the first message that a drop names begins with."""
+def _first_words(what: str, raw: History) -> str:
+    """Excerpt of the first message that a drop names."""
     found = re.match(r"messages? (\d+)", what)
     position = int(found[1]) if found else len(raw)
-    return begins(raw.readings[position], EXCERPT) if position < len(raw) else ""
+    return excerpt(raw.readings[position], EXCERPT) if position < len(raw) else ""
 
 
-def spent(ledger: Mapping[str, Any], total: int) -> Rows:
-    """Where the tokens of a ledger went."""
+def token_rows(ledger: Mapping[str, Any], total: int) -> Rows:
+    """Table rows of a token breakdown."""
     sections = cast("Mapping[str, int]", ledger.get("tokens", {}))
-    return [(SECTIONS.get(name, name), number(cost), share(cost, total)) for name, cost in sections.items()]
+    return [(SECTION_NAMES.get(name, name), number(cost), share(cost, total)) for name, cost in sections.items()]
 
 
 STYLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow", "notes": "bright_blue"}
-"""Roles and their colours."""
+"""Colours of the roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One message of a view: where it comes from and why it is there."""
+    """Origin of one message of a view, and why it was kept."""
 
     index: int
-    """Its position in the view."""
+    """Position in the view."""
     raw: int | None
-    """Its position in the raw history; None for what was written for the view, or cannot be told."""
+    """Position in the raw history; None if it was written for the view, or is unknown."""
     why: str
 
 
-def reading(messages: Sequence[ModelMessage]) -> History:
-    """Messages with their tokens and names."""
+def read_history(messages: Sequence[ModelMessage]) -> History:
+    """Messages with their tokens and ids."""
     return Reader(as_counter(None)).read(messages)
 
 
 def role(one: Reading) -> str:
-    """Who speaks in a message."""
+    """Role of a message: system, user, assistant, tool, or notes of ours."""
     if not one.request:
         return "assistant"
     if any(item.mark is not None for item in one.items):
@@ -151,41 +154,41 @@ def role(one: Reading) -> str:
     return "user" if kinds & {Kind.USER, Kind.FEEDBACK} else "system"
 
 
-def begins(one: Reading, width: int = 0) -> str:
-    """The beginning of what a message says, on one line."""
+def excerpt(one: Reading, width: int = 0) -> str:
+    """The beginning of a message, on one line."""
     system = [item for item in one.items if item.kind is not Kind.SYSTEM] or one.items
-    return one_line(" · ".join(_said(item).plain for item in system), width)
+    return one_line(" · ".join(_item_text(item).plain for item in system), width)
 
 
 def body(one: Reading) -> Text:
-    """All that a message says."""
-    return Text("\n").join(_said(item, alone=len(one.items) == 1) for item in one.items)
+    """The full text of a message."""
+    return Text("\n").join(_item_text(item, alone=len(one.items) == 1) for item in one.items)
 
 
-def _said(item: Item, *, alone: bool = False) -> Text:
+def _item_text(item: Item, *, alone: bool = False) -> Text:
     if item.kind is Kind.CALL:
-        return styled(("→ ", "dim"), (item.tool or "tool", "bold"), f" {item.text}")
+        return styled_text(("→ ", "dim"), (item.tool or "tool", "bold"), f" {item.text}")
     if item.kind is Kind.RETURN:
         arrow = "✗ " if item.failed else "← "
         between = "\n" if "\n" in item.text else " "
-        return styled((arrow, "red" if item.failed else "dim"), (item.tool or "tool", "bold"), between, item.text)
+        return styled_text((arrow, "red" if item.failed else "dim"), (item.tool or "tool", "bold"), between, item.text)
     if item.kind is Kind.SYSTEM and not alone:
-        return styled(("[system] ", "magenta"), item.text)
+        return styled_text(("[system] ", "magenta"), item.text)
     if item.kind is Kind.THINKING:
-        return styled(("[thinking] ", "dim"), (item.text or "(kept by the provider)", "dim"))
+        return styled_text(("[thinking] ", "dim"), (item.text or "(kept by the provider)", "dim"))
     if item.kind is Kind.CONTROL:
-        return styled((f"[kept for the host] {item.text}", "dim"))
-    return styled(item.text)
+        return styled_text((f"[kept for the host] {item.text}", "dim"))
+    return styled_text(item.text)
 
 
-def show(screen: Screen, history: History, places: Sequence[Place] = (), *, lines: int = 0) -> None:
-    """Every message in a panel of its role's colour, or in plain text indented under its title.
+def print_messages(screen: Screen, history: History, places: Sequence[Place] = (), *, lines: int = 0) -> None:
+    """Print every message in a panel, or in plain text indented under its title.
 
     Args:
-        screen: Where to.
-        history: What to show.
-        places: Why each message is there, in the same order; none is fine.
-        lines: The most lines of each but the notes; 0 is all.
+        screen: Output.
+        history: The messages.
+        places: Origins of the messages, in the same order; may be empty.
+        lines: Maximum lines per message, notes excepted; 0 is no limit.
     """
     for index, one in enumerate(history.readings):
         who = role(one)
@@ -198,9 +201,9 @@ def show(screen: Screen, history: History, places: Sequence[Place] = (), *, line
 
 
 def places(view: View, raw: History, sent: History) -> list[Place]:
-    """Where each message of a view comes from.
+    """Origin of each message of a view.
 
-    Messages carried for the host come first, then what was written for the view, then the others in order.
+    A view has messages carried for the host first, then those written for it, then the others in order.
     """
     carried = [one for one in view.kept if one[1].startswith("carried")]
     others = [one for one in view.kept if not one[1].startswith("carried")]
@@ -229,16 +232,16 @@ def _by_identity(view: View, raw: History, sent: History) -> list[Place]:
     return found
 
 
-def markdown(history: History, title: str, facts: str) -> str:
+def messages_markdown(history: History, title: str, facts: str) -> str:
     """Messages as a markdown document."""
     parts = [f"# {one_line(title)}", facts]
     for index, one in enumerate(history.readings):
         parts.append(f"## {index}. {role(one)} ({number(one.tokens)} tokens)")
-        parts.extend(_markdown_item(item) for item in one.items)
+        parts.extend(_item_markdown(item) for item in one.items)
     return "\n\n".join(part for part in parts if part.strip())
 
 
-def _markdown_item(item: Item) -> str:
+def _item_markdown(item: Item) -> str:
     text = safe(item.text)
     if item.kind is Kind.CALL:
         return f"**calls `{one_line(item.tool or 'tool')}`**\n\n{_fenced(text, 'json')}"

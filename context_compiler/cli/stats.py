@@ -1,4 +1,4 @@
-"""`stats`: what was saved, how often we fell back, and how long it took, for each conversation and together."""
+"""`stats`: tokens saved, fallbacks and latencies, per session and in total."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Annotated
 
 import typer
 
-from context_compiler.cli.options import DB, Db, Json, example, group, known_session, opened
+from context_compiler.cli.options import DB, Db, Json, example, find_session, group, open_record
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import first_word, json_text, number, plural, share
 from context_compiler.record import sessions as shelf
 from context_compiler.record.rows import Row
 from context_compiler.record.values import Record, SessionInfo
 
-app = group("What the record says about all requests.")
+app = group("Statistics of all recorded requests.")
 
 IMPORTED = "imported: nothing was sent"
-"""What the status of a conversation says that was put on the record as it was."""
+"""Note in the status of an imported conversation."""
 
 COLUMNS = (
     Column("session", style="bold", names=True),
@@ -40,27 +40,27 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sum:
-    """Some requests together; tokens are calibrated ones, times are milliseconds of a request."""
+class Totals:
+    """Totals of some requests, in calibrated tokens and in milliseconds per request."""
 
     session: str | None
-    """None: all of them."""
+    """None for the total."""
     requests: int
     imported: int
-    """Conversations among them that were put on the record as they were; they count as nothing else."""
+    """Imported conversations, which are in no other count."""
     compiled: int
-    """Requests whose status is `compiled`: their view was written anew."""
+    """Requests with the status `compiled`: they began a new cycle."""
     compiles: int
-    """Compiles on the record: some are used by several requests, some failed or were refused."""
+    """Compiles on the record; one may serve several requests, and failed and refused ones count."""
     by_model: int
-    """Of those that requests carry or fell back from, the ones for which a model was asked."""
+    """Compiles by a model, of those that requests carry or fell back from."""
     tokens_raw: int
     tokens_sent: int
     tokens_saved: int
     fallbacks: int
     over_budget: int
     scored: int
-    """Turns that a manager scored; the scores are those of the last one, and the lowest of all."""
+    """Turns scored by a manager; the scores below are the last and the lowest."""
     quality: float | None
     quality_least: float | None
     health: float | None
@@ -72,19 +72,19 @@ class Sum:
 
 
 def percentile(values: Sequence[float], part: float) -> float | None:
-    """The smallest of the values that at least `part` of them do not exceed; None of none."""
+    """The nearest-rank percentile; None without values."""
     ranked = sorted(values)
     return ranked[max(0, -int(-part * len(ranked) // 1) - 1)] if ranked else None
 
 
-def summed(session: str | None, records: Sequence[Record], compiles: int, scores: Sequence[Row] = ()) -> Sum:
+def add_up(session: str | None, records: Sequence[Record], compiles: int, scores: Sequence[Row] = ()) -> Totals:
     """Add up requests."""
     sent = [record for record in records if IMPORTED not in record.status]
     words = [first_word(record.status) for record in sent]
     asked = {record.summary_id: record.compile.latency_ms for record in sent if record.compile and record.compile.usage}
     times, waits = [record.latency_ms for record in sent], list(asked.values())
     raw, cost = sum(record.tokens_raw for record in sent), sum(record.tokens_sent for record in sent)
-    return Sum(
+    return Totals(
         session=session,
         requests=len(sent),
         imported=len(records) - len(sent),
@@ -111,11 +111,11 @@ def summed(session: str | None, records: Sequence[Record], compiles: int, scores
 @app.command("stats", epilog=example("stats --db system/context.db"))
 def stats(
     db: Db = DB,
-    session: Annotated[str | None, typer.Option("--session", help="Only this conversation.")] = None,
+    session: Annotated[str | None, typer.Option("--session", help="Only this session.")] = None,
     json: Json = False,
 ) -> None:
-    """What was saved, how often we fell back, and how long it took."""
-    sums, total = asyncio.run(_sums(db, session))
+    """Show tokens saved, fallbacks and latencies."""
+    sums, total = asyncio.run(_load_totals(db, session))
     screen = Screen()
     if json:
         screen.raw(json_text({"db": str(db), "sessions": sums, "total": total}))
@@ -129,9 +129,9 @@ def stats(
         screen.line((f"{what} {counted} not counted: nothing was sent", "dim"))
 
 
-async def _sums(db: Path, session: str | None) -> tuple[list[Sum], Sum]:
-    async with opened(db) as store:
-        infos: list[SessionInfo] = await (known_session(store, session) if session else store.sessions())
+async def _load_totals(db: Path, session: str | None) -> tuple[list[Totals], Totals]:
+    async with open_record(db) as store:
+        infos: list[SessionInfo] = await (find_session(store, session) if session else store.sessions())
         name = infos[0].session_id if session else None
         records = await store.views(name)
         found = await store.perform(partial(shelf.scores, name=name))
@@ -142,11 +142,11 @@ async def _sums(db: Path, session: str | None) -> tuple[list[Sum], Sum]:
     for record in records:
         by_session.setdefault(record.session_id, []).append(record)
     compiles = {name: sum(info.compiles for info in infos if info.session_id == name) for name in by_session}
-    sums = [summed(name, some, compiles[name], scores.get(name, ())) for name, some in by_session.items()]
-    return sums, summed(None, records, sum(compiles.values()))
+    sums = [add_up(name, some, compiles[name], scores.get(name, ())) for name, some in by_session.items()]
+    return sums, add_up(None, records, sum(compiles.values()))
 
 
-def _row(one: Sum) -> Sequence[object]:
+def _row(one: Totals) -> Sequence[object]:
     times = ("" if time is None else number(time) for time in (one.latency_p50_ms, one.latency_p95_ms))
     return (
         "all" if one.session is None else one.session,

@@ -1,4 +1,4 @@
-"""`templates`: what views can be written with, listed, shown and checked."""
+"""`templates`: list, show and check templates; and templates by the names and paths that users type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from context_compiler.cli.options import SYSTEM, Json, System, Vault, example, group
-from context_compiler.cli.screen import Column, Screen, listed, warn
+from context_compiler.cli.screen import Column, Screen, print_list, print_note
 from context_compiler.cli.text import json_text, plural, safe
 from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
@@ -21,7 +21,7 @@ from context_compiler.record.values import Compile
 from context_compiler.template import Template
 from context_compiler.template.library import TemplateLibrary
 
-app = group("List, show and check the templates that views are written with.", shown="templates list")
+app = group("List, show and check templates.", shown="templates list")
 
 LIST = (
     Column("name", style="bold"),
@@ -32,8 +32,8 @@ LIST = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What a check found out about one template."""
+class TemplateCheck:
+    """Result of checking one template."""
 
     name: str
     path: str
@@ -46,28 +46,28 @@ class Finding:
 
 @app.command("list", epilog=example("templates list --vault ~/notes"))
 def list_(vault: Vault = None, system: System = SYSTEM, json: Json = False) -> None:
-    """List every template, the vault's first."""
+    """List templates, those of the vault first."""
     found = TemplateLibrary(vault=vault, system=system).list()
     rows = [
         (info.name, f"{info.source}{', shadowed' if info.shadowed else ''}", info.description, info.path)
         for info in found
     ]
-    listed({"templates": found}, LIST, rows, json=json)
+    print_list({"templates": found}, LIST, rows, json=json)
 
 
 @app.command("show", epilog=example("templates show chat_compiler"))
 def show(
-    name: Annotated[str, typer.Argument(help="A template's name, or its path inside a root.")],
+    name: Annotated[str, typer.Argument(help="Name of a template, or its path inside a template folder.")],
     vault: Vault = None,
     system: System = SYSTEM,
     json: Json = False,
 ) -> None:
-    """Show one template: its origin, what it asks for, its text."""
+    """Show one template: its origin, settings, variables and text."""
     template = TemplateLibrary(vault=vault, system=system).find(name)
     wants = sorted(template.wants())
     screen = Screen()
     if json:
-        screen.raw(json_text({"template": _described(template), "wants": wants}))
+        screen.raw(json_text({"template": _template_document(template), "wants": wants}))
         return
     screen.line((template.name, "bold"), f" ({template.source})")
     screen.facts(
@@ -92,15 +92,17 @@ def show(
 
 @app.command("check", epilog=example("templates check notes/my_template.md"))
 def check(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME|PATH", help="Which; else all.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME|PATH", help="Templates to check; default: all.")
+    ] = None,
     vault: Vault = None,
     system: System = SYSTEM,
     json: Json = False,
 ) -> None:
-    """Read templates and render them empty; exit code 1 if wrong."""
+    """Read templates and render them without data; exit code 1 if one is wrong."""
     library = TemplateLibrary(vault=vault, system=system)
-    with _heard():
-        found = [_checked(library, name) for name in names] if names else _all(library)
+    with _collect_errors():
+        found = [_check(library, name) for name in names] if names else _check_all(library)
     wrong = sum(one.error is not None for one in found)
     screen = Screen()
     if json:
@@ -111,40 +113,40 @@ def check(
         raise typer.Exit(1)
 
 
-def _described(template: Template) -> dict[str, object]:
+def _template_document(template: Template) -> dict[str, object]:
     return {field.name: getattr(template, field.name) for field in fields(template) if field.repr}
 
 
-def _checked(library: TemplateLibrary, name: str) -> Finding:
-    """What is to be said about a name, or about a file anywhere.
+def _check(library: TemplateLibrary, name: str) -> TemplateCheck:
+    """Check a template by name, or a file anywhere.
 
     Raises:
         TemplateError: there is no such name or file.
     """
     if Path(name).is_file():
-        return _tried(name, name, partial(from_file, name))
-    found = _tried(name, "", partial(library.find, name))
+        return _try_template(name, name, partial(load_template, name))
+    found = _try_template(name, "", partial(library.find, name))
     if found.error and not found.path:
         raise TemplateError(found.error.removeprefix(f"{name}: "), name=name)
     return found
 
 
-def _all(library: TemplateLibrary) -> list[Finding]:
-    """Everything that can be listed, and what a list leaves out because it is wrong."""
-    with _heard() as errors:
-        listed = library.list()
-    wrong = [Finding(name=error.name, path=error.path or "", error=str(error)) for error in errors]
-    return [*(_tried(info.name, info.path, partial(library.find, info.path)) for info in listed), *wrong]
+def _check_all(library: TemplateLibrary) -> list[TemplateCheck]:
+    """Check every template in the folders, including those that a list leaves out because they are wrong."""
+    with _collect_errors() as errors:
+        print_list = library.list()
+    wrong = [TemplateCheck(name=error.name, path=error.path or "", error=str(error)) for error in errors]
+    return [*(_try_template(info.name, info.path, partial(library.find, info.path)) for info in print_list), *wrong]
 
 
-def _tried(name: str, path: str, read: Callable[[], Template]) -> Finding:
-    """Read a template and render it with nothing to say."""
+def _try_template(name: str, path: str, read: Callable[[], Template]) -> TemplateCheck:
+    """Read a template and render it without data."""
     try:
         template = read()
         template.render({})
     except TemplateError as error:
-        return Finding(name=name, path=error.path or path, error=str(error))
-    return Finding(
+        return TemplateCheck(name=name, path=error.path or path, error=str(error))
+    return TemplateCheck(
         name=name,
         path=template.path or path,
         source=template.source,
@@ -154,7 +156,7 @@ def _tried(name: str, path: str, read: Callable[[], Template]) -> Finding:
     )
 
 
-def _print(screen: Screen, found: Sequence[Finding], wrong: int) -> None:
+def _print(screen: Screen, found: Sequence[TemplateCheck], wrong: int) -> None:
     for one in found:
         said = one.error or f"{one.name} ({one.path})"
         screen.line(("wrong  " if one.error else "ok     ", "bold red" if one.error else "green"), said)
@@ -165,23 +167,23 @@ def _print(screen: Screen, found: Sequence[Finding], wrong: int) -> None:
     screen.line(f"{plural(len(found), 'template')}, {wrong} wrong, {plural(warnings, 'warning')}")
 
 
-class _Ear(logging.Handler):
-    """Keeps the errors that a log tells of."""
+class _ErrorCollector(logging.Handler):
+    """Collects the template errors that are logged."""
 
     def __init__(self) -> None:
         super().__init__()
         self.errors: list[TemplateError] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep what is an error of ours."""
+        """Collect a template error."""
         said = record.args if isinstance(record.args, tuple) else ()
         self.errors.extend(one for one in said if isinstance(one, TemplateError))
 
 
 @contextmanager
-def _heard() -> Generator[list[TemplateError]]:
-    """The templates that a library warns of; what a check prints the log need not repeat."""
-    log, ear = logging.getLogger("context_compiler"), _Ear()
+def _collect_errors() -> Generator[list[TemplateError]]:
+    """Collect the template errors that a library logs, instead of printing them."""
+    log, ear = logging.getLogger("context_compiler"), _ErrorCollector()
     others = log.handlers
     log.handlers = list[logging.Handler]([ear])
     try:
@@ -190,8 +192,8 @@ def _heard() -> Generator[list[TemplateError]]:
         log.handlers = others
 
 
-def from_file(path: str) -> Template:
-    """A template from a file that need not lie in a folder of templates.
+def load_template(path: str) -> Template:
+    """A template from any file.
 
     Raises:
         TemplateError: it cannot be read, or is wrong.
@@ -205,52 +207,52 @@ def from_file(path: str) -> Template:
         raise TemplateError(f"cannot be read: {error.strerror}", name=name, path=path) from None
 
 
-def chosen_template(name: str | None, *, model: str, vault: Path | None, system: Path) -> Template:
-    """The template that is meant: by name, by path, or for None the one that suits a model or none.
+def choose_template(name: str | None, *, model: str, vault: Path | None, system: Path) -> Template:
+    """The template of that name or path; by default, one for a model or for no model.
 
     Raises:
-        TemplateError: there is none of that name, or it is wrong.
+        TemplateError: there is no such template, or it is wrong.
     """
     wanted = name or ("extractive" if model == "none" else "chat_compiler")
     try:
         return TemplateLibrary(vault=vault, system=system).find(wanted)
     except TemplateError as error:
         if error.path is None and Path(wanted).is_file():
-            return from_file(wanted)
+            return load_template(wanted)
         raise
 
 
 def recorded_template(made: Compile | None, *, model: str, vault: Path | None, system: Path) -> Template:
-    """The template that a request was written with, as it is now; the default where nothing was compiled for it.
+    """The template of a recorded request, as it is now; the default if nothing was compiled for it.
 
     Raises:
-        TemplateError: it is not there any more, or was never a file.
+        TemplateError: it no longer exists, or was never a file.
     """
     if made is None:
-        return chosen_template(None, model=model, vault=vault, system=system)
+        return choose_template(None, model=model, vault=vault, system=system)
     name, path = made.template_name, made.template_path
     try:
         found = TemplateLibrary(vault=vault, system=system).find(name)
     except TemplateError:
         found = None
     if (found is None or found.sha256 != made.template_hash) and path and Path(path).is_file():
-        found = from_file(path)
+        found = load_template(path)
     if found is None:
-        raise TemplateError("the view was written with it, and it cannot be found; name one with --template", name=name)
+        raise TemplateError("the template of that view cannot be found; name one with --template", name=name)
     if found.sha256 != made.template_hash:
-        warn(f"template {name} has changed since that view was written; it is used as it is now")
+        print_note(f"template {name} has changed since that view was written; the current text is used")
     return found
 
 
 def recorded_fidelity(made: Compile | None, template: Template) -> Fidelity | None:
-    """The fidelity that a request was written with; None where that is what its template says."""
+    """The fidelity of a recorded request; None if it was its template's."""
     if made is None or made.fidelity == template.fidelity:
         return None
     return Fidelity.parse(made.fidelity, where="the record")
 
 
-def chosen_fidelity(text: str | None) -> Fidelity | None:
-    """The fidelity that is named; None is the template's.
+def parse_fidelity(text: str | None) -> Fidelity | None:
+    """Parse a fidelity; None is the template's.
 
     Raises:
         FidelityError: it is none of the six.

@@ -1,6 +1,6 @@
-"""What a terminal may be shown: text without any character that could move its cursor or change its state.
+"""Text that is safe to print on a terminal, and how numbers, times and names are printed.
 
-Transcripts are written by strangers. Everything that comes out of one passes through here before it is printed.
+Transcripts are untrusted: all text that comes out of one passes through `safe` before it is printed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _UNPRINTED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\
 
 
 def safe(text: str) -> str:
-    """The text with its line breaks and tabs, without control characters, escape sequences and direction marks."""
+    """The text without control characters, escape sequences and direction marks; line breaks and tabs stay."""
     clean = _SEQUENCES.sub("", _BREAKS.sub("\n", text))
     return _HALVES.sub("\ufffd", _UNSEEN.sub("", clean)).expandtabs(4)
 
 
 def one_line(text: str, width: int = 0) -> str:
-    """The text on one line, safe; cut to `width` columns of the terminal with an ellipsis when that is given."""
+    """The text on one line, safe; truncated to `width` terminal columns, with an ellipsis, unless that is 0."""
     line = " ".join(safe(text).split())
     if not width or cell_len(line) <= width:
         return line
@@ -45,10 +45,11 @@ def one_line(text: str, width: int = 0) -> str:
     return cut.rstrip() + "…"
 
 
-def shortened(names: Sequence[str], width: int) -> list[str]:
-    """Names cut in their middle to `width` columns, such that each says which one is meant (`alike` finds it).
+def abbreviate(names: Sequence[str], width: int) -> list[str]:
+    """Names truncated in their middle to `width` columns; `expand` is the inverse.
 
-    What cannot be told apart that way, is not one column a character, or looks shortened itself, stays whole.
+    A name stays whole if its abbreviation would be ambiguous, if it has characters that are not one column wide, or
+    if it looks like an abbreviation itself.
     """
     room, short = width - 1, dict.fromkeys(names, "")
     fit = {name for name in short if len(name) == cell_len(name) > width > 4 and not re.search(r"…|\.\.", name)}
@@ -61,15 +62,15 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
     return [short[name] or name for name in names]
 
 
-def alike(given: str, names: Iterable[str]) -> list[str]:
-    """The names that a shortened one, `begin…end` or `begin...end`, may stand for; none where either is missing."""
+def expand(given: str, names: Iterable[str]) -> list[str]:
+    """The names that an abbreviation, `begin…end` or `begin...end`, may stand for; none if either end is empty."""
     head, _, tail = given.replace("...", "…").partition("…")
     ends = [name for name in dict.fromkeys(names) if name.startswith(head) and name.endswith(tail)]
     return [name for name in ends if head and tail and len(name) > len(head) + len(tail)]
 
 
-def within(line: str, width: int) -> str:
-    """As many pieces of `one · another · a third` as there is room for, from the left; the first is cut if need be."""
+def fit_pieces(line: str, width: int) -> str:
+    """The first pieces of `one · two · three` that fit; the first one is truncated if need be."""
     pieces = one_line(line).split(" · ")
     while len(pieces) > 1 and cell_len(" · ".join(pieces)) > width:
         pieces.pop()
@@ -77,12 +78,12 @@ def within(line: str, width: int) -> str:
 
 
 def number(value: float) -> str:
-    """A number as people read it: 12,345."""
+    """A number with thousands separators: 12,345."""
     return f"{value:,.0f}"
 
 
 def share(part: float, whole: float) -> str:
-    """A part of a whole in per cent; empty where there is no whole."""
+    """A percentage; empty if the whole is 0."""
     return f"{part / whole:.0%}" if whole else ""
 
 
@@ -91,29 +92,31 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def moment(when: datetime | None) -> str:
+def timestamp(when: datetime | None) -> str:
     """A time in UTC to the second."""
     return f"{when:%Y-%m-%d %H:%M:%S}" if when else ""
 
 
 def first_word(status: str) -> str:
-    """A status without its notes on columns that are NULL."""
+    """A status without its notes on NULL columns."""
     return status.split(";")[0].strip()
 
 
-def near(wrong: str, known: Iterable[str], *, most: int = 3, listing: str = "") -> str:
-    """Names that somebody may have meant, as the end of an error message; `listing` is the command that lists all."""
+def suggestions(wrong: str, known: Iterable[str], *, most: int = 3, list_command: str = "") -> str:
+    """The end of an error message: names that may have been meant, and `list_command`, which lists all."""
     names = list(dict.fromkeys(known))
     close = get_close_matches(wrong, names, n=most, cutoff=0.5) or [name for name in names if wrong and wrong in name]
     close = close[:most] or names[:most]
     said = ", ".join(repr(one_line(name, 60)) for name in close)
     if len(names) > len(close):
-        return f"; there are {len(names):,}, such as {said}" + (f"; `{listing}` lists them all" if listing else "")
+        return f"; there are {len(names):,}, such as {said}" + (
+            f"; `{list_command}` lists them all" if list_command else ""
+        )
     return f"; there {'is' if len(names) == 1 else 'are'} {said}" if close else ""
 
 
 def plain_value(value: object) -> object:
-    """A value as JSON knows it: dataclasses become objects, times become ISO 8601."""
+    """A value for JSON: dataclasses become objects, times ISO 8601 strings."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -128,7 +131,7 @@ def plain_value(value: object) -> object:
 
 
 def json_text(value: object, *, indent: int | None = 2) -> str:
-    """One JSON document that is safe to print: what a terminal might obey stands as an escape."""
+    """One JSON document that is safe to print: control characters are escaped."""
     wide = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().replace("-", "").startswith("utf")
     text = json.dumps(plain_value(value), ensure_ascii=not wide, indent=indent)
     return _UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

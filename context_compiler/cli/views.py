@@ -11,9 +11,9 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from context_compiler.cli.compile import Wish, compile_in
-from context_compiler.cli.diff import Comparison, as_json, compare, differing, show_comparison, show_diff
-from context_compiler.cli.inputs import askable
+from context_compiler.cli.compile import ViewRequest, compile_messages
+from context_compiler.cli.diff import Comparison, compare, comparison_document, print_comparison, print_diff, unified
+from context_compiler.cli.inputs import check_model
 from context_compiler.cli.options import (
     DB,
     SYSTEM,
@@ -24,18 +24,18 @@ from context_compiler.cli.options import (
     System,
     Vault,
     ViewId,
-    amount,
     example,
+    find_session,
+    find_view,
     group,
-    kept_chain,
-    known_session,
-    known_view,
-    opened,
+    open_record,
+    parse_amount,
+    recorded_messages,
 )
-from context_compiler.cli.screen import Column, Screen, listed
-from context_compiler.cli.show import SPENT, reading, show, spent
-from context_compiler.cli.templates import chosen_fidelity, chosen_template, recorded_fidelity, recorded_template
-from context_compiler.cli.text import first_word, json_text, moment, number, plural, share
+from context_compiler.cli.screen import Column, Screen, print_list
+from context_compiler.cli.show import TOKEN_COLUMNS, print_messages, read_history, token_rows
+from context_compiler.cli.templates import choose_template, parse_fidelity, recorded_fidelity, recorded_template
+from context_compiler.cli.text import first_word, json_text, number, plural, share, timestamp
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.messages.history import History, load_messages, message_body
@@ -64,14 +64,14 @@ LEFT_OUT = (
 )
 
 
-def view_row(record: Record) -> tuple[object, ...]:
-    """One request as a line of a table."""
+def record_row(record: Record) -> tuple[object, ...]:
+    """One request as a row of a table."""
     made = record.compile
     return (
         record.id,
         record.session_id,
         record.turn_index + 1,
-        moment(record.created_at),
+        timestamp(record.created_at),
         first_word(record.status),
         number(record.tokens_raw),
         number(record.tokens_sent),
@@ -84,60 +84,60 @@ def view_row(record: Record) -> tuple[object, ...]:
 
 @app.command("list", epilog=example("views list --session demo"))
 def list_(
-    session: Annotated[str | None, typer.Option("--session", help="Only of this conversation.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 50,
+    session: Annotated[str | None, typer.Option("--session", help="Only this session.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of rows.")] = 50,
     db: Db = DB,
     json: Json = False,
 ) -> None:
     """List recorded requests, newest first."""
-    found = asyncio.run(_all(db, session, limit))
+    found = asyncio.run(_load_views(db, session, limit))
     none = f"{db} holds no views yet; `context-compiler compile --db` makes some"
-    listed({"db": str(db), "views": found}, VIEWS, map(view_row, found), json=json, empty=none)
+    print_list({"db": str(db), "views": found}, VIEWS, map(record_row, found), json=json, empty=none)
 
 
-async def _all(db: Path, session: str | None, limit: int) -> list[Record]:
-    async with opened(db) as store:
+async def _load_views(db: Path, session: str | None, limit: int) -> list[Record]:
+    async with open_record(db) as store:
         if session is not None:
-            session = (await known_session(store, session))[0].session_id
+            session = (await find_session(store, session))[0].session_id
         return await store.views(session, limit=limit)
 
 
 @app.command("show", epilog=example("views show 3"))
 def show_(
     view: ViewId,
-    raw: Annotated[bool, typer.Option("--raw", help="Show the whole history that was at hand, instead.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Show the raw history instead.")] = False,
     db: Db = DB,
     json: Json = False,
 ) -> None:
-    """Show the exact messages of a view and where they come from."""
-    record, bodies = asyncio.run(_one(db, view, raw=raw))
+    """Show the exact messages of a view, and its token breakdown."""
+    record, bodies = asyncio.run(_load_view(db, view, raw=raw))
     screen = Screen()
     if json:
         screen.raw(json_text({"view": record, "raw": raw, "messages": [json_.loads(body) for body in bodies]}))
         return
-    facts(screen, record)
+    print_facts(screen, record)
     if not raw:
-        _ledger(screen, record)
-    history = reading(load_messages(bodies))
+        _print_ledger(screen, record)
+    history = read_history(load_messages(bodies))
     what = "Raw history" if raw else "Messages as sent"
     screen.heading(f"{what}: {len(history)}, {number(history.tokens)} tokens")
-    show(screen, history)
+    print_messages(screen, history)
 
 
-async def _one(db: Path, number: int, *, raw: bool) -> tuple[Record, list[bytes]]:
-    async with opened(db) as store:
-        record = await known_view(store, number)
-        return record, await kept_chain(store, record, raw=raw)
+async def _load_view(db: Path, number: int, *, raw: bool) -> tuple[Record, list[bytes]]:
+    async with open_record(db) as store:
+        record = await find_view(store, number)
+        return record, await recorded_messages(store, record, raw=raw)
 
 
-def facts(screen: Screen, record: Record) -> None:
-    """All that is known of a request beside its messages."""
+def print_facts(screen: Screen, record: Record) -> None:
+    """Print everything about a request but its messages."""
     made = record.compile
     screen.line((f"view {record.id}", "bold"), f" of session {record.session_id}, turn {record.turn_index + 1}")
-    told = [
-        ("when", f"{moment(record.created_at)} UTC"),
+    print_result = [
+        ("when", f"{timestamp(record.created_at)} UTC"),
         ("status", first_word(record.status)),
-        ("not known", _empty(record.status)),
+        ("not known", _null_reasons(record.status)),
         ("error", record.error),
         ("tokens", f"{number(record.tokens_raw)} raw → {number(record.tokens_sent)} sent"),
         ("budget", None if record.budget is None else number(record.budget)),
@@ -146,38 +146,38 @@ def facts(screen: Screen, record: Record) -> None:
     ]
     if made is not None:
         cost = ", ".join(f"{number(value)} {name.replace('_', ' ')}" for name, value in made.usage.items())
-        told += [
+        print_result += [
             ("template", f"{made.template_name} ({made.template_source}) {made.template_path or ''}"),
             ("template hash", made.template_hash),
             ("fidelity", made.fidelity),
             ("model", made.model_alias),
             ("compile", first_word(made.status)),
-            ("not known of it", _empty(made.status)),
+            ("not known of it", _null_reasons(made.status)),
             ("compile note", made.error),
             ("sections", ", ".join(made.sections_included)),
-            ("not told", ", ".join(f"{one.what} ({one.reason})" for one in made.sections_dropped)),
+            ("left out of prompt", ", ".join(f"{one.what} ({one.reason})" for one in made.sections_dropped)),
             ("compile cost", f"{cost}, {number(made.latency_ms)} ms" if cost else None),
-            ("survival", None if made.survival is None else f"{made.survival:.0%}"),
+            ("identifiers kept", None if made.survival is None else f"{made.survival:.0%}"),
         ]
-    screen.facts(told)
+    screen.facts(print_result)
 
 
-def _empty(status: str) -> str:
-    """What a status says of columns that are NULL."""
+def _null_reasons(status: str) -> str:
+    """The notes of a status on NULL columns."""
     return status.partition(";")[2].strip()
 
 
-def _ledger(screen: Screen, record: Record) -> None:
+def _print_ledger(screen: Screen, record: Record) -> None:
     screen.heading("Tokens")
-    screen.table(SPENT, spent(record.ledger, record.tokens_sent))
+    screen.table(TOKEN_COLUMNS, token_rows(record.ledger, record.tokens_sent))
     dropped = record.ledger.get("dropped")
     lines = cast("list[Mapping[str, Any]]", dropped) if isinstance(dropped, list) else []
     if lines:
         screen.heading("Left out")
-        screen.table(LEFT_OUT, map(_dropped, lines))
+        screen.table(LEFT_OUT, map(_drop_row, lines))
 
 
-def _dropped(line: Mapping[str, Any]) -> tuple[object, ...]:
+def _drop_row(line: Mapping[str, Any]) -> tuple[object, ...]:
     what = cast("list[str]", line.get("what", []))
     return line.get("reason", ""), line.get("count", ""), number(line.get("tokens", 0)), ", ".join(map(str, what[:6]))
 
@@ -185,99 +185,99 @@ def _dropped(line: Mapping[str, Any]) -> tuple[object, ...]:
 @app.command("diff", epilog=example("views diff 2 3"))
 def diff(
     view: ViewId,
-    other: Annotated[int, typer.Argument(metavar="OTHER", help="The number of another view.")],
+    other: Annotated[int, typer.Argument(metavar="OTHER", help="Number of another view.")],
     db: Db = DB,
     json: Json = False,
 ) -> None:
-    """Compare two views: what differs, and what a cache keeps."""
-    first, second = asyncio.run(_two(db, view, other))
+    """Compare two views: their common beginning, and a diff."""
+    first, second = asyncio.run(_load_two(db, view, other))
     compared = compare(first, second, names=(f"view {view}", f"view {other}"))
     screen = Screen()
     if json:
-        screen.raw(json_text({"views": [view, other], **as_json(compared)}))
+        screen.raw(json_text({"views": [view, other], **comparison_document(compared)}))
     else:
-        show_comparison(screen, compared)
+        print_comparison(screen, compared)
 
 
-async def _two(db: Path, view: int, other: int) -> tuple[History, History]:
-    async with opened(db) as store:
-        records = [await known_view(store, number) for number in (view, other)]
-        first, second = [await kept_chain(store, record, raw=False) for record in records]
-    return reading(load_messages(first)), reading(load_messages(second))
+async def _load_two(db: Path, view: int, other: int) -> tuple[History, History]:
+    async with open_record(db) as store:
+        records = [await find_view(store, number) for number in (view, other)]
+        first, second = [await recorded_messages(store, record, raw=False) for record in records]
+    return read_history(load_messages(first)), read_history(load_messages(second))
 
 
 BUDGET = 2_000
-"""Tokens, where neither the record nor the caller knows a budget."""
+"""Default budget, in tokens, if neither the record nor the caller has one."""
 
 
 @app.command("replay", epilog=example("views replay 3 --template goal_oriented"))
 def replay(
     view: ViewId,
     template: Annotated[
-        str | None, typer.Option("--template", "-t", help="The template to write it with; without it that of the view.")
+        str | None, typer.Option("--template", "-t", help="Template; default: that of the view.")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", "-b", help="Tokens or a share; without it that of the view.")
+        str | None, typer.Option("--budget", "-b", help="Tokens, or a share; default: that of the view.")
     ] = None,
     fidelity: FidelityName = None,
     model: ModelName = "none",
     vault: Vault = None,
     system: System = SYSTEM,
-    record: Annotated[bool, typer.Option("--record", help="Keep the new view on the record too.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Record the new view.")] = False,
     db: Db = DB,
     json: Json = False,
 ) -> None:
-    """Compile a recorded history in another way; nothing is kept."""
+    """Compile a recorded history again with other options, and compare; --record keeps the result."""
     if template is None and budget is None and fidelity is None and model == "none":
-        raise SettingsError("nothing would differ: give --template, --budget, --fidelity or --model")
+        raise SettingsError("nothing to change: give --template, --budget, --fidelity or --model")
 
-    def wished(old: Record) -> Wish:
-        """How it is wanted now: as it was, but for what is said."""
+    def replay_request(old: Record) -> ViewRequest:
+        """The old request with the options that were given."""
         if template is None:
             written = recorded_template(old.compile, model=model, vault=vault, system=system)
             if model != "none" and written.compiler != "agent":
                 asks = f"template {written.name} of that view asks no model"
                 raise SettingsError(f"--model {model!r}: {asks}; name one that does with --template")
         else:
-            written = chosen_template(template, model=model, vault=vault, system=system)
+            written = choose_template(template, model=model, vault=vault, system=system)
         same = template is None and fidelity is None
-        return Wish(
+        return ViewRequest(
             template=written,
-            budget=old.budget or BUDGET if budget is None else amount(budget),
-            fidelity=recorded_fidelity(old.compile, written) if same else chosen_fidelity(fidelity),
-            model=askable(model),
+            budget=old.budget or BUDGET if budget is None else parse_amount(budget),
+            fidelity=recorded_fidelity(old.compile, written) if same else parse_fidelity(fidelity),
+            model=check_model(model),
             session=old.session_id,
         )
 
-    old, wish, made, compared = asyncio.run(_replayed(db, view, wished, record=record))
+    old, wish, made, compared = asyncio.run(_replay(db, view, replay_request, record=record))
     before = (old.compile.summary if old.compile else None) or ""
     names = (f"view {view}", f"template {wish.template.name}")
-    summaries = differing(before.splitlines(), made.summary.splitlines(), names=names)
+    summaries = unified(before.splitlines(), made.summary.splitlines(), names=names)
     screen = Screen()
     if json:
         screen.raw(json_text(_document(old, made, compared, summaries)))
         return
     _print(screen, old, made, compared)
     screen.heading("Summary")
-    show_diff(screen, summaries)
+    print_diff(screen, summaries)
     if made.record is not None and made.record.id is not None:
         screen.line()
         screen.line(f"recorded as view {made.record.id}")
 
 
-async def _replayed(
-    db: Path, number: int, wished: Callable[[Record], Wish], *, record: bool
-) -> tuple[Record, Wish, View, Comparison]:
+async def _replay(
+    db: Path, number: int, replay_request: Callable[[Record], ViewRequest], *, record: bool
+) -> tuple[Record, ViewRequest, View, Comparison]:
     async with AsyncExitStack() as stack:
-        looked = await stack.enter_async_context(opened(db))
-        old = await known_view(looked, number)
-        raw = load_messages(await kept_chain(looked, old, raw=True))
-        sent = load_messages(await kept_chain(looked, old, raw=False))
-        wish = wished(old)
-        store = await stack.enter_async_context(opened(looked.path, writing=True)) if record else None
-        made = await compile_in(store, raw, wish)
+        looked = await stack.enter_async_context(open_record(db))
+        old = await find_view(looked, number)
+        raw = load_messages(await recorded_messages(looked, old, raw=True))
+        sent = load_messages(await recorded_messages(looked, old, raw=False))
+        wish = replay_request(old)
+        store = await stack.enter_async_context(open_record(looked.path, writing=True)) if record else None
+        made = await compile_messages(store, raw, wish)
     names = (f"view {number}", f"template {wish.template.name}")
-    return old, wish, made, compare(reading(sent), reading(made.messages), names=names)
+    return old, wish, made, compare(read_history(sent), read_history(made.messages), names=names)
 
 
 def _document(old: Record, made: View, compared: Comparison, summaries: tuple[str, ...]) -> dict[str, object]:
@@ -285,7 +285,7 @@ def _document(old: Record, made: View, compared: Comparison, summaries: tuple[st
         "view": old.id,
         "before": {"tokens": compared.tokens[0], "budget": old.budget, "status": old.status},
         "after": {"tokens": made.tokens, "budget": made.budget, "status": made.status},
-        "comparison": as_json(compared),
+        "comparison": comparison_document(compared),
         "summary_diff": summaries,
         "messages": [json_.loads(message_body(message)) for message in made.messages],
         "ledger": made.ledger,

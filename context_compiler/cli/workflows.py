@@ -1,4 +1,4 @@
-"""`workflow`: markdown files whose steps run one after another; everything else is as with pipelines."""
+"""`workflow`: check, run, resume and show markdown files of steps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from context_compiler import pipeline
-from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, example, group, named
-from context_compiler.cli.pipelines import checked, report
+from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, check_run_name, example, group
+from context_compiler.cli.pipelines import check_file, print_reports
 from context_compiler.cli.runs import (
     RUNS,
     Db,
@@ -21,13 +21,13 @@ from context_compiler.cli.runs import (
     ModelName,
     NewId,
     Restore,
+    RunOptions,
     Runs,
     Simulate,
     Values,
-    Wish,
-    begun,
-    opened_runs,
-    taken_up,
+    open_runs,
+    resume_run,
+    run_graph,
 )
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, one_line
@@ -38,7 +38,7 @@ from context_compiler.workflow import apply_directives, load_workflow
 
 app = group("Check, run, resume and show workflows: markdown files of steps.", shown="workflow check notes.md")
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="A markdown file with a `##` heading for each step.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A markdown file with a `##` heading per step.")]
 STEPS = (
     Column("step", style="bold"),
     Column("line", right=True, style="dim"),
@@ -56,9 +56,9 @@ def check(
     system: System = SYSTEM,
     json: Json = False,
 ) -> None:
-    """Read workflows and look for the templates that they name; exit code 1 if one has errors."""
+    """Check workflows and the templates that they name; exit code 1 if one has errors."""
     rule = partial(template_known, TemplateLibrary(vault=vault, system=system))
-    report([checked(file, load_workflow, rule) for file in files], json=json)
+    print_reports([check_file(file, load_workflow, rule) for file in files], json=json)
 
 
 @app.command("run", epilog=example("workflow run notes.md --simulate"))
@@ -75,9 +75,11 @@ def run(
     system: System = SYSTEM,
     json: EventLines = False,
 ) -> None:
-    """Run the steps in their order; exit code 1 if one fails, which ends the run."""
-    wish = Wish(model=model, simulate=simulate, runs=runs, logs=logs, db=db, vault=vault, system=system, json=json)
-    begun(load_workflow(file), wish, run_id, values or [])
+    """Run the steps in order; exit code 1 if one fails, which ends the run."""
+    wish = RunOptions(
+        model=model, simulate=simulate, runs=runs, logs=logs, db=db, vault=vault, system=system, json=json
+    )
+    run_graph(load_workflow(file), wish, run_id, values or [])
 
 
 @app.command("resume", epilog=example("workflow resume notes.md --simulate"))
@@ -86,7 +88,8 @@ def resume(
     model: ModelName = None,
     simulate: Simulate = False,
     run_id: Annotated[
-        str | None, typer.Option("--id", callback=named, help="Which run; else the last one of this file.")
+        str | None,
+        typer.Option("--id", callback=check_run_name, help="Id of the run; default: the last run of this file."),
     ] = None,
     restore: Restore = False,
     runs: Runs = RUNS,
@@ -96,19 +99,21 @@ def resume(
     system: System = SYSTEM,
     json: EventLines = False,
 ) -> None:
-    """Go on with the last run of a file that was stopped; one that has ended is only shown."""
-    wish = Wish(model=model, simulate=simulate, runs=runs, logs=logs, db=db, vault=vault, system=system, json=json)
+    """Resume the last stopped run of a file; print the result of one that has ended."""
+    wish = RunOptions(
+        model=model, simulate=simulate, runs=runs, logs=logs, db=db, vault=vault, system=system, json=json
+    )
     graph = load_workflow(file)
-    last = run_id or asyncio.run(_last(graph, runs, lambda found: found.status == "running")).run_id
-    taken_up(last, wish, restore=restore, graph=graph)
+    last = run_id or asyncio.run(_latest_run(graph, runs, lambda found: found.status == "running")).run_id
+    resume_run(last, wish, restore=restore, graph=graph)
 
 
 @app.command("show", epilog=example("workflow show notes.md"))
 def show(file: File, runs: Runs = RUNS, json: Json = False) -> None:
-    """Show the steps of a file as they will run, and how its last run went."""
+    """Show the steps of a file as they will run, and its last run."""
     graph = load_workflow(file)
-    state = asyncio.run(_state(graph, runs))
-    steps = [_step(node, state) for node in _styled(graph)]
+    state = asyncio.run(_load_state(graph, runs))
+    steps = [_step_document(node, state) for node in _apply_styles(graph)]
     screen = Screen()
     if json:
         run = {"id": state.lineage.root_run_id, "status": state.status, "next": state.next_node} if state else None
@@ -130,7 +135,7 @@ def show(file: File, runs: Runs = RUNS, json: Json = False) -> None:
 
 
 def template_known(library: TemplateLibrary, graph: pipeline.Graph) -> Iterator[pipeline.Diagnostic]:
-    """A template that a step names is there and right; without it the step runs as written."""
+    """Yield a finding for each step whose template is missing or wrong."""
     for node in apply_directives(graph).nodes.values():
         try:
             found = library.find(node.context_helper) if node.context_helper else None
@@ -141,20 +146,20 @@ def template_known(library: TemplateLibrary, graph: pipeline.Graph) -> Iterator[
                 rule="template_known",
                 severity=pipeline.Severity.ERROR,
                 message=f"@context-helper: {error}",
-                fix="until it is there, the step runs as written",
+                fix="without it, the step runs as written",
                 node_id=node.name,
                 line=node.line,
                 column=1,
             )
 
 
-def _styled(graph: pipeline.Graph) -> list[pipeline.Node]:
-    """The steps with what directives and front matter say of them."""
+def _apply_styles(graph: pipeline.Graph) -> list[pipeline.Node]:
+    """The steps, with directives and front matter applied."""
     nodes = pipeline.apply_stylesheet(apply_directives(graph)).nodes.values()
     return [node for node in nodes if node.line is not None]
 
 
-def _step(node: pipeline.Node, state: pipeline.RunState | None) -> dict[str, object]:
+def _step_document(node: pipeline.Node, state: pipeline.RunState | None) -> dict[str, object]:
     outcome = state.outcomes.get(node.name) if state else None
     return {
         "step": node.label,
@@ -166,28 +171,30 @@ def _step(node: pipeline.Node, state: pipeline.RunState | None) -> dict[str, obj
     }
 
 
-async def _last(graph: pipeline.Graph, runs: Path, rather: Callable[[pipeline.RunInfo], bool]) -> pipeline.RunInfo:
-    """The run of a graph that was begun last, rather one of a kind than any.
+async def _latest_run(
+    graph: pipeline.Graph, runs: Path, prefer: Callable[[pipeline.RunInfo], bool]
+) -> pipeline.RunInfo:
+    """The newest run of a graph, preferably one that `prefer` accepts.
 
     Raises:
-        PipelineError: there is none of this graph.
+        PipelineError: there is no run of this graph.
     """
     found: list[pipeline.RunInfo] = []
     if runs.exists():
-        async with opened_runs(runs) as store:
+        async with open_runs(runs) as store:
             found = await store.runs()
     same = [one for one in found if one.snapshot == graph_hashes(graph).snapshot]
     if not same:
         older = next((one.run_id for one in found if one.name == graph.label), None)
-        hint = f"run {older!r} has its name but began with another text: pipeline resume {older} goes on with that"
-        raise PipelineError(f"{graph.path}: there is no run of it in {runs}; {hint if older else 'begin one'}")
-    return next(filter(rather, same), same[0])
+        hint = f"run {older!r} has its name but another text: pipeline resume {older} continues it"
+        raise PipelineError(f"{graph.path}: no run of it in {runs}; {hint if older else 'start one'}")
+    return next(filter(prefer, same), same[0])
 
 
-async def _state(graph: pipeline.Graph, runs: Path) -> pipeline.RunState | None:
+async def _load_state(graph: pipeline.Graph, runs: Path) -> pipeline.RunState | None:
     try:
-        last = await _last(graph, runs, lambda found: True)
+        last = await _latest_run(graph, runs, lambda found: True)
     except PipelineError:
         return None
-    async with opened_runs(runs) as store:
+    async with open_runs(runs) as store:
         return await store.load(last.run_id)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from context_compiler.cli.chat.stream import Blocks, Voice, markdown
+from context_compiler.cli.chat.stream import Blocks, MarkdownStream, markdown
 
 TABLE = "| a | b |\n|---|---|\n| 1 | 2 |\n"
 CODE = "```python\ndef f():\n\n    return 1\n```\n"
@@ -23,9 +23,9 @@ def blocks(text: str, size: int) -> tuple[list[str], str]:
 
 def shown(text: str, size: int = 7) -> str:
     console = Console(file=StringIO(), force_terminal=True, width=60, height=20, color_system=None)
-    with Voice(console) as voice:
+    with MarkdownStream(console) as voice:
         for at in range(0, len(text), size):
-            voice.hear(text[at : at + size])
+            voice.write(text[at : at + size])
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 

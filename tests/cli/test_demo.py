@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ToolCallPart, UserPromptPart
 
-from context_compiler.cli.demo import NEEDED, VIEWS, checked
-from context_compiler.cli.show import reading
+from context_compiler.cli.demo import NEEDED, VIEWS, check_views
+from context_compiler.cli.show import read_history
 from tests.cli.conftest import DEMO, Command
 
 MESSAGES = ModelMessagesTypeAdapter.validate_json(DEMO.read_bytes())
@@ -21,7 +21,7 @@ def test_the_bundled_conversation_is_one_that_needs_compiling() -> None:
     parts = [part for message in MESSAGES for part in message.parts]
     assert sum(isinstance(part, UserPromptPart) for part in parts) == 25
     assert max(sum(isinstance(part, ToolCallPart) for part in message.parts) for message in MESSAGES) == 3
-    history = reading(MESSAGES)
+    history = read_history(MESSAGES)
     assert 12_000 < history.tokens < 20_000
     assert max(one.tokens for one in history.readings) > 4_000
 
@@ -44,7 +44,7 @@ def test_the_demo_checks_what_it_claims(cc: Command) -> None:
 
 
 def test_a_broken_promise_would_be_seen() -> None:
-    assert not checked(reading(MESSAGES), [], untouched=False)[-1].holds
+    assert not check_views(read_history(MESSAGES), [], untouched=False)[-1].holds
 
 
 @pytest.mark.parametrize("terminal", [0, 80, 120])

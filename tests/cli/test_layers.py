@@ -48,7 +48,7 @@ def test_think_is_shown_unless_another_is_named(kept: Command) -> None:
 
 def test_a_session_without_layers_is_shown_as_one_that_begins(cc: Command) -> None:
     cc("compile", DEMO, "--db", "system/context.db")
-    assert "nothing was told to layers in this session yet" in cc("layers", "show", "demo").out
+    assert "no layers are stored for this session yet" in cc("layers", "show", "demo").out
 
 
 def test_json_holds_sections_and_values(kept: Command) -> None:

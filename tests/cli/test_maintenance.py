@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from context_compiler.cli.maintenance import age
-from context_compiler.cli.stats import percentile, summed
+from context_compiler.cli.maintenance import parse_age
+from context_compiler.cli.stats import add_up, percentile
 from tests.cli.conftest import DEMO, Command, one_line, request
 
 
@@ -60,7 +60,7 @@ def test_pruning_wants_to_be_told_what_may_go(recorded: Command, args: tuple[str
 
 @pytest.mark.parametrize(("text", "days"), [("30d", 30), ("12h", 0.5), ("2w", 14), ("90m", 0.0625), ("1.5D", 1.5)])
 def test_an_age_has_a_unit(text: str, days: float) -> None:
-    assert age(text) == pytest.approx(days)
+    assert parse_age(text) == pytest.approx(days)
 
 
 def test_an_export_is_one_json_object_a_line(recorded: Command) -> None:
@@ -95,7 +95,7 @@ def test_an_import_counts_as_no_request(recorded: Command) -> None:
 
 def test_fallbacks_and_latencies_are_counted() -> None:
     records = [request("compiled; run_id: no run", at) for at in range(1, 20)] + [request("fallback", 1000.0)]
-    total = summed(None, records, 3)
+    total = add_up(None, records, 3)
     assert (total.fallbacks, total.over_budget, total.compiles) == (1, 0, 3)
     assert (total.latency_p50_ms, total.latency_p95_ms) == (10, 19)
     assert total.tokens_saved == 20 * 150

@@ -76,7 +76,7 @@ def test_a_run_in_a_folder_is_taken_up_from_it(cc: Command, tmp_path: Path) -> N
 
 
 def test_what_is_not_there_is_said(cc: Command) -> None:
-    assert "there are no runs here" in cc("pipeline", "show", "nothing").err
+    assert "no runs here" in cc("pipeline", "show", "nothing").err
     assert cc("pipeline", "runs").out == "no runs in system/runs.db\n"
     cc("pipeline", "run", EXAMPLE, "--simulate", "--auto-approve", "--id", "first")
     assert "no run 'frist'; there is 'first'" in cc("pipeline", "show", "frist").err
@@ -90,4 +90,4 @@ def test_a_name_of_a_run_that_is_no_text_is_one_line(cc: Command) -> None:
         ("resume", "\udcff", "--simulate"),
     ):
         said = cc("pipeline", *command)
-        assert (said.code, said.out) == (2, "") and "is not UTF-8 text" in said.err
+        assert (said.code, said.out) == (2, "") and "not valid UTF-8" in said.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from context_compiler.cli.show import reading
+from context_compiler.cli.show import read_history
 from context_compiler.messages.history import load_messages
 from context_compiler.messages.turns import pair
 from tests.cli.conftest import Command, Said
@@ -16,7 +16,7 @@ def check(said: Said) -> None:
     assert said.code == 0, said.err
     view = said.json
     assert view["tokens"] <= view["budget"]
-    sent = reading(load_messages([json.dumps(one).encode() for one in view["messages"]]))
+    sent = read_history(load_messages([json.dumps(one).encode() for one in view["messages"]]))
     assert not pair(sent).broken
 
 

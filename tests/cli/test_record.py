@@ -77,8 +77,8 @@ def test_an_empty_record_is_said_to_be_empty(recorded: Command) -> None:
     recorded("sessions", "delete", "demo", "--yes")
     assert "holds no sessions yet" in recorded("sessions", "list").out
     assert "holds no views yet" in recorded("views", "list").out
-    assert "it holds no sessions at all" in one_line(recorded("sessions", "show", "demo"))
-    assert "it holds no views at all" in one_line(recorded("views", "show", "1"))
+    assert "it holds no sessions" in one_line(recorded("sessions", "show", "demo"))
+    assert "it holds no views" in one_line(recorded("views", "show", "1"))
 
 
 def test_views_are_listed_newest_first(recorded: Command) -> None:
@@ -274,4 +274,4 @@ def test_an_import_can_be_of_one_conversation_under_another_name(cc: Command, tm
 
 def test_a_name_for_several_conversations_is_refused(cc: Command, tmp_path: Path) -> None:
     written(tmp_path / "chats.json", [chat(1), chat(2)])
-    assert "choose one with --select" in one_line(cc("import", "chats.json", "--session", "mine"))
+    assert "select one with --select" in one_line(cc("import", "chats.json", "--session", "mine"))

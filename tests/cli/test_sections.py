@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import DEMO, Command
 from tests.support.templates import tight_template
 
-HEADING = "Not told to who wrote the summary"
+HEADING = "Left out of the summary's prompt"
 GONE = ["recent_turns", "topic"]
 
 
@@ -37,4 +37,4 @@ def test_a_chat_and_its_record_say_so_too(cc: Command, tight: str) -> None:
     assert said.code == 0 and named(said.out) == GONE, said.out
     last = cc("views", "list", "--json").json["views"][0]["id"]
     shown = cc("views", "show", last).out
-    assert "not told" in shown and "recent_turns (over its section budget), topic (over" in shown
+    assert "left out of prompt" in shown and "recent_turns (over its section budget), topic (over" in shown

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from context_compiler.cli.text import alike, near, shortened, within
+from context_compiler.cli.text import abbreviate, expand, fit_pieces, suggestions
 from tests.cli.conftest import Command, chat, one_line
 
 NAMES = [f"release_notes-0af79a4e/{step}/context-helper" for step in ("final_version", "draft_the_note", "check_them")]
@@ -31,7 +31,7 @@ def test_names_that_are_shortened_can_still_be_told_apart_and_typed(long: Comman
     for args in LISTS:
         said = long(*args, terminal=width)
         assert all(len(line) <= width for line in said.plain.splitlines()), said.plain
-        meant = [alike(name, ["demo", *NAMES]) for name in names_in(said.plain)]
+        meant = [expand(name, ["demo", *NAMES]) for name in names_in(said.plain)]
         assert all(len(one) == 1 for one in meant) and len(meant) == len({one for (one,) in meant}), said.plain
 
 
@@ -67,7 +67,7 @@ def test_a_session_that_is_named_by_its_ends_is_the_one_that_is_deleted(long: Co
 
 def test_a_shortened_name_that_may_be_several_is_refused(long: Command) -> None:
     said = long("sessions", "delete", "release…helper", "--yes")
-    assert said.code == 2 and "may be one of 3, such as 'release_notes-" in one_line(said)
+    assert said.code == 2 and "matches 3, such as 'release_notes-" in one_line(said)
 
 
 def test_a_name_is_never_guessed_from_its_beginning(long: Command) -> None:
@@ -82,34 +82,34 @@ def test_nothing_but_dots_names_no_session(recorded: Command) -> None:
 
 def test_names_that_look_shortened_stay_whole() -> None:
     names = ["first … and all the rest", "wait...what is all of this"]
-    assert shortened(names, 12) == names
+    assert abbreviate(names, 12) == names
 
 
 def test_names_that_cannot_be_told_apart_stay_whole() -> None:
-    assert shortened(["a" * 20, "a" * 21], 10) == ["a" * 20, "a" * 21]
-    assert shortened(["short", "x" * 30 + "end"], 12) == ["short", "xxxxx…xxxend"]
-    assert shortened(["本" * 30], 12) == ["本" * 30]
+    assert abbreviate(["a" * 20, "a" * 21], 10) == ["a" * 20, "a" * 21]
+    assert abbreviate(["short", "x" * 30 + "end"], 12) == ["short", "xxxxx…xxxend"]
+    assert abbreviate(["本" * 30], 12) == ["本" * 30]
 
 
 def test_a_shortened_name_stands_for_those_with_its_ends() -> None:
-    assert alike("ab…yz", ["abyz", "abcyz", "bcyz"]) == ["abcyz"]
-    assert alike("ab", ["abc"]) == []
+    assert expand("ab…yz", ["abyz", "abcyz", "bcyz"]) == ["abcyz"]
+    assert expand("ab", ["abc"]) == []
 
 
 def test_a_status_line_leaves_out_whole_pieces() -> None:
     line = "main · Endless · raw 755 · sent 348 (46%) · cached 0"
-    assert within(line, 60) == line
-    assert within(line, 50) == "main · Endless · raw 755 · sent 348 (46%)"
-    assert within("a name that is long · normal", 10) == "a name th…"
+    assert fit_pieces(line, 60) == line
+    assert fit_pieces(line, 50) == "main · Endless · raw 755 · sent 348 (46%)"
+    assert fit_pieces("a name that is long · normal", 10) == "a name th…"
 
 
 def test_suggestions_say_how_many_there_are_and_what_lists_them() -> None:
-    said = near("four", [f"name {at}" for at in range(9)], listing="context-compiler sessions list")
+    said = suggestions("four", [f"name {at}" for at in range(9)], list_command="context-compiler sessions list")
     assert said.startswith("; there are 9, such as 'name ") and said.endswith(
         "`context-compiler sessions list` lists them all"
     )
-    assert near("x", ["one"], listing="l") == "; there is 'one'"
-    assert near("x", ["one", "two"], listing="l") == "; there are 'one', 'two'"
+    assert suggestions("x", ["one"], list_command="l") == "; there is 'one'"
+    assert suggestions("x", ["one", "two"], list_command="l") == "; there are 'one', 'two'"
 
 
 def test_an_unknown_session_or_run_names_the_command_that_lists_all(long: Command) -> None:

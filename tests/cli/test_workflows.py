@@ -41,7 +41,7 @@ def test_the_example_is_sound_and_runs_without_a_model(cc: Command) -> None:
 
 def test_a_run_that_was_stopped_is_found_by_its_file(cc: Command, steps: Path) -> None:
     first = cc("workflow", "resume", steps)
-    assert first.code == 2 and "there is no run of it in system/runs.db; begin one" in first.err
+    assert first.code == 2 and "no run of it in system/runs.db; start one" in first.err
     cc("workflow", "run", steps, "--simulate", "--id", "whole")
     again = cc("workflow", "resume", steps, "--simulate")
     assert (again.code, again.out) == (0, "whole success\n")
@@ -70,7 +70,7 @@ def test_a_file_that_has_changed_is_not_taken_for_the_one_that_ran(cc: Command, 
     cc("workflow", "run", steps, "--simulate", "--id", "whole")
     steps.write_text(STEPS + "\n## More\nMore.\n")
     done = cc("workflow", "resume", steps, "--simulate")
-    assert done.code == 2 and "run 'whole' has its name but began with another text" in done.err
+    assert done.code == 2 and "run 'whole' has its name but another text" in done.err
 
 
 def test_check_finds_templates_that_are_not_there_and_says_the_line(cc: Command, steps: Path) -> None:

@@ -1,4 +1,4 @@
-"""`chat`: talk with a model; everything said is kept, and with `--endless` what is sent stays within a budget."""
+"""`chat`: chat with a model; the conversation is stored in full, and `--endless` keeps requests within a budget."""
 
 from __future__ import annotations
 
@@ -13,45 +13,43 @@ from typing import Annotated, Any
 import typer
 
 from context_compiler.cli.chat.prompt import Interrupted, Keyboard, Leave
-from context_compiler.cli.options import DB, SYSTEM, Db, System, Vault, amount, example, group
+from context_compiler.cli.options import DB, SYSTEM, Db, System, Vault, example, group, parse_amount
 from context_compiler.cli.screen import Screen
 
 MODEL = "anthropic:claude-sonnet-5-5"
 DRAWN = 1.0
-"""Seconds after which a prompt counts as drawn: a terminal that can do nothing does not tell."""
+"""Seconds after which a prompt counts as drawn: dumb terminals do not report it."""
 
-app = group("Talk with a model.")
+app = group("Chat with a model.")
 log = logging.getLogger("context_compiler")
 
 
 @app.command("chat", epilog=example("chat --model scripted --endless --budget 2000"))
 def chat(
-    endless: Annotated[bool, typer.Option("--endless", help="Send what fits instead of the whole history.")] = False,
+    endless: Annotated[bool, typer.Option("--endless", help="Send a view instead of the whole history.")] = False,
     template: Annotated[
-        str, typer.Option("--template", "-t", envvar="CONTEXT_COMPILER_TEMPLATE", help="What views are written with.")
+        str, typer.Option("--template", "-t", envvar="CONTEXT_COMPILER_TEMPLATE", help="Template of the views.")
     ] = "chat_compiler",
     model: Annotated[
         str,
         typer.Option(
-            "--model", "-m", envvar="CONTEXT_COMPILER_CHAT_MODEL", help="Who answers; `scripted` needs no key."
+            "--model", "-m", envvar="CONTEXT_COMPILER_CHAT_MODEL", help="Model that answers; `scripted` needs no key."
         ),
     ] = MODEL,
-    session: Annotated[
-        str, typer.Option("--session", "-s", help="Which conversation: a new one, or one to go on with.")
-    ] = "main",
+    session: Annotated[str, typer.Option("--session", "-s", help="Name of the conversation, new or stored.")] = "main",
     budget: Annotated[
-        str | None, typer.Option("--budget", "-b", help="Endless: tokens of a request, or a share of the window.")
+        str | None, typer.Option("--budget", "-b", help="Tokens per request in Endless mode, or a share of the window.")
     ] = None,
     compiler: Annotated[
-        str | None, typer.Option("--compiler", help="Who writes summaries: a model, or `none`; default: who answers.")
+        str | None, typer.Option("--compiler", help="Model that writes summaries, or `none`; default: --model.")
     ] = None,
     every_turn: Annotated[bool, typer.Option("--every-turn", help="Compile in every turn.")] = False,
     vault: Vault = None,
     system: System = SYSTEM,
     db: Db = DB,
-    json: Annotated[bool, typer.Option("--json", help="Print every answer as a JSON object on one line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print each answer as a JSON object on one line.")] = False,
 ) -> None:
-    """Talk with a model. Everything said is kept in markdown and on the record; the same --session goes on."""
+    """Chat with a model. The conversation is stored as markdown and on the record; the same --session continues it."""
     options: dict[str, Any] = {
         "session": session,
         "model": model,
@@ -61,73 +59,73 @@ def chat(
         "endless": endless,
         "template": template,
         "store": db,
-        "budget": None if budget is None else amount(budget),
+        "budget": None if budget is None else parse_amount(budget),
         "every_turn": every_turn,
         "json": json,
     }
     level = log.level
-    log.setLevel(logging.ERROR)  # what goes wrong is said once, by the chat itself
+    log.setLevel(logging.ERROR)  # the chat itself reports errors, once each
     try:
         typed = sys.stdin.isatty() and sys.stdout.isatty() and not json
-        failed = asyncio.run(_on_terminal(options) if typed else _through_pipe(options))
+        failed = asyncio.run(_run_terminal(options) if typed else _run_pipe(options))
     finally:
         log.setLevel(level)
     if failed:
         raise typer.Exit(1)
 
 
-def _made(options: dict[str, Any]) -> Any:
+def _build(options: dict[str, Any]) -> Any:
     return import_module("context_compiler.cli.chat.conversation").Conversation(**options)
 
 
-async def _through_pipe(options: dict[str, Any]) -> bool:
-    conversation = _made(options)
+async def _run_pipe(options: dict[str, Any]) -> bool:
+    conversation = _build(options)
     try:
-        await conversation.through_pipe()
+        await conversation.run_pipe()
     finally:
         await conversation.chat.close()
     return conversation.failed
 
 
-async def _on_terminal(options: dict[str, Any]) -> bool:
-    """The prompt is there at once; what it takes to answer is fetched while somebody types."""
+async def _run_terminal(options: dict[str, Any]) -> bool:
+    """Show the prompt at once, and load the host and the history while the user types."""
     screen = Screen()
     drawn = asyncio.Event()
-    opening = asyncio.create_task(_opened(options, drawn))
+    opening = asyncio.create_task(_open(options, drawn))
     keyboard = Keyboard(lambda: _status(opening, options), drawn.set)
     opening.add_done_callback(lambda done: keyboard.remember(_prompts(done)))
     if sys.platform != "win32":
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: _interrupted(opening))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: _interrupt(opening))
     try:
         while True:
             try:
-                line = await _typed(keyboard, opening)
+                line = await _read_line(keyboard, opening)
                 conversation, _ = await opening
-                with keyboard.silent():
+                with keyboard.suppress_echo():
                     await conversation.hear(line)
             except Interrupted:
                 screen.line(("Ctrl-D or /quit leaves", "dim"))
             except (EOFError, Leave):
                 return False
     finally:
-        await _closed(opening)
+        await _close(opening)
 
 
-async def _opened(options: dict[str, Any], drawn: asyncio.Event) -> tuple[Any, list[str]]:
+async def _open(options: dict[str, Any], drawn: asyncio.Event) -> tuple[Any, list[str]]:
     await asyncio.wait({waiting := asyncio.create_task(drawn.wait())}, timeout=DRAWN)
     waiting.cancel()
-    gc.disable()  # a long history is a million objects, none of which is garbage
+    gc.disable()  # a long history is a million objects, none of them garbage
     try:
-        conversation = await asyncio.to_thread(_made, options)
+        conversation = await asyncio.to_thread(_build, options)
         return conversation, await conversation.open()
     finally:
         gc.freeze()
         gc.enable()
 
 
-async def _typed(keyboard: Keyboard, opening: asyncio.Task[tuple[Any, list[str]]]) -> str:
-    """A line; what keeps the chat from being opened is raised as soon as it is known."""
-    typing = asyncio.create_task(keyboard.line())
+async def _read_line(keyboard: Keyboard, opening: asyncio.Task[tuple[Any, list[str]]]) -> str:
+    """Read a line; raise at once if the chat cannot be opened."""
+    typing = asyncio.create_task(keyboard.read_line())
     try:
         if not opening.done():
             await asyncio.wait({typing, opening}, return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +139,7 @@ async def _typed(keyboard: Keyboard, opening: asyncio.Task[tuple[Any, list[str]]
 
 
 def _prompts(opening: asyncio.Task[tuple[Any, list[str]]]) -> list[str]:
-    """What was said before; nothing where the chat could not be opened."""
+    """Earlier prompts; none if the chat could not be opened."""
     return [] if opening.cancelled() or opening.exception() is not None else opening.result()[1]
 
 
@@ -151,13 +149,13 @@ def _status(opening: asyncio.Task[tuple[Any, list[str]]], options: dict[str, Any
     return f"{options['session']} · opening …"
 
 
-def _interrupted(opening: asyncio.Task[tuple[Any, list[str]]]) -> None:
-    """Ctrl-C while an answer comes; at the prompt it is a key like any other."""
+def _interrupt(opening: asyncio.Task[tuple[Any, list[str]]]) -> None:
+    """Stop the answer on Ctrl-C; at the prompt, Ctrl-C is a key like any other."""
     if opening.done() and not opening.cancelled() and opening.exception() is None:
         opening.result()[0].interrupt()
 
 
-async def _closed(opening: asyncio.Task[tuple[Any, list[str]]]) -> None:
+async def _close(opening: asyncio.Task[tuple[Any, list[str]]]) -> None:
     opening.cancel()
     await asyncio.wait({opening})
     if not opening.cancelled() and opening.exception() is None:

@@ -1,4 +1,4 @@
-"""What can be asked of a chat beside its model: what was sent and why, what was said, how views are written."""
+"""Slash commands of the chat."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from context_compiler.chat.reconcile import visible_turns
 from context_compiler.chat.session import ChatSession
 from context_compiler.cli.chat.prompt import HELP, Leave
 from context_compiler.cli.screen import Column, Screen
-from context_compiler.cli.show import explain, reading, show
+from context_compiler.cli.show import print_explanation, print_messages, read_history
 from context_compiler.cli.text import first_word, number, one_line, plural, share
 from context_compiler.compiler.view import View
 from context_compiler.errors import TemplateError
@@ -23,7 +23,7 @@ from context_compiler.template.library import TemplateLibrary
 
 TEMPLATES = (Column(""), Column("template", style="bold"), Column("from"), Column("what it writes", elastic=True))
 LINES = 6
-"""Lines of each message that `/view full` shows."""
+"""Lines of each message in `/view full`."""
 
 
 class Commands:
@@ -31,9 +31,9 @@ class Commands:
 
     Args:
         chat: The conversation.
-        screen: Where answers go.
-        vault: A folder whose templates come first.
-        system: A folder whose templates come second.
+        screen: Output.
+        vault: Folder whose templates come first.
+        system: Folder whose templates come second.
     """
 
     def __init__(self, chat: ChatSession, screen: Screen, *, vault: Path | None, system: Path) -> None:
@@ -117,14 +117,14 @@ class Commands:
         if last is None:
             self._screen.line("nothing has been sent yet since this chat was opened")
             return
-        raw = reading(last.history)
-        if last.view is None or first_word(last.view.status) == "raw" or _whole(last.view, raw):
+        raw = read_history(last.history)
+        if last.view is None or first_word(last.view.status) == "raw" or _is_whole(last.view, raw):
             room = f" of {number(last.view.budget)}" if last.view is not None else ""
             size = f"{plural(len(raw), 'message')}, {number(raw.tokens)}{room} tokens"
             self._screen.line(f"the whole history was sent as it is: {size}")
             self._failure(last.view)
             return
-        view, sent = last.view, reading(last.view.messages)
+        view, sent = last.view, read_history(last.view.messages)
         self._screen.line(
             (first_word(view.status), "bold"),
             f": {number(last.raw)} tokens became {number(last.sent)}, {number(view.budget)} at most; ",
@@ -135,11 +135,11 @@ class Commands:
         if made is not None and made.compiled_prompt is None and made.error:
             self._screen.line(("no model was asked: ", "yellow"), one_line(made.error))
         if rest == "full":
-            show(self._screen, sent, lines=LINES)
-        explain(self._screen, _complete(view, raw), raw, sent)
+            print_messages(self._screen, sent, lines=LINES)
+        print_explanation(self._screen, _with_drops(view, raw), raw, sent)
 
     def _failure(self, view: View | None) -> None:
-        """Why it is not the view that was wanted, if it is not."""
+        """Print the failure of a view, if it had one."""
         if view is not None and view.error:
             self._screen.line(("what failed: ", "yellow"), one_line(view.error))
 
@@ -172,13 +172,13 @@ class Commands:
         )
 
 
-def _whole(view: View, raw: History) -> bool:
-    """Whether a view is the history itself, message for message."""
+def _is_whole(view: View, raw: History) -> bool:
+    """True if a view is the history itself, message for message."""
     return len(view.messages) == len(raw) and all(map(is_, view.messages, raw.messages))
 
 
-def _complete(view: View, raw: History) -> View:
-    """A view that also says what it leaves out since an earlier request."""
+def _with_drops(view: View, raw: History) -> View:
+    """The view, with the messages that an earlier compile left out among its drops."""
     if not view.kept:
         positions = {id(message): at for at, message in enumerate(raw.messages)}
         found = [positions[id(message)] for message in view.messages if id(message) in positions]

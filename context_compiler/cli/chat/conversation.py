@@ -1,4 +1,4 @@
-"""A chat from its first line to its last: on a terminal, or line by line through a pipe."""
+"""One chat, on a terminal or line by line through a pipe."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from context_compiler.chat.reconcile import visible_turns
 from context_compiler.chat.session import ChatSession
 from context_compiler.cli.chat.commands import Commands
 from context_compiler.cli.chat.prompt import Leave
-from context_compiler.cli.chat.stream import PlainVoice, Silence, Voice
+from context_compiler.cli.chat.stream import MarkdownStream, NullStream, PlainStream
 from context_compiler.cli.inputs import chat_model
-from context_compiler.cli.screen import Screen, complain, warn
+from context_compiler.cli.screen import Screen, print_error, print_note
 from context_compiler.cli.text import json_text, number, one_line, share
 from context_compiler.resilience import try_await
 
 
 class Conversation:
-    """One chat and everything around it.
+    """One chat with its commands and output.
 
     Args:
-        session: Its name.
-        model: The name of the model that answers.
-        compiler: The name of the one that writes summaries; None is the same.
-        vault: A folder whose templates come first.
-        system: A folder whose templates come second.
-        json: Every answer is one JSON object on a line of its own, and no line is a command.
+        session: Name of the conversation.
+        model: Name of the model that answers.
+        compiler: Name of the model that writes summaries; None is the same one.
+        vault: Folder whose templates come first.
+        system: Folder whose templates come second.
+        json: Print each answer as a JSON object on one line, and take no line as a command.
         options: Further arguments of `ChatSession`.
 
     Raises:
@@ -55,24 +55,24 @@ class Conversation:
         os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
         agent = Agent(chat_model(model), name="chat")
         if vault is not None and not vault.exists():
-            warn(f"{vault}: there was no such folder; it is made for this chat")
+            print_note(f"{vault}: no such folder; it is made for this chat")
         writer = compiler if compiler in (None, "none") else chat_model(compiler)
-        self.chat = ChatSession(agent, session, model=writer, vault=vault, system=system, notice=warn, **options)
+        self.chat = ChatSession(agent, session, model=writer, vault=vault, system=system, notice=print_note, **options)
         self.commands = Commands(self.chat, self.screen, vault=vault, system=system)
         self.failed = False
-        self._saying: asyncio.Task[Any] | None = None
+        self._answering: asyncio.Task[Any] | None = None
 
     @property
     def status(self) -> str:
-        """Where the conversation stands, on one line."""
+        """Status line."""
         chat, last = self.chat, self.chat.last
         mode = f"Endless · {chat.template}" if chat.endless else "normal"
         return " · ".join(
-            [chat.session, mode, self.model, *([tokens(last.raw, last.sent, last.cached)] if last else [])]
+            [chat.session, mode, self.model, *([token_summary(last.raw, last.sent, last.cached)] if last else [])]
         )
 
     async def hear(self, line: str) -> None:
-        """A command, or something to be answered.
+        """Run a command, or answer a prompt.
 
         Raises:
             Leave: it was `/quit`.
@@ -80,34 +80,36 @@ class Conversation:
         if line.startswith("/") and not line.startswith("//") and not self.json:
             await self.commands.run(line)
         elif line.strip():
-            await self._answered(line[1:] if line.startswith("//") and not self.json else line)
+            await self._answer(line[1:] if line.startswith("//") and not self.json else line)
 
-    def _voice(self) -> Voice | PlainVoice | Silence:
+    def _stream(self) -> MarkdownStream | PlainStream | NullStream:
         if self.json:
-            return Silence()
-        return Voice(self.screen.console) if self.screen.rich else PlainVoice()
+            return NullStream()
+        return MarkdownStream(self.screen.console) if self.screen.rich else PlainStream()
 
-    async def _answered(self, text: str) -> None:
-        with self._voice() as voice:
-            self._saying = saying = asyncio.create_task(try_await(self.chat.say(text, hear=voice.hear)))
-            await _done(saying)
-        if saying.cancelled():
-            warn("stopped while it waited: nothing was said")
+    async def _answer(self, text: str) -> None:
+        with self._stream() as stream:
+            self._answering = task = asyncio.create_task(try_await(self.chat.say(text, on_text=stream.write)))
+            await _wait(task)
+        if task.cancelled():
+            print_note("stopped while waiting: nothing was sent")
             return
-        outcome = saying.result()
+        outcome = task.result()
         if outcome.error is not None:
             self.failed = True
-            complain(f"{one_line(str(outcome.error), 500) or type(outcome.error).__name__}; what was said is kept")
+            print_error(
+                f"{one_line(str(outcome.error), 500) or type(outcome.error).__name__}; the turn so far is stored"
+            )
         elif outcome.value is not None:
-            self._told(stopped=outcome.value.stopped)
+            self._print_status(stopped=outcome.value.stopped)
 
     def interrupt(self) -> None:
-        """Stop the answer that is coming, or the waiting for it."""
-        if not self.chat.stop() and self._saying is not None:
-            self._saying.cancel()
+        """Stop the answer that is coming, or the wait for it."""
+        if not self.chat.stop() and self._answering is not None:
+            self._answering.cancel()
 
-    def _told(self, *, stopped: bool) -> None:
-        """The line below an answer."""
+    def _print_status(self, *, stopped: bool) -> None:
+        """Print the line below an answer."""
         last = self.chat.last
         if last is not None and self.json:
             facts = {"raw": last.raw, "sent": last.sent, "cached": last.cached, "seconds": round(last.seconds, 3)}
@@ -115,23 +117,23 @@ class Conversation:
         if last is None or self.json or not self.screen.rich:
             return
         word = "stopped · " if stopped else ""
-        self.screen.line((f"{word}{tokens(last.raw, last.sent, last.cached)} · {last.seconds:.1f} s", "dim"))
+        self.screen.line((f"{word}{token_summary(last.raw, last.sent, last.cached)} · {last.seconds:.1f} s", "dim"))
         self.screen.line()
 
     async def open(self) -> list[str]:
-        """Take the conversation up; everything that its user has said before."""
+        """Load the conversation; the earlier prompts of its user."""
         await self.chat.open()
         return [turn.user for turn in visible_turns(self.chat.messages)]
 
-    async def through_pipe(self) -> None:
-        """Answer every line of standard input."""
+    async def run_pipe(self) -> None:
+        """Answer each line of standard input."""
         with suppress(Leave):
             while line := await asyncio.to_thread(sys.stdin.buffer.readline):
                 await self.hear(line.decode("utf-8", "replace").rstrip("\r\n"))
 
 
-async def _done(task: asyncio.Task[Any]) -> None:
-    """Wait for a task; whoever stops waiting stops it too, and it may still put its things away."""
+async def _wait(task: asyncio.Task[Any]) -> None:
+    """Wait for a task; cancellation cancels the task too, and waits for its cleanup."""
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
@@ -140,7 +142,7 @@ async def _done(task: asyncio.Task[Any]) -> None:
         raise
 
 
-def tokens(raw: int, sent: int, cached: int) -> str:
-    """Tokens of a request, as the status line has them."""
+def token_summary(raw: int, sent: int, cached: int) -> str:
+    """Tokens of a request, for the status line."""
     saved = f" ({share(sent, raw)})" if sent != raw else ""
     return f"raw {number(raw)} · sent {number(sent)}{saved} · cached {number(cached)}"

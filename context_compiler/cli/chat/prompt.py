@@ -1,4 +1,4 @@
-"""What a person types: a line with history and editing, several with Alt-Enter, and whatever is pasted."""
+"""The prompt: line editing with history, several lines with Alt-Enter, and large pastes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.patch_stdout import patch_stdout
 
-from context_compiler.cli.text import within
+from context_compiler.cli.text import fit_pieces
 
 _terminal: Any = import_module("termios") if find_spec("termios") else None
-"""None where terminals are of another kind."""
+"""None on systems without termios."""
 
 LARGE = 2_000
-"""Characters above which a paste stands as one word on the line."""
+"""Characters above which a paste is shown as one placeholder."""
 
 REMEMBERED = 500
-"""Earlier prompts that the arrow keys bring back."""
+"""Earlier prompts within reach of the arrow keys."""
 
 
 class Interrupted(Exception):
@@ -34,27 +34,27 @@ class Interrupted(Exception):
 
 
 class Leave(Exception):
-    """The person has had enough."""
+    """Raised by `/quit`."""
 
 
 HELP = {
     "help": "this list",
-    "endless": "on | off: whether a model is sent what fits, or the whole history",
-    "template": "[NAME]: the templates, and which one is used; or use that one",
+    "endless": "on | off: send a view that fits the budget, or the whole history",
+    "template": "[NAME]: list the templates, or use that one",
     "view": "[full]: what was sent last, and why each part is there",
-    "recall": "WORDS: what was said about them, word for word",
+    "recall": "WORDS: find passages of the conversation, word for word",
     "stats": "turns and tokens",
-    "quit": "leave; the conversation is kept",
+    "quit": "leave; the conversation is stored",
 }
-"""What each command is for."""
+"""Help of each command."""
 
 
 class Keyboard:
-    """Reads what is typed on a terminal.
+    """Reads prompts on a terminal.
 
     Args:
-        status: What stands below the line.
-        shown: Called each time the line has been drawn.
+        status: Source of the status line.
+        shown: Called each time the prompt has been drawn.
     """
 
     def __init__(self, status: Callable[[], str], shown: Callable[[], None]) -> None:
@@ -71,20 +71,20 @@ class Keyboard:
             completer=completer,
             complete_while_typing=False,
             key_bindings=self._keys(),
-            bottom_toolbar=self._below,
+            bottom_toolbar=self._toolbar,
             enable_history_search=True,
             enable_suspend=True,
             interrupt_exception=Interrupted,
         )
         self._session.app.after_render.add_handler(lambda app: shown())
 
-    def _below(self) -> FormattedText:
-        """What stands below the line, as far as the terminal is wide."""
+    def _toolbar(self) -> FormattedText:
+        """The status line, as far as it fits."""
         room = self._session.app.output.get_size().columns
-        return FormattedText([("noreverse fg:ansibrightblack", within(self._status(), room))])
+        return FormattedText([("noreverse fg:ansibrightblack", fit_pieces(self._status(), room))])
 
     def remember(self, prompts: Iterable[str]) -> None:
-        """Let the arrow keys bring back what was said before, on this line already if nothing is typed yet."""
+        """Add earlier prompts to the history; if nothing is typed yet, restart the prompt so that it has them."""
         for prompt in list(prompts)[-REMEMBERED:]:
             self._history.append_string(prompt if len(prompt) <= LARGE else prompt[:LARGE])
         app = self._session.app
@@ -93,8 +93,8 @@ class Keyboard:
             app.exit(result="")
         app.invalidate()
 
-    async def line(self) -> str:
-        """What was typed.
+    async def read_line(self) -> str:
+        """Read a prompt.
 
         Raises:
             Interrupted: Ctrl-C.
@@ -109,8 +109,8 @@ class Keyboard:
         return text
 
     @contextmanager
-    def silent(self) -> Generator[None]:
-        """What is typed while an answer comes waits for the next line, and is not written into the answer."""
+    def suppress_echo(self) -> Generator[None]:
+        """Do not echo what is typed while an answer comes; the next prompt gets it."""
         if _terminal is None:
             yield
             return
@@ -133,7 +133,7 @@ class Keyboard:
 
         @keys.add(Keys.Vt100MouseEvent)
         def _(event: KeyPressEvent) -> None:
-            """Pass over what looks like a mouse: a pasted colour does too, and the editor breaks on it."""
+            """Ignore mouse events: a pasted colour code looks like one, and the editor fails on it."""
 
         @keys.add(Keys.BracketedPaste)
         def _(event: KeyPressEvent) -> None:

@@ -1,7 +1,7 @@
-"""An answer as it comes: markdown that grows on a terminal, plain lines everywhere else.
+"""Streamed answers: growing markdown on a terminal, plain lines everywhere else.
 
-A block that is complete is printed for good, so that scrolling back shows it; only the one that still grows is drawn
-again and again. Nothing in an answer can move the cursor, hide where a link leads, or pass for markup of ours.
+A complete block is printed once, so that it stays in the scrollback; only the growing block is redrawn. Nothing in an
+answer can move the cursor, hide the address of a link, or pass for our own markup.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from context_compiler.cli.text import safe
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 FRAMES = 12
-"""How often a second the growing block is drawn."""
+"""Redraws of the growing block per second."""
 
 MARGIN = 6
 """Lines of the terminal that the growing block leaves free."""
 
 
 def markdown(text: str) -> Markdown:
-    """Markdown as it may be shown: links with their addresses, and HTML as the text that it is."""
+    """Markdown that is safe to print: links show their addresses, and HTML is shown as text."""
     page = Markdown("", hyperlinks=False, code_theme="ansi_dark")
     page.parsed = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table").parse(safe(text))
     for piece in (piece for token in page.parsed for piece in token.children or ()):
-        piece.content = safe(piece.content)  # which `&#8238;` and its like have become only now
+        piece.content = safe(piece.content)  # entities such as `&#8238;` are decoded only now
     return page
 
 
 class Trimmed:
-    """Something without the empty lines before and after it."""
+    """A renderable without the empty lines before and after it."""
 
     def __init__(self, inner: RenderableType) -> None:
         self._inner = inner
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Its lines, from the first that says something to the last."""
+        """Its lines, from the first that is not empty to the last."""
         lines = console.render_lines(self._inner, options, pad=False)
         full = [at for at, line in enumerate(lines) if any(piece.text.strip() for piece in line)]
         for line in lines[full[0] : full[-1] + 1] if full else []:
@@ -53,7 +53,7 @@ class Trimmed:
 
 
 class Blocks:
-    """A text that grows, cut where a block of markdown ends."""
+    """Splits a growing text into complete blocks of markdown."""
 
     def __init__(self) -> None:
         self.tail = ""
@@ -61,7 +61,7 @@ class Blocks:
         self._fence = ""
 
     def add(self, piece: str) -> str:
-        """Take a piece in; the blocks that are complete now."""
+        """Add a piece; the blocks that are complete now."""
         self.tail += piece
         if "\n" not in piece:
             return ""
@@ -80,8 +80,8 @@ class Blocks:
         return done
 
 
-class Voice:
-    """Speaks one answer on a terminal."""
+class MarkdownStream:
+    """Prints one answer on a terminal, as markdown."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -95,7 +95,7 @@ class Voice:
             vertical_overflow="crop",
         )
 
-    def __enter__(self) -> Voice:
+    def __enter__(self) -> MarkdownStream:
         self._live.start()
         return self
 
@@ -107,8 +107,8 @@ class Voice:
         self._live.transient = not self._blocks.tail.strip()
         self._live.stop()
 
-    def hear(self, piece: str) -> None:
-        """A piece of the answer."""
+    def write(self, piece: str) -> None:
+        """Print a piece of the answer."""
         done = self._blocks.add(piece)
         if done.strip():
             self._live.refresh()
@@ -127,14 +127,14 @@ class Voice:
         return Text(safe("\n".join(tail[-room * self._console.width :].splitlines()[-room:])))
 
 
-class PlainVoice:
-    """Speaks one answer as plain lines, each when it is complete."""
+class PlainStream:
+    """Prints one answer as plain lines, each when it is complete."""
 
     def __init__(self) -> None:
         self._line = ""
         self._said = False
 
-    def __enter__(self) -> PlainVoice:
+    def __enter__(self) -> PlainStream:
         return self
 
     def __exit__(
@@ -145,8 +145,8 @@ class PlainVoice:
         if self._said:
             self._write("")
 
-    def hear(self, piece: str) -> None:
-        """A piece of the answer."""
+    def write(self, piece: str) -> None:
+        """Print a piece of the answer."""
         *whole, self._line = (self._line + piece).split("\n")
         for line in whole:
             self._write(line)
@@ -157,16 +157,16 @@ class PlainVoice:
         self._said = True
 
 
-class Silence:
-    """Says nothing while an answer comes."""
+class NullStream:
+    """Prints nothing while an answer comes."""
 
-    def __enter__(self) -> Silence:
+    def __enter__(self) -> NullStream:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
-    def hear(self, piece: str) -> None:
-        """A piece of the answer, which is told as a whole."""
+    def write(self, piece: str) -> None:
+        """Drop a piece of the answer, which is printed as a whole later."""
