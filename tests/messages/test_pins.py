@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 import pytest
 from hypothesis import given
@@ -222,13 +221,3 @@ def test_a_prompt_is_not_held_for_what_was_found_in_it() -> None:
     held = sys.getrefcount(text)
     assert instructions(text) == instructions(text) == ("Never push to main.",)
     assert sys.getrefcount(text) == held
-
-
-@pytest.mark.parametrize(
-    "unit", ["a", " ", "never do ", ". ", "\n", "don't, ", "`", "'", "use a, ", "漢。", "no matter what "]
-)
-def test_a_megabyte_of_anything_is_soon_read(unit: str) -> None:
-    started = time.perf_counter()
-    instructions(unit * (1_000_000 // len(unit)))
-    instructions((unit * (1_900 // len(unit)) + ". ") * 100)
-    assert time.perf_counter() - started < 60

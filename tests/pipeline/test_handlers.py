@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +51,7 @@ async def test_a_tool_that_fails_is_a_failure_with_all_it_said() -> None:
 
 async def test_a_tool_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     mark = tmp_path / "late"
-    started = time.monotonic()
     result = await run_pipeline(shell(f"echo before; (sleep 1; touch {mark}) & sleep 60", 'timeout="200ms"'))
-    assert time.monotonic() - started < 30
     assert result.outcomes["t"].failure_reason == "timed out after 0.2 s"
     assert result.context["tool.output"] == "before\n"
     await asyncio.sleep(1.2)
