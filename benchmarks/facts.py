@@ -23,7 +23,7 @@ from benchmarks.peers.baselines import READER
 from benchmarks.recall import Conversation, Question
 from context_compiler.compiler.patterns import Sort
 from context_compiler.compiler.references import contexts, places
-from context_compiler.compiler.specifics import comparable, specifics
+from context_compiler.compiler.specifics import comparable_text, specifics
 from context_compiler.messages.items import Item, Kind, arguments
 from context_compiler.recall.terms import terms
 
@@ -61,7 +61,7 @@ class _Session:
 
     def once(self, value: str) -> bool:
         """Whether a value occurs in one message only, whole."""
-        wanted = comparable(value)
+        wanted = comparable_text(value)
         found = [text for text in self.said if wanted in text and any(places(text, wanted))]
         return len(found) == 1
 
@@ -98,12 +98,12 @@ def held(question: Question, view: str) -> float:
     if question.kind == LINE:
         return float(recall.score(question, view, whole=True) == 1)
     shown, (source,) = _flat(view), question.evidence
-    value = comparable(question.answer)
+    value = comparable_text(question.answer)
     return float(bool(contexts(shown, value) & contexts(_flat(source), value)))
 
 
 def _flat(text: str) -> str:
-    return comparable(text.replace("\\n", "\n ").replace("\\t", " "))
+    return comparable_text(text.replace("\\n", "\n ").replace("\\t", " "))
 
 
 def _facts(session: _Session, position: int) -> Iterator[Question]:

@@ -15,7 +15,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
 from benchmarks.peers.baselines import price
-from context_compiler.middleware.replay import Session, reported
+from context_compiler.middleware.replay import Session, with_usage
 
 USELESS = "entry {at}: shelf {shelf}, checked, in order, nothing to report"
 LINES = 8
@@ -145,7 +145,7 @@ class SessionLife:
         self._new = [*self._new, prompt]
         for responses, returned in steps(script):
             requests.append(await self._session.request(self._new))
-            self._new = [*(reported(one, price(requests[-1])) for one in responses), *returned]
+            self._new = [*(with_usage(one, price(requests[-1])) for one in responses), *returned]
             self._added += self._new
         return requests
 

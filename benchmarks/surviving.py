@@ -21,7 +21,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from benchmarks.references import FILES, data_folder, load
 from context_compiler import TokenCounter, compile_view
 from context_compiler.compiler.identifiers import SHARE
-from context_compiler.compiler.specifics import evicted
+from context_compiler.compiler.specifics import lost_specifics
 from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import outline, pair
 from context_compiler.record.values import Compile
@@ -50,7 +50,7 @@ def ceiling(messages: Sequence[ModelMessage], row: Compile, room: int) -> int:
     history = _READER.read(messages)
     spans = cast(list[list[int]], (row.input_payload or {})["compiled"])
     span = [position for start, stop in spans for position in range(start, stop)]
-    lost = evicted(history, outline(history, pair(history)), span)
+    lost = lost_specifics(history, outline(history, pair(history)), span)
     held = 0
     for cost in sorted(_READER.counter.text(one.verbatim) + ORIGIN for one in lost):
         room -= cost

@@ -13,14 +13,15 @@ def public(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
 
     Args:
         package: Its `__name__`.
-        homes: The module of each name, within `context_compiler`.
+        homes: The module of each name, within `context_compiler`; `module:name` where it is another name there.
     """
 
     def load(name: str) -> Any:
         """A public name, loaded now and found directly from then on."""
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"context_compiler.{homes[name]}"), name)
+        module, _, there = homes[name].partition(":")
+        value = getattr(import_module(f"context_compiler.{module}"), there or name)
         setattr(sys.modules[package], name, value)
         return value
 

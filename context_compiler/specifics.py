@@ -7,7 +7,7 @@ from context_compiler.lazy import public
 __getattr__, __dir__ = public(
     __name__,
     {
-        "Told": "compiler.specifics",
+        "Told": "compiler.specifics:TextSet",
         "specifics": "compiler.specifics",
         "Specific": "compiler.specifics",
     },

@@ -19,7 +19,7 @@ from benchmarks.measures import compiles, evidence, sessions, survival
 from benchmarks.recall import interval
 from benchmarks.results import Cell, Result, Results
 from context_compiler.messages.history import Reader
-from context_compiler.middleware.replay import LiveSession, PlainSession, everything, newest, replayed, request_points
+from context_compiler.middleware.replay import LiveSession, PlainSession, everything, newest, replay, request_points
 from context_compiler.tokens import TokenCounter
 from tests.support.histories import assistant, user
 
@@ -52,7 +52,7 @@ def test_an_approach_that_breaks_pairs_is_caught() -> None:
 
 async def test_sending_everything_costs_one_by_definition() -> None:
     messages = generated_sessions()[0]
-    sent = await replayed(messages, PlainSession(everything, 1), Reader(TokenCounter()))
+    sent = await replay(messages, PlainSession(everything, 1), Reader(TokenCounter()))
     assert sum(one.cost for one in sent) == pytest.approx(sessions.everything(messages))
 
 
@@ -71,7 +71,7 @@ async def test_a_session_is_replayed_request_by_request_and_stored_whole() -> No
     messages = generated_sessions()[0]
     session = LiveSession([])
     lengths: list[int] = []
-    sent = await replayed(messages, session, READER, seen=lambda point, view: lengths.append(len(view)))
+    sent = await replay(messages, session, READER, seen=lambda point, view: lengths.append(len(view)))
     assert lengths == request_points(messages) == list(range(1, 83, 2))
     assert len(sent) == 41
     assert sessions.names(session.stored) == sessions.names(messages[:-1])
@@ -80,7 +80,7 @@ async def test_a_session_is_replayed_request_by_request_and_stored_whole() -> No
 async def test_the_usage_that_a_replayed_answer_reports_is_that_of_what_was_sent() -> None:
     messages = generated_sessions()[0]
     session = PlainSession(newest(READER), 300)
-    sent = await replayed(messages, session, READER)
+    sent = await replay(messages, session, READER)
     reported = [one.usage.input_tokens for one in session.stored if isinstance(one, ModelResponse)]
     assert reported == [one.tokens for one in sent[:-1]]
 

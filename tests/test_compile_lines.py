@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 
-from context_compiler.compiler.prompt import chunks, lines, tool_results
+from context_compiler.compiler.prompt import chunks, tool_results, turn_lines
 from context_compiler.messages.history import History, Reader
 from context_compiler.tokens import TokenCounter
 
@@ -27,7 +27,7 @@ def test_the_last_results_are_told_whole_also_where_there_are_fewer(results: int
     history = worked(results)
     every = range(len(history))
     whole = list(range(results)) if wanted is None else list(range(results))[max(0, results - wanted) :]
-    said = [line for line in lines(history, every, wanted) if line.startswith("[tool]")]
+    said = [line for line in turn_lines(history, every, wanted) if line.startswith("[tool]")]
     assert [number for number, line in enumerate(said) if f"second {number}" in line] == whole
     assert tool_results(history, every, wanted).count("second") == len(whole)
 

@@ -26,7 +26,7 @@ from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, markdown, named, ran
 from context_compiler.cli.drawing import Panel
 from context_compiler.compiler.metrics import PromptCache, Sent, figures
 from context_compiler.messages.history import Reading
-from context_compiler.middleware.replay import LiveSession, replayed, request_points
+from context_compiler.middleware.replay import LiveSession, replay, request_points
 
 NAME = "sessions"
 
@@ -55,7 +55,7 @@ def run(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any] | str:
             continue
         session = approach.session(cell.budget)
         kept = Kept(messages, cell.budget)
-        sent += asyncio.run(replayed(messages, session, READER, seen=kept.see))
+        sent += asyncio.run(replay(messages, session, READER, seen=kept.see))
         intact = intact and names(session.stored) in stored(messages)
         whole += everything(messages)
         held.append((kept.all, kept.long))

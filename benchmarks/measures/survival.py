@@ -22,7 +22,7 @@ from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
 from benchmarks.tables import RECOUNTS, TOO_LONG, markdown, named, reasons
 from context_compiler.compiler.patterns import Sort
-from context_compiler.compiler.specifics import Told, specifics
+from context_compiler.compiler.specifics import TextSet, specifics
 from context_compiler.messages.history import searchable
 from context_compiler.middleware.replay import View, request_points
 
@@ -60,7 +60,7 @@ async def survived(messages: Sequence[ModelMessage], view: View, budget: int) ->
     before = list(messages[: request_points(messages)[-1]])
     sent = [READER.one(message) for message in await view(before, budget)]
     there = {reading.name for reading in sent}
-    told = Told(*map(searchable, sent))
+    told = TextSet(*map(searchable, sent))
     gone = [reading for reading in map(READER.one, before) if reading.name not in there]
     wanted = {(one.sort, one.text): one for reading in gone for one in specifics(searchable(reading))}
     found: dict[str, list[bool]] = {}

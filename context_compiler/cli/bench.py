@@ -40,7 +40,7 @@ from context_compiler.errors import TranscriptError
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.importers import Transcript
 from context_compiler.middleware.capability import ContextCompiler
-from context_compiler.middleware.replay import LiveSession, PlainSession, Session, newest, replayed, request_points
+from context_compiler.middleware.replay import LiveSession, PlainSession, Session, newest, replay, request_points
 from context_compiler.tokens import TokenCounter
 
 app = group("Measure a transcript.")
@@ -151,7 +151,7 @@ async def _replay_all(
             recall.see(position, view)
             seen()
 
-        sent = await replayed(messages, session, reader, seen=look)
+        sent = await replay(messages, session, reader, seen=look)
         say(f"{name}: {plural(len(sent), 'request')} in {perf_counter() - started:.1f} s")
         return Approach(way=name, sent=sent, compiles=None, timed=timed, references=recall)
 

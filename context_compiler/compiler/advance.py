@@ -12,12 +12,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from context_compiler.compiler.agent import SummaryResponse
-from context_compiler.compiler.cut_order import CUT, giants, older_turns, reduce, relieved
+from context_compiler.compiler.cut_order import (
+    MILD_STEPS,
+    drop_older_turns,
+    reduce,
+    relieve_system_text,
+    truncate_large_parts,
+)
 from context_compiler.compiler.cycle import Cycle, positions, spans
-from context_compiler.compiler.identifiers import share
+from context_compiler.compiler.identifiers import identifier_room
 from context_compiler.compiler.plan import Draft, Plan, Selection
 from context_compiler.compiler.policy import Limits
-from context_compiler.compiler.prompt import SummaryRequest, order, refusal, why_no_model
+from context_compiler.compiler.prompt import SummaryRequest, reason_for_no_model, refusal, summary_request
 from context_compiler.compiler.quotes import cost, written_for
 from context_compiler.compiler.rows import Where, compile_row
 from context_compiler.compiler.view import Quote, summary_of
@@ -53,7 +59,7 @@ def select(
     begun = previous.decided if previous is not None else 0
     skipped = [index for index, shape in plan.base.items() if shape.skip and index >= begun]
     draft.tell(skipped, "broken: a call without its answer, or an answer without its call")
-    limits = relieved(draft, limits, overhead)
+    limits = relieve_system_text(draft, limits, overhead)
     target = (limits.budget if one_shot else limits.low) - overhead
     draft.room = limits.room
     if one_shot and not policy.recent_named:
@@ -64,8 +70,8 @@ def select(
     user_pins = pins(history, outline, draft.before_active())
     draft.reserve(_reserve(plan, limits, user_pins))
     if one_shot or policy.every_turn:
-        deque(older_turns(draft), maxlen=0)
-    reduce(draft, target, steps=(giants, *CUT) if over else CUT)
+        deque(drop_older_turns(draft), maxlen=0)
+    reduce(draft, target, steps=(truncate_large_parts, *MILD_STEPS) if over else MILD_STEPS)
     reduce(draft, limits.budget - overhead)
     out = tuple(index for index in range(len(history)) if draft.here(index) is None)
     covered = positions(previous.covered) if previous else set[int]()
@@ -104,7 +110,7 @@ def _reserve(plan: Plan, limits: Limits, pinned: Sequence[Pin]) -> int:
     cap = limits.cap(plan.policy.fidelity)
     if plan.policy.fidelity_named or not cap:
         return cap
-    cap += share(plan.history, limits.room)
+    cap += identifier_room(plan.history, limits.room)
     if not pinned:
         return cap
     return cap + min(limits.room // 10, sum(plan.counter.text(pin.text) + 12 for pin in pinned) + 24)
@@ -206,10 +212,10 @@ async def advance(
         summary=summary,
         row=reply.answer.row if reply.answer else None,
         turn=where.turn_index,
-        asked=reply.order is not None or ask is None,
+        asked=reply.request is not None or ask is None,
     )
     cycle, quoted = fixed(done)
-    spare = unused(done, cycle) if one_shot and reply.order is None else 0
+    spare = unused(done, cycle) if one_shot and reply.request is None else 0
     if spare:
         done = tried(spare=spare)
         cycle, quoted = fixed(done)
@@ -222,18 +228,18 @@ class _Reply:
 
     status: str
     error: str | None
-    order: SummaryRequest | None = None
+    request: SummaryRequest | None = None
     answer: SummaryResponse | None = None
 
 
 async def _asked(done: Selection, turn: int, ask: Ask | None) -> _Reply:
-    error = why_no_model(done, turn) or ("asked in this turn already" if ask is None else None)
+    error = reason_for_no_model(done, turn) or ("asked in this turn already" if ask is None else None)
     if ask is None or error is not None:
         return _Reply(status="deterministic", error=error)
-    given = order(done)
+    given = summary_request(done)
     answer = await ask(given)
     error = answer.refused or refusal(done, answer.text)
-    return _Reply(status="refused" if error else "ok", error=error, order=given, answer=answer)
+    return _Reply(status="refused" if error else "ok", error=error, request=given, answer=answer)
 
 
 def _row(where: Where, done: Selection, reply: _Reply, cycle: Cycle) -> Compile | None:
@@ -243,7 +249,7 @@ def _row(where: Where, done: Selection, reply: _Reply, cycle: Cycle) -> Compile 
     return compile_row(
         where,
         done,
-        order=reply.order,
+        order=reply.request,
         answer=reply.answer,
         status=reply.status,
         error=reply.error,

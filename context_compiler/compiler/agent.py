@@ -17,7 +17,7 @@ from pydantic_ai.exceptions import AgentRunError, UserError
 from pydantic_ai.models import KnownModelName, Model
 from pydantic_ai.usage import RunUsage
 
-from context_compiler.compiler.prompt import filled
+from context_compiler.compiler.prompt import fill_slot
 from context_compiler.errors import CompileError
 from context_compiler.template.prompts import prose
 
@@ -42,7 +42,7 @@ class SummaryResponse:
     """What a `CompileError` would say: a failure is data too, so that it can be journalled and replayed."""
 
 
-def named(model: Model | str) -> str:
+def model_alias(model: Model | str) -> str:
     """What a model is called on the record."""
     return model if isinstance(model, str) else model.model_name
 
@@ -69,14 +69,14 @@ async def ask(
         agent = Agent(model, instructions=prose(instructions), name="context_compiler", output_type=OUTPUT, retries=0)
         async with asyncio.timeout(timeout):
             for number, prompt in enumerate(prompts):
-                result = await agent.run(filled(prompt, text) if number else prompt)
+                result = await agent.run(fill_slot(prompt, text) if number else prompt)
                 text = (result.output or "").strip()
                 spent.incr(result.usage)
     except TimeoutError:
         said = f"no answer within {timeout:g} s"
-        raise CompileError(said, model=named(model), phase="timeout", **_bill(spent)) from None
+        raise CompileError(said, model=model_alias(model), phase="timeout", **_bill(spent)) from None
     except (AgentRunError, UserError, ImportError) as error:
-        raise CompileError(str(error), model=named(model), phase="call", **_bill(spent)) from error
+        raise CompileError(str(error), model=model_alias(model), phase="call", **_bill(spent)) from error
     return SummaryResponse(text=text, latency_ms=(time.perf_counter() - started) * 1000, **_bill(spent))
 
 

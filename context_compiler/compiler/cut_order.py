@@ -26,7 +26,7 @@ Step = Callable[[Draft], Iterator[None]]
 """One rung of the ladder: it makes its changes to the draft one by one, oldest first, and hands over after each."""
 
 
-def giants(draft: Draft) -> Iterator[None]:
+def truncate_large_parts(draft: Draft) -> Iterator[None]:
     """Any single part above a quarter of the room keeps head and tail; what the user asks now is cut last of all."""
     limit = max(draft.room // 4, SMALLEST)
     active = draft.outline.active.start
@@ -37,7 +37,7 @@ def giants(draft: Draft) -> Iterator[None]:
     yield
 
 
-def older_turns(draft: Draft) -> Iterator[None]:
+def drop_older_turns(draft: Draft) -> Iterator[None]:
     """Turns beyond the recent ones go, oldest first."""
     earlier = draft.outline.turns[:-1]
     many = f"older than the last {draft.recent} turns"
@@ -47,7 +47,7 @@ def older_turns(draft: Draft) -> Iterator[None]:
         yield
 
 
-def skeletons(draft: Draft) -> Iterator[None]:
+def stub_tool_exchanges(draft: Draft) -> Iterator[None]:
     """Tool exchanges of earlier turns keep name, key arguments and outcome, oldest first."""
     for index in draft.before_active():
         if draft.history.readings[index].exchanges:
@@ -55,7 +55,7 @@ def skeletons(draft: Draft) -> Iterator[None]:
             yield
 
 
-def shorter_summary(draft: Draft) -> Iterator[None]:
+def shrink_summary(draft: Draft) -> Iterator[None]:
     """The summary shrinks to medium, low, compact."""
     for size in SUMMARY_STEPS:
         if draft.summary > size:
@@ -63,14 +63,14 @@ def shorter_summary(draft: Draft) -> Iterator[None]:
             yield
 
 
-def recent_turns(draft: Draft) -> Iterator[None]:
+def drop_recent_turns(draft: Draft) -> Iterator[None]:
     """Recent turns go too, oldest first."""
     for turn in draft.outline.turns[:-1]:
         draft.out(range(turn.start, turn.stop), "recent turn, over budget")
         yield
 
 
-def completed(turn: Turn, history: History) -> tuple[Group, ...]:
+def completed_groups(turn: Turn, history: History) -> tuple[Group, ...]:
     """The groups of a run that are over: without its prompts and without the open exchange at its end."""
     return tuple(
         group
@@ -79,28 +79,28 @@ def completed(turn: Turn, history: History) -> tuple[Group, ...]:
     )
 
 
-def active_skeletons(draft: Draft) -> Iterator[None]:
+def stub_active_exchanges(draft: Draft) -> Iterator[None]:
     """Completed groups of the active run become skeletons, oldest first."""
-    for group in completed(draft.outline.active, draft.history):
+    for group in completed_groups(draft.outline.active, draft.history):
         for index in range(group.start, group.stop):
             draft.reshape(index, "tool exchange of this turn as a skeleton", skeleton=True)
         yield
 
 
-def active_groups(draft: Draft) -> Iterator[None]:
+def drop_active_groups(draft: Draft) -> Iterator[None]:
     """Then they go, oldest first."""
-    for group in completed(draft.outline.active, draft.history):
+    for group in completed_groups(draft.outline.active, draft.history):
         draft.out(range(group.start, group.stop), "tool exchange of this turn, over budget")
         yield
 
 
-def no_summary(draft: Draft) -> Iterator[None]:
+def drop_summary(draft: Draft) -> Iterator[None]:
     """The summary goes."""
     draft.reserve(0)
     yield
 
 
-def harder_clamps(draft: Draft) -> Iterator[None]:
+def truncate_harder(draft: Draft) -> Iterator[None]:
     """Open results, call arguments, what is tied to them, and at last the prompts are cut, harder each time."""
     limit = max(draft.room, 2 * SMALLEST)
     while limit > SMALLEST:
@@ -121,7 +121,7 @@ def _last_to_go(draft: Draft) -> tuple[Sequence[int], Sequence[int], Sequence[in
     return exchange, tied, [index for index in run if readings[index].prompts]
 
 
-def unshortened(draft: Draft) -> Iterator[None]:
+def drop_untruncatable(draft: Draft) -> Iterator[None]:
     """What no clamp can shorten goes: thinking first, then compactions and parts that nobody knows."""
     for kinds in ({Kind.THINKING}, {Kind.THINKING, Kind.COMPACTION, Kind.OTHER}):
         for index in range(len(draft.history)):
@@ -130,7 +130,7 @@ def unshortened(draft: Draft) -> Iterator[None]:
                 yield
 
 
-def steering(draft: Draft) -> Iterator[None]:
+def drop_steering_prompts(draft: Draft) -> Iterator[None]:
     """Of several prompts of the active turn the first and the last stay, and so does the open exchange."""
     prompted = [
         group
@@ -142,7 +142,7 @@ def steering(draft: Draft) -> Iterator[None]:
         yield
 
 
-def hoisted(draft: Draft) -> Iterator[None]:
+def truncate_system_text(draft: Draft) -> Iterator[None]:
     """The system text of others is cut last."""
     for limit in (64, SMALLEST):
         for index, reading in enumerate(draft.history.readings):
@@ -151,7 +151,7 @@ def hoisted(draft: Draft) -> Iterator[None]:
         yield
 
 
-def relieved(draft: Draft, limits: Limits, overhead: int) -> Limits:
+def relieve_system_text(draft: Draft, limits: Limits, overhead: int) -> Limits:
     """The marks once system text of others has been cut to half of the budget that it alone would fill.
 
     Without this the ladder would find no room at all, and cut what the user asks now to next to nothing first.
@@ -173,17 +173,25 @@ def relieved(draft: Draft, limits: Limits, overhead: int) -> Limits:
     return limits.carrying(limits.fixed - saved)
 
 
-CUT: tuple[Step, ...] = (
-    older_turns,
-    skeletons,
-    shorter_summary,
-    recent_turns,
-    active_skeletons,
-    active_groups,
+MILD_STEPS: tuple[Step, ...] = (
+    drop_older_turns,
+    stub_tool_exchanges,
+    shrink_summary,
+    drop_recent_turns,
+    stub_active_exchanges,
+    drop_active_groups,
 )
 """The rungs that only leave out or abridge what is over: all that is climbed while the budget itself holds."""
 
-CUT_ORDER: tuple[Step, ...] = (giants, *CUT, no_summary, harder_clamps, unshortened, steering, hoisted)
+CUT_ORDER: tuple[Step, ...] = (
+    truncate_large_parts,
+    *MILD_STEPS,
+    drop_summary,
+    truncate_harder,
+    drop_untruncatable,
+    drop_steering_prompts,
+    truncate_system_text,
+)
 
 
 def reduce(draft: Draft, target: int, *, steps: Sequence[Step] = CUT_ORDER) -> bool:

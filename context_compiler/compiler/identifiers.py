@@ -14,7 +14,7 @@ from math import log2
 
 from context_compiler.compiler.patterns import Sort
 from context_compiler.compiler.plan import Selection
-from context_compiler.compiler.specifics import FIELD, LISTED, Mention, Told, acts, mentions, readable
+from context_compiler.compiler.specifics import FIELD, LISTED, Mention, TextSet, mentions, readable_text, runs_command
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 from context_compiler.messages.lines import one_line
@@ -33,7 +33,7 @@ CALLED, REPEATED, RECENT, MANY, IN_FIELD = 2.0, 0.5, 1.0, 0.5, 2.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Need:
+class MissingIdentifier:
     """Something that the view does not hold."""
 
     homes: list[Mention]
@@ -45,7 +45,7 @@ class Need:
     fields: set[str] = field(default_factory=set[str])
 
 
-def needs(selection: Selection, told: Sequence[str]) -> list[Need]:
+def missing_identifiers(selection: Selection, told: Sequence[str]) -> list[MissingIdentifier]:
     """What is left out and neither the messages kept nor `told` hold, what calls are made with first.
 
     Args:
@@ -53,7 +53,7 @@ def needs(selection: Selection, told: Sequence[str]) -> list[Need]:
         told: What stands beside the messages: note and quotes.
     """
     whole = {index for index, shape in enumerate(selection.draft.shapes) if shape == WHOLE}
-    found: dict[str, Need] = {}
+    found: dict[str, MissingIdentifier] = {}
     beside: Counter[tuple[int, int]] = Counter()
     called: set[str] = set()
     fields: defaultdict[str, set[str]] = defaultdict(set)
@@ -65,12 +65,12 @@ def needs(selection: Selection, told: Sequence[str]) -> list[Need]:
         if mention.position in whole:
             continue
         beside[mention.position, mention.part] += 1
-        _note(found.setdefault(text, Need(homes=[mention, mention, mention])), mention)
+        _note(found.setdefault(text, MissingIdentifier(homes=[mention, mention, mention])), mention)
     rates = {name: (len(values & called) + 0.5) / (len(values) + 2) for name, values in fields.items() if name}
-    holds = Told(*_kept(selection), *told).holds
+    holds = TextSet(*_kept(selection), *told).holds
     length = max(1, len(selection.history))
 
-    def rank(need: Need) -> tuple[bool, float]:
+    def rank(need: MissingIdentifier) -> tuple[bool, float]:
         alone = min(beside[home.position, home.part] for home in need.homes)
         rate = max((rates.get(name, 0.0) for name in need.fields), default=0.0)
         worth = CALLED * need.called + REPEATED * log2(1 + need.times) + RECENT * need.last / length
@@ -82,7 +82,7 @@ def needs(selection: Selection, told: Sequence[str]) -> list[Need]:
     return sorted((need for need in found.values() if not holds(need.homes[0].specific)), key=rank)
 
 
-def _note(need: Need, mention: Mention) -> None:
+def _note(need: MissingIdentifier, mention: Mention) -> None:
     need.times, need.last = need.times + 1, mention.position
     need.called = need.called or mention.called
     need.fields.add(mention.field)
@@ -98,7 +98,7 @@ def _kept(selection: Selection) -> Iterator[str]:
             continue
         reading, message = selection.history.readings[index], selection.history.messages[index]
         if shape == WHOLE:
-            yield from (readable(item) for item in reading.items if item.kind is not Kind.THINKING)
+            yield from (readable_text(item) for item in reading.items if item.kind is not Kind.THINKING)
             continue
         left = shaped(message, reading, shape, selection.counter)
         yield from (
@@ -143,16 +143,16 @@ _SYNTAX = re.compile(r'["{}\[\]]+')
 
 def uses_tools(history: History) -> bool:
     """Whether anything here is done by calling tools or a shell: more than once in a while."""
-    acting = sum(reading.exchanges or any(map(acts, reading.items)) for reading in history.readings)
+    acting = sum(reading.exchanges or any(map(runs_command, reading.items)) for reading in history.readings)
     return acting * 8 >= len(history.readings)
 
 
-def share(history: History, room: int) -> int:
+def identifier_room(history: History, room: int) -> int:
     """What is set aside for the ledger of a history, in tokens, of the room for messages."""
     return int(room * SHARE) if uses_tools(history) else 0
 
 
-def with_ledger(
+def identifiers_and_quotes(
     selection: Selection, told: Sequence[str], room: int, quoting: Callable[[int], str], *, lost: bool
 ) -> str:
     """Ledger and quotes, together at most `room` tokens: what the ledger does not need is the quotes'.
@@ -167,13 +167,13 @@ def with_ledger(
     most = int(selection.limits.room * SHARE) if lost or uses_tools(selection.history) else 0
     own = min(most, room if lost else room // PART)
     quotes = quoting(room - own)
-    listed = ledger(selection, (*told, quotes), own)
+    listed = list_identifiers(selection, (*told, quotes), own)
     used = selection.counter.text(listed) + 2 if listed else 0
     if own - used > SMALLEST:
         quotes = quoting(room - used)
     rest = min(most, room - selection.counter.text(quotes) - 2)
     if rest - used > SPARE:
-        listed = ledger(selection, (*told, quotes), rest)
+        listed = list_identifiers(selection, (*told, quotes), rest)
     return "\n\n".join(block for block in (listed, quotes) if block)
 
 
@@ -186,7 +186,7 @@ class _Line:
     said: str = ""
 
 
-def ledger(selection: Selection, told: Sequence[str], room: int) -> str:
+def list_identifiers(selection: Selection, told: Sequence[str], room: int) -> str:
     """Identifiers of what is left out that neither the messages kept nor `told` hold, at most `room` tokens.
 
     Args:
@@ -196,7 +196,7 @@ def ledger(selection: Selection, told: Sequence[str], room: int) -> str:
     """
     if room < SMALLEST:
         return ""
-    candidates = needs(selection, told)
+    candidates = missing_identifiers(selection, told)
     lines: dict[Key, _Line] = {}
     labels: set[str] = set()
     left = room - 2
@@ -222,7 +222,7 @@ def _added(
     """What quoting an identifier from there costs, in tokens, and the line that does; 0 where it is there already."""
     key = written.key(home)
     line = lines.get(key, _Line())
-    if line.mentions and Told(line.said).holds(home.specific):
+    if line.mentions and TextSet(line.said).holds(home.specific):
         return 0, key, line
     longer = written.line((*line.mentions, home))
     if line.said:
@@ -265,16 +265,16 @@ class _Writer:
         item = self._history.readings[position].items[part]
         asked = [one for one in mentions if (one.position, one.part) == (position, part)]
         answers = [one for one in mentions if (one.position, one.part) != (position, part)]
-        said = _pieces(readable(item), asked, self._words)
+        said = _pieces(readable_text(item), asked, self._words)
         if item.kind is Kind.CALL:
             short = call_line(item.tool or "tool", item.text, width=CALL)
-            named = Told(short)
+            named = TextSet(short)
             said = short[short.find("(") :] if all(named.holds(one.specific) for one in asked) else f"(… {said})"
         elif item.kind is Kind.RETURN:
             said = f" → {said}"
         if answers:
             at, place = answers[0].position, answers[0].part
-            said += " → " + _pieces(readable(self._history.readings[at].items[place]), answers, self._words)
+            said += " → " + _pieces(readable_text(self._history.readings[at].items[place]), answers, self._words)
         tool = one_line(item.tool or "tool", 40) if item.kind in (Kind.CALL, Kind.RETURN) else ""
         return _Line(mentions=mentions, label=f"[turn {first.turn + 1} · {first.speaker}] {tool}", said=said)
 

@@ -58,7 +58,7 @@ class SummaryRequest:
     dropped: tuple[Drop, ...]
 
 
-def written(
+def compose_prompts(
     template: Template, values: Mapping[str, str], turns: Sequence[str], *, previous: str, cap: int
 ) -> tuple[str, ...]:
     """One prompt a chunk of `turns`; from the second on, `SLOT` stands for the summary before."""
@@ -72,7 +72,7 @@ def written(
 def _one(template: Template, values: Mapping[str, str], cap: int) -> str:
     fenced = {name: _fenced(name, values.get(name, "")) for name in TITLES}
     wanted = template.wants()
-    body = template.render({**fenced, "template": about(template), "cap": cap, "turns_left_out": ""})
+    body = template.render({**fenced, "template": template_facts(template), "cap": cap, "turns_left_out": ""})
     blocks = [
         _block("COMPILER TASK", prose("task").replace("{{ cap }}", str(cap))),
         _block("EXTRACTION TEMPLATE", body),
@@ -93,12 +93,12 @@ def _block(title: str, text: str) -> str:
     return f"=== BEGIN {title} ===\n{text.strip()}\n=== END {title} ===" if text.strip() else ""
 
 
-def filled(prompt: str, previous: str) -> str:
+def fill_slot(prompt: str, previous: str) -> str:
     """A prompt whose slot holds the summary before."""
     return prompt.replace(SLOT, neutral(previous))
 
 
-def about(template: Template) -> dict[str, str]:
+def template_facts(template: Template) -> dict[str, str]:
     """What a template may say of itself."""
     return {
         "name": template.name,
@@ -169,7 +169,7 @@ def _is_list_line(line: str) -> bool:
     return line[:2] in ("- ", "* ") or (line[:1].isdigit() and line[1:3].startswith((". ", ") ")))
 
 
-def lines(history: History, positions: Sequence[int], results: int | None) -> Iterator[str]:
+def turn_lines(history: History, positions: Sequence[int], results: int | None) -> Iterator[str]:
     """A conversation as `User: …`, `Assistant: …` and `[tool] …` lines.
 
     Thinking and system text are left out, notes of an earlier view are called so; media stand as placeholders. Of tool
@@ -240,7 +240,7 @@ def _last(found: Sequence[T], count: int | None) -> Sequence[T]:
     return found if count is None else found[max(0, len(found) - count) :]
 
 
-def gathered(selection: Selection, span: Sequence[int], wanted: Collection[str]) -> dict[str, str]:
+def gather_sections(selection: Selection, span: Sequence[int], wanted: Collection[str]) -> dict[str, str]:
     """The sections that are wanted, by name: all but the turns themselves and the previous summary."""
     history, policy = selection.history, selection.policy
     found = {
@@ -266,7 +266,7 @@ def newest(said: Sequence[str], limit: int, counter: TokenCounter) -> list[str]:
     return kept[::-1] or [clamp(line, limit, counter) for line in said[-1:]]
 
 
-def recent(
+def fit_turns(
     said: Iterable[str], *, rules: Mapping[str, SectionRule], counter: TokenCounter
 ) -> tuple[list[str], tuple[Drop, ...]]:
     """The lines of the turns, of which the older go where the template gives them a budget."""
@@ -279,7 +279,7 @@ def recent(
     return kept, (Drop(what="recent_turns", reason=OVER, tokens=gone),) if gone else ()
 
 
-def fitted(
+def fit_sections(
     given: Mapping[str, str], *, rules: Mapping[str, SectionRule], room: int | None, counter: TokenCounter
 ) -> tuple[dict[str, str], tuple[Drop, ...]]:
     """Sections within their own budgets and, together, within `room` if there is an end to it.
@@ -323,7 +323,7 @@ TOO_SMALL = 200
 """Below this cap, in tokens, no model is asked: it could not say anything."""
 
 
-def why_no_model(selection: Selection, turn: int) -> str | None:
+def reason_for_no_model(selection: Selection, turn: int) -> str | None:
     """Why no model is asked this time; None when one is."""
     policy, cap = selection.policy, selection.limits.cap(selection.policy.fidelity)
     if policy.model == "none" or policy.template.compiler != "agent":
@@ -342,19 +342,19 @@ def why_no_model(selection: Selection, turn: int) -> str | None:
     return None
 
 
-def order(selection: Selection) -> SummaryRequest:
+def summary_request(selection: Selection) -> SummaryRequest:
     """What a model is asked about everything that went since it was last asked."""
     policy = selection.policy
     cap = min(selection.limits.cap(policy.fidelity), selection.reserve)
-    given = gathered(selection, selection.span, policy.template.wants() | set(ALWAYS))
+    given = gather_sections(selection, selection.span, policy.template.wants() | set(ALWAYS))
     room, rules = max(policy.prompt_room, selection.limits.budget), policy.template.sections
-    spoken = lines(selection.history, selection.span, policy.recent_tool_results)
-    newer, older = recent(spoken, rules=rules, counter=selection.counter)
+    spoken = turn_lines(selection.history, selection.span, policy.recent_tool_results)
+    newer, older = fit_turns(spoken, rules=rules, counter=selection.counter)
     earlier = {"previous_summary": selection.previous.summary if selection.previous else ""}
-    notes, shorter = fitted(earlier, rules=rules, room=None, counter=selection.counter)
-    values, dropped = fitted(given, rules=rules, room=room // 4, counter=selection.counter)
+    notes, shorter = fit_sections(earlier, rules=rules, room=None, counter=selection.counter)
+    values, dropped = fit_sections(given, rules=rules, room=room // 4, counter=selection.counter)
     turns = chunks(newer, room // 2, selection.counter)
-    prompts = written(policy.template, values, turns, previous=notes["previous_summary"], cap=cap)
+    prompts = compose_prompts(policy.template, values, turns, previous=notes["previous_summary"], cap=cap)
     said = {**values, **notes, "recent_turns": "".join(turns)}
     had = {**said, **given}
     return SummaryRequest(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from context_compiler.compiler.identifiers import with_ledger
+from context_compiler.compiler.identifiers import identifiers_and_quotes
 from context_compiler.compiler.plan import Selection
-from context_compiler.compiler.prompt import TITLES, about, fitted, gathered
+from context_compiler.compiler.prompt import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import fence, neutral
 from context_compiler.messages.items import MESSAGE_OVERHEAD
@@ -122,7 +122,7 @@ def _told(
         chosen[:] = choose(sources.candidates, tokens, sources.ranks)
         return quoted(chosen)
 
-    told = with_ledger(selection, (note, pinned), left, quoting, lost=lost)
+    told = identifiers_and_quotes(selection, (note, pinned), left, quoting, lost=lost)
     body = "\n\n".join(block for block in (pinned, outline, told) if block)
     listed = told.removesuffix(quoted(chosen))
     return body, (*_reasons(pins, outline, listed), *_why(chosen, sources))
@@ -233,8 +233,8 @@ def _own_note(selection: Selection, room: int) -> str:
     policy = selection.policy
     template = policy.template if policy.template.compiler != "agent" else policy.extractive
     wanted = template.wants()
-    values, _ = fitted(
-        gathered(selection, selection.out, wanted), rules=template.sections, room=None, counter=selection.counter
+    values, _ = fit_sections(
+        gather_sections(selection, selection.out, wanted), rules=template.sections, room=None, counter=selection.counter
     )
     candidates = (
         passages(selection.history, selection.draft.outline, selection.out, selection.counter)
@@ -243,7 +243,7 @@ def _own_note(selection: Selection, room: int) -> str:
     )
     gone = set(selection.out)
     left_out = sum(turn.start in gone for turn in selection.draft.outline.turns)
-    about_it = {"template": about(template), "cap": room, "turns_left_out": left_out}
+    about_it = {"template": template_facts(template), "cap": room, "turns_left_out": left_out}
     share = room
     while share > SMALLEST and (values or candidates):
         said = {name: clamp(text, share, selection.counter) for name, text in values.items()}

@@ -15,7 +15,7 @@ from statistics import fmean
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.patterns import Sort
-from context_compiler.compiler.specifics import comparable, specifics
+from context_compiler.compiler.specifics import comparable_text, specifics
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.tool_lines import call_line
@@ -94,7 +94,7 @@ def texts(history: History) -> list[str]:
         "\n".join(text for item in reading.items if item.kind is not Kind.THINKING for text in sources(item))
         for reading in history.readings
     )
-    return [comparable(text.replace("\\n", "\n ").replace("\\t", " ")) for text in said]
+    return [comparable_text(text.replace("\\n", "\n ").replace("\\t", " ")) for text in said]
 
 
 def calls(sessions: Sequence[History], said: Sequence[Sequence[str]]) -> Iterator[Call]:

@@ -12,7 +12,7 @@ from context_compiler.compiler.cycle import spans
 from context_compiler.compiler.plan import Selection
 from context_compiler.compiler.policy import Policy
 from context_compiler.compiler.prompt import SummaryRequest
-from context_compiler.compiler.specifics import Specific, evicted, survival
+from context_compiler.compiler.specifics import Specific, lost_specifics, survival
 from context_compiler.errors import CompileError
 from context_compiler.messages.history import History
 from context_compiler.record.values import Compile, now, with_null_reasons
@@ -43,7 +43,9 @@ def compile_row(
 ) -> Compile:
     """One compile as it goes on the record; `order` is None where no model was asked."""
     parsed = json_object(answer.text) if answer else None
-    gone = evicted(selection.history, selection.draft.outline, selection.span) if order and status == "ok" else None
+    gone = (
+        lost_specifics(selection.history, selection.draft.outline, selection.span) if order and status == "ok" else None
+    )
     row = _row(
         where,
         selection.policy,

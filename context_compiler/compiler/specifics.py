@@ -34,7 +34,7 @@ class Specific:
 
     sort: Sort
     text: str
-    """As it is compared, by `comparable`."""
+    """As it is compared, by `comparable_text`."""
     verbatim: str
     offset: int
     """Of its first character in the text it stands in."""
@@ -91,7 +91,7 @@ def _found(original: str, start: int, rules: bool) -> Iterator[Specific]:
     places += [(at, end, Sort.RULE) for at, end in _rules(text)] if rules else []
     for at, end, sort in sorted(places):
         said = original[at:end]
-        yield Specific(sort=sort, text=comparable(said), verbatim=said, offset=start + at)
+        yield Specific(sort=sort, text=comparable_text(said), verbatim=said, offset=start + at)
 
 
 def _trimmed(text: str, sort: Sort) -> str:
@@ -141,18 +141,18 @@ _APART = re.compile(rf"(?<=\d)[ -](?=(?:{UNIT_WIDE}|(?:{UNIT}|[ap]\.?m)\b))")
 _QUOTES = re.compile("[\"'`“”„«»‘’「」『』]+")
 
 
-def comparable(text: str) -> str:
+def comparable_text(text: str) -> str:
     """A text as it is compared: without case, quotation marks, grouped digits, and space before a unit."""
     folded = _QUOTES.sub("", _GROUPED.sub("", unicodedata.normalize("NFKC", text))).replace("\\\\", "\\")
     return _APART.sub("", " ".join(folded.split())).casefold().strip()
 
 
-class Told:
+class TextSet:
     """What some texts tell, so that it can be asked what of a past they still hold."""
 
     def __init__(self, *texts: str) -> None:
         """Look things up in these texts."""
-        self._text = "\n".join(map(comparable, texts))
+        self._text = "\n".join(map(comparable_text, texts))
 
     def holds(self, specific: Specific) -> bool:
         """Whether it is told: whole, not as a piece of a longer word or number."""
@@ -210,7 +210,7 @@ class Mention:
     """It stands in what a tool, or a shell, was asked to do."""
 
 
-def readable(item: Item) -> str:
+def readable_text(item: Item) -> str:
     """What a part says, with line breaks for the escapes of JSON: an argument a line."""
     if item.kind is Kind.CALL and (given := arguments(item.text)) is not None:
         return "\n".join(f"{key}: {value if isinstance(value, str) else _flat(value)}" for key, value in given.items())
@@ -221,7 +221,7 @@ def _flat(value: object) -> str:
     return _ESCAPE.sub(" \n", json.dumps(value, ensure_ascii=False))
 
 
-def acts(item: Item) -> bool:
+def runs_command(item: Item) -> bool:
     """Whether an answer ends with a block for a shell: how models act that call no tools."""
     return item.kind is Kind.TEXT and _ACTION.search(item.text[-2_100:]) is not None
 
@@ -242,8 +242,8 @@ def mentions(history: History, outline: Outline, positions: Iterable[int], *, ru
         for part, item in enumerate(history.readings[position].items):
             if item.mark is not None or item.kind not in SPEAKERS:
                 continue
-            called = item.kind is Kind.CALL or acts(item)
-            said = readable(item)
+            called = item.kind is Kind.CALL or runs_command(item)
+            said = readable_text(item)
             for one in (*specifics(said, rules), *_shell_commands(item)):
                 found.append(
                     Mention(
@@ -294,8 +294,8 @@ def _shell_commands(item: Item) -> tuple[Specific, ...]:
     line = said.strip().partition("\n")[0][:300]
     if not line:
         return ()
-    at = max(0, readable(item).find(line))
-    return (Specific(sort=Sort.COMMAND, text=comparable(line), verbatim=line, offset=at),)
+    at = max(0, readable_text(item).find(line))
+    return (Specific(sort=Sort.COMMAND, text=comparable_text(line), verbatim=line, offset=at),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +313,7 @@ class Survival:
         return self.kept / self.found if self.found else 1.0
 
 
-def evicted(history: History, outline: Outline, span: Iterable[int]) -> tuple[Specific, ...]:
+def lost_specifics(history: History, outline: Outline, span: Iterable[int]) -> tuple[Specific, ...]:
     """The specifics of these messages, each once, in the order in which they first stand."""
     found = {one.specific.text: one.specific for one in reversed(mentions(history, outline, span))}
     return tuple(reversed(found.values()))
@@ -321,6 +321,6 @@ def evicted(history: History, outline: Outline, span: Iterable[int]) -> tuple[Sp
 
 def survival(lost: Iterable[Specific], *texts: str) -> Survival:
     """How many of these specifics the texts hold, as they are compared."""
-    told = Told(*texts)
+    told = TextSet(*texts)
     kept = [told.holds(one) for one in lost]
     return Survival(found=len(kept), kept=sum(kept))

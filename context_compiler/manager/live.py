@@ -32,8 +32,8 @@ from context_compiler.manager.summary import Charge
 from context_compiler.manager.turns import TurnProcessor
 from context_compiler.messages.history import History
 from context_compiler.middleware.overflow import RetryModelRequest
-from context_compiler.middleware.processor import REMEMBERED, after, tagged
-from context_compiler.middleware.request import charged
+from context_compiler.middleware.processor import REMEMBERED, messages_after, tag_view
+from context_compiler.middleware.request import charge_run
 from context_compiler.resilience import try_await
 
 
@@ -144,16 +144,16 @@ class ManagedHistory:
         news: Sequence[ModelMessage]
         mark = next((found for message in messages if (found := mark_in(message)) is not None), None)
         if mark is not None and "responses" in mark:
-            news = after(messages, mark["responses"], mark["tail"])
+            news = messages_after(messages, mark["responses"], mark["tail"])
         else:
             news = messages[seen:] if seen else new_messages(self._processor, messages)
         served = await prepare_request(self._processor, news, messages, key, _charge_to(ctx), ends=False)
         self._runs.keep(run, (served.key, len(messages)))
-        return messages if served.same else tagged(served.messages, str(self._processor.session.taken))
+        return messages if served.same else tag_view(served.messages, str(self._processor.session.taken))
 
 
 def _charge_to(ctx: RunContext[Any]) -> Callable[[SummaryResponse], SummaryResponse]:
-    return lambda answer: charged(ctx, answer)
+    return lambda answer: charge_run(ctx, answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

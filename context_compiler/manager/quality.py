@@ -14,7 +14,7 @@ from typing import Protocol, cast, runtime_checkable
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.prompt import lines
+from context_compiler.compiler.prompt import turn_lines
 from context_compiler.errors import SettingsError
 from context_compiler.manager.summary import LLM
 from context_compiler.messages.fences import fence
@@ -144,7 +144,7 @@ async def rate_coherence(messages: Sequence[ModelMessage], llm: LLM, reader: Rea
         CompileError: The model could not be asked.
     """
     history = reader.read(messages)
-    exchange = reader.counter.tail("\n".join(lines(history, range(len(history)), 1)), RATED_TOKENS)
+    exchange = reader.counter.tail("\n".join(turn_lines(history, range(len(history)), 1)), RATED_TOKENS)
     prompt = f"{prose('coherence')}\n\n{fence('exchange', exchange)}"
     answer = await llm([prompt], instructions="rating")
     return parse_rating(answer.text)

@@ -16,9 +16,9 @@ from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.agent import SummaryResponse, ask, named
-from context_compiler.compiler.prompt import chunks, filled, lines, written
-from context_compiler.compiler.specifics import Specific, Told, evicted, survival
+from context_compiler.compiler.agent import SummaryResponse, ask, model_alias
+from context_compiler.compiler.prompt import chunks, compose_prompts, fill_slot, turn_lines
+from context_compiler.compiler.specifics import Specific, TextSet, lost_specifics, survival
 from context_compiler.errors import CompileError, SettingsError
 from context_compiler.fidelity import CAPS, Fidelity
 from context_compiler.messages.history import History, Reader
@@ -136,8 +136,8 @@ async def summarize_turns(
     if llm is None:
         return Summary(text="", index=_quotes(reader.read(messages[-MAX_QUOTED:]), cap, reader), survival=1.0)
     history = reader.read(fresh)
-    turns = chunks(lines(history, range(len(history)), None), PROMPT_ROOM, reader.counter)
-    prompts = written(template, {}, turns, previous=previous.text, cap=cap)
+    turns = chunks(turn_lines(history, range(len(history)), None), PROMPT_ROOM, reader.counter)
+    prompts = compose_prompts(template, {}, turns, previous=previous.text, cap=cap)
     try:
         answer = await llm(prompts)
     except CompileError as error:
@@ -149,7 +149,7 @@ async def summarize_turns(
     if reader.counter.text(text) >= spent:
         longer = f"the answer is not shorter than the {spent} tokens it stands for"
         return _failed_summary(prompts, answer, CompileError(longer, model=llm.name, phase="answer"))
-    gone = evicted(history, outline(history, pair(history)), range(len(history)))
+    gone = lost_specifics(history, outline(history, pair(history)), range(len(history)))
     index = _lost_specifics(gone, text, previous.index, cap // INDEX_SHARE, reader)
     held = survival(gone, text).share
     return Summary(text=text, index=index, survival=held, prompts=prompts, answer=answer)
@@ -166,7 +166,7 @@ def _quotes(history: History, room: int, reader: Reader) -> str:
 
 def _lost_specifics(gone: Sequence[Specific], text: str, before: str, room: int, reader: Reader) -> str:
     """Specifics missing from a text, the newest that fit, then those listed before that still fit."""
-    summary = Told(text)
+    summary = TextSet(text)
     lost = [f"- {' '.join(one.verbatim.split())}" for one in gone if not summary.holds(one)]
     kept: list[str] = []
     for line in reversed(list(dict.fromkeys([*before.splitlines(), *lost]))):
@@ -244,7 +244,7 @@ async def _call_function(
     name = getattr(function, "__name__", type(function).__name__)
     text = ""
     for number, prompt in enumerate(prompts):
-        work = _call(function, filled(prompt, text) if number else prompt)
+        work = _call(function, fill_slot(prompt, text) if number else prompt)
         outcome = await try_await(asyncio.wait_for(work, timeout))
         if outcome.error is not None or not isinstance(outcome.value, str):
             reason = outcome.error or f"it answered {outcome.value!r:.80}, which is no text"
@@ -261,5 +261,5 @@ async def _call(function: Callable[[str], Any], prompt: str) -> object:
 def llm_name(llm: object) -> str:
     """Name of an LLM for errors."""
     if isinstance(llm, str | Model):
-        return named(cast("Model | str", llm))
+        return model_alias(cast("Model | str", llm))
     return str(getattr(llm, "name", None) or getattr(llm, "__name__", None) or type(llm).__name__)

@@ -30,7 +30,7 @@ from context_compiler.manager.session import (
 )
 from context_compiler.manager.summary import LLM, Summary, SummaryRow, summarize_turns, summary_row
 from context_compiler.messages.history import History, Reader
-from context_compiler.middleware.middleware import loggable
+from context_compiler.middleware.middleware import log_text
 from context_compiler.recall import pending
 from context_compiler.resilience import attempt, try_await
 from context_compiler.template import Template
@@ -315,15 +315,15 @@ class ErrorReporter:
 
     def report(self, what: str, error: Exception) -> None:
         """Report a failure."""
-        LOG.warning("context_compiler: %s: %s", what, loggable(error))
+        LOG.warning("context_compiler: %s: %s", what, log_text(error))
         callback = self._on_error
         if callback is not None and (failed := attempt(lambda: callback(error)).error) is not None:
-            LOG.warning("context_compiler: a callback raised %s", loggable(failed))
+            LOG.warning("context_compiler: a callback raised %s", log_text(failed))
 
     async def attempt(self, what: str, work: Awaitable[T], trouble: list[str]) -> T | None:
         """Result of some work, or None if it fails; a failure is reported and added to `trouble`."""
         outcome = await try_await(work)
         if outcome.error is not None:
-            trouble.append(f"{what}: {loggable(outcome.error)}")
+            trouble.append(f"{what}: {log_text(outcome.error)}")
             self.report(what, outcome.error)
         return outcome.value

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.agent import named
+from context_compiler.compiler.agent import model_alias
 from context_compiler.compiler.policy import PROMPT_ROOM, Policy, trigger_of, whole_budget
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
@@ -203,7 +203,7 @@ class Arguments:
             self.recent_tool_results, template.recent_tool_results, settings.context_compiler_recent_tool_results
         )
         budget, _ = self.whole_budget(window=window, max_tokens=max_tokens)
-        alias = model if self.model is None else named(self.model)
+        alias = model if self.model is None else model_alias(self.model)
         resolved = fidelity or template.fidelity or Fidelity.SUMMARY_MEDIUM
         recall = self.recall if self.recall > 1 else float(self.recall)
         written = (template.name, template.source, str(resolved), turns, self.tool_history, self.inject, recall)

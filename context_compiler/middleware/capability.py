@@ -23,7 +23,7 @@ from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
-from context_compiler.middleware.request import Host, Request, charged, host_request, session_of, within_limits
+from context_compiler.middleware.request import Host, Request, charge_run, host_request, session_of, within_limits
 from context_compiler.middleware.state import Run
 from context_compiler.paths import warn_of_namesake
 from context_compiler.record.values import Record
@@ -181,7 +181,7 @@ class _RunHost(Host):
 
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
         order = {"key": request.key, "prompts": list(request.prompts)}
-        return charged(self._ctx, SummaryResponse(**await self._compiler.compile(self._ctx, order)))
+        return charge_run(self._ctx, SummaryResponse(**await self._compiler.compile(self._ctx, order)))
 
     def affords(self, given: int, answered: int) -> bool:
         return within_limits(self._ctx, given, answered)

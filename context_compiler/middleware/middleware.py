@@ -207,7 +207,7 @@ class Middleware:
 
     async def report(self, error: Exception) -> None:
         """Say what failed: in the log, and to `on_error`."""
-        LOG.warning("context_compiler: %s", loggable(error))
+        LOG.warning("context_compiler: %s", log_text(error))
         await self._tell(self.arguments.on_error, error)
 
     async def _tell(self, callback: Callable[[Any], Any] | None, what: Any) -> None:
@@ -215,7 +215,7 @@ class Middleware:
             return
         outcome = await try_await(_called(callback, what))
         if outcome.error is not None:
-            LOG.warning("context_compiler: a callback raised %s", loggable(outcome.error))
+            LOG.warning("context_compiler: a callback raised %s", log_text(outcome.error))
 
 
 def record_of(
@@ -256,7 +256,7 @@ async def _called(callback: Callable[[Any], Any], what: Any) -> None:
         await given
 
 
-def loggable(error: Exception) -> str:
+def log_text(error: Exception) -> str:
     """What the log may say of an error: what others wrote into theirs may repeat what somebody said."""
     kind = type(error).__name__
     if isinstance(error, CompileError):

@@ -22,7 +22,7 @@ from context_compiler.messages.history import load_messages
 from context_compiler.messages.items import MARK, mark_of
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import Middleware
-from context_compiler.middleware.request import Host, charged, processor_request, session_of, within_limits
+from context_compiler.middleware.request import Host, charge_run, processor_request, session_of, within_limits
 from context_compiler.middleware.state import Run
 from context_compiler.record.values import Record
 from context_compiler.resilience import try_await
@@ -42,7 +42,7 @@ class _ProcessorHost(Host):
         return await self._ware.begin(ids, config)
 
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
-        return charged(self._ctx, await self._ware.compile(request.key, request.prompts, self._ctx.model))  # pyright: ignore[reportArgumentType]
+        return charge_run(self._ctx, await self._ware.compile(request.key, request.prompts, self._ctx.model))  # pyright: ignore[reportArgumentType]
 
     def affords(self, given: int, answered: int) -> bool:
         return within_limits(self._ctx, given, answered)
@@ -79,7 +79,7 @@ class CompilingHistoryProcessor:
         if view == raw or run.raw is None or run.raw.tip is None:
             return view
         self._raw.keep(run.raw.tip, raw)
-        return tagged(view, run.raw.tip)
+        return tag_view(view, run.raw.tip)
 
     @property
     def last_view(self) -> View | None:
@@ -120,7 +120,7 @@ class CompilingHistoryProcessor:
             raw = load_messages(bodies) if bodies else None
         if raw is None:
             return messages
-        return [*raw, *after(messages, mark["responses"], mark["tail"])]
+        return [*raw, *messages_after(messages, mark["responses"], mark["tail"])]
 
 
 def build_compiling_history_processor(
@@ -137,7 +137,7 @@ def build_compiling_history_processor(
     return CompilingHistoryProcessor(Arguments(template, **arguments))
 
 
-def tagged(view: Sequence[ModelMessage], tip: str) -> list[ModelMessage]:
+def tag_view(view: Sequence[ModelMessage], tip: str) -> list[ModelMessage]:
     """A view whose own part says which raw history stands behind it, and where the view ends."""
     own = next((index for index, message in enumerate(view) if mark_in(message) is not None), None)
     if own is None:
@@ -161,7 +161,7 @@ def _marked(message: ModelMessage, mark: dict[str, Any]) -> ModelMessage:
     return replace(message, parts=parts)
 
 
-def after(messages: Sequence[ModelMessage], responses: int, tail: int) -> list[ModelMessage]:
+def messages_after(messages: Sequence[ModelMessage], responses: int, tail: int) -> list[ModelMessage]:
     """What came after a view with that many responses and, after the last of them, that many parts."""
     answers = [index for index, message in enumerate(messages) if isinstance(message, ModelResponse)]
     start = answers[responses - 1] + 1 if 0 < responses <= len(answers) else 0

@@ -82,7 +82,7 @@ def request_points(messages: Sequence[ModelMessage]) -> list[int]:
     ]
 
 
-async def replayed(
+async def replay(
     messages: Sequence[ModelMessage],
     session: Session,
     reader: Reader,
@@ -103,7 +103,7 @@ async def replayed(
     found: list[Sent] = []
     before = tokens = 0
     for point in request_points(messages) if points is None else points:
-        new = [reported(message, tokens) for message in messages[before:point]]
+        new = [with_usage(message, tokens) for message in messages[before:point]]
         started = perf_counter()
         view = await session.request(new)
         seconds = perf_counter() - started
@@ -119,7 +119,7 @@ async def replayed(
     return found
 
 
-def reported(message: ModelMessage, tokens: int) -> ModelMessage:
+def with_usage(message: ModelMessage, tokens: int) -> ModelMessage:
     """A recorded answer as if it had been given to a request of so many tokens, which is what its usage then says."""
     return replace(message, usage=RequestUsage(input_tokens=tokens)) if isinstance(message, ModelResponse) else message
 

@@ -195,7 +195,7 @@ def within_limits(ctx: RunContext[Any], given: int, said: int) -> bool:
     return all(limit is None or 2 * tokens <= limit - spent for limit, spent, tokens in takes)
 
 
-def charged(ctx: RunContext[Any], answer: SummaryResponse) -> SummaryResponse:
+def charge_run(ctx: RunContext[Any], answer: SummaryResponse) -> SummaryResponse:
     """The answer, its tokens added to the run's; its requests are not, because limits count those.
 
     Raises:

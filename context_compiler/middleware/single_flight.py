@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.agent import SummaryResponse, ask, named
+from context_compiler.compiler.agent import SummaryResponse, ask, model_alias
 from context_compiler.errors import CompileError
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
@@ -122,18 +122,18 @@ class Summaries:
         place = self._archive.shared(key)
         outcome = await try_await(UNDER_WAY.join(place, lambda: self._made(key, prompts, compiler)))
         if outcome.value is None:
-            return _failed(outcome.error, named(compiler))
+            return _failed(outcome.error, model_alias(compiler))
         response, pays = outcome.value
         return response if pays else replace(response, usage={}, cost=None)
 
     async def _made(self, key: str, prompts: Sequence[str], compiler: Model | str) -> SummaryResponse:
         if self._breaker.open:
             why = "it failed too often and is left alone for a while"
-            return _failed(CompileError(why, model=named(compiler), phase="call"), named(compiler))
+            return _failed(CompileError(why, model=model_alias(compiler), phase="call"), model_alias(compiler))
         outcome = await try_await(ask(prompts, compiler, timeout=self._arguments.timeout))
         if outcome.value is None:
             self._breaker.failed()
-            return _failed(outcome.error, named(compiler))
+            return _failed(outcome.error, model_alias(compiler))
         self._breaker.succeeded()
         if outcome.value.text:
             self._archive.remember(key, outcome.value)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from context_compiler.errors import PipelineError
-from context_compiler.middleware.middleware import loggable
+from context_compiler.middleware.middleware import log_text
 from context_compiler.pipeline.artifacts import ArtifactStore
 from context_compiler.pipeline.context import ContextStore
 from context_compiler.pipeline.outcome import parse_outcome
@@ -46,7 +46,7 @@ class Branches:
         try:
             return None if found is None else _restore(before, found)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            log.warning("the branch %s runs again, because what was kept of it is damaged: %s", place, loggable(error))
+            log.warning("the branch %s runs again, because what was kept of it is damaged: %s", place, log_text(error))
             return None
 
     async def record(self, place: str, before: RunState, after: RunState) -> None:

@@ -21,7 +21,7 @@ from context_compiler.errors import CompileError
 from context_compiler.messages.content import user_content
 from context_compiler.messages.items import mark_of
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.middleware import Middleware, loggable
+from context_compiler.middleware.middleware import Middleware, log_text
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.state import Run
 from context_compiler.pipeline.config import RunConfig
@@ -78,7 +78,7 @@ class OutputCompiler:
         done = await try_await(self._view(template, stage, said, model))
         view = done.value
         if view is None:
-            why = loggable(done.error) if done.error else "no view"
+            why = log_text(done.error) if done.error else "no view"
             log.warning("%s: @context-helper %s failed, the stage runs as written: %s", stage.node.name, template, why)
         text = view_text(view) if view is not None and view.status in USED else ""
         await stage.emit("context_compiled", template=template, **_facts(view, done.error))

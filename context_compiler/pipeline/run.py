@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from context_compiler.errors import GraphError, PipelineError
-from context_compiler.middleware.middleware import loggable
+from context_compiler.middleware.middleware import log_text
 from context_compiler.paths import made
 from context_compiler.pipeline.checkpoint import FILE, read_checkpoint, write_checkpoint
 from context_compiler.pipeline.config import RunConfig
@@ -124,7 +124,7 @@ class ActiveRun:
         if self.config.on_event is not None:
             heard = await try_await(_notify(self.config.on_event, event))
             if heard.error is not None:
-                log.warning("on_event failed: %s", loggable(heard.error))
+                log.warning("on_event failed: %s", log_text(heard.error))
 
     async def finish(self, state: RunState) -> None:
         """Emit the end of the run, with the time this process spent on it."""
@@ -205,7 +205,7 @@ class ChildRun:
         async with self._owned:
             done = await try_await(self._execute())
             if done.error is not None:
-                log.warning("%s failed: %s", run.state.run_id, loggable(done.error))
+                log.warning("%s failed: %s", run.state.run_id, log_text(done.error))
                 run.state = fail_run(run.state, f"{done.error}")
 
     async def _execute(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from context_compiler.compiler.prompt import BUDGETS, EXPENDABLE, fitted, recent
+from context_compiler.compiler.prompt import BUDGETS, EXPENDABLE, fit_sections, fit_turns
 from context_compiler.template import SectionRule
 from context_compiler.tokens import TokenCounter
 
@@ -22,7 +22,7 @@ GIVEN = {
 
 
 def left_out(room: int, **rules: SectionRule) -> list[str]:
-    _, dropped = fitted(GIVEN, rules=rules, room=room, counter=COUNTER)
+    _, dropped = fit_sections(GIVEN, rules=rules, room=room, counter=COUNTER)
     return [drop.what for drop in dropped]
 
 
@@ -40,14 +40,14 @@ def test_a_template_says_which_goes_first() -> None:
 @pytest.mark.parametrize("room", [6, 8, 12, 19])
 def test_constraints_and_the_latest_input_are_never_left_out(room: int) -> None:
     rules = {name: SectionRule(priority=0) for name in GIVEN}
-    kept, dropped = fitted(GIVEN, rules=rules, room=room, counter=COUNTER)
+    kept, dropped = fit_sections(GIVEN, rules=rules, room=room, counter=COUNTER)
     assert kept["latest_input"] and kept["constraints"]
     assert {drop.what for drop in dropped if not kept[drop.what]} == set(EXPENDABLE)
 
 
 def test_what_is_never_left_out_is_made_smaller_where_everything_else_has_gone() -> None:
     many = "\n".join(f"turn {number}: never {number}" for number in range(1, 100))
-    kept, dropped = fitted({"constraints": many, "latest_input": "x" * 900}, rules={}, room=200, counter=COUNTER)
+    kept, dropped = fit_sections({"constraints": many, "latest_input": "x" * 900}, rules={}, room=200, counter=COUNTER)
     assert sum(map(len, kept.values())) <= 200
     assert kept["constraints"].endswith("turn 99: never 99") and kept["latest_input"].startswith("xxx")
     assert [drop.what for drop in dropped] == ["constraints", "latest_input"]
@@ -57,18 +57,20 @@ def test_what_is_never_left_out_is_made_smaller_where_everything_else_has_gone()
 def test_a_section_has_the_budget_that_its_template_says_also_if_it_is_larger_than_ours(name: str) -> None:
     text = "word " * (BUDGETS[name] // 2)
     for budget in (100, BUDGETS[name] * 2):
-        kept, dropped = fitted({name: text}, rules={name: SectionRule(budget=budget)}, room=10**6, counter=COUNTER)
+        kept, dropped = fit_sections(
+            {name: text}, rules={name: SectionRule(budget=budget)}, room=10**6, counter=COUNTER
+        )
         assert len(kept[name]) == len(text) if budget > len(text) else len(kept[name]) <= budget
         assert sum(drop.tokens for drop in dropped) == len(text) - len(kept[name])
-    kept, (drop,) = fitted({name: text}, rules={}, room=10**6, counter=COUNTER)
+    kept, (drop,) = fit_sections({name: text}, rules={}, room=10**6, counter=COUNTER)
     assert 0 < len(kept[name]) <= BUDGETS[name] and drop.reason == "over its section budget"
 
 
 def test_of_turns_with_a_budget_the_older_go() -> None:
     said = [f"User: question {number}" for number in range(10)]
-    assert recent(said, rules={}, counter=COUNTER) == (said, ())
-    kept, (drop,) = recent(said, rules={"recent_turns": SectionRule(budget=40)}, counter=COUNTER)
+    assert fit_turns(said, rules={}, counter=COUNTER) == (said, ())
+    kept, (drop,) = fit_turns(said, rules={"recent_turns": SectionRule(budget=40)}, counter=COUNTER)
     assert kept == said[-2:] and (drop.what, drop.tokens) == ("recent_turns", sum(map(len, said[:-2])))
-    kept, dropped = recent(["x" * 900], rules={"recent_turns": SectionRule(budget=80)}, counter=COUNTER)
+    kept, dropped = fit_turns(["x" * 900], rules={"recent_turns": SectionRule(budget=80)}, counter=COUNTER)
     assert [len(line) <= 80 for line in kept] == [True] and kept[0].startswith("x")
     assert [drop.tokens for drop in dropped] == [900 - len(kept[0])]

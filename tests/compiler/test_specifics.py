@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from context_compiler.compiler.patterns import TABLE, Sort
-from context_compiler.compiler.specifics import SCANNED, Told, comparable, specifics
+from context_compiler.compiler.specifics import SCANNED, TextSet, comparable_text, specifics
 from tests.compiler.labelled import LABELLED
 from tests.support.texts import texts
 
@@ -65,7 +65,7 @@ def test_what_else_a_text_holds_changes_nothing_that_is_found(sort: Sort) -> Non
 def test_everything_found_stands_where_it_says(text: str) -> None:
     for one in specifics(text):
         assert text[one.offset : one.offset + len(one.verbatim)] == one.verbatim
-        assert one.text == comparable(one.verbatim)
+        assert one.text == comparable_text(one.verbatim)
 
 
 def test_of_a_very_long_text_both_ends_are_read() -> None:
@@ -85,11 +85,11 @@ def test_of_a_very_long_text_both_ends_are_read() -> None:
     ],
 )
 def test_the_same_said_in_another_form_is_told(said: str, told: str) -> None:
-    assert all(Told(told).holds(one) for one in specifics(said))
+    assert all(TextSet(told).holds(one) for one in specifics(said))
 
 
 @pytest.mark.parametrize(
     ("said", "told"), [("order 12345", "order 123456"), ("src/a.py", "src/a.pyc"), ("v1.2", "v1.23")]
 )
 def test_a_piece_of_something_longer_is_not_it(said: str, told: str) -> None:
-    assert not any(Told(told).holds(one) for one in specifics(said))
+    assert not any(TextSet(told).holds(one) for one in specifics(said))
