@@ -32,10 +32,16 @@ def test_the_last_results_are_told_whole_also_where_there_are_fewer(results: int
     assert tool_results(history, every, wanted).count("second") == len(whole)
 
 
-def test_a_giant_line_is_cut_up_without_loss() -> None:
+def test_a_giant_line_is_cut_up_without_loss_and_in_one_pass() -> None:
     random = Random(1)
     line = " ".join(f"src/file_{random.random()}.py" for _ in range(60_000))
-    counter = TokenCounter()
-    told = chunks([line], 4_000, counter)
+    read: list[int] = []
+
+    def count(text: str) -> int:
+        read.append(len(text))
+        return len(text)
+
+    told = chunks([line], 16_000, TokenCounter(count))
     assert "".join(told) == line
-    assert max(map(counter.text, told)) <= 4_000
+    assert max(map(len, told)) <= 16_000
+    assert sum(read) <= 10 * len(line)

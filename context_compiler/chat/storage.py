@@ -17,7 +17,7 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.chat.reconcile import Reconciled, last_turn, reconcile, visible_turns
 from context_compiler.chat.transcript import Transcript
 from context_compiler.messages.history import History, load_messages, reader_of
-from context_compiler.record.store import SQLiteStore, Store, open_store
+from context_compiler.record.store import Store, open_store
 from context_compiler.resilience import Breaker, try_await
 from context_compiler.tokens import as_counter
 
@@ -25,17 +25,6 @@ Notice = Callable[[str], None]
 Clock = Callable[[], datetime]
 
 WRITTEN_LATER = "new text stays in memory and is written later"
-
-
-class LastingStore(SQLiteStore):
-    """A record that stays open from turn to turn: its owner closes it, and the runs that use it do not."""
-
-    async def close(self) -> None:
-        """Stay open."""
-
-    async def end(self) -> None:
-        """Close the file."""
-        await super().close()
 
 
 def now() -> datetime:
@@ -69,7 +58,7 @@ class SessionStorage:
     ) -> None:
         self.session = session
         self.transcript = Transcript(folder, session, private=private)
-        self.store = LastingStore(store) if isinstance(store, str | Path) else open_store(store)
+        self.store = open_store(store)
         self.messages: list[ModelMessage] = []
         self._vault = vault_name
         self._notice, self._clock = notice, clock
@@ -139,7 +128,7 @@ class SessionStorage:
         """Close the record and the transcript."""
         if self._preparation is not None:
             await self._preparation
-        await try_await(self.store.end() if isinstance(self.store, LastingStore) else self.store.close())
+        await try_await(self.store.close())
         self.transcript.close()
 
     async def _catch_up(self) -> None:

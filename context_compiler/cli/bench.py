@@ -40,7 +40,7 @@ from context_compiler.errors import TranscriptError
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.importers import Transcript
 from context_compiler.middleware.capability import ContextCompiler
-from context_compiler.middleware.replay import LiveSession, PlainSession, Session, newest, replay, request_points
+from context_compiler.middleware.replay import LiveSession, PlainSession, Session, newest, request_points
 from context_compiler.tokens import TokenCounter
 
 app = group("Measure a transcript.")

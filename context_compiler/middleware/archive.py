@@ -181,8 +181,8 @@ class Archive:
         return load_messages(await self.store.transcript(session_id))
 
     async def rest(self) -> None:
-        """Let go of the store's connections."""
-        if self._store is not None:
+        """Close the store, if it was opened here; it opens again when it is used again."""
+        if self._store is not None and self._store is not self._arguments.store:
             await try_await(_done(self._store.close))
 
 

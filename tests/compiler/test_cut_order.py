@@ -1,4 +1,4 @@
-"""The ladder: one rung after the other, whole groups, every drop with its reason, and never further than needed."""
+"""The cut order: one step after the other, whole groups, every drop with its reason, never further than needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic_ai.messages import (
     ThinkingPart,
 )
 
-from context_compiler.compiler import cut_order as budget
+from context_compiler.compiler import cut_order
 from context_compiler.compiler.cut_order import CUT_ORDER, MILD_STEPS, SMALLEST, reduce
 from context_compiler.messages.items import Kind
 from context_compiler.messages.shapes import WHOLE, Shape
@@ -22,34 +22,34 @@ from tests.support.builders import answer, assistant, call, exchange, long_histo
 from tests.support.histories import histories
 from tests.support.parts import PNG
 
-# --- each rung alone
+# --- each step alone
 
 
 def test_giants_are_cut_to_a_quarter_of_the_room() -> None:
     on = bench([user("a"), assistant(LONG), user(LONG, system=LONG), *exchange(1, content=LONG)], room=400)
-    assert climb(on, budget.giants) == ["a part above a quarter of the budget"] * 2
+    assert climb(on, cut_order.truncate_large_parts) == ["a part above a quarter of the budget"] * 2
     assert on.shapes == [WHOLE, Shape(limit=100), WHOLE, WHOLE, Shape(limit=100)]
     checked(on)
 
 
 def test_what_the_user_asks_now_is_no_giant() -> None:
     on = bench([user(LONG), assistant("b"), user(LONG), *exchange(1), user(LONG, answer("x"))], room=400)
-    climb(on, budget.giants)
+    climb(on, cut_order.truncate_large_parts)
     assert [index for index, shape in enumerate(on.shapes) if shape != WHOLE] == [0]
 
 
 def test_a_part_of_exactly_a_quarter_is_no_giant() -> None:
     on = bench([user("a"), assistant(LONG), user("b")])
     on.room = 4 * on.costs[1]
-    assert climb(on, budget.giants) == []
+    assert climb(on, cut_order.truncate_large_parts) == []
     on.room -= 4
-    assert climb(on, budget.giants) != []
+    assert climb(on, cut_order.truncate_large_parts) != []
 
 
 def test_older_turns_go_oldest_first() -> None:
     history = long_history(5, tools_per_turn=0)
     on = bench(history, recent=2)
-    assert climb(on, budget.older_turns) == ["older than the last 2 turns"] * 3
+    assert climb(on, cut_order.drop_older_turns) == ["older than the last 2 turns"] * 3
     assert [drop.what for drop in on.drops] == ["messages 0-1", "messages 2-3", "messages 4-5"]
     assert gone(on) == [0, 1, 2, 3, 4, 5]
     checked(on)
@@ -58,7 +58,7 @@ def test_older_turns_go_oldest_first() -> None:
 @pytest.mark.parametrize(("recent", "left"), [(0, [10]), (5, list(range(11))), (9, list(range(11)))])
 def test_as_many_turns_stay_as_were_asked_for(recent: int, left: list[int]) -> None:
     on = bench(long_history(5, tools_per_turn=0), recent=recent)
-    climb(on, budget.older_turns)
+    climb(on, cut_order.drop_older_turns)
     assert [index for index in range(11) if index not in gone(on)] == left
 
 
@@ -66,7 +66,7 @@ def test_exchanges_of_earlier_turns_become_skeletons_without_thinking() -> None:
     thought = ThinkingPart(content=LONG, signature="s")
     active = [user("b"), assistant(thought, call("look", "y")), user(answer("y", LONG))]
     on = bench([user("a"), assistant(thought, call("look", "x")), user(answer("x", LONG)), assistant(LONG), *active])
-    assert climb(on, budget.skeletons) == ["tool exchange as a skeleton"] * 2
+    assert climb(on, cut_order.stub_tool_exchanges) == ["tool exchange as a skeleton"] * 2
     skeleton = Shape(skeleton=True, without=frozenset({Kind.THINKING}))
     assert on.shapes == [WHOLE, skeleton, skeleton, WHOLE, WHOLE, WHOLE, WHOLE]
     checked(on)
@@ -75,15 +75,15 @@ def test_exchanges_of_earlier_turns_become_skeletons_without_thinking() -> None:
 def test_a_summary_shrinks_to_medium_low_and_compact() -> None:
     on = bench([user("a")])
     on.reserve(3_000)
-    sizes = [on.summary for _ in budget.shorter_summary(on)]
+    sizes = [on.summary for _ in cut_order.shrink_summary(on)]
     assert sizes == [1_500, 600, 500]
     on.reserve(550)
-    assert [on.summary for _ in budget.shorter_summary(on)] == [500]
+    assert [on.summary for _ in cut_order.shrink_summary(on)] == [500]
 
 
 def test_recent_turns_go_oldest_first_but_never_the_active_one() -> None:
     on = bench(long_history(3, tools_per_turn=0))
-    assert climb(on, budget.recent_turns) == ["recent turn, over budget"] * 3
+    assert climb(on, cut_order.drop_recent_turns) == ["recent turn, over budget"] * 3
     assert gone(on) == [0, 1, 2, 3, 4, 5]
 
 
@@ -92,7 +92,7 @@ RUN = [user("a"), *exchange(1, content=LONG), *exchange(2, content=LONG), *excha
 
 def test_completed_groups_of_the_active_run_become_skeletons() -> None:
     on = bench([user("old"), assistant("b"), *RUN])
-    reasons = climb(on, budget.active_skeletons)
+    reasons = climb(on, cut_order.stub_active_exchanges)
     assert reasons == ["tool exchange of this turn as a skeleton"] * 2
     assert [index for index, shape in enumerate(on.shapes) if shape != WHOLE] == [4, 6]
     checked(on)
@@ -100,7 +100,7 @@ def test_completed_groups_of_the_active_run_become_skeletons() -> None:
 
 def test_then_they_go_oldest_first_without_the_prompt_and_what_is_open() -> None:
     on = bench(RUN)
-    assert climb(on, budget.active_groups) == ["tool exchange of this turn, over budget"] * 2
+    assert climb(on, cut_order.drop_active_groups) == ["tool exchange of this turn, over budget"] * 2
     assert gone(on) == [1, 2, 3, 4]
     checked(on)
 
@@ -109,20 +109,20 @@ def test_a_file_beside_an_answer_is_no_prompt_but_words_of_the_user_are() -> Non
     filed = [assistant(call("look", "f")), user(answer("f", "See file 1."), "This is file 1:", PNG)]
     steered = [assistant(call("look", "g")), user(answer("g"), "and hurry")]
     on = bench([user("a"), *filed, *steered, *exchange(3)])
-    climb(on, budget.active_groups)
+    climb(on, cut_order.drop_active_groups)
     assert gone(on) == [1, 2]
 
 
 def test_the_summary_goes() -> None:
     on = bench([user("a")])
     on.reserve(500)
-    climb(on, budget.no_summary)
+    climb(on, cut_order.drop_summary)
     assert (on.summary, on.total) == (0, on.history.tokens)
 
 
 def test_harder_clamps_take_exchanges_then_ties_then_prompts() -> None:
     on = bench([user("o"), assistant(call("look", "l", a=LONG)), user(LONG, answer("l"), run_id="s")], room=100)
-    steps = [[index for index in range(3) if on.shapes[index] != WHOLE] for _ in budget.harder_clamps(on)]
+    steps = [[index for index in range(3) if on.shapes[index] != WHOLE] for _ in cut_order.truncate_harder(on)]
     assert steps[:3] == [[], [1], [1, 2]]
     assert on.shapes[1:] == [Shape(limit=12), Shape(limit=SMALLEST)]
     assert {drop.reason for drop in on.drops} == {"clamped to fit"}
@@ -130,14 +130,14 @@ def test_harder_clamps_take_exchanges_then_ties_then_prompts() -> None:
 
 def test_harder_clamps_start_at_half_of_the_room() -> None:
     on = bench(RUN[:3], room=400)
-    limits: list[Any] = [on.shapes[2] and on.shapes[2].limit for _ in budget.harder_clamps(on)]
+    limits: list[Any] = [on.shapes[2] and on.shapes[2].limit for _ in cut_order.truncate_harder(on)]
     assert [limit for at, limit in enumerate(limits) if at % 3 == 0] == [200, 100, 50, 25, 12, 6]
 
 
 def test_what_cannot_be_shortened_goes_thinking_first() -> None:
     foreign = CompactionPart(content=LONG, provider_name="acme")
     on = bench([user("a"), assistant(ThinkingPart(content=LONG), foreign, call("look", "x")), user(answer("x"))])
-    assert climb(on, budget.unshortened) == ["cannot be shortened, over budget"] * 2
+    assert climb(on, cut_order.drop_untruncatable) == ["cannot be shortened, over budget"] * 2
     assert on.shapes[1] == Shape(without=frozenset({Kind.THINKING, Kind.COMPACTION, Kind.OTHER}))
 
 
@@ -147,7 +147,7 @@ def test_of_several_prompts_of_the_active_turn_the_first_and_the_last_stay() -> 
         history += [*exchange(step, run_id="r"), user(f"steer {step}", run_id="r")]
     history += exchange(9, run_id="r")
     on = bench(history)
-    assert climb(on, budget.steering) == ["earlier prompt of this turn, over budget"] * 2
+    assert climb(on, cut_order.drop_steering_prompts) == ["earlier prompt of this turn, over budget"] * 2
     assert gone(on) == [3, 6]
 
 
@@ -155,30 +155,30 @@ def test_system_text_is_cut_last_wherever_it_stands() -> None:
     on = bench([user("a", system=LONG), assistant("b"), user("c", system=f"{LONG} and more")])
     on.out(range(2), "old")
     on.drops.clear()
-    steps = [on.total for _ in budget.hoisted(on)]
+    steps = [on.total for _ in cut_order.truncate_system_text(on)]
     assert len(steps) == 2
     assert on.shapes[0] == Shape(bare=True, system=SMALLEST)
     assert on.shapes[2] == Shape(system=SMALLEST)
     assert {drop.reason for drop in on.drops} == {"system text, over budget"}
 
 
-# --- the whole ladder
+# --- the whole cut order
 
 
-def test_the_rungs_come_in_their_order() -> None:
-    assert [rung.__name__ for rung in CUT_ORDER] == [
-        "giants",
-        "older_turns",
-        "skeletons",
-        "shorter_summary",
-        "recent_turns",
-        "active_skeletons",
-        "active_groups",
-        "no_summary",
-        "harder_clamps",
-        "unshortened",
-        "steering",
-        "hoisted",
+def test_the_steps_come_in_their_order() -> None:
+    assert [step.__name__ for step in CUT_ORDER] == [
+        "truncate_large_parts",
+        "drop_older_turns",
+        "stub_tool_exchanges",
+        "shrink_summary",
+        "drop_recent_turns",
+        "stub_active_exchanges",
+        "drop_active_groups",
+        "drop_summary",
+        "truncate_harder",
+        "drop_untruncatable",
+        "drop_steering_prompts",
+        "truncate_system_text",
     ]
     assert MILD_STEPS == CUT_ORDER[1:7]
 
@@ -189,13 +189,13 @@ def test_nothing_is_done_where_everything_fits() -> None:
     assert on.drops == []
 
 
-def test_the_ladder_stops_at_the_first_step_that_fits() -> None:
+def test_cutting_stops_at_the_first_step_that_fits() -> None:
     on = bench(long_history(5, tools_per_turn=0), room=10_000, recent=2)
     assert reduce(on, on.total - 1)
     assert gone(on) == [0, 1]
 
 
-def test_where_nothing_helps_the_ladder_says_so() -> None:
+def test_where_nothing_helps_the_result_is_false() -> None:
     on = bench([user(LONG)], room=100, recent=0)
     assert not reduce(on, 2)
     assert on.shapes == [Shape(limit=SMALLEST)]
