@@ -23,7 +23,7 @@ from context_compiler.layers.conversation import (
     get_conversation_with_engagement,
     get_recent_conversation,
 )
-from context_compiler.layers.entities import Mode, format_entity_context, get_entity_context
+from context_compiler.layers.entities import MAX_ENTITIES, Mode, format_entity_context, get_entity_context
 from context_compiler.layers.models import ConversationHistory, as_mapping, text_field
 from context_compiler.layers.reasoning import (
     format_curation,
@@ -58,8 +58,12 @@ Reasoning = Literal["own decisions", "last turn", "current steps", "outcomes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Part of the layers that one kind of node sees."""
+    """Part of the layers that one kind of node sees: one of the four in `NEEDS`, or one of your own."""
 
+    name: str = "node"
+    """Name of the node, for reports."""
+    template: str | Template = "layers/node"
+    """Template of its prompts and blocks."""
     entity: Mode
     """curation: all tiers with all facts · refs_and_labels: refs and labels, of retained ones refs only · full: active
     and generated with content · reply: labels of active and generated."""
@@ -82,19 +86,27 @@ _UNDERSTAND = Need(entity="curation", depth="full", reasoning="own decisions", e
 _THINK = replace(_UNDERSTAND, entity="refs_and_labels", depth=5, reasoning="last turn", do_not_read=True, curation=True)
 _ACT = Need(entity="full", depth=2, reasoning="current steps", results=True)
 _REPLY = Need(entity="reply", depth=2, reasoning="outcomes", engagement=True, pending=True)
+_FOUR: dict[Node, Need] = {"understand": _UNDERSTAND, "think": _THINK, "act": _ACT, "reply": _REPLY}
 
-NEEDS = MappingProxyType[Node, Need]({"understand": _UNDERSTAND, "think": _THINK, "act": _ACT, "reply": _REPLY})
+NEEDS = MappingProxyType[Node, Need](
+    {name: replace(need, name=name, template=f"layers/{name}") for name, need in _FOUR.items()}
+)
+"""Visibility of the four nodes."""
+FORMATS: Mapping[Reasoning, str] = MappingProxyType({"last turn": "think", "current steps": "act", "outcomes": "reply"})
+"""Format of each kind of reasoning."""
 
 
-def node_need(node: str) -> Need:
-    """Visibility of a node.
+def node_need(node: str | Need) -> Need:
+    """Visibility of a node, by its name or as given.
 
     Raises:
         LayersError: There is no such node; the message lists them.
     """
+    if isinstance(node, Need):
+        return node
     found = next((need for name, need in NEEDS.items() if name == node), None)
     if found is None:
-        raise LayersError(f"role {node!r} is unknown; use one of {', '.join(NEEDS)}")
+        raise LayersError(f"role {node!r} is unknown; use one of {', '.join(NEEDS)}, or a Need of your own")
     return found
 
 
@@ -124,11 +136,11 @@ def build_reply_context(state: Mapping[str, Any]) -> Context:
     return build_context("reply", state)
 
 
-def build_context(node: str, state: Mapping[str, Any]) -> Context:
+def build_context(node: str | Need, state: Mapping[str, Any]) -> Context:
     """Context of one node, as values. Reads the state and changes nothing.
 
     Args:
-        node: understand, think, act or reply.
+        node: understand, think, act, reply, or a `Need` of your own.
         state: The state of the turn; every key of `TurnState` may be missing.
 
     Returns:
@@ -142,7 +154,7 @@ def build_context(node: str, state: Mapping[str, Any]) -> Context:
     given = as_mapping(state, "state")
     given = {**given, "id_registry": registry_of(given.get("id_registry"))}
     context: Context = {
-        "entity": get_entity_context(given.get("id_registry"), turn_number(given), mode=need.entity),
+        "entity": get_entity_context(given.get("id_registry"), turn_number(given), mode=need.entity, most=MAX_ENTITIES),
         "conversation": _conversation(need, given),
         "reasoning": _REASONING[need.reasoning](given),
     }
@@ -167,8 +179,9 @@ def _conversation(need: Need, state: Mapping[str, Any]) -> ConversationHistory:
 
 
 def _is_answered(state: Mapping[str, Any]) -> bool:
-    """True if a plan was made, which answers the pending question."""
-    return text_field(as_mapping(state.get("think_output"), "think_output"), "decision") == "plan_direct"
+    """True if a decision was made that asks nothing, which answers the pending question."""
+    decision = text_field(as_mapping(state.get("think_output"), "think_output"), "decision").strip()
+    return decision not in ("", "propose", "clarify")
 
 
 _REASONING: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType(
@@ -197,7 +210,7 @@ def _act_extras(state: Mapping[str, Any]) -> Context:
     }
 
 
-def layer_texts(node: str, state: Mapping[str, Any]) -> dict[str, str]:
+def layer_texts(node: str | Need, state: Mapping[str, Any]) -> dict[str, str]:
     """Context of one node, as the texts its template uses.
 
     Raises:
@@ -216,7 +229,7 @@ def layer_texts(node: str, state: Mapping[str, Any]) -> dict[str, str]:
         ),
         "reasoning": format_decision_history(context["reasoning"])
         if need.reasoning == "own decisions"
-        else format_reasoning_for_prompt(context["reasoning"], node),
+        else format_reasoning_for_prompt(context["reasoning"], FORMATS[need.reasoning]),
     }
     if need.do_not_read:
         texts["do_not_read"] = format_entity_context(context["entity"], "do_not_read")
@@ -282,16 +295,16 @@ class LayerBlock:
 NO_LAYERS = LayerBlock()
 
 
-def node_template(role: str, library: TemplateLibrary) -> Template:
+def node_template(role: str | Need, library: TemplateLibrary) -> Template:
     """Template of a node: the vault's, the system's, or the packaged one.
 
     Raises:
         TemplateError: The template is wrong.
     """
-    return library.find(f"layers/{role}")
+    return library.find(node_need(role).template)
 
 
-def layer_prompt(role: str, state: Mapping[str, Any], task: str, *, template: Template | None = None) -> str:
+def layer_prompt(role: str | Need, state: Mapping[str, Any], task: str, *, template: Template | None = None) -> str:
     """Prompt of a node: the three layers, then its task.
 
     Raises:
@@ -304,7 +317,7 @@ def layer_prompt(role: str, state: Mapping[str, Any], task: str, *, template: Te
 
 
 def layer_block(
-    role: str, state: Mapping[str, Any], template: Template, *, room: int, counter: TokenCounter
+    role: str | Need, state: Mapping[str, Any], template: Template, *, room: int, counter: TokenCounter
 ) -> LayerBlock:
     """Block of a node within `room` tokens, fence included; empty if not even its frame fits.
 
@@ -333,7 +346,7 @@ def layer_block(
         whole = Drop(what="layers", reason="no room", tokens=_block_tokens(_render_block(template, given), counter))
         return LayerBlock(drops=(whole,))
     sections = tuple(
-        Quote(what=f"layer {name}", why=f"for {role}, priority {rules[name].priority}", text=shown)
+        Quote(what=f"layer {name}", why=f"for {node_need(role).name}, priority {rules[name].priority}", text=shown)
         for name, shown in kept.items()
         if shown not in (REMOVED, "")
     )

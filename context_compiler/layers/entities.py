@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from heapq import nlargest
 from typing import Any, Literal, cast, get_args
 
 from context_compiler.errors import LayersError
@@ -20,6 +21,10 @@ WINDOW = 2
 EMPTY = "No entities in context."
 MAX_CONTENT = 4_000
 """Characters shown of one entity's content."""
+MAX_CONTENTS = 100_000
+"""Characters shown of the content of all entities, the most recently mentioned first."""
+MAX_ENTITIES = 1_000
+"""Entities of one tier that a node sees, the most recently mentioned ones."""
 
 
 def get_entity_context(
@@ -28,6 +33,7 @@ def get_entity_context(
     mode: str | None = None,
     *,
     window: int = WINDOW,
+    most: int | None = None,
 ) -> EntityContext:
     """Entities of a session by tier.
 
@@ -36,6 +42,7 @@ def get_entity_context(
         current_turn: Counted from 1, and 0 before the first; None is the registry's own.
         mode: Format to select for: tiers it never shows stay empty, and `full` adds content.
         window: Turns after its last mention during which an entity is active.
+        most: Entities of one tier, the most recently mentioned; None is all.
 
     Raises:
         LayersError: The mode is unknown, a turn is not a number, or the registry cannot be read.
@@ -43,13 +50,15 @@ def get_entity_context(
     wanted = None if mode is None else check_mode(mode)
     known = registry_of(registry)
     turn = known.current_turn if current_turn is None else _check_turn("current_turn", current_turn)
-    active, generated, retained = _tiers(known, turn, _check_turn("window", window))
+    (active, generated, retained), omitted = _tiers(known, turn, _check_turn("window", window), most)
     if wanted in ("refs_and_labels", "reply", "do_not_read"):
         active = [one for one in active if one.status != "deleted"]
     if wanted in ("full", "reply", "do_not_read"):
         retained = []
     data = _content_by_ref(known, [*active, *generated]) if wanted == "full" else {}
-    return EntityContext.model_construct(active=active, generated=generated, retained=retained, data=data)
+    return EntityContext.model_construct(
+        active=active, generated=generated, retained=retained, data=data, omitted=omitted
+    )
 
 
 def _check_turn(name: str, given: object) -> int:
@@ -58,22 +67,33 @@ def _check_turn(name: str, given: object) -> int:
     return given
 
 
-def _tiers(registry: SessionIdRegistry, turn: int, window: int) -> tuple[list[EntitySnapshot], ...]:
-    """Active, generated and retained entities; each is in at most one tier."""
+def _tiers(
+    registry: SessionIdRegistry, turn: int, window: int, most: int | None
+) -> tuple[tuple[list[EntitySnapshot], ...], int]:
+    """Active, generated and retained entities, each in at most one tier, and the number of those left out."""
     active: list[Row] = []
     generated: list[Row] = []
     retained: list[Row] = []
     for row in registry.rows():
         if row["status"] == "generated":
             generated.append(row)
+        elif registry.is_demoted(row["ref"]):
+            continue
         elif turn - row["turn_last_ref"] <= window:
             active.append(row)
         elif row["retention_reason"] and row["status"] != "deleted":
             retained.append(row)
-    return tuple(
-        [EntitySnapshot.model_validate(row) for row in tier if not registry.is_demoted(row["ref"]) or tier is generated]
-        for tier in (active, generated, retained)
-    )
+    shown = [_most_recent(tier, most) for tier in (active, generated, retained)]
+    omitted = len(active) + len(generated) + len(retained) - sum(map(len, shown))
+    return tuple([EntitySnapshot.model_validate(row) for row in tier] for tier in shown), omitted
+
+
+def _most_recent(tier: list[Row], most: int | None) -> list[Row]:
+    """At most so many entities, the most recently mentioned, in their order; of equal ones the later."""
+    if most is None or len(tier) <= most:
+        return tier
+    newest = nlargest(most, range(len(tier)), key=lambda at: (tier[at]["turn_last_ref"], at))
+    return [tier[at] for at in sorted(newest)]
 
 
 def _content_by_ref(registry: SessionIdRegistry, shown: Iterable[EntitySnapshot]) -> dict[str, Any]:
@@ -115,6 +135,8 @@ def format_entity_context(ctx: EntityContext, mode: str, *, data: Mapping[str, A
         blocks = _reply_sections(ctx)
     else:
         blocks = _curation_sections(ctx)
+    if ctx.omitted:
+        blocks.append(f"{ctx.omitted:,} more entities are not shown.")
     return "\n\n".join(blocks) or EMPTY
 
 
@@ -132,15 +154,23 @@ def _do_not_read(ctx: EntityContext) -> str:
 
 
 def _full_sections(ctx: EntityContext, data: Mapping[str, Any]) -> list[str]:
+    room, texts = MAX_CONTENTS, dict[str, str]()
+    newest = sorted((*ctx.active, *ctx.generated), key=lambda one: one.turn_last_ref, reverse=True)
+    for one in newest:
+        if one.ref in data and room > 0:
+            texts[one.ref] = _content_text(data[one.ref])
+            room -= len(texts[one.ref])
+    hidden = sum(one.ref in data and one.ref not in texts for one in newest)
     return [
-        *_section("Active entities", [line for one in ctx.active for line in _detail_lines(one, data)]),
-        *_section("Generated, not saved yet", [line for one in ctx.generated for line in _detail_lines(one, data)]),
+        *_section("Active entities", [line for one in ctx.active for line in _detail_lines(one, texts)]),
+        *_section("Generated, not saved yet", [line for one in ctx.generated for line in _detail_lines(one, texts)]),
+        *([f"The content of {hidden:,} entities is not shown."] if hidden else []),
     ]
 
 
-def _detail_lines(one: EntitySnapshot, data: Mapping[str, Any]) -> list[str]:
+def _detail_lines(one: EntitySnapshot, texts: Mapping[str, str]) -> list[str]:
     line = f"- `{label(one.ref)}`: {label(one.label)} ({label(one.type)}) [{one.status}] turn {one.turn_last_ref}"
-    return [line, f"  {_content_text(data[one.ref])}"] if one.ref in data else [line]
+    return [line, f"  {texts[one.ref]}"] if one.ref in texts else [line]
 
 
 def _content_text(data: object) -> str:

@@ -15,9 +15,6 @@ from context_compiler.errors import LayersError
 
 Status = Literal["read", "created", "updated", "deleted", "generated", "linked"]
 PendingType = Literal["propose", "clarify", "ask_user"]
-StepType = Literal["read", "analyze", "generate", "write"]
-Decision = Literal["plan_direct", "propose", "clarify"]
-Phase = Literal["exploring", "narrowing", "confirming", "executing"]
 
 
 class Layer(BaseModel):
@@ -103,6 +100,8 @@ class EntityContext(Layer):
     """Older, and kept for a reason."""
     data: dict[str, Any] = {}
     """Content of entities by ref, for nodes that work with it."""
+    omitted: int = 0
+    """Entities left out of the tiers because there are too many, the least recently mentioned first."""
 
 
 class ConversationTurn(Layer):
@@ -140,7 +139,8 @@ class StepSummary(Layer):
     """One step of a turn and its outcome."""
 
     step_num: int = 0
-    type: StepType = "read"
+    type: str = "read"
+    """read, analyze, generate or write, or a type of the application's own."""
     subdomain: str = ""
     description: str = ""
     outcome: str = ""
@@ -161,12 +161,13 @@ class TurnExecutionSummary(Layer):
     """Decision and steps of one turn."""
 
     turn_num: int = 0
-    think_decision: Decision | None = None
-    """None if the turn was blocked before a decision was made."""
+    think_decision: str | None = None
+    """plan_direct, propose or clarify, or a decision of the application's own; None before one was made."""
     think_goal: str = ""
     steps: list[StepSummary] = []
     entity_curation: CurationSummary = CurationSummary()
-    conversation_phase: Phase = "exploring"
+    conversation_phase: str = "exploring"
+    """exploring, narrowing, confirming or executing, or a phase of the application's own."""
     user_expressed: str = ""
     blocked_reason: str | None = None
 

@@ -130,7 +130,7 @@ def _think_lines(trace: ReasoningTrace) -> Iterator[str]:
         if one is not None:
             yield f"{title}: {_turn_line(one)}"
             yield from _step_lines(one.steps)
-            yield f"Phase: {one.conversation_phase}"
+            yield f"Phase: {label(one.conversation_phase)}"
             yield from _wish_lines(one)
             yield from curation_lines(one.entity_curation)
             yield from _blocked_lines(one)
@@ -140,7 +140,7 @@ def _reply_lines(trace: ReasoningTrace, now: TurnExecutionSummary | None) -> Ite
     """Outcomes of this turn, or of the last if this one has no steps; no plans and no refs."""
     past = [one for one in trace.recent_summaries if one is not now]
     for one in [now or past[-1]] if now or past else []:
-        yield f"Phase: {one.conversation_phase}"
+        yield f"Phase: {label(one.conversation_phase)}"
         yield from _wish_lines(one)
     idle = now is None or not (now.steps or now.blocked_reason)
     for when, one in (("", now), (" last turn", past[-1] if past and idle else None)):
@@ -156,15 +156,15 @@ def _accomplishment(step: StepSummary) -> str:
 
 
 def _turn_line(one: TurnExecutionSummary) -> str:
-    decided = f" (decided {one.think_decision})" if one.think_decision else ""
+    decided = f" (decided {label(one.think_decision)})" if one.think_decision else ""
     goal = single_line(one.think_goal) or "no goal"
-    done = ", ".join(f"{step.type}: {single_line(step.outcome)}" for step in one.steps)
+    done = ", ".join(f"{label(step.type)}: {single_line(step.outcome)}" for step in one.steps)
     return f"{goal}{decided}; {done}" if done else f"{goal}{decided}"
 
 
 def _step_lines(steps: Sequence[StepSummary]) -> Iterator[str]:
     for step in steps:
-        what = ", ".join(part for part in (step.type, single_line(step.subdomain)) if part)
+        what = ", ".join(part for part in (label(step.type), single_line(step.subdomain)) if part)
         refs = f" [{', '.join(map(label, step.entities_involved))}]" if step.entities_involved else ""
         yield f"- step {step.step_num} ({what}): {_accomplishment(step)}{refs}"
         if step.note:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
+from unicodedata import normalize
 from uuid import UUID as UUIDType
 
 from pydantic_core import to_json, to_jsonable_python
@@ -22,7 +23,7 @@ MAX_DEPTH = 32
 """Nesting depth to which lists and mappings are inspected."""
 Ancestors = tuple[int, ...]
 """Ids (`id()`) of the lists and mappings that enclose a value."""
-_UNFIT = re.compile(r"[^a-z0-9]+")
+_UNFIT = re.compile(r"[\W_]+")
 
 
 def ref_prefix(type: str) -> str:
@@ -44,7 +45,7 @@ def _prefix(type: object) -> str:
 
 @lru_cache(maxsize=1024)
 def _singular(type: str) -> str:
-    word = _UNFIT.sub("_", type.strip().lower()).strip("_")
+    word = _UNFIT.sub("_", normalize("NFKC", type).lower()).strip("_")
     if word.endswith("ies") and len(word) > 4:
         return f"{word[:-3]}y"
     if word.endswith(("sses", "xes", "ches", "shes")):

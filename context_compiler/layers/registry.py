@@ -47,6 +47,16 @@ class SessionIdRegistry:
     def __getitem__(self, ref: str) -> EntitySnapshot:
         return EntitySnapshot.model_validate(self._keep[ref])
 
+    def find(self, name: str) -> list[EntitySnapshot]:
+        """Entities by name: the one with this ref, else those with this label, else those whose label contains it."""
+        given = as_text(name).strip()
+        wanted = given.casefold()
+        if given in self or not given:
+            return [self[given]] if given else []
+        labels = {ref: row["label"].casefold() for ref, row in self._keep.items()}
+        same = [ref for ref, label in labels.items() if label.strip() == wanted]
+        return [self[ref] for ref in same or [ref for ref, label in labels.items() if wanted in label]]
+
     def rows(self) -> Collection[Row]:
         """Fields of every entity; read-only, and not validated, because of ten thousand most are only skipped."""
         return self._keep.values()

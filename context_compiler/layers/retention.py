@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 from context_compiler.layers.conversation import SHORT_ANSWER, ConversationContext, conversation_of
@@ -32,6 +33,8 @@ MAX_HISTORY = 2_000
 """Characters of the summary of older turns without a model; the newest are kept."""
 MAX_REASONING = 800
 """Characters of the summary of older reasoning; the newest are kept."""
+MAX_ENTITIES = 10_000
+"""Entities that are kept: above it the least recently mentioned go, unless they are active, unsaved or retained."""
 MAX_DECISIONS = 20
 """Decisions about entities that are kept."""
 VERBATIM_LIMIT, PROPOSAL_LIMIT, CUT_LIMIT = 400, 500, 300
@@ -163,11 +166,18 @@ def _pending(state: Mapping[str, Any], done: TurnExecutionSummary, old: Conversa
 
 
 def _stored_registry(registry: SessionIdRegistry, turn: int) -> dict[str, Any]:
-    """Registry without the content of entities that are neither active nor unsaved."""
+    """Registry without the content of entities that are neither active nor unsaved, and without very old entities."""
     ctx = get_entity_context(registry, turn)
     near = {one.ref for one in (*ctx.active, *ctx.generated)}
-    kept = registry.to_dict()
-    return {**kept, "current_turn": turn, "data": {ref: data for ref, data in kept["data"].items() if ref in near}}
+    kept: dict[str, Any] = {**registry.to_dict(), "current_turn": turn}
+    rows: list[dict[str, Any]] = kept["entities"]
+    far = [row for row in rows if row["ref"] not in near and not row["retention_reason"]]
+    surplus = max(0, len(rows) - MAX_ENTITIES)
+    gone = {row["ref"] for row in sorted(far, key=itemgetter("turn_last_ref"))[:surplus]} if surplus else set[str]()
+    kept["entities"] = [row for row in rows if row["ref"] not in gone]
+    kept["ids"] = {ref: id for ref, id in kept["ids"].items() if ref not in gone}
+    kept["demoted"] = [ref for ref in kept["demoted"] if ref not in gone]
+    return {**kept, "data": {ref: data for ref, data in kept["data"].items() if ref in near}}
 
 
 def _decision_log(old: ConversationContext, state: Mapping[str, Any]) -> list[dict[str, Any]]:

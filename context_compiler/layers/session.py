@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from inspect import isawaitable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
-from context_compiler.errors import LayersError
-from context_compiler.layers.context import build_context, layer_prompt
+from context_compiler.errors import LayersError, StoreError
+from context_compiler.layers.context import Need, build_context, layer_prompt
 from context_compiler.layers.conversation import ConversationContext, conversation_of, from_json, to_json
 from context_compiler.layers.models import as_mapping
 from context_compiler.layers.registry import CurationResult, SessionIdRegistry, curate, merge_curations
 from context_compiler.layers.retention import Ask, summarise_turn
 from context_compiler.layers.turn import TurnState, get_current_curation
 from context_compiler.record.store import Store, open_store
+from context_compiler.resilience import try_await
+
+LOG = logging.getLogger("context_compiler")
 
 _LOCKS: WeakValueDictionary[tuple[int, object, str, str], asyncio.Lock] = WeakValueDictionary()
 """One lock for each session, store and event loop, shared by all `Layers`."""
-_TASKS: WeakKeyDictionary[asyncio.Lock, asyncio.Task[Any] | None] = WeakKeyDictionary()
-"""Task whose turn holds a lock."""
+_IN_TURNS: ContextVar[tuple[Turn, ...]] = ContextVar("turns", default=())
+"""Turns that this task is in, its own and those of the tasks that started it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unsaved:
+    """State of a session that its store did not take yet."""
+
+    text: str
+    after: int
+    """Version in the store that it follows."""
 
 
 class Layers:
@@ -34,6 +49,7 @@ class Layers:
         vault_name: Vault of the sessions, if several vaults have sessions of one name.
         ask: Summarizes old turns: a function from a prompt to an answer. None asks no model.
         timeout: Seconds allowed for `ask`; the next turn of a session waits for it.
+        on_error: Called with failures that do not stop a turn, such as a store that is locked at its end; may be async.
     """
 
     def __init__(
@@ -43,11 +59,13 @@ class Layers:
         vault_name: str = "",
         ask: Ask | None = None,
         timeout: float = 60.0,
+        on_error: Callable[[Exception], Any] | None = None,
     ) -> None:
         self.store = open_store(store)
         self.vault_name = vault_name
-        self.ask, self.timeout = ask, timeout
+        self.ask, self.timeout, self.on_error = ask, timeout, on_error
         self._open: dict[str, Turn] = {}
+        self._unsaved: dict[str, _Unsaved] = {}
 
     def __repr__(self) -> str:
         return f"Layers({self.store!r}{f', vault_name={self.vault_name!r}' if self.vault_name else ''})"
@@ -55,7 +73,8 @@ class Layers:
     def turn(self, session_id: str, user_message: str = "") -> Turn:
         """Next turn of a session, for `async with`: it waits for the turn before, and is stored when it ends.
 
-        A turn that ends with an exception is stored as blocked; a cancelled turn is not stored.
+        A turn that ends with an exception is stored as blocked; a cancelled turn is not stored. If the store cannot
+        take the turn, it is kept here and stored later: with the next turn or read of the session, or by `close`.
 
         Raises:
             LayersError: The session id is empty or not a text.
@@ -73,44 +92,116 @@ class Layers:
 
     async def load(self, session_id: str) -> tuple[ConversationContext, int]:
         """Stored state of a session and its version in the store."""
-        found = await self.store.layers(check_session_id(session_id), self.vault_name)
+        if (unsaved := self._unsaved.get(check_session_id(session_id))) is not None:
+            await self._save(session_id, unsaved)
+            if session_id in self._unsaved:
+                return from_json(unsaved.text), unsaved.after
+        found = await self.store.layers(session_id, self.vault_name)
         return (conversation_of(None), 0) if found is None else (from_json(found[0]), found[1])
+
+    async def save(self, session_id: str, conversation: ConversationContext, after: int) -> None:
+        """Store the state of a session that follows version `after`, or keep it here until the store can take it.
+
+        Raises:
+            StoreError: Another process has stored a turn of the session meanwhile.
+        """
+        await self._save(session_id, _Unsaved(text=to_json(conversation), after=after), strict=True)
+
+    async def _save(self, session_id: str, state: _Unsaved, *, strict: bool = False) -> None:
+        """Store a state; keep it if the store fails, drop it if the stored one was changed or deleted meanwhile."""
+        keep = self.store.save_layers(session_id, self.vault_name, state.text, after=state.after)
+        error = (await try_await(keep)).error
+        self._unsaved.pop(session_id, None)
+        if error is None:
+            return
+        found = await try_await(self.store.layers(session_id, self.vault_name))
+        version = state.after if found.error is not None else found.value[1] if found.value is not None else 0
+        if version == state.after:
+            self._unsaved[session_id] = state
+            await self.report(f"session {session_id!r}: its layers are kept here until they can be stored", error)
+        elif version == 0:
+            gone = StoreError(f"session {session_id!r}: its layers were deleted meanwhile; the turn is not stored")
+            await self.report("the end of a turn", gone)
+        elif strict:
+            raise error
+        else:
+            await self.report(f"session {session_id!r}: a turn that could not be stored in time is lost", error)
+
+    async def report(self, what: str, error: Exception) -> None:
+        """Log a failure, and pass it to `on_error`; never raises."""
+        LOG.warning("context_compiler: %s: %s: %s", what, type(error).__name__, error)
+        if self.on_error is not None:
+            failed = (await try_await(_call(self.on_error, error))).error
+            if failed is not None:
+                LOG.warning("context_compiler: a callback raised %s: %s", type(failed).__name__, failed)
 
     async def state(self, session_id: str) -> TurnState:
         """State of the session's turn in progress; if there is none, of the turn that would begin next."""
         turn = self._open.get(session_id)
-        return turn.state if turn is not None else initial_state(await self.conversation(session_id), "")
+        if turn is not None:
+            return turn.state
+        stored, version = await self.load(session_id)
+        mine = next((one for one in reversed(_IN_TURNS.get()) if one.is_open and one.layers is self), None)
+        if not version and mine is not None:
+            other = LayersError(
+                f"the layers of session {session_id!r} are empty, and the turn in progress is of session"
+                f" {mine.session_id!r}; run the agent with conversation_id={mine.session_id!r}"
+            )
+            await self.report("layers of another session", other)
+        return initial_state(stored, "")
 
-    def begun(self, turn: Turn) -> None:
+    def open_turn(self, turn: Turn) -> None:
         """Set the turn in progress."""
         self._open[turn.session_id] = turn
 
-    def ended(self, turn: Turn) -> None:
+    def close_turn(self, turn: Turn) -> None:
         """Clear the turn in progress."""
         self._open.pop(turn.session_id, None)
 
     def lock(self, session_id: str) -> asyncio.Lock:
         """Lock that serializes the turns of a session in this event loop."""
+        return _LOCKS.setdefault((id(asyncio.get_running_loop()), *self.place(session_id)), asyncio.Lock())
+
+    def place(self, session_id: str) -> tuple[object, str, str]:
+        """Identity of a session in its store: the same for every `Layers` of one file."""
         path = getattr(self.store, "path", None)
-        place: object = os.path.abspath(path) if isinstance(path, str | Path) else id(self.store)
-        key = (id(asyncio.get_running_loop()), place, self.vault_name, session_id)
-        return _LOCKS.setdefault(key, asyncio.Lock())
+        where: object = os.path.abspath(path) if isinstance(path, str | Path) else id(self.store)
+        return where, self.vault_name, session_id
 
     async def close(self) -> None:
-        """Close the store's connections; it reopens on use."""
+        """Store what could not be stored in time, and close the store's connections; it reopens on use."""
+        for session_id, unsaved in list(self._unsaved.items()):
+            await self._save(session_id, unsaved)
         await self.store.close()
+
+
+async def _call(function: Callable[[Exception], Any], error: Exception) -> None:
+    answer: object = function(error)
+    if isawaitable(answer):
+        await answer
 
 
 LayerSource = Layers | Callable[[str], Any]
 """Source of session states: `Layers`, or a function from a session id to its state, plain or async."""
 
 
-async def load_state(source: LayerSource, session_id: str) -> Mapping[str, Any]:
-    """State of a session from its source."""
-    if isinstance(source, Layers):
-        return cast("Mapping[str, Any]", await source.state(session_id))
-    found: object = source(session_id)
-    return as_mapping(await found if isawaitable(found) else found, "the state")
+async def load_state(source: LayerSource, session_id: str, *, timeout: float) -> Mapping[str, Any]:
+    """State of a session from its source.
+
+    Raises:
+        LayersError: It is not a mapping, or did not come within `timeout` seconds.
+    """
+    limit = asyncio.timeout(timeout)
+    try:
+        async with limit:
+            if isinstance(source, Layers):
+                return cast("Mapping[str, Any]", await source.state(session_id))
+            found: object = source(session_id)
+            return as_mapping(await found if isawaitable(found) else found, "the state")
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise LayersError(f"the layers of session {session_id!r} did not come within {timeout:g} seconds") from None
 
 
 def check_session_id(session_id: object) -> str:
@@ -143,7 +234,8 @@ class Turn:
     def __init__(self, layers: Layers, session_id: str, user_message: str) -> None:
         self.session_id = session_id
         self.state: TurnState = {"user_message": user_message}
-        self._layers = layers
+        self.layers = layers
+        self.is_open = False
         self._lock: asyncio.Lock | None = None
         self._version = 0
 
@@ -154,39 +246,52 @@ class Turn:
             LayersError: This task is already in a turn of the session and would wait for itself.
             StoreError: The stored state cannot be read.
         """
-        lock = self._layers.lock(self.session_id)
-        if _TASKS.get(lock) is asyncio.current_task():
-            raise LayersError(f"session {self.session_id!r} is in a turn already; end it before the next begins")
+        if any(self._is_same(one) for one in _IN_TURNS.get()):
+            raise LayersError(
+                f"session {self.session_id!r} is in a turn already, which this task or the one that started it is in;"
+                " end it before the next begins"
+            )
+        lock = self.layers.lock(self.session_id)
         await lock.acquire()
-        self._lock, _TASKS[lock] = lock, asyncio.current_task()
+        self._lock = lock
         try:
-            stored, self._version = await self._layers.load(self.session_id)
+            stored, self._version = await self.layers.load(self.session_id)
             self.state = initial_state(stored, self.state.get("user_message", ""))
-            self._layers.begun(self)
+            self.layers.open_turn(self)
+            self.is_open = True
+            _IN_TURNS.set((*(one for one in _IN_TURNS.get() if one.is_open), self))
         finally:
-            if "id_registry" not in self.state:  # it could not be read: whoever waits may try
+            if not self.is_open:  # it could not be read: whoever waits may try
                 self._release()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Store the turn, unless it was cancelled."""
+        """Store the turn, unless it was cancelled.
+
+        Raises:
+            LayersError: A value reported to the turn is wrong.
+            StoreError: Another process has stored a turn of the session meanwhile.
+        """
         try:
             if isinstance(error, Exception):
                 self.state.setdefault("blocked_action", f"{type(error).__name__}: {error}"[:500])
             if error is None or isinstance(error, Exception):
-                state, layers = cast("Mapping[str, Any]", self.state), self._layers
+                state, layers = cast("Mapping[str, Any]", self.state), self.layers
                 stored = await summarise_turn(state, ask=layers.ask, timeout=layers.timeout)
-                keep = self._layers.store.save_layers
-                await keep(self.session_id, self._layers.vault_name, to_json(stored), after=self._version)
+                await layers.save(self.session_id, stored, self._version)
         finally:
-            self._layers.ended(self)
+            self.is_open = False
+            self.layers.close_turn(self)
             self._release()
+
+    def _is_same(self, other: Turn) -> bool:
+        """True if the other turn is open and of the same session of the same store."""
+        return other.is_open and other.layers.place(other.session_id) == self.layers.place(self.session_id)
 
     def _release(self) -> None:
         if self._lock is not None:
-            del _TASKS[self._lock]
             self._lock.release()
             self._lock = None
 
@@ -222,12 +327,37 @@ class Turn:
         """Report findings of Understand, such as `clarification_questions`."""
         self.state["understand_output"] = {**self.state.get("understand_output", {}), **facts}
 
+    def set_theme(self, text: str) -> None:
+        """Set the theme of the session; until then it is the goal of the first turn."""
+        self.state["engagement_summary"] = text
+
+    def mention(self, name: str) -> list[str]:
+        """Make the entities of a name active again, also those no longer shown; return their refs."""
+        refs = [one.ref for one in self.registry.find(name)]
+        for ref in refs:
+            self.registry.touch(ref)
+        return refs
+
     def decided(self, decision: str, goal: str, **facts: Any) -> None:
-        """Report Think's decision: plan_direct, propose or clarify; with `proposal_message`, `user_expressed` etc."""
+        """Report Think's decision, with `proposal_message`, `user_expressed` etc.
+
+        plan_direct, propose and clarify have a meaning here; a decision of your own is kept as given.
+
+        Raises:
+            LayersError: The decision is empty or not a text.
+        """
+        _check_word("decision", decision, "plan_direct, propose or clarify")
         self.state["think_output"] = {"decision": decision, "goal": goal, **facts}
 
     def did(self, type: str, description: str, *, result: object = None, **facts: Any) -> None:
-        """Report an executed step: read, analyze, generate or write; with `subdomain`, `result_summary`, `note`."""
+        """Report an executed step, with `subdomain`, `result_summary`, `note` etc.
+
+        read, analyze, generate and write have a meaning here; a type of your own is kept as given.
+
+        Raises:
+            LayersError: The type is empty or not a text.
+        """
+        _check_word("type", type, "read, analyze, generate or write")
         step = {"type": type, "description": description, "result": result, **facts}
         self.state["steps"] = [*self.state.get("steps", []), step]
 
@@ -239,10 +369,15 @@ class Turn:
         """Report the answer to the user."""
         self.state["final_response"] = text
 
-    def context(self, role: str) -> dict[str, Any]:
+    def context(self, role: str | Need) -> dict[str, Any]:
         """Context of a node now, as values."""
         return build_context(role, cast("Mapping[str, Any]", self.state))
 
-    def prompt(self, role: str, task: str) -> str:
+    def prompt(self, role: str | Need, task: str) -> str:
         """Prompt of a node now, ending with its task."""
         return layer_prompt(role, cast("Mapping[str, Any]", self.state), task)
+
+
+def _check_word(name: str, given: object, usual: str) -> None:
+    if not isinstance(given, str) or not given.strip():
+        raise LayersError(f"{name} {given!r} is not a word; give {usual}, or one of your own")

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict, cast, get_args
+from typing import Any, TypedDict, cast
 
 from context_compiler.errors import LayersError
 from context_compiler.layers.conversation import parse_pending
 from context_compiler.layers.models import (
     CurationSummary,
-    Decision,
     PendingState,
-    Phase,
     StepSummary,
-    StepType,
     TurnExecutionSummary,
     as_mapping,
     list_field,
@@ -25,10 +22,6 @@ from context_compiler.layers.models import (
 )
 from context_compiler.layers.refs import Ancestors, is_recursive, mask_data, single_line
 from context_compiler.layers.registry import SessionIdRegistry, registry_of
-
-DECISIONS: tuple[str, ...] = get_args(Decision)
-PHASES: tuple[str, ...] = get_args(Phase)
-STEP_TYPES: tuple[str, ...] = get_args(StepType)
 
 WISH_PATTERNS = (
     (re.compile(r"\b(?:no|not|without|except|exclude|avoid|don't|do not)\b", re.I), "excluded"),
@@ -149,7 +142,7 @@ def _step_summary(one: Mapping[str, Any], ref_of: RefLookup) -> StepSummary:
     refs = [str(ref) for ref in list_field(one, "entities_involved")] or refs_in_result(result, subdomain, ref_of)
     return StepSummary(
         step_num=one["step_num"],
-        type=cast(StepType, kind if kind in STEP_TYPES else "read"),
+        type=kind.strip() or "read",
         subdomain=subdomain,
         description=text_field(one, "description"),
         outcome=text_field(one, "result_summary") or text_field(one, "outcome") or generic_outcome(result),
@@ -171,11 +164,11 @@ def _ref_lookup(registry: SessionIdRegistry) -> RefLookup:
 def execution_summary(state: Mapping[str, Any]) -> TurnExecutionSummary:
     """Summary of this turn so far."""
     think = as_mapping(state.get("think_output"), "think_output")
-    decision = text_field(think, "decision")
+    decision = text_field(think, "decision").strip()
     steps = get_current_turn_steps(state)
     return TurnExecutionSummary(
         turn_num=turn_number(state),
-        think_decision=cast(Decision, decision) if decision in DECISIONS else None,
+        think_decision=decision or None,
         think_goal=text_field(think, "goal"),
         steps=steps,
         entity_curation=get_current_curation(state),
@@ -185,11 +178,11 @@ def execution_summary(state: Mapping[str, Any]) -> TurnExecutionSummary:
     )
 
 
-def _phase(think: Mapping[str, Any], decision: str, steps: list[StepSummary]) -> Phase:
+def _phase(think: Mapping[str, Any], decision: str, steps: list[StepSummary]) -> str:
     """Phase of the conversation: Think's own, else derived from the decision and the steps."""
-    phase = text_field(think, "conversation_phase")
-    if phase in PHASES:
-        return cast(Phase, phase)
+    phase = text_field(think, "conversation_phase").strip()
+    if phase:
+        return phase
     if decision in ("propose", "clarify"):
         return "confirming" if decision == "propose" else "exploring"
     done = {step.type for step in steps}

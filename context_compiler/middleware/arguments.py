@@ -15,7 +15,7 @@ from context_compiler.compiler.policy import PROMPT_ROOM, Policy, trigger_of, wh
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
-from context_compiler.layers.context import NEEDS
+from context_compiler.layers.context import NEEDS, Need
 from context_compiler.layers.session import Layers, LayerSource
 from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.record.redaction import Redact
@@ -68,7 +68,10 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "on_view": (lambda value: value is None or callable(value), "a function"),
     "on_error": (lambda value: value is None or callable(value), "a function"),
     "layers": (lambda value: value is None or isinstance(value, Layers) or callable(value), "a Layers or a function"),
-    "role": (_one_of_these(NEEDS), f"one of {', '.join(NEEDS)}"),
+    "role": (
+        lambda value: isinstance(value, Need) or _one_of_these(NEEDS)(value),
+        f"one of {', '.join(NEEDS)}, or a Need",
+    ),
     "redact": (lambda value: value is None or callable(value), "a function"),
 }
 """What each argument may be, where nobody else looks: a YAML spec hands over anything."""
@@ -134,8 +137,8 @@ class Arguments:
     layers: LayerSource | None = None
     """Where the layers of its sessions are: `Layers`, or a function from a session to its state. What `role` needs of
     them stands before each run's prompt."""
-    role: str | None = None
-    """Which node the agent is: understand, think, act or reply."""
+    role: str | Need | None = None
+    """Node of the agent: understand, think, act, reply, or a `Need` of your own."""
 
     def check(self) -> None:
         """Refuse wrong values, whoever gave them: a YAML spec hands them over unchecked.

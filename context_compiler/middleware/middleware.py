@@ -19,7 +19,15 @@ from pydantic_ai.models import Model
 from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.errors import BudgetError, CompileError, ContextCompilerError
-from context_compiler.layers.context import NO_LAYERS, LayerBlock, drop_block, layer_block, layers_room, node_template
+from context_compiler.layers.context import (
+    NO_LAYERS,
+    LayerBlock,
+    Need,
+    drop_block,
+    layer_block,
+    layers_room,
+    node_template,
+)
 from context_compiler.layers.session import LayerSource, load_state
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
@@ -131,8 +139,8 @@ class Middleware:
                 run.tell(outcome.value or NO_LAYERS)
         return replace(request, told=run.told or NO_LAYERS)
 
-    async def _told(self, run: Run, request: Request, layers: LayerSource, role: str) -> LayerBlock:
-        state = await load_state(layers, request.session_id)
+    async def _told(self, run: Run, request: Request, layers: LayerSource, role: str | Need) -> LayerBlock:
+        state = await load_state(layers, request.session_id, timeout=self.arguments.timeout)
         budget, _ = self.arguments.whole_budget(window=request.window, max_tokens=request.max_tokens)
         room = int(budget / run.ratios.of(request.family)) - request.overhead
         return layer_block(

@@ -16,7 +16,15 @@ from context_compiler.compiler.prompt import SummaryRequest
 from context_compiler.compiler.view import View
 from context_compiler.errors import BudgetError, SettingsError
 from context_compiler.fidelity import Fidelity
-from context_compiler.layers.context import NO_LAYERS, LayerBlock, layer_block, layers_room, node_need, node_template
+from context_compiler.layers.context import (
+    NO_LAYERS,
+    LayerBlock,
+    Need,
+    layer_block,
+    layers_room,
+    node_need,
+    node_template,
+)
 from context_compiler.layers.session import LayerSource, load_state
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
@@ -50,7 +58,7 @@ async def compile_view(
     strict: bool = False,
     timeout: float = 60.0,
     layers: LayerSource | None = None,
-    role: str | None = None,
+    role: str | Need | None = None,
 ) -> View:
     """Compile a history into one view within a budget, outside any run.
 
@@ -71,7 +79,7 @@ async def compile_view(
         timeout: Seconds for the model.
         layers: Where the layers of `session` are: `Layers`, or a function from it to its state. They stand before the
             last request's prompt.
-        role: Which node is told of them: understand, think, act or reply.
+        role: Node of the view: understand, think, act, reply, or a `Need` of your own.
 
     Raises:
         SettingsError: Only one of `layers` and `role` is given, or they without a `session`.
@@ -141,7 +149,7 @@ def _label(history: History) -> str:
 
 
 async def _told(
-    layers: LayerSource | None, role: str | None, session: str | None, context: RequestContext, room: int
+    layers: LayerSource | None, role: str | Need | None, session: str | None, context: RequestContext, room: int
 ) -> LayerBlock:
     """The layers as they stand before the prompt."""
     if layers is None and role is None:
@@ -151,7 +159,7 @@ async def _told(
     node_need(role)
     history = context.history
     room = layers_room(room, history.readings[-1].tokens if history.readings else 0)
-    state = await load_state(layers, session)
+    state = await load_state(layers, session, timeout=context.compiler.arguments.timeout)
     return layer_block(role, state, node_template(role, context.compiler.templates), room=room, counter=context.counter)
 
 
