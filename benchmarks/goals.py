@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from benchmarks.measures.lived import PAIRED, SCENARIOS, TITLES, less_one_view, per_request
 from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
 from benchmarks.tables import markdown
@@ -22,7 +23,24 @@ EVIDENCE = {
     "evidence-blind": {"locomo": {4_000: 52}, "beam-100k": {8_000: 80}, "beam-500k": {8_000: 35}},
 }
 REFERENCES = {("swe", 4_000): (97, 85), ("tau", 1_000): (98, 85), ("pi", 32_000): (98, 75)}
-COST = {16_000: 0.13, 64_000: 0.28}
+COST = {16_000: 0.15, 32_000: 0.19, 64_000: 0.29}
+HELD = {
+    "locomo": {1_000: 80, 2_000: 87, 4_000: 93.5, 8_000: 96},
+    "beam-100k": {4_000: 73, 16_000: 84},
+    "tau": {1_000: 80, 2_000: 80},
+    "pi": {16_000: 80, 32_000: 80},
+}
+"""Of conversations that are lived through."""
+LESS, LEAST = -3, -6
+"""What is held less a one-shot view at the same points: the mean, and the lower end of its interval."""
+UNASKED = {("locomo", 4_000): 38, ("beam-100k", 16_000): 69}
+TOKENS = {("locomo", 4_000): 1_200, ("beam-100k", 16_000): 6_900}
+ECONOMY, COSTS_LESS = 0.7, 8
+"""The economy setting costs at most so much of the default, and holds at most so many points less."""
+BLAND = 2
+"""Points that a model whose summaries say nothing may cost."""
+SMALL_REFERENCES, SMALL_COST = (80, 33), 0.85
+"""Of tau at 1,000 tokens, live."""
 NAMES = {"evidence": "evidence recall, query-aware", "evidence-blind": "evidence recall, query-blind"}
 
 
@@ -45,6 +63,58 @@ def _evidence(known: Known) -> Iterator[Row]:
                     yield what, f"≥ {goal} %", f"{mean:.1f} % [{low:.0f}, {high:.0f}]", mean >= goal
 
 
+def _lived(known: Known) -> Iterator[Row]:
+    for data, goals in HELD.items():
+        for budget, goal in goals.items():
+            value = known.get(Cell("lived", PAIRED, data, budget))
+            if value is not None:
+                what = f"{data} at {budget:,}"
+                yield _at_least(f"held when asked, live, {what}", 100 * interval(value["held"])[0], goal)
+                yield _parity(f"the same less one view, {what}", value)
+    for scenario, budget in SCENARIOS.items():
+        value = known.get(Cell("lived", PAIRED, f"locomo+{scenario}", budget))
+        if value is not None:
+            yield _parity(f"held less one view, locomo at {budget:,}, {TITLES[scenario]}", value)
+            if value["one_shot_cost"]:
+                cost, most = value["cost"] / value["whole"], value["one_shot_cost"] / value["whole"]
+                yield f"cost where {TITLES[scenario]}", f"≤ {most:.2f}, one view a request", f"{cost:.2f}", cost <= most
+    for (data, budget), goal in UNASKED.items():
+        value = known.get(Cell("lived", PAIRED, data, budget))
+        if value is not None:
+            what = f"held when nothing asks, live, {data} at {budget:,}"
+            yield _at_least(what, 100 * interval(value["unasked"])[0], goal)
+
+
+def _dial(known: Known) -> Iterator[Row]:
+    """What the settings of the live agent cost, and what they hold."""
+    for (data, budget), goal in TOKENS.items():
+        value = known.get(Cell("lived", PAIRED, data, budget))
+        if value is None:
+            continue
+        what, tokens = f"{data} at {budget:,}", per_request(value)
+        yield f"tokens a request, live, {what}", f"≤ {goal:,}", f"{tokens:,.0f}", tokens <= goal
+        held = 100 * interval(value["held"])[0]
+        economy = known.get(Cell("lived", "ours-live-economy", data, budget))
+        if economy is not None:
+            share, less = per_request(economy) / tokens, held - 100 * interval(economy["held"])[0]
+            yield f"economy, {what}: tokens", f"≤ {ECONOMY:.0%} of the default", f"{share:.0%}", share <= ECONOMY
+            yield f"economy, {what}: held less", f"≤ {COSTS_LESS} points", f"{less:.1f}", less <= COSTS_LESS
+        bland = known.get(Cell("lived", "ours-live-bland", data, budget))
+        if bland is not None:
+            less = held - 100 * interval(bland["held"])[0]
+            yield f"bland summaries, {what}: held less", f"≤ {BLAND} points", f"{less:.1f}", less <= BLAND
+
+
+def _at_least(what: str, found: float, goal: float) -> Row:
+    return what, f"≥ {goal} %", f"{found:.1f} %", found >= goal
+
+
+def _parity(what: str, value: Mapping[str, Any]) -> Row:
+    mean, low, high = (100 * one for one in interval(less_one_view(value, value)))
+    met = mean >= LESS and low >= LEAST
+    return what, f"≥ {LESS}, interval from {LEAST}", f"{mean:+.1f} [{low:+.0f}, {high:+.0f}]", met
+
+
 def _references(known: Known) -> Iterator[Row]:
     for (data, budget), goals in REFERENCES.items():
         value = known.get(Cell("references", "ours", data, budget))
@@ -60,7 +130,9 @@ def _references(known: Known) -> Iterator[Row]:
 
 
 def _requests(known: Known) -> Iterator[Row]:
+    ours = [value for cell, value in known.items() if cell.measure == "lived" and cell.approach.startswith("ours")]
     lived = [value for cell, value in known.items() if (cell.measure, cell.approach) == ("sessions", "ours-live")]
+    lived += ours
     requests = sum(value["requests"] for value in lived)
     for what, field in (("requests with a broken pair", "broken"), ("requests over the budget", "over")):
         count = sum(value[field] for value in lived)
@@ -71,6 +143,15 @@ def _requests(known: Known) -> Iterator[Row]:
         if value is not None:
             cost = value["relative"]
             yield f"cost with a prompt cache, pi at {budget:,}", f"≤ {goal}", f"{cost:.3f}", cost <= goal
+    value = known.get(Cell("sessions", "ours-live", "tau", 1_000))
+    if value is not None:
+        for goal, name, field in zip(
+            SMALL_REFERENCES, ("all", "long-range"), ("references", "references_long"), strict=True
+        ):
+            found = 100 * interval([group for group in value[field] if group])[0]
+            yield _at_least(f"references, live, {name}, tau at 1,000", found, goal)
+        cost = value["relative"]
+        yield "cost with a prompt cache, tau at 1,000", f"≤ {SMALL_COST}", f"{cost:.2f}", cost <= SMALL_COST
 
 
 def _compiles(known: Known) -> Iterator[Row]:
@@ -104,4 +185,13 @@ def _store(known: Known) -> Iterator[Row]:
                 yield f"bytes on disk for a new byte, {name}", "≤ 1.5", f"{ratio:.2f}", ratio <= 1.5
 
 
-GOALS: tuple[Callable[[Known], Iterator[Row]], ...] = (_evidence, _references, _requests, _compiles, _added, _store)
+GOALS: tuple[Callable[[Known], Iterator[Row]], ...] = (
+    _lived,
+    _dial,
+    _evidence,
+    _references,
+    _requests,
+    _compiles,
+    _added,
+    _store,
+)
