@@ -79,7 +79,7 @@ def show(
             ("fidelity", template.fidelity),
             ("recent turns", template.recent_turns),
             ("recent tool results", template.recent_tool_results),
-            ("token threshold", template.token_threshold or None),
+            ("token threshold", template.token_threshold),
             ("sections", ", ".join(f"{key} {rule.priority}" for key, rule in template.sections.items())),
             ("wants", ", ".join(wants)),
         ]

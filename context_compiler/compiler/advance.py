@@ -13,6 +13,7 @@ from functools import partial
 
 from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.cut_order import (
+    EARLIER_STEPS,
     MILD_STEPS,
     drop_older_turns,
     reduce,
@@ -31,6 +32,9 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.messages.pins import Pin, pins
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.record.values import Compile
+
+SLACK = 20
+"""A turn is spared only if one part in so many of the room stays free below the high threshold."""
 
 RECENT = 8
 """In a one-shot view the turns before the active one have one part in so many of the room, unless the caller says how
@@ -71,7 +75,12 @@ def select(
     draft.reserve(_reserve(plan, limits, user_pins))
     if one_shot or policy.every_turn:
         deque(drop_older_turns(draft), maxlen=0)
-    reduce(draft, target, steps=(truncate_large_parts, *MILD_STEPS) if over else MILD_STEPS)
+    first = (truncate_large_parts,) if over else ()
+    if not one_shot and _keep_last_turn(draft, limits, target):
+        reduce(draft, target, steps=(*first, *EARLIER_STEPS))
+    else:
+        reduce(draft, target, steps=(*first, *MILD_STEPS))
+    draft.spared, draft.notes = range(0), 0
     reduce(draft, limits.budget - overhead)
     out = tuple(index for index in range(len(history)) if draft.here(index) is None)
     covered = positions(previous.covered) if previous else set[int]()
@@ -86,6 +95,22 @@ def select(
         previous=previous,
         lasting=not one_shot,
     )
+
+
+def _keep_last_turn(draft: Draft, limits: Limits, target: int) -> bool:
+    """Spare the turn before the active one, and the notes' own share, while the budget allows it.
+
+    True if there is such a turn that takes a third of the room at most, and all that has to stay with it is below the
+    high threshold.
+    """
+    draft.notes = min(limits.notes, draft.summary)
+    turns = draft.outline.turns[:-1]
+    last = range(turns[-1].start, turns[-1].stop) if turns and draft.recent else range(0)
+    others = sum(draft.costs[index] for index in draft.before_active() if index not in last)
+    most = target + limits.high - limits.low - limits.room // SLACK
+    if sum(draft.costs[index] for index in last) <= draft.room // 3 and draft.total - others <= most:
+        draft.spared = last
+    return bool(draft.spared)
 
 
 def unused(done: Selection, cycle: Cycle) -> int:
@@ -108,6 +133,8 @@ def _affordable(draft: Draft, room: int) -> int:
 def _reserve(plan: Plan, limits: Limits, pinned: Sequence[Pin]) -> int:
     """What is set aside for note and quotes; a fidelity that the caller names caps both together."""
     cap = limits.cap(plan.policy.fidelity)
+    if limits.notes and cap and not plan.policy.fidelity_named:
+        return limits.notes
     if plan.policy.fidelity_named or not cap:
         return cap
     cap += identifier_room(plan.history, limits.room)
@@ -215,6 +242,7 @@ async def advance(
         asked=reply.request is not None or ask is None,
     )
     cycle, quoted = fixed(done)
+    cycle = cycle if one_shot else replace(cycle, tools=plan.tools, loops=plan.loops)
     spare = unused(done, cycle) if one_shot and reply.request is None else 0
     if spare:
         done = tried(spare=spare)

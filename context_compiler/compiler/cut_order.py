@@ -50,7 +50,7 @@ def drop_older_turns(draft: Draft) -> Iterator[None]:
 def stub_tool_exchanges(draft: Draft) -> Iterator[None]:
     """Tool exchanges of earlier turns keep name, key arguments and outcome, oldest first."""
     for index in draft.before_active():
-        if draft.history.readings[index].exchanges:
+        if draft.history.readings[index].exchanges and index not in draft.spared:
             draft.reshape(index, "tool exchange as a skeleton", skeleton=True, without=frozenset({Kind.THINKING}))
             yield
 
@@ -58,7 +58,7 @@ def stub_tool_exchanges(draft: Draft) -> Iterator[None]:
 def shrink_summary(draft: Draft) -> Iterator[None]:
     """The summary shrinks to medium, low, compact."""
     for size in SUMMARY_STEPS:
-        if draft.summary > size:
+        if draft.summary > max(size, draft.notes):
             draft.reserve(size)
             yield
 
@@ -66,8 +66,9 @@ def shrink_summary(draft: Draft) -> Iterator[None]:
 def drop_recent_turns(draft: Draft) -> Iterator[None]:
     """Recent turns go too, oldest first."""
     for turn in draft.outline.turns[:-1]:
-        draft.out(range(turn.start, turn.stop), "recent turn, over budget")
-        yield
+        if turn.start not in draft.spared:
+            draft.out(range(turn.start, turn.stop), "recent turn, over budget")
+            yield
 
 
 def completed_groups(turn: Turn, history: History) -> tuple[Group, ...]:
@@ -182,6 +183,9 @@ MILD_STEPS: tuple[Step, ...] = (
     drop_active_groups,
 )
 """The rungs that only leave out or abridge what is over: all that is climbed while the budget itself holds."""
+
+EARLIER_STEPS: tuple[Step, ...] = (drop_older_turns, stub_tool_exchanges, shrink_summary, drop_recent_turns)
+"""Those of them that leave the active turn alone."""
 
 CUT_ORDER: tuple[Step, ...] = (
     truncate_large_parts,

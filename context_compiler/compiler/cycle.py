@@ -54,6 +54,10 @@ class Cycle:
     """Names template, fidelity, model family and whatever else decides how a view is written."""
     own: bool = False
     """The note is the body of a template that asks no model."""
+    tools: bool = False
+    """The session was mostly tool work when the cycle began."""
+    loops: bool = False
+    """Its turns took several requests each."""
 
     def to_json(self) -> str:
         """As JSON text."""

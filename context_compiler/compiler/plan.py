@@ -9,13 +9,30 @@ from functools import cached_property
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.policy import Limits, Policy
 from context_compiler.messages.history import History, Reader
-from context_compiler.messages.items import MESSAGE_OVERHEAD
+from context_compiler.messages.items import MESSAGE_OVERHEAD, Item, Kind
 from context_compiler.messages.pins import Pin
 from context_compiler.messages.shapes import WHOLE, Shape, price
 from context_compiler.messages.superseded_parts import needless
 from context_compiler.messages.turns import Outline, Pairing, outline, turn_index
 from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter
+
+TOOL_WORK = 6
+"""In tool work one message in so many calls a tool."""
+
+LOOPS = 3
+"""Responses to a prompt, on average, where turns are long."""
+
+NO_WORK = ("recall_", "final_result")
+"""How the names of tools begin that look into the past or give the answer."""
+
+SHELLS = ("code_execution", "shell", "bash")
+"""Tools of providers that are work, too."""
+
+
+def _works(item: Item) -> bool:
+    name = item.tool or ""
+    return item.kind is Kind.CALL and not name.startswith(NO_WORK) and (not item.native or name in SHELLS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +65,18 @@ class Plan:
         shapes = {index: Shape(skip=parts) for index, parts in self.pairing.broken.items()}
         told = self.pairing.told
         return shapes if told is None else {**shapes, told: Shape(tools="render")}
+
+    @cached_property
+    def tools(self) -> bool:
+        """Mostly tool work: one message in so many calls a function or a shell, output and recall tools apart."""
+        work = sum(any(map(_works, reading.items)) for reading in self.history.readings if reading.exchanges)
+        return work * TOOL_WORK >= len(self.history)
+
+    @cached_property
+    def loops(self) -> bool:
+        """A turn takes several requests, on average: what stands in one is paid for in all of them."""
+        prompts = sum(reading.asks for reading in self.history.readings)
+        return sum(not reading.request for reading in self.history.readings) >= LOOPS * prompts
 
     @cached_property
     def carried(self) -> int:
@@ -140,6 +169,10 @@ class Draft:
         self.total = sum(self.costs)
         self.room = room
         """What a request has for messages at most, in tokens; clamps are shares of it."""
+        self.spared = range(0)
+        """Messages that stay while the budget allows it."""
+        self.notes = 0
+        """Tokens that stay set aside for note and quotes while the budget allows it."""
         self.recent = recent
         """How many turns before the active one to keep if they fit."""
         self.summary = 0

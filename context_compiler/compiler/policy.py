@@ -35,6 +35,8 @@ class Limits:
     """The model's learnt ratio."""
     tight: float = 1.0
     """Share of the budget that is left after a provider refused it."""
+    notes: int = 0
+    """Tokens that note and quotes of a live view may take together; 0 leaves it to what is below the low threshold."""
 
     @property
     def room(self) -> int:
@@ -75,29 +77,56 @@ def whole_budget(
     return max(1, tokens), (tokens if budget is not None else usable)
 
 
-def trigger_of(trigger: Amount | None, threshold: Amount, fidelity: Fidelity) -> Amount | None:
-    """The caller's trigger, else a template's `threshold` (0 is none); None, the budget itself, at `full`."""
+def trigger_of(trigger: Amount | None, threshold: Amount | None, fidelity: Fidelity) -> Amount | None:
+    """The caller's trigger, else a template's `threshold`, where 0 is the budget; `full` waits for it."""
     if fidelity is Fidelity.FULL:
-        return None
-    return trigger if trigger is not None else (threshold or None)
+        return 1.0
+    return trigger if trigger is not None else 1.0 if threshold == 0 else threshold
 
 
-def limits(*, budget: int, trigger: Amount | None = None, fixed: int, ratio: float = 1.0, tight: float = 1.0) -> Limits:
+def limits(
+    *,
+    budget: int,
+    trigger: Amount | None = None,
+    fixed: int,
+    ratio: float = 1.0,
+    tight: float = 1.0,
+    tools: bool = False,
+) -> Limits:
     """Budget and thresholds in exact tokens.
 
     Args:
         budget: Of the whole request, in the model's tokens.
-        trigger: Where to cut back, in the model's tokens or as a share of the budget; None is the budget.
+        trigger: Where to cut back, in the model's tokens or as a share of the budget; None is what suits the room.
         fixed: Tokens that the view carries whatever it leaves out.
         ratio: The model's tokens to one of ours.
         tight: Share of the budget that is left after a provider refused it.
+        tools: The session is mostly tool work.
     """
     wanted = amount_tokens(trigger, of=budget)
-    wanted = budget if wanted is None else wanted
-    budget, wanted = max(1, int(budget * tight / ratio)), int(wanted / ratio)
+    budget = max(1, int(budget * tight / ratio))
     room = max(0, budget - fixed)
-    high = min(max(wanted, fixed + room // 2), budget)
+    if wanted is None:
+        high, low, notes = next(shares for least, shares in THRESHOLDS[tools] if room >= least)
+        return Limits(
+            budget=budget,
+            fixed=fixed,
+            high=min(fixed + int(high * room), budget) if room else budget,
+            low=fixed + int(low * room),
+            ratio=ratio,
+            tight=tight,
+            notes=int(notes * room),
+        )
+    high = min(max(int(wanted / ratio), fixed + room // 2), budget)
     return Limits(budget=budget, fixed=fixed, high=high, low=_half_way(fixed, high), ratio=ratio, tight=tight)
+
+
+THRESHOLDS = {
+    False: ((4_000, (0.6, 0.4, 0.25)), (0, (0.5, 0.25, 0.0))),
+    True: ((2_000, (0.5, 0.25, 0.0)), (0, (1.0, 0.5, 0.0))),
+}
+"""For chats and for tool work, from the largest room down: high, low, and what note and quotes may take, as shares of
+the room. Chosen by what views held and cost of conversations and tool sessions that were lived turn by turn."""
 
 
 def _half_way(fixed: int, high: int) -> int:
@@ -117,7 +146,7 @@ class Policy:
     budget: int
     """Of the whole request, in the model's tokens."""
     trigger: Amount | None
-    """Where to cut back, in the model's tokens or as a share of the budget; None is the budget."""
+    """Where to cut back, in the model's tokens or as a share of the budget; None is what suits the room."""
     fidelity: Fidelity
     fidelity_named: bool
     """The caller named the fidelity, which then caps quotes too."""
@@ -144,6 +173,6 @@ class Policy:
     config: str
     """Hash of every choice that decides how a view is written; cycles of another one are not continued."""
 
-    def limits(self, fixed: int, *, ratio: float = 1.0, tight: float = 1.0) -> Limits:
+    def limits(self, fixed: int, *, ratio: float = 1.0, tight: float = 1.0, tools: bool = False) -> Limits:
         """Budget and thresholds of a request of which `fixed` tokens are beyond our say."""
-        return limits(budget=self.budget, trigger=self.trigger, fixed=fixed, ratio=ratio, tight=tight)
+        return limits(budget=self.budget, trigger=self.trigger, fixed=fixed, ratio=ratio, tight=tight, tools=tools)

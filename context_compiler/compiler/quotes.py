@@ -198,10 +198,10 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
     counter, policy = selection.counter, selection.policy
     cap = min(selection.limits.cap(policy.fidelity), selection.reserve)
     note = _note(summary, selection, cap) if selection.out else ""
-    left = selection.target - selection.kept - cost(note, counter)
+    left = _below_high(selection) - cost(note, counter)
     if policy.fidelity_named:
         left = min(left, cap - cost(note, counter))
-    if selection.lasting:
+    if selection.lasting and not selection.limits.notes:
         left = min(left, LASTING + selection.limits.room // PART)
     own_body = policy.template.compiler == "none" and not summary
     said = set[int]() if selection.lasting else covered
@@ -209,6 +209,14 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
     recall = bool(policy.recall) and not selection.lasting
     quotes, quoted = verbatim(selection, loose, left, note=note, lost=bool(summary), recall=recall)
     return Written(note=note, quotes=quotes, channel=policy.inject if summary else "user", own=own_body, quoted=quoted)
+
+
+def _below_high(selection: Selection) -> int:
+    """Tokens for note and quotes: what is left below the target, more where a turn that is spared took it."""
+    limits, left = selection.limits, selection.target - selection.kept
+    if not selection.lasting or not limits.notes:
+        return left
+    return min(limits.notes, max(left, left + (limits.high - limits.low) // 2))
 
 
 def _note(summary: str, selection: Selection, cap: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
+from itertools import accumulate
 from statistics import median
 
 from context_compiler.compiler.cycle import Cycle
@@ -43,11 +44,17 @@ NARROW = 4_000
 SMALL = 0.03
 """The share of the room for a prompt that asks nothing."""
 
+LONG_TURNS = 8
+"""In tool work with long turns a block takes at most one part in so many of the room."""
+
 TURNS = 5
 """The newest turns by which growth is judged."""
 
 RESERVE, LEAST_RESERVE = 20, 64
 """What a turn may grow by after its first request: a part of the room, or so many tokens."""
+
+WIDE, DEEP = 4, 2
+"""Messages of so many times the room are looked at, and passages of so many times the room weighed."""
 
 STANDING = 0.35
 """Blocks of earlier turns go once they take this share of the room."""
@@ -159,9 +166,15 @@ def share_tokens(recall: Amount, limits: Limits) -> int:
     return min(MOST, int(recall * max(limits.room, NARROW))) if isinstance(recall, float) else recall
 
 
-def wanted(plan: Plan, limits: Limits, prompt: str) -> int:
-    """The most tokens that the block of a prompt may take."""
+def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
+    """The most tokens that the block of a prompt may take.
+
+    In tool work few prompts ask for the past, and where turns are long a block is paid for again in every request.
+    """
     most = share_tokens(plan.policy.recall, limits)
+    if cycle.tools:
+        most = min(most, limits.room // LONG_TURNS) if cycle.loops else most
+        return most if asks(prompt, plan.counter, strict=True) else 0
     return most if asks(prompt, plan.counter) else min(most, int(SMALL * limits.room))
 
 
@@ -208,20 +221,23 @@ def recalled(plan: Plan, cycle: Cycle, at: int, room: int, said: Sequence[str] =
     if room < LEAST:
         return ""
     history, counter = plan.history, plan.counter
-    question = Question.of(asked(history.readings[at]))
     index = indexed(history)
-    ranking = Ranking(index, question, cycle.decided)
-    out, abridged = _left_out(cycle)
-    candidates = passages(history, plan.outline, out, counter)
-    shown = "\n".join((cycle.note, cycle.quotes, *said, *_shown(plan, cycle, abridged)))
-    candidates = tuple(
-        one for one in candidates if (text := one.text.strip()) not in shown and (not within or text in within)
-    )
+    ranking = Ranking(index, Question.of(asked(history.readings[at])), cycle.decided)
+    whole, abridged = _shown(cycle)
+    best = _best(ranking.best(cycle.decided, whole), history, WIDE * room)
+    shown = "\n".join((cycle.note, cycle.quotes, *said, *_texts(plan, cycle, abridged)))
+    candidates = [
+        one
+        for one in passages(history, plan.outline, best, counter)
+        if (text := one.text.strip()) not in shown and (not within or text in within)
+    ]
     scored = zip(candidates, ranking.passages(candidates), strict=True)
-    answering = [(one, score) for one, score in scored if score > 0]
+    answering = sorted(((one, score) for one, score in scored if score > 0), key=lambda pair: -pair[1])
     if not answering:
         return ""
-    candidates, ranks = zip(*answering, strict=True)
+    before = accumulate((one.tokens for one, _ in answering), initial=0)
+    weighed = [pair for pair, tokens in zip(answering, before, strict=False) if tokens <= DEEP * room]
+    candidates, ranks = [one for one, _ in weighed], [score for _, score in weighed]
     left = room - counter.text(fence(TITLE, "x")) - 8 - MESSAGE_OVERHEAD
     while left > 0:
         text = fence(TITLE, quoted(choose(candidates, left, ranks)))
@@ -232,16 +248,21 @@ def recalled(plan: Plan, cycle: Cycle, at: int, room: int, said: Sequence[str] =
     return ""
 
 
-def _left_out(cycle: Cycle) -> tuple[list[int], list[int]]:
-    """The positions of what a view leaves out wholly or in part, and of what it has in part."""
-    shapes = dict(cycle.kept)
-    abridged = [at for at, shape in cycle.kept if not shape.bare and (shape.skeleton or shape.limit is not None)]
-    whole = {at for at, shape in shapes.items() if not shape.bare}.difference(abridged)
-    return [at for at in range(cycle.decided) if at not in whole], abridged
+def _best(ranked: Sequence[int], history: History, tokens: int) -> list[int]:
+    """The first of these messages, of so many tokens together; a long one counts in part."""
+    costs = accumulate(min(history.readings[at].tokens, tokens // WIDE) for at in ranked)
+    return [at for at, cost in zip(ranked, costs, strict=True) if cost <= tokens]
 
 
-def _shown(plan: Plan, cycle: Cycle, abridged: Sequence[int]) -> list[str]:
-    """What a view shows of the messages that it has in part."""
+def _shown(cycle: Cycle) -> tuple[set[int], list[int]]:
+    """The positions of what a view has whole, and of what it has in part."""
+    here = [(at, shape) for at, shape in cycle.kept if not shape.bare]
+    abridged = [at for at, shape in here if shape.skeleton or shape.limit is not None]
+    return {at for at, _ in here}.difference(abridged), abridged
+
+
+def _texts(plan: Plan, cycle: Cycle, abridged: Sequence[int]) -> list[str]:
+    """The texts that a view has of the messages that it has in part."""
     shapes, history = dict(cycle.kept), plan.history
     messages = (shaped(history.messages[at], history.readings[at], shapes[at], plan.counter) for at in abridged)
     return [item.text for message in messages if message is not None for item in plan.reader.one(message).items]

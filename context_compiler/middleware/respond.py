@@ -134,7 +134,7 @@ def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Adv
     earlier: tuple[Block, ...] = ()
     text, fault = "", None
     if policy.recall and policy.fidelity is not Fidelity.TRUNCATE:
-        most = wanted(context, limits, asked(history.readings[at]))
+        most = wanted(context, limits, cycle, asked(history.readings[at]))
         earlier = carried_on(_known_blocks(context), context, limits, plain.cost, most) if done is None else ()
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         room, said = min(most, free(context, limits, cost)), [block.text for block in earlier]

@@ -215,7 +215,8 @@ class RequestContext(Plan):
     def limits(self, cycle: Cycle | None = None) -> Limits:
         """Budget and thresholds by the ratio that a cycle froze; without one, by what was learnt until now."""
         ratio = cycle.ratio if cycle is not None else self.run.ratios.of(self.request.family)
-        return self.policy.limits(self.request.fixed + self.carried, ratio=ratio, tight=self.run.tight)
+        tools = cycle.tools if cycle is not None else self.tools
+        return self.policy.limits(self.request.fixed + self.carried, ratio=ratio, tight=self.run.tight, tools=tools)
 
     @property
     def where(self) -> Where:

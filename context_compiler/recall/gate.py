@@ -33,15 +33,19 @@ _WORDS = (
 )
 _LEADS = "and|but|so|please|ok|okay|also|hey|hi|now|then"
 _ASKING = re.compile(rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:{'|'.join(_WORDS.split())})(?!\w)")
+_QUESTION = re.compile(r"(?i)\W*(?:what|who|whom|whose|when|where|why|which|how)(?!\w)")
+_ORDER = re.compile(rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:(?:can|could|would|will) you|let'?s|shall we)(?!\w)")
 _UNSPACED = re.compile(
     "什么|谁|哪|几|怎么|为什么|多少|吗|告诉|列出|总结|请"  # Chinese
     "|何|誰|いつ|どこ|なぜ|どう|どの|教えて|か。?$"
 )
 
 
-def asks(text: str, counter: TokenCounter) -> bool:
-    """Whether a prompt asks for something."""
+def asks(text: str, counter: TokenCounter, *, strict: bool = False) -> bool:
+    """Whether a prompt asks for something; `strict`: and does not order something by it, as in "can you fix that?"."""
     plain = text.strip()
     if not plain or len(plain) > CHARACTERS or counter.text(plain) > LONGEST:
         return False
+    if strict:
+        return not _ORDER.match(plain) and bool(_MARK.search(plain) or _QUESTION.match(plain))
     return bool(_MARK.search(plain) or _ASKING.match(plain) or _UNSPACED.search(plain))

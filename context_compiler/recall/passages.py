@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from context_compiler.messages.history import History, day
+from context_compiler.cache import Memo
+from context_compiler.messages.history import History, day, day_of
 from context_compiler.messages.instructions import sentence_ends
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.lines import one_line
@@ -29,6 +30,10 @@ TAIL = 120
 """Characters at the end of so long a piece in which its last sentence is looked for first."""
 
 UNDATED = "undated"
+
+REMEMBERED, ENTRY = 20_000_000, 500
+"""Characters of the passages that are remembered, and what each costs beside its text."""
+
 Judge = Callable[[str], object]
 
 
@@ -89,16 +94,36 @@ def passages(
     price = _Price(counter)
     found: list[Passage] = []
     for position in wanted:
-        message = history.messages[position]
         turn = outline.turns[bisect_right(starts, position) - 1].index
-        order = 0
-        for at, (part, item) in enumerate(zip(message.parts, history.readings[position].items, strict=True)):
-            speaker, texts = _said(item, exchanges.get((position, at), ""))
-            date = _day(part, message)
-            for number, text in enumerate(texts):
-                if bears(text):
-                    found.append(price.of(position, order + number, turn, date, speaker, text, number == 0))
-            order += len(texts) + 1
+        if history.readings[position].exchanges:
+            own = _of_message(history, position, turn, exchanges, price)
+        else:
+            key = (id(counter), history.ids[position], turn, day_of(history.messages[position]))
+            kept = _known.get(key)
+            own = kept[1] if kept is not None else _of_message(history, position, turn, exchanges, price)
+            _known.keep(key, (counter, own))
+        found += own if bears is bool else (one for one in own if bears(one.text))
+    return tuple(found)
+
+
+_known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]] = Memo(
+    REMEMBERED, lambda kept: ENTRY + sum(len(one.text) + ENTRY for one in kept[1])
+)
+"""The passages of messages without tools, by counter, chain id, turn and day."""
+
+
+def _of_message(
+    history: History, position: int, turn: int, exchanges: Mapping[tuple[int, int], str], price: _Price
+) -> tuple[Passage, ...]:
+    """What can be quoted from one message."""
+    message, order = history.messages[position], 0
+    found: list[Passage] = []
+    for at, (part, item) in enumerate(zip(message.parts, history.readings[position].items, strict=True)):
+        speaker, texts = _said(item, exchanges.get((position, at), ""))
+        date = _day(part, message)
+        for number, text in enumerate(texts):
+            found.append(price.of(position, order + number, turn, date, speaker, text, number == 0))
+        order += len(texts) + 1
     return tuple(found)
 
 

@@ -44,7 +44,7 @@ class Template:
     fidelity: Fidelity | None = None
     recent_turns: Count | None = None
     recent_tool_results: Count | None = None
-    token_threshold: Amount = 0
+    token_threshold: Amount | None = None
     """Where compiling begins, as `trigger`: tokens, or a share of the budget; 0 says nothing."""
     sections: Mapping[str, SectionRule] = field(default_factory=dict[str, SectionRule], hash=False)
     contract: str | None = None

@@ -41,7 +41,7 @@ class Choices(TypedDict, total=False):
     fidelity: Fidelity
     recent_turns: Count
     recent_tool_results: Count
-    token_threshold: Amount
+    token_threshold: Amount | None
     sections: Mapping[str, SectionRule]
 
 

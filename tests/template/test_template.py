@@ -46,7 +46,7 @@ def test_plain_markdown_is_a_template():
         "agent",
         None,
         None,
-        0,
+        None,
     )
     assert (template.name, template.source, template.path) == ("mine", "inline", "/vault/mine.md")
 
