@@ -14,7 +14,7 @@ import typer
 from context_compiler.cli.options import DB, Db, Json, example, find_session, group, open_record
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import first_word, json_text, number, plural, share
-from context_compiler.record import sessions as shelf
+from context_compiler.record import sessions
 from context_compiler.record.rows import Row
 from context_compiler.record.values import Record, SessionInfo
 
@@ -134,7 +134,7 @@ async def _load_totals(db: Path, session: str | None) -> tuple[list[Totals], Tot
         infos: list[SessionInfo] = await (find_session(store, session) if session else store.sessions())
         name = infos[0].session_id if session else None
         records = await store.views(name)
-        found = await store.perform(partial(shelf.scores, name=name))
+        found = await store.perform(partial(sessions.scores, name=name))
     scores: dict[str, list[Row]] = {}
     for row in found:
         scores.setdefault(row["session_id"], []).append(row)

@@ -20,8 +20,7 @@ from context_compiler.manager.results import SCORED, Commit, Diff, Match, Memory
 from context_compiler.messages.history import Reader
 from context_compiler.recall import Index, Question, Relevance
 from context_compiler.recall.terms import terms
-from context_compiler.record import memories, rows
-from context_compiler.record import sessions as shelf
+from context_compiler.record import rows, sessions
 from context_compiler.record.sqlite import DEFAULT_PATH, MemoryStore, SQLiteStore, SQLStore
 from context_compiler.record.values import Chain, Compile
 from context_compiler.tokens import as_counter
@@ -185,7 +184,7 @@ class SQLiteMemory:
         self.session = session
         self.store = SQLiteStore(store) if isinstance(store, str | Path) else store
         self._ranking = MemoryRanking(Reader(as_counter(None)))
-        self._standing: shelf.Standing | None = None
+        self._state: sessions.SessionState | None = None
         """State of the saved session when this memory last wrote or read it; None if there was none."""
 
     async def search(self, query: str, limit: int) -> list[Match]:
@@ -194,14 +193,14 @@ class SQLiteMemory:
         if check_limit(limit) < 1 or not asked:
             return []
         match = " OR ".join('"' + term.replace('"', '""') + '"' for term in asked)
-        found = await self._run(partial(memories.search, name=self.session, match=match, limit=CANDIDATES))
+        found = await self._run(partial(sessions.search_memories, name=self.session, match=match, limit=CANDIDATES))
         return self._ranking.best(query, [_memory(one) for one in found], limit)
 
     async def remember(self, text: str) -> str:
         """Remember a text and return its id; a known text keeps its id."""
         given = check_memory_text(text, "text")
         return await self._run(
-            partial(memories.remember, name=self.session, text=given, indexed=_index_terms, newest=SUMMARY_PREFIX)
+            partial(sessions.remember, name=self.session, text=given, index_terms=_index_terms, newest=SUMMARY_PREFIX)
         )
 
     async def commit(self, message: str, author: str = AUTHOR, session: Snapshot | None = None) -> str:
@@ -209,26 +208,28 @@ class SQLiteMemory:
         held = (None, 0, None) if session is None else (session.turns, session.count, session.facts)
         turns, count, facts = held
         work = partial(
-            memories.commit,
+            sessions.commit,
             name=self.session,
-            message=_storable(check_memory_text(message, "message")),
-            author=_storable(check_memory_text(author, "author")),
+            message=rows.plain(check_memory_text(message, "message")),
+            author=rows.plain(check_memory_text(author, "author")),
             turns=turns,
             count=count,
-            facts=facts,
+            state=facts,
         )
         return await self._run(work)
 
     async def checkout(self, commit: str) -> None:
         """Restore the memory of a commit, in one transaction."""
         await self._run(
-            partial(memories.checkout, name=self.session, commit=commit, indexed=_index_terms, newest=SUMMARY_PREFIX)
+            partial(
+                sessions.checkout, name=self.session, commit=commit, index_terms=_index_terms, newest=SUMMARY_PREFIX
+            )
         )
 
     async def log(self, limit: int | None = None) -> list[Commit]:
         """Current commit of the memory and its ancestors, newest first."""
         most = None if limit is None else check_limit(limit)
-        return [_commit(row) for row in await self._run(partial(memories.log, name=self.session, limit=most))]
+        return [_commit(row) for row in await self._run(partial(sessions.commit_log, name=self.session, limit=most))]
 
     async def diff(self, old: str, new: str) -> Diff:
         """Memories of `new` that `old` lacks, and the reverse."""
@@ -243,7 +244,9 @@ class SQLiteMemory:
         row = score and _row(score)
 
         def work(db: sqlite3.Connection) -> None:
-            self._standing = shelf.keep(db, self.session, session.turns, session.facts, row, compile, self._standing)
+            self._state = sessions.save_session(
+                db, self.session, session.turns, session.facts, row, compile, self._state
+            )
 
         await self._run(work)
 
@@ -251,18 +254,18 @@ class SQLiteMemory:
         """Session as saved last."""
 
         def work(db: sqlite3.Connection) -> tuple[str, list[bytes]] | None:
-            self._standing = shelf.standing(db, self.session)
-            return shelf.latest(db, self.session)
+            self._state = sessions.session_state(db, self.session)
+            return sessions.latest_session(db, self.session)
 
         return _saved(await self._run(work))
 
     async def session_at(self, commit: str) -> Saved | None:
         """Session of a commit."""
-        return _saved(await self._run(partial(shelf.session_at, name=self.session, commit=commit)))
+        return _saved(await self._run(partial(sessions.session_at, name=self.session, commit=commit)))
 
     async def scores(self) -> list[Score]:
         """Every score, oldest first."""
-        return [_score(row) for row in await self._run(partial(shelf.scores, name=self.session))]
+        return [_score(row) for row in await self._run(partial(sessions.scores, name=self.session))]
 
     async def close(self) -> None:
         """Close the file; it reopens on use."""
@@ -283,26 +286,22 @@ def _index_terms(text: str) -> str:
     return " ".join(terms(text)).encode("utf-8", "replace").decode()
 
 
-def _storable(text: str) -> str:
-    """Text without characters that SQLite cannot store."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def _diff(db: sqlite3.Connection, name: str, old: str, new: str) -> Diff:
-    tips = [memories.known(db, name, commit)["memory_tip"] for commit in (old, new)]
-    gone, added = memories.between(db, *tips)
+    tips = [sessions.find_commit(db, name, commit)["memory_tip"] for commit in (old, new)]
+    gone, added = sessions.memory_diff(db, *tips)
     return Diff(
-        added=tuple(map(_memory, memories.read(db, added))), removed=tuple(map(_memory, memories.read(db, gone)))
+        added=tuple(map(_memory, sessions.read_memories(db, added))),
+        removed=tuple(map(_memory, sessions.read_memories(db, gone))),
     )
 
 
 def _memory(found: tuple[str, str, object]) -> Memory:
-    return Memory(id=found[0], text=found[1], created_at=rows.moment(found[2]))
+    return Memory(id=found[0], text=found[1], created_at=rows.parse_stamp(found[2]))
 
 
 def _commit(row: rows.Row) -> Commit:
     columns = {name: row[name] for name in ("id", "parent", "message", "author", "memories", "turns")}
-    return Commit(created_at=rows.moment(row["created_at"]), **columns)
+    return Commit(created_at=rows.parse_stamp(row["created_at"]), **columns)
 
 
 def _saved(found: tuple[str, list[bytes]] | None) -> Saved | None:
@@ -312,7 +311,7 @@ def _saved(found: tuple[str, list[bytes]] | None) -> Saved | None:
 def _row(score: Score) -> tuple[rows.Column, ...]:
     """Score as columns, in storage order."""
     columns = {name: getattr(score, name) for name in SCORED} | {"created_at": rows.stamp(score.created_at)}
-    columns |= {"turn_index": score.turn, "trouble": None if score.trouble is None else _storable(score.trouble)}
+    columns |= {"turn_index": score.turn, "trouble": None if score.trouble is None else rows.plain(score.trouble)}
     values = (columns[name] for name in rows.SCORE if name not in ("session", "turns_tip"))
     return tuple(int(value) if isinstance(value, bool) else value for value in values)
 
@@ -323,6 +322,6 @@ def _score(row: rows.Row) -> Score:
         turn=row["turn_index"],
         summarized=bool(row["summarized"]),
         rolled_back=bool(row["rolled_back"]),
-        created_at=rows.moment(row["created_at"]),
+        created_at=rows.parse_stamp(row["created_at"]),
         **columns,
     )

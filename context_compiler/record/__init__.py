@@ -1,1 +1,21 @@
-"""The record: its values, the `Store` protocol, and the stores that keep it."""
+"""The record: its values, the `Store` protocol, and the stores in a file and in memory."""
+
+from __future__ import annotations
+
+from context_compiler.record.sqlite import MemoryStore, SQLiteStore
+from context_compiler.record.store import Store, open_store
+from context_compiler.record.values import Chain, Compile, Cycle, Drop, Entry, Record, SessionInfo
+
+__all__ = [
+    "Chain",
+    "Compile",
+    "Cycle",
+    "Drop",
+    "Entry",
+    "MemoryStore",
+    "Record",
+    "SQLiteStore",
+    "SessionInfo",
+    "Store",
+    "open_store",
+]

@@ -1,7 +1,8 @@
-"""The file of the record: found, opened on a thread of its own, and closed before a fork and at exit.
+"""The file of the record: its location, its connection and its errors.
 
-All event loops of a process share one connection to a file. It belongs to a loop of this module on a daemon thread, so
-it outlives the loops that use it and never keeps a process alive. aiosqlite runs its work on a thread of its own.
+All event loops of a process share one connection per store. It belongs to a background loop on a daemon thread, so it
+outlives the loops that use it and never keeps a process alive; aiosqlite runs its work on another thread. Connections
+are closed before a fork and at exit.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ log = logging.getLogger("context_compiler.store")
 
 NAME, FORMER_NAME = "context.db", "context_compiler.db"
 GRACE_S = 1.0
-"""How long opening waits for another process that is creating the same file."""
+"""Seconds that opening waits for another process that is creating the same file."""
 EXIT_S, FORK_S = 2.0, 10.0
-"""How long the end of a process and a fork wait for work under way. Nothing is lost at an end that does not wait."""
+"""Seconds that exit and fork wait for work in progress. An unfinished transaction is rolled back on next use."""
 
 FAILURES = (StoreError, sqlite3.Error, OSError, ValueError, OverflowError, zlib.error)
 """Errors of a file, from a full disk to a damaged row."""
@@ -53,13 +54,13 @@ REMEDIES = {
 
 
 def locate(path: Path) -> Path:
-    """The file to use: `path`, or the file of the record's other name beside it if only that exists."""
+    """The file to use: `path`, or the file under the former name beside it if only that exists."""
     former = path.with_name(FORMER_NAME)
     return former if path.name == NAME and identity(path) is None and identity(former) is not None else path
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode that the path leads to now; None if there is no file."""
+    """Device and inode of a file; None if there is none."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):  # no file can have that name
@@ -67,8 +68,8 @@ def identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def explained(error: Exception, path: Path | str) -> StoreError:
-    """An error with the place and the remedy."""
+def explain(error: Exception, path: Path | str) -> StoreError:
+    """A StoreError with the place and the remedy."""
     if isinstance(error, StoreError):
         return StoreError(f"{path}: {error}")
     if isinstance(error, OSError):
@@ -81,23 +82,23 @@ def explained(error: Exception, path: Path | str) -> StoreError:
 
 
 class Job(str, Generic[T]):
-    """A function in the form of a script: nothing else that aiosqlite runs reaches its connection unchanged."""
+    """A function disguised as a script, the one argument that aiosqlite passes to its connection unchanged."""
 
     work: Callable[[sqlite3.Connection], T]
     value: T
 
     def __new__(cls, work: Callable[[sqlite3.Connection], T]) -> Job[T]:
-        """Run nothing yet."""
+        """Wrap a function; `Database` runs it."""
         job = super().__new__(cls)
         job.work = work
         return job
 
 
 class Database(sqlite3.Connection):
-    """A connection that runs a `Job` like a script, whole and on its own thread."""
+    """A connection that runs a `Job` like a script: without interruption, on its own thread."""
 
     def executescript(self, sql_script: str, /) -> sqlite3.Cursor:
-        """Run a script, or a `Job` and keep its value."""
+        """Run a script, or a `Job` and store its value."""
         if not isinstance(sql_script, Job):
             return super().executescript(sql_script)
         job = cast("Job[Any]", sql_script)
@@ -106,13 +107,7 @@ class Database(sqlite3.Connection):
 
 
 class File:
-    """One file, one connection, one piece of work at a time.
-
-    Args:
-        path: the file; where it is `context.db` and absent, `context_compiler.db` beside it is used if it exists.
-        read_only: look only; nothing is made.
-        busy_timeout_ms: how long, in milliseconds, a statement waits for another process.
-    """
+    """A file with one connection that does one job at a time; arguments as for `SQLiteStore`."""
 
     def __init__(self, path: Path, *, read_only: bool, busy_timeout_ms: int) -> None:
         self.path = path
@@ -125,20 +120,20 @@ class File:
         self._files: tuple[tuple[int, int] | None, tuple[int, int] | None] = (None, None)
 
     async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function on the connection. A cancelled caller leaves only when it has ended."""
+        """Run a function on the connection; a cancelled caller still waits for its end."""
         return await _submit(partial(self._perform, work))
 
     async def close(self) -> None:
-        """Let go of the file; it is opened again when it is used again."""
+        """Close the file; it opens again on use."""
         if _background is not None:
             await _submit(self._close)
 
     def release(self) -> None:
-        """Close the file once what is under way is done; waits for nothing, not even for a fork."""
+        """Close the file after the work in progress, without waiting."""
         home = _background
         if home is not None and self in home.open:
-            with suppress(RuntimeError):  # its loop has just ended, and has closed every file
-                home.start(self._close, heard)
+            with suppress(RuntimeError):  # the loop has just ended and closed every file
+                home.start(self._close, retrieve_error)
 
     async def _perform(self, work: Callable[[sqlite3.Connection], T], home: _Background) -> T:
         async with self._locked(home):
@@ -148,7 +143,7 @@ class File:
                 await connection.executescript(job)
             except sqlite3.Error:
                 with suppress(sqlite3.Error):
-                    await self._disconnect(home)  # a connection that has failed is not trusted again
+                    await self._disconnect(home)  # a failed connection is not used again
                 raise
             return job.value
 
@@ -157,20 +152,20 @@ class File:
             await self._disconnect(home)
 
     def _locked(self, home: _Background) -> asyncio.Lock:
-        """The lock of this file; a new one on a new loop, where nothing is open yet."""
+        """The lock of this file on the current background loop."""
         if self._home is not home:
             self._home, self._lock, self._connection = home, asyncio.Lock(), None
         return self._lock
 
     async def _connected(self, home: _Background) -> aiosqlite.Connection:
-        """The connection, opened anew when the file has been removed or replaced."""
+        """The connection, reopened if the file has been removed or replaced."""
         if self._connection is not None:
             if self._files[0] == identity(self._opened):
                 return self._connection
             log_file = _log_of(self._opened)
             await self._disconnect(home)
             if not self.read_only and self._files[1] is not None and self._files[1] == identity(log_file):
-                log_file.unlink(missing_ok=True)  # a new file would take it for its own
+                log_file.unlink(missing_ok=True)  # a new file would adopt it
         path, failures = locate(self.path), list[Exception]()
         self._connection = await aiosqlite.Connection(partial(self._open, path, failures), 64)
         home.open.add(self)
@@ -181,7 +176,7 @@ class File:
         return self._connection
 
     def _open(self, path: Path, failures: list[Exception]) -> Database:
-        """Open the file on the connection's thread. aiosqlite waits for that thread only where there is a database."""
+        """Open the file, or on failure an empty database: aiosqlite joins its thread only for an open one."""
         try:
             return open_file(path, read_only=self.read_only, busy_timeout_ms=self.busy_timeout_ms)
         except FAILURES as error:
@@ -199,7 +194,7 @@ Work: TypeAlias = "Callable[[_Background], Coroutine[Any, Any, T]]"
 
 
 class _Background:
-    """An event loop on a daemon thread. Threads that start there are daemons too, such as those of aiosqlite."""
+    """An event loop on a daemon thread; threads started from it, such as those of aiosqlite, are daemons too."""
 
     def __init__(self) -> None:
         self.open: set[File] = set()
@@ -215,7 +210,7 @@ class _Background:
             self._loop.close()
 
     def start(self, work: Work[T], done: Callable[[asyncio.Task[T]], object]) -> None:
-        """Begin a piece of work from any thread; `done` is called on this one."""
+        """Start work from any thread; `done` is called on the background thread."""
         self._loop.call_soon_threadsafe(self._begin, work, done)
 
     def _begin(self, work: Work[Any], done: Callable[[asyncio.Task[Any]], object]) -> None:
@@ -225,8 +220,8 @@ class _Background:
         task.add_done_callback(done)
 
     def stop(self, patience: float) -> bool:
-        """Finish what is under way, close every file and end the thread; False if that took over `patience` seconds."""
-        self.start(_Background._finish, heard)
+        """Finish the work in progress, close every file and end the thread; False after `patience` seconds."""
+        self.start(_Background._finish, retrieve_error)
         self._thread.join(patience)
         return not self._thread.is_alive()
 
@@ -241,24 +236,24 @@ class _Background:
 
 
 _gate = RLock()
-"""Held while work is handed over, and during a fork."""
+"""Held while work is submitted, and during a fork."""
 _background: _Background | None = None
 _stranded: list[_Background] = []
-"""Loops that did not end in time. Their connections are never closed: after a fork, that would break the file."""
+"""Loops that did not end in time; after a fork, closing their connections would corrupt the file."""
 
 
-def heard(done: asyncio.Future[Any]) -> None:
-    """Take notice of an error that nobody may wait for any more; asyncio would log it."""
+def retrieve_error(done: asyncio.Future[Any]) -> None:
+    """Retrieve the error of a future that may have no waiter left, which asyncio would log."""
     if not done.cancelled():
         done.exception()
 
 
 async def _submit(work: Work[T]) -> T:
-    """Run a coroutine on the background loop. A cancelled caller leaves only when it has ended."""
+    """Run a coroutine on the background loop; a cancelled caller still waits for its end."""
     global _background
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
-    answer.add_done_callback(heard)
+    answer.add_done_callback(retrieve_error)
 
     def settle(task: asyncio.Task[T]) -> None:
         error = task.exception()
@@ -268,7 +263,7 @@ async def _submit(work: Work[T]) -> T:
             answer.set_exception(error)
 
     def hand_over(task: asyncio.Task[T]) -> None:
-        with suppress(RuntimeError):  # the caller's loop has been closed
+        with suppress(RuntimeError):  # the caller's loop is closed
             loop.call_soon_threadsafe(settle, task)
 
     with _gate:
@@ -300,13 +295,13 @@ _held: list[Any] = []
 
 
 def hold_at_fork(lock: Any) -> None:
-    """Let no fork happen while `lock` is held: nobody would ever release it in the child."""
+    """Delay forks while `lock` is held, since its owner does not exist in the child."""
     with _gate:
         _locks.add(lock)
 
 
 def _before_fork() -> None:
-    """Close every file: neither connections nor their locks may be shared by two processes."""
+    """Close every file: two processes must not share a connection."""
     _gate.acquire()
     _stop(FORK_S)
     _held.extend(lock for lock in list(_locks) if lock.acquire(timeout=FORK_S))
@@ -323,7 +318,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> Database:
-    """Open a current record, making or bringing it up to date first unless `read_only`."""
+    """Open a record; unless `read_only`, create or migrate it first."""
     if path.is_dir():
         raise StoreError("is a folder; give the path of a file in it")
     with ExitStack() as undo:
@@ -340,7 +335,7 @@ def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> Database:
 
 
 def open_memory() -> sqlite3.Connection:
-    """A new record in this process alone, for any thread that takes its turn."""
+    """An empty record in memory, for use by one thread at a time."""
     db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA foreign_keys = ON")
@@ -352,7 +347,7 @@ def open_memory() -> sqlite3.Connection:
 def _reader(path: Path) -> Database:
     if not path.exists():
         raise StoreError("there is no record here; give the path of one, or run something that is recorded first")
-    # SQLite puts its -wal and -shm beside a file even to read it; where it may not, nobody is writing either.
+    # SQLite creates -wal and -shm beside a file even to read it; in a folder where it may not, nobody writes either.
     sealed = not os.access(path.parent, os.W_OK) and not _log_of(path).exists()
     uri = path.as_uri() + ("?mode=ro&immutable=1" if sealed else "?mode=ro")
     return sqlite3.connect(uri, uri=True, isolation_level=None, factory=Database)
@@ -378,13 +373,13 @@ def _prepare(db: sqlite3.Connection) -> None:
     patience = time.monotonic() + GRACE_S
     while True:
         try:
-            if version_of(db) == 0:  # which refuses what is not ours before anything is changed
+            if version_of(db) == 0:  # refuses a foreign file before it is changed
                 db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             migrate(db)
         except sqlite3.OperationalError as error:
-            # Two processes that create one file at once can both be refused without any waiting.
+            # Two processes that create a file at once can both be refused at once, without the busy timeout.
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > patience:
                 raise
             time.sleep(0.01)

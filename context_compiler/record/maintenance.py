@@ -1,19 +1,23 @@
-"""Keeping the record small.
+"""Delete, prune and verify.
 
-Whatever a remaining request, conversation, compile or cycle points to stays, with everything before it;
-the rest is removed, overwritten on disk, and taken out of the search index.
+Whatever a remaining request, conversation, compile or cycle points to is kept, with everything before it; the rest is
+removed, overwritten on disk, and taken out of the search index. Verifying derives every name again from what reading
+returns: a check is a function from a database to the defects it finds, as sentences.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 
+from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
-from context_compiler.record.schema import transaction
+from context_compiler.record.schema import migrate, snapshot, transaction
+from context_compiler.record.sessions import COMMIT, commit_id, memory_diff
 from context_compiler.record.write import reseal
 
 DROP_NODES = f"""
@@ -55,7 +59,7 @@ OLD_CYCLES = "SELECT rowid FROM cycles WHERE rowid NOT IN (SELECT max(rowid) FRO
 
 def delete(db: sqlite3.Connection, session_id: str) -> int:
     """Remove a conversation and everything only it used; the number of requests removed."""
-    with _upkeep(db):
+    with _sweep(db):
         found = db.execute("SELECT id FROM sessions WHERE session_id = ?", (session_id,)).fetchall()
         gone = [row["id"] for row in found]
         removed = _remove(db, "views", "session", gone)
@@ -65,30 +69,30 @@ def delete(db: sqlite3.Connection, session_id: str) -> int:
 
 def prune(db: sqlite3.Connection, older_than_days: float | None, keep_last: int | None) -> int:
     """Remove the requests that are both old and beyond the newest; the number of requests removed."""
-    asked = older_than_days is not None or keep_last is not None
+    limited = older_than_days is not None or keep_last is not None
     age = None if older_than_days is None else rows.days_ago(older_than_days)
-    with _upkeep(db):
-        old = _found(db, OLD_VIEWS, (age, keep_last)) if asked else []
+    with _sweep(db):
+        old = _numbers(db, OLD_VIEWS, (age, keep_last)) if limited else []
         before = _sessions(db)
         removed = _remove(db, "views", "id", old)
-        if asked:
-            _remove(db, "cycles", "rowid", _found(db, OLD_CYCLES))
-            held = set(_found(db, "SELECT session FROM spaces UNION SELECT session FROM layers"))
+        if limited:
+            _remove(db, "cycles", "rowid", _numbers(db, OLD_CYCLES))
+            held = set(_numbers(db, "SELECT session FROM spaces UNION SELECT session FROM layers"))
             _forget(db, sorted(before - _sessions(db) - held))
-            _remove(db, "context_summaries", "id", _found(db, UNUSED_SUMMARIES))
+            _remove(db, "context_summaries", "id", _numbers(db, UNUSED_SUMMARIES))
     return removed
 
 
 def _sessions(db: sqlite3.Connection) -> set[int]:
-    """Conversations with requests."""
-    return set(_found(db, "SELECT DISTINCT session FROM views"))
+    """Rows of the conversations with requests."""
+    return set(_numbers(db, "SELECT DISTINCT session FROM views"))
 
 
 @contextmanager
-def _upkeep(db: sqlite3.Connection) -> Generator[None]:
-    """A transaction that ends by removing what nothing points to any more.
+def _sweep(db: sqlite3.Connection) -> Generator[None]:
+    """A transaction that ends by removing everything without a reference.
 
-    Foreign keys are checked once at its end: row by row, each would search whole tables.
+    Foreign keys are checked once at the end; row by row, each check would scan whole tables.
     """
     db.execute("PRAGMA foreign_keys = OFF")
     db.execute("PRAGMA secure_delete = ON")
@@ -109,13 +113,13 @@ def _upkeep(db: sqlite3.Connection) -> Generator[None]:
     finally:
         db.execute("PRAGMA foreign_keys = ON")
         db.execute("PRAGMA secure_delete = OFF")
-    with suppress(sqlite3.OperationalError):  # somebody else is writing: the space is given back another time
+    with suppress(sqlite3.OperationalError):  # another writer is active: the space is freed by a later sweep
         db.executescript("PRAGMA incremental_vacuum")  # `execute` would stop after the first page
         db.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchall()
 
 
 def _forget(db: sqlite3.Connection, sessions: Sequence[int]) -> None:
-    """Remove conversations without requests; a compile that another one uses becomes that one's."""
+    """Remove conversations without requests; a compile that another conversation uses passes to that one."""
     shared = db.execute(
         "SELECT c.id, min(v.session) AS heir FROM context_summaries c JOIN views v ON v.summary = c.id"
         " WHERE c.session IN (SELECT value FROM json_each(?)) GROUP BY c.id",
@@ -130,10 +134,144 @@ def _forget(db: sqlite3.Connection, sessions: Sequence[int]) -> None:
     _remove(db, "sessions", "id", sessions)
 
 
-def _found(db: sqlite3.Connection, query: str, arguments: Sequence[object] = ()) -> list[int]:
+def _numbers(db: sqlite3.Connection, query: str, arguments: Sequence[object] = ()) -> list[int]:
     return [row[0] for row in db.execute(query, tuple(arguments))]
 
 
 def _remove(db: sqlite3.Connection, table: str, column: str, values: Sequence[int]) -> int:
     condition = f"{column} IN (SELECT value FROM json_each(?))"
     return db.execute(f"DELETE FROM {table} WHERE {condition}", (json.dumps(values),)).rowcount
+
+
+def check_structure(db: sqlite3.Connection) -> Iterator[str]:
+    """Check pages, indexes and foreign keys."""
+    for row in db.execute("PRAGMA integrity_check"):
+        if row[0] != "ok":
+            yield f"database: {row[0]}"
+    for row in db.execute("PRAGMA foreign_key_check"):
+        yield f"{row[0]} {row[1]}: points into {row[2]} at a row that is not there"
+
+
+def check_search_index(db: sqlite3.Connection) -> Iterator[str]:
+    """Check the search indexes against their texts, and each text for its message; not on a read-only file."""
+    for row in db.execute("SELECT node FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)"):
+        yield f"messages_fts: {row['node']!r} is no known message"
+    try:
+        for table in ("messages_fts", "memories_fts"):
+            db.execute(f"INSERT INTO {table} ({table}) VALUES ('integrity-check')")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_BUSY):
+            raise
+
+
+def check_schema(db: sqlite3.Connection) -> Iterator[str]:
+    """Check that the tables are those of a new file."""
+    query = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE '%!_fts!_%' ESCAPE '!'"
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as new:
+        migrate(new)
+        expected = dict(new.execute(query).fetchall())
+    found = {row["name"]: row["sql"] for row in db.execute(query)}
+    for name in sorted(expected.keys() | found.keys()):
+        if found.get(name) != expected.get(name):
+            yield f"schema: {name} is not as it was made"
+
+
+def check_messages(db: sqlite3.Connection) -> Iterator[str]:
+    """Check contents against their hashes, and nodes against the content and parent that name them."""
+    identities: dict[str, str] = {}
+    named = {row[0] for row in db.execute("SELECT content FROM nodes UNION SELECT content FROM copies")}
+    for row in db.execute("SELECT hash, body FROM contents"):
+        try:
+            body = rows.unpack(row["body"])
+            if row["hash"] in named:
+                identities[row["hash"]] = ids.identity(body)
+        except (ValueError, TypeError, AttributeError, zlib.error) as error:
+            yield f"contents {row['hash']}: cannot be read ({error})"
+            continue
+        if ids.blob_id(body) != row["hash"]:
+            yield f"contents {row['hash']}: the body is another than the one that was named"
+    for row in db.execute(
+        "SELECT n.*, p.id AS found, p.position AS before FROM nodes n LEFT JOIN nodes p ON p.id = n.parent"
+    ):
+        yield from _node(row, identities.get(row["content"]))
+    for row in db.execute("SELECT c.*, n.parent FROM copies c JOIN nodes n ON n.id = c.node"):
+        identity = identities.get(row["content"])
+        if identity is not None and ids.chained(row["parent"], identity) != row["node"]:
+            yield f"copies {row['session']} {row['node']}: the name does not follow from content and parent"
+
+
+def _node(row: sqlite3.Row, identity: str | None) -> Iterator[str]:
+    if identity is not None and ids.chained(row["parent"], identity) != row["id"]:
+        yield f"nodes {row['id']}: the name does not follow from content and parent"
+    if row["parent"] is not None and row["found"] is None:
+        yield f"nodes {row['id']}: the parent {row['parent']} is not there"
+    elif row["position"] != (0 if row["parent"] is None else row["before"] + 1):
+        yield f"nodes {row['id']}: position {row['position']} is not its parent's plus one"
+
+
+def check_tips(db: sqlite3.Connection) -> Iterator[str]:
+    """Check that every chain is there that a row names."""
+    for table, column in (*rows.TIPS, *rows.TURN_TIPS):
+        for row in db.execute(
+            f"SELECT {'id' if table == 'commits' else 'rowid'} AS id, {column} AS tip FROM {table}"
+            f" WHERE {column} <> '' AND {column} NOT IN (SELECT id FROM nodes)"
+        ):
+            yield f"{table} {row['id']}: {column} {row['tip']} is no known message"
+
+
+def check_seals(db: sqlite3.Connection) -> Iterator[str]:
+    """Check the seals of the rows whose names do not prove them."""
+    for table, columns in rows.SEALED.items():
+        for row in db.execute(f"SELECT rowid, seal, {', '.join(columns)} FROM {table}"):
+            number, seal, *values = row
+            if rows.seal(number, values) != seal:
+                yield f"{table} {number}: changed since it was written"
+
+
+def check_cache_keys(db: sqlite3.Connection) -> Iterator[str]:
+    """Check that only a compile with status ok can be used again."""
+    for row in db.execute("SELECT id, status FROM context_summaries WHERE cache_key NOT NULL"):
+        if str(row["status"]).split(";")[0].strip() != "ok":
+            yield f"context_summaries {row['id']}: has a cache key with status {row['status']!r}"
+
+
+def check_memories(db: sqlite3.Connection) -> Iterator[str]:
+    """Check memories and commits against their names, and live memories against the state of their session."""
+    for row in db.execute("SELECT * FROM memories"):
+        if ids.chained(row["parent"], row["content"]) != row["id"]:
+            yield f"memories {row['id']}: the name does not follow from content and parent"
+    for row in db.execute("SELECT c.*, s.session_id FROM commits c JOIN sessions s ON s.id = c.session"):
+        if commit_id(row["session_id"], [row[column] for column in COMMIT]) != row["id"]:
+            yield f"commits {row['id']}: the name does not follow from what it holds"
+    for row in db.execute("SELECT session, memory_tip FROM spaces"):
+        live = db.execute("SELECT memory FROM live_memories WHERE session = ?", (row["session"],)).fetchall()
+        if {found["memory"] for found in live} != set(memory_diff(db, None, row["memory_tip"])[1]):
+            yield f"live_memories {row['session']}: they are not what the session remembers"
+
+
+CHECKS: tuple[Callable[[sqlite3.Connection], Iterator[str]], ...] = (
+    check_structure,
+    check_schema,
+    check_messages,
+    check_tips,
+    check_seals,
+    check_cache_keys,
+    check_memories,
+)
+
+
+def verify(db: sqlite3.Connection) -> tuple[str, ...]:
+    """Every defect of one snapshot of the file; empty if it is sound."""
+    with snapshot(db):
+        found = [defect for check in CHECKS for defect in _defects(check, db)]
+    return (*found, *_defects(check_search_index, db))
+
+
+def _defects(check: Callable[[sqlite3.Connection], Iterator[str]], db: sqlite3.Connection) -> list[str]:
+    defects: list[str] = []
+    try:
+        for defect in check(db):
+            defects.append(defect)
+    except sqlite3.DatabaseError as error:  # too damaged to read on
+        defects.append(f"{check.__name__.removeprefix('check_')}: {error}")
+    return defects

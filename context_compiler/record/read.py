@@ -1,4 +1,4 @@
-"""Looking at what is on the record, one question a function."""
+"""Queries, one function each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from context_compiler.record.values import Compile, Cycle, Record, SessionInfo
 SUMMARIES = "SELECT c.*, s.session_id, s.vault_name FROM context_summaries c JOIN sessions s ON s.id = c.session"
 VIEWS = "SELECT v.*, s.session_id, s.vault_name FROM views v JOIN sessions s ON s.id = v.session"
 ALL = -1
-"""SQLite's word for no limit."""
+"""No limit, in SQLite."""
 
 MEMORIES = ("memories", "commits", "spaces", "scores")
 EXPORTED = ("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layers", *MEMORIES)
-"""Every table but the search indexes, each after those that it points into."""
+"""Every table but the search indexes, each after those it refers to."""
 
 ORDERS = {
     "nodes": "position, id",
@@ -26,7 +26,7 @@ ORDERS = {
     "memories": "position, id",
     "commits": "created_at, id",
 }
-"""In which order the rows of a table without row numbers are given out."""
+"""Sort keys of the tables without row numbers."""
 
 
 def find_compile(db: sqlite3.Connection, cache_key: str) -> tuple[int, Compile] | None:
@@ -36,7 +36,7 @@ def find_compile(db: sqlite3.Connection, cache_key: str) -> tuple[int, Compile] 
 
 
 def find_cycle(db: sqlite3.Connection, tips: Sequence[str], config: str) -> Cycle | None:
-    """The newest cycle of the last of `tips` that has one written in this way."""
+    """The newest cycle of the last of `tips` that has one of this `config`."""
     row = db.execute(
         "SELECT c.raw_tip, t.body FROM json_each(?) AS tip JOIN cycles c ON c.raw_tip = tip.value AND c.config = ?"
         " JOIN contents t ON t.hash = c.state ORDER BY tip.key DESC, c.rowid DESC LIMIT 1",
@@ -48,7 +48,7 @@ def find_cycle(db: sqlite3.Connection, tips: Sequence[str], config: str) -> Cycl
 
 
 def chain(db: sqlite3.Connection, tip: str, session: int | None = None) -> list[bytes]:
-    """The bodies of the chain that ends in `tip`, oldest first; a conversation's own copies where it has some."""
+    """Bodies of the chain that ends in `tip`, oldest first; `session` selects a conversation's own copies."""
     found = db.execute(
         "WITH RECURSIVE up (id, parent, content, position) AS ("
         " SELECT id, parent, content, position FROM nodes WHERE id = ?"
@@ -72,7 +72,7 @@ def view(db: sqlite3.Connection, view_id: int) -> Record | None:
 
 
 def views(db: sqlite3.Connection, session_id: str | None, limit: int | None) -> list[Record]:
-    """Requests, newest first; each with its compile."""
+    """Requests with their compiles, newest first."""
     with snapshot(db):
         found = db.execute(
             f"{VIEWS} WHERE ?1 IS NULL OR s.session_id = ?1 ORDER BY v.id DESC LIMIT ?2",
@@ -92,7 +92,7 @@ def summaries(db: sqlite3.Connection, session_id: str, limit: int | None) -> lis
 
 
 def sessions(db: sqlite3.Connection) -> list[SessionInfo]:
-    """Every conversation, the one used last first."""
+    """Every conversation, most recently used first."""
     found = db.execute(
         "SELECT s.session_id, s.vault_name, s.raw_tip, s.created_at, max(v.created_at) AS last_at,"
         " count(v.id) AS requests, ifnull(sum(v.tokens_raw), 0) AS tokens_raw,"
@@ -104,7 +104,7 @@ def sessions(db: sqlite3.Connection) -> list[SessionInfo]:
 
 
 def transcript(db: sqlite3.Connection, session_id: str) -> list[bytes]:
-    """The raw history of a conversation as last seen; of several vaults' the one used last."""
+    """The raw history of a conversation as last seen; of several vaults, the most recently used."""
     with snapshot(db):
         row = db.execute(
             "SELECT s.id, s.raw_tip FROM sessions s LEFT JOIN views v ON v.session = s.id"
@@ -115,39 +115,39 @@ def transcript(db: sqlite3.Connection, session_id: str) -> list[bytes]:
 
 
 def export(db: sqlite3.Connection) -> Generator[Mapping[str, object]]:
-    """Every row of one unchanging picture of the file, ready for JSON; contents as text."""
+    """Every row of one snapshot, ready for JSON; contents as text."""
     with snapshot(db):
         for table in EXPORTED:
             columns = f"rowid AS id, {', '.join((*rows.SEALED[table], 'seal'))}" if table in rows.SEALED else "*"
             order = ORDERS.get(table, "rowid")
             for row in db.execute(f"SELECT {columns} FROM {table} ORDER BY {order}"):
                 body = {"body": rows.to_text(rows.unpack(row["body"]))} if table == "contents" else {}
-                yield {"table": table, **rows.named(row), **body}
+                yield {"table": table, **rows.mapping(row), **body}
 
 
 def _records(db: sqlite3.Connection, found: Sequence[sqlite3.Row]) -> list[Record]:
-    wanted = json.dumps(sorted({row["summary"] for row in found if isinstance(row["summary"], int)}))
-    used = db.execute(f"{SUMMARIES} WHERE c.id IN (SELECT value FROM json_each(?))", (wanted,)).fetchall()
-    compiles = _compiles(db, used)
-    return [rows.to_record(rows.named(row), compiles.get(row["summary"])) for row in found]
+    numbers = json.dumps(sorted({row["summary"] for row in found if isinstance(row["summary"], int)}))
+    found_compiles = db.execute(f"{SUMMARIES} WHERE c.id IN (SELECT value FROM json_each(?))", (numbers,)).fetchall()
+    compiles = _compiles(db, found_compiles)
+    return [rows.to_record(rows.mapping(row), compiles.get(row["summary"])) for row in found]
 
 
 def _compiles(db: sqlite3.Connection, found: Iterable[sqlite3.Row]) -> dict[int, Compile]:
-    named = [rows.named(row) for row in found]
-    hashes = {row[column] for row in named for column in rows.TEXTS if isinstance(row[column], str)}
+    mappings = [rows.mapping(row) for row in found]
+    hashes = {row[column] for row in mappings for column in rows.TEXTS if isinstance(row[column], str)}
     bodies = db.execute(
         "SELECT hash, body FROM contents WHERE hash IN (SELECT value FROM json_each(?))", (json.dumps(sorted(hashes)),)
     )
     texts = {row["hash"]: rows.to_text(rows.unpack(row["body"])) for row in bodies}
-    return {row["id"]: rows.to_compile(row, texts) for row in named}
+    return {row["id"]: rows.to_compile(row, texts) for row in mappings}
 
 
 def _session(row: sqlite3.Row) -> SessionInfo:
     return SessionInfo(
         session_id=row["session_id"],
         vault_name=row["vault_name"],
-        created_at=rows.moment(row["created_at"]),
-        last_at=None if row["last_at"] is None else rows.moment(row["last_at"]),
+        created_at=rows.parse_stamp(row["created_at"]),
+        last_at=None if row["last_at"] is None else rows.parse_stamp(row["last_at"]),
         requests=row["requests"],
         compiles=row["compiles"],
         tokens_raw=row["tokens_raw"],

@@ -1,4 +1,4 @@
-"""What `redact` leaves of a history: every text of every message goes through it, and nothing else is touched."""
+"""Redaction: every text of every message goes through `redact`, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from context_compiler.messages.history import History
 from context_compiler.record.values import Compile, with_null_reasons
 
 Redact = Callable[[str], str]
-"""Given a text, what of it may be kept."""
+"""A function from a text to the part of it that may be recorded."""
 
-REMEMBERED = 50_000_000
-"""Bytes and characters of redacted messages that are remembered."""
+CACHE_SIZE = 50_000_000
+"""Size of the cache of redacted messages, in bytes and characters."""
 FREE = frozenset({"args", "content", "metadata", "provider_details", "vendor_metadata", "vendor_details"})
-"""Fields of a message in which somebody's own data stands, with keys and values of their own."""
+"""Fields of a message with user data, whose keys are user data too."""
 TEXTS = FREE | {
     "instructions",
     "transcript",
@@ -34,23 +34,23 @@ TEXTS = FREE | {
     "provider_url",
     "model_name",
 }
-"""Fields whose text may be anything; in all others stand the host's own words."""
+"""Fields with arbitrary text; all others hold the host's own words."""
 PIECES = frozenset(
     {"binary", "image-url", "audio-url", "video-url", "document-url", "uploaded-file", "cache-point", "text-content"}
 )
-"""What files and marked texts call themselves, wherever they stand."""
+"""Values of `kind` of the host's files and texts."""
 PIECE_FIELDS = frozenset(
     {"kind", "data", "url", "file_id", "content", "media_type", "identifier", "force_download", "provider_name", "ttl"}
     | {"metadata", "vendor_metadata"}
 )
-"""What they consist of; anything else is a mapping of somebody's own."""
+"""Their fields; a mapping with any other field is user data."""
 FIXED = frozenset({"retry-prompt", "retry-feedback"})
 """Parts whose content has fixed keys."""
 
 
 @dataclass(frozen=True, slots=True)
-class Redacted:
-    """A chain as it may be kept: every text of every message through `redact`."""
+class RedactedChain:
+    """A chain of redacted messages."""
 
     ids: tuple[str, ...]
     bodies: tuple[bytes, ...]
@@ -66,33 +66,33 @@ class Redacted:
 
 
 class Redactor:
-    """Redacts chains, each message once; names them by what is left."""
+    """Redacts chains, each message once; redacted messages are named by their redacted content."""
 
     def __init__(self, redact: Redact) -> None:
-        """Keep what `redact` returns."""
+        """Record what `redact` returns."""
         self.redact = redact
-        self._done: Memo[str, tuple[str, bytes, str]] = Memo(REMEMBERED, lambda done: len(done[1]) + len(done[2]))
+        self._done: Memo[str, tuple[str, bytes, str]] = Memo(CACHE_SIZE, lambda done: len(done[1]) + len(done[2]))
 
     def __call__(self, text: str) -> str:
-        """What of a text may be kept."""
+        """The part of a text that may be recorded."""
         kept = cast(object, self.redact(text))
         return kept if isinstance(kept, str) else ""
 
-    def chain(self, history: History) -> Redacted:
-        """The chain of a history as it may be kept."""
+    def chain(self, history: History) -> RedactedChain:
+        """The redacted chain of a history."""
         kept: list[tuple[str, bytes, str]] = []
         for index, name in enumerate(history.ids):
             done = self._done.get(name)
             if done is None:
-                body = json.dumps(self._host(json.loads(history.body(index))), ensure_ascii=False).encode()
+                body = json.dumps(self._host_data(json.loads(history.body(index))), ensure_ascii=False).encode()
                 done = chained(kept[-1][0] if kept else None, identity(body)), body, self(history.text(index))
                 self._done.keep(name, done)
             kept.append(done)
         ids, bodies, texts = zip(*kept, strict=True) if kept else ((), (), ())
-        return Redacted(ids=ids, bodies=bodies, texts=texts)
+        return RedactedChain(ids=ids, bodies=bodies, texts=texts)
 
-    def _host(self, given: dict[str, Any]) -> dict[str, Any]:
-        """A message, a part, or a piece of content: known fields with texts in them."""
+    def _host_data(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A redacted message, part or piece of content, whose fields are the host's."""
         own = bool(given.get("tool_kind"))
         fixed = own or given.get("part_kind") in FIXED
         clean: dict[str, Any] = {}
@@ -104,7 +104,7 @@ class Redactor:
             elif isinstance(one, str):
                 clean[key] = self(one) if key in TEXTS and not (own and key == "tool_name") else one
             elif key in FREE:
-                clean[key] = self._said(one, fixed=fixed)
+                clean[key] = self._user_data(one, fixed=fixed)
             else:
                 clean[key] = self._nested(one)
         return clean
@@ -112,20 +112,20 @@ class Redactor:
     def _nested(self, value: Any) -> Any:
         if isinstance(value, list):
             return [self._nested(one) for one in cast(list[Any], value)]
-        return self._host(cast(dict[str, Any], value)) if isinstance(value, dict) else value
+        return self._host_data(cast(dict[str, Any], value)) if isinstance(value, dict) else value
 
-    def _said(self, value: Any, *, fixed: bool) -> Any:
-        """What somebody said: every text and, unless they are `fixed`, every key; files as the host writes them."""
+    def _user_data(self, value: Any, *, fixed: bool) -> Any:
+        """Redacted user data: every text and, unless `fixed`, every key; files are the host's."""
         if isinstance(value, str):
             return self(value)
         if isinstance(value, list):
-            return [self._said(one, fixed=fixed) for one in cast(list[Any], value)]
+            return [self._user_data(one, fixed=fixed) for one in cast(list[Any], value)]
         if not isinstance(value, dict):
             return value
         given = cast(dict[str, Any], value)
         if given.get("kind") in PIECES and given.keys() <= PIECE_FIELDS:
-            return self._host(given)
-        return {key if fixed else self(key): self._said(one, fixed=fixed) for key, one in given.items()}
+            return self._host_data(given)
+        return {key if fixed else self(key): self._user_data(one, fixed=fixed) for key, one in given.items()}
 
     def _file(self, data: str, media_type: str) -> str:
         try:
@@ -137,9 +137,9 @@ class Redactor:
         return base64.urlsafe_b64encode(self(content.decode("utf-8", "replace")).encode("utf-8", "replace")).decode()
 
     def compile(self, row: Compile, names: Mapping[str, str]) -> Compile:
-        """A compile as it may be kept; never used again, since it no longer says what it said. `names` is for tips."""
+        """A redacted compile, never reused since its text has changed; `names` maps chain ids to redacted ones."""
         texts = ("compiled_prompt", "raw_output", "summary", "error")
-        said = {name: self(text) for name in texts if (text := getattr(row, name)) is not None}
+        redacted = {name: self(text) for name in texts if (text := getattr(row, name)) is not None}
         payload = {**(row.input_payload or {}), "raw_tip": names.get(str((row.input_payload or {}).get("raw_tip")))}
         kept = replace(
             row,
@@ -147,6 +147,6 @@ class Redactor:
             summary_json=None,
             covered_tip=names.get(row.covered_tip, ""),
             input_payload=payload,
-            **said,
+            **redacted,
         )
         return with_null_reasons(kept, {"cache_key": "redacted", "summary_json": "redacted"})

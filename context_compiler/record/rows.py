@@ -1,4 +1,4 @@
-"""A value is a row and back: records become columns, texts become bodies named by their hash."""
+"""Rows of the tables, from values and back: records become columns, texts become contents named by their hash."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from context_compiler import ids
-from context_compiler.errors import StoreError
 from context_compiler.record.values import Chain, Compile, Drop, Entry, Record
 
 Column = str | int | float | None
 Row = Mapping[str, Any]
-"""One row as it was read: column name to value."""
+"""A row by column name."""
 
 SESSION = ("session_id", "vault_name", "raw_tip", "created_at")
 CYCLE = ("session", "raw_tip", "config", "state")
@@ -46,7 +45,7 @@ SEALED: Mapping[str, Sequence[str]] = {
     "layers": LAYERS,
     "scores": SCORE,
 }
-"""The columns of each row that does not prove itself; its `seal` covers them in this order."""
+"""Columns under the `seal` of a row, in order, for the tables whose rows are not named by their content."""
 
 TIPS = (
     ("sessions", "raw_tip"),
@@ -55,27 +54,14 @@ TIPS = (
     ("context_summaries", "covered_tip"),
     ("cycles", "raw_tip"),
 )
-"""Columns that name a message; NULL or empty where no content is kept."""
+"""Columns that name a message; NULL or empty if no content is recorded."""
 
 TURN_TIPS = (("commits", "turns_tip"), ("spaces", "turns_tip"), ("scores", "turns_tip"))
-"""The same of the sessions that a manager keeps, in a file alone."""
-
-LAST = 8
-"""Messages in which a history that was taken over is recognised: a prompt may be asked again after it."""
-
-
-def follows(session_id: str, found: tuple[str, int] | None, after: int) -> None:
-    """Refuse a state of layers that does not follow the newest `found`, with a StoreError."""
-    version = 0 if found is None else found[1]
-    if version != after:
-        raise StoreError(
-            f"session {session_id!r}: its layers were changed meanwhile (version {version}, expected {after});"
-            " read them again and repeat the turn"
-        )
+"""The same columns of managed sessions."""
 
 
 def pack(body: bytes) -> bytes | str:
-    """A body as it is stored: text, or compressed bytes when that saves a tenth or it is no text."""
+    """The stored form of a body: text, or compressed bytes if that saves a tenth or the body is not UTF-8."""
     small = zlib.compress(body) if len(body) > 100 else body
     if len(small) < 0.9 * len(body):
         return small
@@ -86,7 +72,7 @@ def pack(body: bytes) -> bytes | str:
 
 
 def unpack(stored: object) -> bytes:
-    """The body that was packed; ValueError or zlib.error when it is damaged."""
+    """The body of its stored form; ValueError or zlib.error if damaged."""
     if isinstance(stored, str):
         return stored.encode()
     if isinstance(stored, bytes):
@@ -95,32 +81,32 @@ def unpack(stored: object) -> bytes:
 
 
 def to_bytes(text: str) -> bytes:
-    """A text as a body; lone surrogates survive."""
+    """UTF-8 with lone surrogates."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def to_text(body: bytes) -> str:
-    """The text of a body."""
+    """The text of `to_bytes`."""
     return body.decode("utf-8", "surrogatepass")
 
 
 def seal(row: int, values: Sequence[Column]) -> str:
-    """The checksum of a row by its number and its values."""
+    """The checksum of a row number and its values."""
     return ids.blob_id(json.dumps([row, *values], separators=(",", ":"), default=repr).encode())[:16]
 
 
-def named(row: sqlite3.Row) -> Row:
-    """A row as a mapping."""
+def mapping(row: sqlite3.Row) -> Row:
+    """A row by column name."""
     return dict(zip(row.keys(), row, strict=True))
 
 
-def reusable(compile: Compile) -> str | None:
-    """The cache key of a compile whose status is ok; None for any other."""
+def reusable_key(compile: Compile) -> str | None:
+    """The cache key of a compile with status ok; None for any other."""
     return compile.cache_key if compile.status.split(";")[0].strip() == "ok" else None
 
 
-def whole(entry: Entry) -> Record:
-    """The record of an entry with what the entry says beside it: where its chains end, and its compile."""
+def complete_record(entry: Entry) -> Record:
+    """The record of an entry with the tips of its chains and its compile."""
     return replace(
         entry.record,
         raw_tip=_tip(entry.record.raw_tip, entry.raw),
@@ -134,37 +120,37 @@ def _tip(given: str | None, chain: Chain | None) -> str | None:
 
 
 def stamp(moment: datetime) -> str:
-    """UTC in ISO form and of one width, so that texts sort as times; a naive time is taken as UTC."""
+    """UTC in ISO 8601 with microseconds, so that texts sort as times; a naive time is taken as UTC."""
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return aware.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def days_ago(days: float) -> str:
-    """The time so many days ago, at most 700,000: a date knows no more."""
+    """The stamp of `days` ago, capped at 700,000 because a date goes no further back."""
     return stamp(datetime.now(UTC) - timedelta(days=min(days, 700_000)))
 
 
-def moment(stamped: object) -> datetime:
-    """The time of a stamp; ValueError when it is damaged."""
-    return datetime.fromisoformat(str(stamped))
+def parse_stamp(stamp: object) -> datetime:
+    """The time of a stamp; ValueError if damaged."""
+    return datetime.fromisoformat(str(stamp))
 
 
 def texts_of(compile: Compile) -> dict[str, bytes]:
-    """The texts and payloads of a compile that are kept in `contents`, by column."""
+    """Texts and payloads of a compile by column, as bodies for `contents`."""
     payload = None if compile.input_payload is None else _json(compile.input_payload)
     texts = (compile.compiled_prompt, compile.raw_output, compile.summary, payload)
     return {column: to_bytes(text) for column, text in zip(TEXTS, texts, strict=True) if text is not None}
 
 
 def summary_row(compile: Compile, session: int) -> tuple[Column, ...]:
-    """The columns `SUMMARY` of a compile; texts stand as hashes."""
+    """The columns `SUMMARY` of a compile, with hashes for texts."""
     hashes = {column: ids.blob_id(body) for column, body in texts_of(compile).items()}
     dropped = [{"what": drop.what, "reason": drop.reason, "tokens": drop.tokens} for drop in compile.sections_dropped]
     given: dict[str, Column] = {
         **{name: getattr(compile, name) for name in SUMMARY if name != "session"},
         **{column: hashes.get(column) for column in TEXTS},
         "session": session,
-        "cache_key": reusable(compile),
+        "cache_key": reusable_key(compile),
         "summary_json": None if compile.summary_json is None else _json(compile.summary_json),
         "sections_included": _json(compile.sections_included),
         "sections_dropped": _json(dropped),
@@ -191,22 +177,22 @@ def view_row(record: Record, session: int) -> tuple[Column, ...]:
 
 
 def to_compile(row: Row, texts: Mapping[str, str]) -> Compile:
-    """The compile of a row that also holds `session_id` and `vault_name`; `texts` gives hashes their text."""
+    """The compile of a row joined with its session; `texts` maps hashes to texts."""
     given = {name: row[name] for name in SUMMARY if name != "session"}
     given |= {name: texts.get(row[name]) for name in TEXTS}
     given |= {name: _mapping(given[name]) for name in ("summary_json", "input_payload")}
     given["sections_included"] = tuple(str(name) for name in _list(row["sections_included"]))
     given["sections_dropped"] = tuple(_drops(_list(row["sections_dropped"])))
     given["usage"] = _mapping(row["usage"]) or {}
-    given["created_at"] = moment(row["created_at"])
+    given["created_at"] = parse_stamp(row["created_at"])
     return Compile(session_id=row["session_id"], vault_name=row["vault_name"], **given)
 
 
 def to_record(row: Row, compile: Compile | None) -> Record:
-    """The record of a row that also holds `id`, `session_id` and `vault_name`."""
+    """The record of a row joined with its session."""
     given = {name: row[name] for name in VIEW if name not in ("session", "summary")}
     given["ledger"] = _mapping(row["ledger"]) or {}
-    given["created_at"] = moment(row["created_at"])
+    given["created_at"] = parse_stamp(row["created_at"])
     place = {"session_id": row["session_id"], "vault_name": row["vault_name"]}
     return Record(id=row["id"], summary_id=row["summary"], compile=compile, **place, **given)
 
@@ -217,11 +203,16 @@ def _json(value: object) -> str:
 
 
 def _real(value: float) -> float:
-    return float(value) if value == value else 0.0  # SQLite keeps a NaN as NULL
+    return float(value) if value == value else 0.0  # SQLite stores NaN as NULL
+
+
+def plain(text: str) -> str:
+    """A text that SQLite can store: lone surrogates become backslash escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _plain(value: Column) -> Column:
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+    return plain(value) if isinstance(value, str) else value
 
 
 def _loaded(text: object) -> object:

@@ -1,9 +1,8 @@
-"""The tables of the record, and how an older file becomes a current one.
+"""The tables of the record and their migrations.
 
-`MIGRATIONS` is a list of functions; `PRAGMA user_version` counts how many of them a file has seen, and
-`PRAGMA application_id` says that the file is ours. Each column that ends in `_tip` names a node; the
-texts and payloads of a compile and the state of a cycle are hashes into `contents`. A `seal` is a
-checksum of the other columns of its row: messages prove themselves by their names, counters cannot.
+`PRAGMA user_version` counts the `MIGRATIONS` applied to a file, and `PRAGMA application_id` marks it as a record. A
+column that ends in `_tip` names a node; texts and payloads of a compile and the state of a cycle are hashes into
+`contents`. A `seal` is a checksum of the other columns of its row, for rows that are not named by their content.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from context_compiler.errors import StoreError
-from context_compiler.record import memory_tables
 
 APPLICATION_ID = 0x63747863  # "ctxc"
 
@@ -109,22 +107,76 @@ TABLES = (
     "CREATE VIRTUAL TABLE messages_fts USING fts5(text, node UNINDEXED)",
 )
 
+MEMORY_TABLES = (
+    """CREATE TABLE memories (           -- named as reached by all that was remembered before
+        id TEXT PRIMARY KEY,
+        parent TEXT REFERENCES memories(id),
+        content TEXT NOT NULL REFERENCES contents(hash),
+        position INTEGER NOT NULL,
+        created_at TEXT NOT NULL
+    ) WITHOUT ROWID""",
+    """CREATE TABLE commits (            -- named by all its other columns
+        id TEXT PRIMARY KEY,
+        session INTEGER NOT NULL REFERENCES sessions(id),
+        parent TEXT REFERENCES commits(id),
+        memory_tip TEXT REFERENCES memories(id),
+        turns_tip TEXT,
+        state TEXT REFERENCES contents(hash),
+        memories INTEGER NOT NULL,
+        turns INTEGER NOT NULL,
+        author TEXT NOT NULL,
+        message TEXT NOT NULL,
+        created_at TEXT NOT NULL
+    ) WITHOUT ROWID""",
+    """CREATE TABLE spaces (             -- where a session's memory and turns are now
+        session INTEGER PRIMARY KEY REFERENCES sessions(id),
+        memory_tip TEXT REFERENCES memories(id),
+        head TEXT REFERENCES commits(id),
+        turns_tip TEXT,
+        state TEXT
+    )""",
+    """CREATE TABLE scores (
+        id INTEGER PRIMARY KEY,
+        session INTEGER NOT NULL REFERENCES sessions(id),
+        turn_index INTEGER NOT NULL,
+        turns_tip TEXT,
+        quality REAL NOT NULL,
+        health REAL NOT NULL,
+        tokens INTEGER NOT NULL,
+        summarized INTEGER NOT NULL,
+        checkpoint TEXT,
+        rolled_back INTEGER NOT NULL,
+        trouble TEXT,
+        created_at TEXT NOT NULL,
+        seal TEXT NOT NULL
+    )""",
+    "CREATE INDEX scores_of_session ON scores (session)",
+    """CREATE TABLE live_memories (      -- what the memory of a session holds now; the rest of `memories` was before
+        id INTEGER PRIMARY KEY,
+        session INTEGER NOT NULL REFERENCES sessions(id),
+        memory TEXT NOT NULL REFERENCES memories(id),
+        UNIQUE (session, memory)
+    )""",
+    "CREATE INDEX memories_by_content ON memories (content)",
+    "CREATE VIRTUAL TABLE memories_fts USING fts5(terms)",
+)
 
-def first(db: sqlite3.Connection) -> None:
-    """The tables as they were first published."""
+
+def create_record(db: sqlite3.Connection) -> None:
+    """Create the tables of schema 1."""
     for statement in TABLES:
         db.execute(statement)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
-def memories(db: sqlite3.Connection) -> None:
-    """What sessions remember, the commits that they can go back to, and how their turns were scored."""
-    for statement in memory_tables.TABLES:
+def create_memories(db: sqlite3.Connection) -> None:
+    """Create the tables of managed sessions: memories, commits and scores."""
+    for statement in MEMORY_TABLES:
         db.execute(statement)
 
 
-def layers(db: sqlite3.Connection) -> None:
-    """What sessions know of entities, conversation and reasoning: the newest state of each."""
+def create_layers(db: sqlite3.Connection) -> None:
+    """Create the table of layers: the newest state of each session."""
     db.execute(
         """CREATE TABLE layers (
         session INTEGER NOT NULL UNIQUE REFERENCES sessions(id),
@@ -135,13 +187,13 @@ def layers(db: sqlite3.Connection) -> None:
     )
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (first, memories, layers)
-"""In order; only ever appended to."""
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (create_record, create_memories, create_layers)
+"""In order; append only."""
 
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Generator[None]:
-    """Writing: all of it or nothing of it."""
+    """A write transaction, rolled back on an error."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -153,7 +205,7 @@ def transaction(db: sqlite3.Connection) -> Generator[None]:
 
 @contextmanager
 def snapshot(db: sqlite3.Connection) -> Generator[None]:
-    """Reading: one picture of the file, whatever others write meanwhile."""
+    """A read transaction: one state of the file, whatever others write meanwhile."""
     db.execute("BEGIN DEFERRED")
     try:
         yield
@@ -163,7 +215,7 @@ def snapshot(db: sqlite3.Connection) -> Generator[None]:
 
 
 def version_of(db: sqlite3.Connection) -> int:
-    """How many migrations the file has seen; 0 for a new one.
+    """Number of migrations applied to the file; 0 for a new one.
 
     Raises:
         StoreError: the file belongs to another program, or to a newer version of this one.
@@ -173,7 +225,7 @@ def version_of(db: sqlite3.Connection) -> int:
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Bring a file up to date; two processes may do so at once, and doing it again changes nothing."""
+    """Apply the migrations that the file lacks; two processes may do so at once."""
     if version_of(db) == len(MIGRATIONS):
         return
     with transaction(db):
@@ -183,7 +235,7 @@ def migrate(db: sqlite3.Connection) -> None:
 
 
 def _version(db: sqlite3.Connection) -> int:
-    """What the file says of itself; three questions, to be asked of one picture of it."""
+    """The version of the file; three queries, which must see one state of it."""
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     owner = int(db.execute("PRAGMA application_id").fetchone()[0])
     tables = int(db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])

@@ -1,88 +1,303 @@
-"""Sessions that a manager keeps, as they are now and as they were committed, and how their turns were scored."""
+"""Sessions beyond their requests: their layers, what they remember and commit, and the managed sessions themselves.
+
+A memory is named as reached by all that was remembered before it, so one name stands for a whole state of the memory,
+and two states differ by what lies between them: a commit costs one row, and a checkout costs what it changes.
+"""
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
-from context_compiler.errors import StoreError
-from context_compiler.record import memories, rows
-from context_compiler.record.read import chain
+from context_compiler import ids
+from context_compiler.errors import ContextMemoryError, StoreError
+from context_compiler.record import rows
+from context_compiler.record.read import ALL, chain
 from context_compiler.record.schema import snapshot, transaction
 from context_compiler.record.values import Chain, Compile
-from context_compiler.record.write import compile_row, insert
+from context_compiler.record.write import archive, compile_row, insert, keep_body, session_row
 
-Standing = tuple[str | None, str]
-"""Where a session stands: the name of its last message, and all else as JSON."""
+IndexTerms = Callable[[str], str]
+"""The terms by which a text is found, separated by blanks."""
+
+SessionState = tuple[str | None, str]
+"""The chain id of a session's last message, and all else about the session as JSON."""
+
+COMMIT = ("parent", "memory_tip", "turns_tip", "state", "memories", "turns", "author", "message", "created_at")
+"""The columns that name a commit, after the name of its session."""
+
+
+class _NoTurns:
+    """An empty chain."""
+
+    ids: Sequence[str] = ()
+
+    def body(self, index: int) -> bytes:
+        raise IndexError(index)
+
+    def text(self, index: int) -> str:
+        raise IndexError(index)
+
+
+NO_TURNS = _NoTurns()
+
+
+def load_layers(db: sqlite3.Connection, session_id: str, vault_name: str) -> tuple[str, int] | None:
+    """The newest layers of a session as JSON text, and their version from 1; None if it has none."""
+    found = db.execute(
+        "SELECT l.state, l.version FROM layers l JOIN sessions s ON s.id = l.session"
+        " WHERE s.session_id = ? AND s.vault_name = ?",
+        (session_id, vault_name),
+    ).fetchone()
+    return None if found is None else (found["state"], found["version"])
+
+
+def save_layers(db: sqlite3.Connection, session_id: str, vault_name: str, state: str, after: int) -> int:
+    """Replace version `after` of a session's layers and return the new version.
+
+    Raises:
+        StoreError: the newest version is another one.
+    """
+    with transaction(db):
+        found = load_layers(db, session_id, vault_name)
+        version = 0 if found is None else found[1]
+        if version != after:
+            raise StoreError(
+                f"session {session_id!r}: its layers were changed meanwhile (version {version}, expected {after});"
+                " read them again and repeat the turn"
+            )
+        session = session_row(db, (session_id, vault_name), datetime.now(UTC))
+        db.execute("DELETE FROM layers WHERE session = ?", (session,))
+        insert(db, "layers", (session, after + 1, rows.to_bytes(state).decode("utf-8", "backslashreplace")))
+    return after + 1
+
+
+def remember(db: sqlite3.Connection, name: str, text: str, index_terms: IndexTerms, newest: str = "") -> str:
+    """Add a text to a session's memory and return its id; a text that is there already keeps its id.
+
+    Of texts that begin with `newest`, such as versions of one summary, search finds only the one remembered last.
+    """
+    session = _archive_session(db, name, NO_TURNS)
+    body = rows.to_bytes(text)
+    content, terms = ids.blob_id(body), index_terms(text)
+    with transaction(db):
+        known = db.execute(
+            "SELECT m.id FROM memories m JOIN live_memories l ON l.memory = m.id WHERE m.content = ? AND l.session = ?",
+            (content, session),
+        ).fetchone()
+        if known is not None:
+            _index_alone(db, session, known["id"], text, index_terms, newest)
+            return known["id"]
+        tip = _space(db, session)["memory_tip"]
+        memory = ids.chained(tip, content)
+        keep_body(db, body)
+        row = (memory, tip, content, _position(db, tip) + 1, rows.stamp(datetime.now(UTC)))
+        db.execute("INSERT OR IGNORE INTO memories VALUES (?, ?, ?, ?, ?)", row)
+        _make_live(db, session, memory, terms)
+        db.execute("UPDATE spaces SET memory_tip = ? WHERE session = ?", (memory, session))
+        _index_alone(db, session, memory, text, index_terms, newest)
+        return memory
+
+
+def search_memories(db: sqlite3.Connection, name: str, match: str, limit: int) -> list[tuple[str, str, datetime]]:
+    """The best matches of a full-text query by BM25, oldest first: id, text and time."""
+    found = db.execute(
+        "SELECT m.id, m.created_at, m.position, t.body FROM memories_fts f JOIN live_memories l ON l.id = f.rowid"
+        " JOIN sessions s ON s.id = l.session JOIN memories m ON m.id = l.memory JOIN contents t ON t.hash = m.content"
+        " WHERE memories_fts MATCH ? AND s.session_id = ? AND s.vault_name = '' ORDER BY f.rank LIMIT ?",
+        (match, name, limit),
+    ).fetchall()
+    return [_memory(row) for row in sorted(found, key=lambda row: row["position"])]
+
+
+def commit(
+    db: sqlite3.Connection, name: str, message: str, author: str, turns: Chain | None, count: int, state: str | None
+) -> str:
+    """Commit a session's memory, and the session itself if its `turns` and `state` are given; the commit's id."""
+    session = _archive_session(db, name, turns or NO_TURNS)
+    with transaction(db):
+        space = _space(db, session)
+        columns = {
+            "parent": space["head"],
+            "memory_tip": space["memory_tip"],
+            "turns_tip": _tip(turns),
+            "state": None if state is None else keep_body(db, rows.to_bytes(state)),
+            "memories": _position(db, space["memory_tip"]) + 1,
+            "turns": count,
+            "author": author,
+            "message": message,
+            "created_at": rows.stamp(datetime.now(UTC)),
+        }
+        commit = commit_id(name, [columns[column] for column in COMMIT])
+        db.execute(
+            f"INSERT INTO commits (id, session, {', '.join(COMMIT)}) VALUES (?, ?{', ?' * len(COMMIT)})",
+            (commit, session, *(columns[column] for column in COMMIT)),
+        )
+        db.execute("UPDATE spaces SET head = ? WHERE session = ?", (commit, session))
+        return commit
+
+
+def commit_id(name: str, columns: Sequence[object]) -> str:
+    """The id of a commit: a hash of the session's name and of the columns `COMMIT`."""
+    return ids.blob_id(json.dumps([name, *columns], separators=(",", ":")).encode())
+
+
+def checkout(db: sqlite3.Connection, name: str, commit: str, index_terms: IndexTerms, newest: str = "") -> None:
+    """Restore a session's memory to a commit, in one transaction; for `newest`, see `remember`."""
+    with transaction(db):
+        row = find_commit(db, name, commit)
+        session = row["session"]
+        removed, added = memory_diff(db, _space(db, session)["memory_tip"], row["memory_tip"])
+        for memory in removed:
+            live = db.execute("SELECT id FROM live_memories WHERE session = ? AND memory = ?", (session, memory))
+            for (number,) in live.fetchall():
+                db.execute("DELETE FROM memories_fts WHERE rowid = ?", (number,))
+                db.execute("DELETE FROM live_memories WHERE id = ?", (number,))
+        for memory, text, _ in read_memories(db, added):
+            _make_live(db, session, memory, index_terms(text))
+        if newest:
+            found = db.execute(
+                "SELECT m.id, m.created_at, t.body FROM live_memories l JOIN memories m ON m.id = l.memory"
+                " JOIN contents t ON t.hash = m.content WHERE l.session = ? ORDER BY m.position DESC",
+                (session,),
+            ).fetchall()
+            last = next((one for one in map(_memory, found) if one[1].startswith(newest)), None)
+            if last is not None:
+                _index_alone(db, session, last[0], last[1], index_terms, newest)
+        db.execute("UPDATE spaces SET memory_tip = ?, head = ? WHERE session = ?", (row["memory_tip"], commit, session))
+
+
+def commit_log(db: sqlite3.Connection, name: str, limit: int | None) -> list[rows.Row]:
+    """The current commit of a session and its ancestors, newest first."""
+    found = db.execute(
+        "WITH RECURSIVE up (id, parent, at) AS ("
+        " SELECT c.id, c.parent, 0 FROM sessions s JOIN spaces p ON p.session = s.id JOIN commits c ON c.id = p.head"
+        " WHERE s.session_id = ? AND s.vault_name = ''"
+        " UNION ALL SELECT c.id, c.parent, up.at + 1 FROM up JOIN commits c ON c.id = up.parent)"
+        " SELECT c.* FROM up JOIN commits c ON c.id = up.id ORDER BY up.at LIMIT ?",
+        (name, ALL if limit is None else max(limit, 0)),
+    )
+    return [rows.mapping(row) for row in found]
+
+
+def find_commit(db: sqlite3.Connection, name: str, commit: str) -> rows.Row:
+    """A commit of a session.
+
+    Raises:
+        ContextMemoryError: the session has no such commit.
+    """
+    row = db.execute(
+        "SELECT c.* FROM commits c JOIN sessions s ON s.id = c.session"
+        " WHERE c.id = ? AND s.session_id = ? AND s.vault_name = ''",
+        (str(commit), name),
+    ).fetchone()
+    if row is None:
+        raise ContextMemoryError(f"session {name!r} has no commit {commit!r}; `log` names those that there are")
+    return rows.mapping(row)
+
+
+def memory_diff(db: sqlite3.Connection, old: str | None, new: str | None) -> tuple[list[str], list[str]]:
+    """Memories to remove from and to add to the state `old` for the state `new`, oldest first."""
+    removed: list[str] = []
+    added: list[str] = []
+    while old != new:
+        if _position(db, old) >= _position(db, new) and old is not None:
+            removed.append(old)
+            old = _parent(db, old)
+        elif new is not None:
+            added.append(new)
+            new = _parent(db, new)
+    return removed[::-1], added[::-1]
+
+
+def read_memories(db: sqlite3.Connection, memories: Sequence[str]) -> list[tuple[str, str, datetime]]:
+    """Memories by id: id, text and time."""
+    query = "SELECT m.id, m.created_at, t.body FROM memories m JOIN contents t ON t.hash = m.content WHERE m.id = ?"
+    return [_memory(db.execute(query, (memory,)).fetchone()) for memory in memories]
+
+
+def save_session(
+    db: sqlite3.Connection,
+    name: str,
+    turns: Chain,
+    state: str,
+    score: Sequence[rows.Column] | None,
+    compile: Compile | None,
+    after: SessionState | None,
+) -> SessionState:
+    """Save a session, the score of its last turn, and the compile of its summary.
+
+    Returns:
+        The new state, for the `after` of the next save.
+
+    Raises:
+        StoreError: the state on record is not `after`; None is no state.
+    """
+    session = _archive_session(db, name, turns)
+    tip = _tip(turns)
+    with transaction(db):
+        if session_state(db, name) not in (None, after):
+            raise StoreError(
+                f"session {name!r}: another manager has kept it meanwhile; `resume` goes on with what that one kept"
+            )
+        _space(db, session)
+        db.execute("UPDATE spaces SET turns_tip = ?, state = ? WHERE session = ?", (tip, state, session))
+        if compile is not None:
+            compile_row(db, compile, session)
+        if score is not None:
+            insert(db, "scores", (session, score[0], tip, *score[1:]))
+    return tip, state
+
+
+def session_state(db: sqlite3.Connection, name: str) -> SessionState | None:
+    """The state of a session as it was saved last; None if it never was."""
+    row = _saved_space(db, name)
+    return None if row is None else (row["turns_tip"], row["state"])
+
+
+def latest_session(db: sqlite3.Connection, name: str) -> tuple[str, list[bytes]] | None:
+    """State and messages of a session as it was saved last; None if it never was."""
+    with snapshot(db):
+        row = _saved_space(db, name)
+        return None if row is None else (row["state"], _bodies(db, rows.mapping(row)))
 
 
 def session_at(db: sqlite3.Connection, name: str, commit: str) -> tuple[str, list[bytes]] | None:
-    """The facts and messages of the session that was committed; None where only memory was."""
+    """State and messages of a session as of a commit; None if the commit holds the memory alone."""
     with snapshot(db):
-        row = memories.known(db, name, commit)
+        row = find_commit(db, name, commit)
         if row["state"] is None:
             return None
         body = db.execute("SELECT body FROM contents WHERE hash = ?", (row["state"],)).fetchone()["body"]
         return rows.to_text(rows.unpack(body)), _bodies(db, row)
 
 
-def latest(db: sqlite3.Connection, name: str) -> tuple[str, list[bytes]] | None:
-    """The facts and messages of the session as it was kept last."""
-    with snapshot(db):
-        row = _space(db, name)
-        return None if row is None else (row["state"], _bodies(db, rows.named(row)))
-
-
-def standing(db: sqlite3.Connection, name: str) -> Standing | None:
-    """Where the session stands as it was kept last; None where it never was."""
-    row = _space(db, name)
-    return None if row is None else (row["turns_tip"], row["state"])
-
-
-def keep(
-    db: sqlite3.Connection,
-    name: str,
-    turns: Chain,
-    facts: str,
-    score: Sequence[rows.Column] | None,
-    compile: Compile | None,
-    after: Standing | None,
-) -> Standing:
-    """Keep a session as it stands, the score of its turn, and how its summary was made.
-
-    Returns:
-        Where it stands now.
-
-    Raises:
-        StoreError: it does not stand where it stood `after` it was kept or read last; None is where nothing was kept.
-    """
-    session = memories.session_of(db, name, turns)
-    tip = memories.tip_of(turns)
-    with transaction(db):
-        if standing(db, name) not in (None, after):
-            raise StoreError(
-                f"session {name!r}: another manager has kept it meanwhile; `resume` goes on with what that one kept"
-            )
-        memories.space_of(db, session)
-        db.execute("UPDATE spaces SET turns_tip = ?, state = ? WHERE session = ?", (tip, facts, session))
-        if compile is not None:
-            compile_row(db, compile, session)
-        if score is not None:
-            insert(db, "scores", (session, score[0], tip, *score[1:]))
-    return tip, facts
-
-
 def scores(db: sqlite3.Connection, name: str | None) -> list[rows.Row]:
-    """Every score of a session, or of all, oldest first, each with the name of its session."""
+    """The scores of a session, or of all, oldest first; `session_id` names the session of each."""
     found = db.execute(
         "SELECT c.*, s.session_id FROM scores c JOIN sessions s ON s.id = c.session"
         " WHERE ?1 IS NULL OR s.session_id = ?1 ORDER BY c.id",
         (name,),
     )
-    return [rows.named(row) for row in found]
+    return [rows.mapping(row) for row in found]
 
 
-def _space(db: sqlite3.Connection, name: str) -> sqlite3.Row | None:
+def _archive_session(db: sqlite3.Connection, name: str, turns: Chain) -> int:
+    """Archive the turns of a session and return its row."""
+    archive(db, name, "", turns)
+    found = db.execute("SELECT id FROM sessions WHERE session_id = ? AND vault_name = ''", (name,)).fetchone()
+    return found["id"]
+
+
+def _space(db: sqlite3.Connection, session: int) -> sqlite3.Row:
+    """The row of a session's memory and turns, made at first use."""
+    db.execute("INSERT OR IGNORE INTO spaces (session) VALUES (?)", (session,))
+    return db.execute("SELECT * FROM spaces WHERE session = ?", (session,)).fetchone()
+
+
+def _saved_space(db: sqlite3.Connection, name: str) -> sqlite3.Row | None:
     return db.execute(
         "SELECT p.* FROM spaces p JOIN sessions s ON s.id = p.session"
         " WHERE s.session_id = ? AND s.vault_name = '' AND p.state NOT NULL",
@@ -92,3 +307,47 @@ def _space(db: sqlite3.Connection, name: str) -> sqlite3.Row | None:
 
 def _bodies(db: sqlite3.Connection, row: rows.Row) -> list[bytes]:
     return [] if row["turns_tip"] is None else chain(db, row["turns_tip"], row["session"])
+
+
+def _make_live(db: sqlite3.Connection, session: int, memory: str, terms: str) -> None:
+    db.execute("INSERT INTO live_memories (session, memory) VALUES (?, ?)", (session, memory))
+    db.execute("INSERT INTO memories_fts (rowid, terms) VALUES (last_insert_rowid(), ?)", (terms,))
+
+
+def _index_alone(
+    db: sqlite3.Connection, session: int, memory: str, text: str, index_terms: IndexTerms, prefix: str
+) -> None:
+    """Make a text the only one with its prefix in the search index; a text without the prefix changes nothing."""
+    if not prefix or not text.startswith(prefix):
+        return
+    others = db.execute(
+        "SELECT l.id AS number, l.memory, m.id, m.created_at, t.body FROM memories_fts f"
+        " JOIN live_memories l ON l.id = f.rowid JOIN memories m ON m.id = l.memory"
+        " JOIN contents t ON t.hash = m.content WHERE memories_fts MATCH ? AND l.session = ?",
+        (f'"{index_terms(prefix)}"', session),
+    ).fetchall()
+    for row in others:
+        if row["memory"] != memory and _memory(row)[1].startswith(prefix):
+            db.execute("DELETE FROM memories_fts WHERE rowid = ?", (row["number"],))
+    if all(row["memory"] != memory for row in others):
+        query = "SELECT id FROM live_memories WHERE session = ? AND memory = ?"
+        (number,) = db.execute(query, (session, memory)).fetchone()
+        db.execute("INSERT INTO memories_fts (rowid, terms) VALUES (?, ?)", (number, index_terms(text)))
+
+
+def _position(db: sqlite3.Connection, memory: str | None) -> int:
+    found = db.execute("SELECT position FROM memories WHERE id = ?", (memory,)).fetchone()
+    return -1 if found is None else found["position"]
+
+
+def _parent(db: sqlite3.Connection, memory: str) -> str | None:
+    found = db.execute("SELECT parent FROM memories WHERE id = ?", (memory,)).fetchone()
+    return None if found is None else found["parent"]
+
+
+def _memory(row: sqlite3.Row) -> tuple[str, str, datetime]:
+    return row["id"], rows.to_text(rows.unpack(row["body"])), rows.parse_stamp(row["created_at"])
+
+
+def _tip(turns: Chain | None) -> str | None:
+    return turns.ids[-1] if turns is not None and turns.ids else None

@@ -1,8 +1,7 @@
-"""The record in one SQLite file.
+"""The record in SQLite, in a file or in memory.
 
-A request that was recorded survives the death of the process at any moment: each save is one transaction
-of a write-ahead log that the operating system holds. It does not wait for the disk (`synchronous =
-NORMAL`), so a power failure may take the last moments with it, and nothing else.
+A saved request survives the death of the process at any moment: each save is one transaction in a write-ahead log.
+It does not wait for the disk (`synchronous = NORMAL`), so a power failure may lose the last moments, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,35 +18,34 @@ from typing import Protocol, TypeVar
 from weakref import finalize
 
 from context_compiler.errors import StoreError
-from context_compiler.record import layers, maintenance, read, write
-from context_compiler.record.files import FAILURES, File, explained, hold_at_fork, locate, open_memory
+from context_compiler.record import maintenance, read, sessions, write
+from context_compiler.record.files import FAILURES, File, explain, hold_at_fork, locate, open_memory
 from context_compiler.record.schema import version_of
 from context_compiler.record.values import Chain, Compile, Cycle, Entry, Record, SessionInfo
-from context_compiler.record.verify import verify
 
 T = TypeVar("T")
 DEFAULT_PATH = "system/context.db"
 PAGE = 500
-"""Rows an export fetches at once."""
+"""Rows that an export fetches at once."""
 
 
 class SQLStore(Protocol):
-    """The methods of a store, each a function on an SQLite connection; `perform` says on which."""
+    """The methods of a store as functions on the connection that `perform` gives them."""
 
     async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function on the connection, whole."""
+        """Run a function on the connection, without interruption."""
         ...
 
     async def close(self) -> None:
-        """Let go of the connection, if there is anything to let go of."""
+        """Close the connection, if there is one; it opens again on use."""
         ...
 
     async def save(self, entry: Entry) -> Record:
-        """Keep an entry in one transaction and give back its record with `id` and `summary_id`."""
+        """Save an entry in one transaction and return its record with `id` and `summary_id`."""
         return await self.perform(partial(write.save, entry=entry))
 
     async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
-        """Keep a raw history without a request, as the newest of its conversation."""
+        """Save a raw history without a request, as the newest of its conversation."""
         await self.perform(partial(write.archive, session_id=session_id, vault_name=vault_name, raw=raw))
 
     async def find_compile(self, cache_key: str) -> tuple[int, Compile] | None:
@@ -59,7 +57,7 @@ class SQLStore(Protocol):
         return await self.perform(partial(read.find_cycle, tips=tips, config=config))
 
     async def chain(self, tip: str) -> list[bytes]:
-        """The message bodies of the chain that ends in `tip`, oldest first."""
+        """Message bodies of the chain that ends in `tip`, oldest first."""
         return await self.perform(partial(read.chain, tip=tip))
 
     async def view(self, view_id: int) -> Record | None:
@@ -67,7 +65,7 @@ class SQLStore(Protocol):
         return await self.perform(partial(read.view, view_id=view_id))
 
     async def views(self, session_id: str | None = None, *, limit: int | None = None) -> list[Record]:
-        """Requests, newest first; each with its compile."""
+        """Requests with their compiles, newest first."""
         return await self.perform(partial(read.views, session_id=session_id, limit=limit))
 
     async def summaries(self, session_id: str, *, limit: int | None = None) -> list[Compile]:
@@ -75,21 +73,21 @@ class SQLStore(Protocol):
         return await self.perform(partial(read.summaries, session_id=session_id, limit=limit))
 
     async def sessions(self) -> list[SessionInfo]:
-        """Every conversation, the one used last first."""
+        """Every conversation, most recently used first."""
         return await self.perform(read.sessions)
 
     async def transcript(self, session_id: str) -> list[bytes]:
-        """The bodies of a session's raw history as last seen; empty when it is unknown."""
+        """Message bodies of a session's raw history as last seen; empty if unknown."""
         return await self.perform(partial(read.transcript, session_id=session_id))
 
     async def layers(self, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
-        """The newest state of a session's layers and its version; None where it has none."""
-        return await self.perform(partial(layers.load, session_id=session_id, vault_name=vault_name))
+        """The newest layers of a session as JSON text, and their version; None if it has none."""
+        return await self.perform(partial(sessions.load_layers, session_id=session_id, vault_name=vault_name))
 
     async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
-        """Keep a state of a session's layers in place of version `after`; its own version."""
+        """Replace version `after` of a session's layers and return the new version."""
         given = {"session_id": session_id, "vault_name": vault_name, "state": state, "after": after}
-        return await self.perform(partial(layers.keep, **given))
+        return await self.perform(partial(sessions.save_layers, **given))
 
     async def delete(self, session_id: str) -> int:
         """Remove a conversation and everything only it used; the number of requests removed."""
@@ -100,23 +98,23 @@ class SQLStore(Protocol):
         return await self.perform(partial(maintenance.prune, older_than_days=older_than_days, keep_last=keep_last))
 
     async def verify(self) -> tuple[str, ...]:
-        """Every defect found by deriving each name again from what reading returns; empty when sound."""
-        return await self.perform(verify)
+        """Every defect found by deriving each name again from what reading returns; empty if sound."""
+        return await self.perform(maintenance.verify)
 
 
 class SQLiteStore(SQLStore):
     """A store in one file, for many tasks, event loops and processes at once.
 
-    The file is opened at first use and made if need be; `close` lets go of it, and the next use opens it
-    again. A program that never closes its store ends all the same.
+    The file is opened, and made if need be, on first use, and again on the first use after `close`. A store that is
+    never closed does not keep a program alive.
 
     Args:
-        path: the file. Where `context.db` is absent and `context_compiler.db` stands beside it, that one is used.
-        read_only: look only; nothing is made, and a missing file is an error.
-        busy_timeout_ms: how long a save waits for another process that is writing, in milliseconds.
+        path: The file. If it is an absent `context.db`, `context_compiler.db` beside it is used if that exists.
+        read_only: Never write; a missing file is an error.
+        busy_timeout_ms: Milliseconds that a save waits for another process that is writing.
 
     Raises:
-        StoreError: from every method, with the path and what to do, when the file cannot be used.
+        StoreError: From every method, with path and remedy, if the file cannot be used.
     """
 
     def __init__(self, path: str | Path = DEFAULT_PATH, *, read_only: bool = False, busy_timeout_ms: int = 250) -> None:
@@ -132,7 +130,7 @@ class SQLiteStore(SQLStore):
         return f"SQLiteStore({str(self.path)!r}{', read_only=True' if self.read_only else ''})"
 
     async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function on the file, whole: one of this store, or of another room that keeps its tables here."""
+        """Run a function on the connection, without interruption; memories of the same file use it too."""
         with self._explaining():
             return await self._file.perform(work)
 
@@ -153,7 +151,7 @@ class SQLiteStore(SQLStore):
                 await file.close()
 
     async def close(self) -> None:
-        """Let go of the file; the store opens it again when it is used again."""
+        """Close the file; it opens again on use."""
         with self._explaining():
             await self._file.close()
 
@@ -162,14 +160,14 @@ class SQLiteStore(SQLStore):
         try:
             yield
         except FAILURES as error:
-            raise explained(error, locate(self.path)) from error
+            raise explain(error, locate(self.path)) from error
 
 
 class MemoryStore(SQLStore):
-    """A store without a file: for tests, for trials, and where nothing may be left behind.
+    """A store without a file: for tests, trials, and data that may not be left behind.
 
-    It holds what it is given until it is pruned or dropped. Its work is done where it is asked for, because there is
-    no disk to wait for: it has no thread and needs no closing.
+    It grows until it is pruned. Its methods block their event loop for the milliseconds they take, as there is no disk
+    to wait for; so it has no thread and needs no closing.
     """
 
     def __init__(self) -> None:
@@ -182,17 +180,17 @@ class MemoryStore(SQLStore):
         return "MemoryStore()"
 
     async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function on the connection, whole."""
+        """Run a function on the connection, without interruption."""
         with self._lock:
             try:
                 return work(self._db)
             except FAILURES as error:
-                raise explained(error, "the record in memory") from error
+                raise explain(error, "the record in memory") from error
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
-        """Every row as it stood when this began, ready for JSON."""
+        """Every row as of now, ready for JSON."""
         for row in await self.perform(lambda db: list(read.export(db))):
             yield row
 
     async def close(self) -> None:
-        """Nothing to let go of: what is remembered stays."""
+        """Do nothing: the record stays in memory."""

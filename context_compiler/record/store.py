@@ -1,7 +1,6 @@
-"""Where the record lives: a protocol in four parts, and two stores that keep it.
+"""The `Store` protocol in four parts: `Recorder`, `Reader`, `Layered` and `Keeper`.
 
-`Recorder` is the path of a request, `Reader` looks, `Layered` holds layers, `Keeper` tidies up; a `Store` is all
-four. Whatever passes the conformance suite in `tests/store` is a store.
+The conformance suite in `tests/record` defines what a store is; `SQLiteStore` and `MemoryStore` pass it.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ __all__ = ["Keeper", "Layered", "MemoryStore", "Reader", "Recorder", "SQLiteStor
 
 
 class Recorder(Protocol):
-    """The path of a request. Append-only: saving the same entry again is a no-op."""
+    """Methods on the path of a request. Append-only: saving an entry again is a no-op."""
 
     async def save(self, entry: Entry) -> Record:
-        """Keep an entry in one transaction and give back its record with `id` and `summary_id`.
+        """Save an entry in one transaction and return its record with `id` and `summary_id`.
 
-        Only the messages of the two chains that are not there yet are read and written. The same request
-        (session, run, request index, raw tip and view tip) saved twice is one row. `summary_id` is the
-        record's own or else the row of the entry's compile; where another process has stored a compile under
-        the same cache key, that one's. Only a compile whose status is ok keeps its cache key.
+        Only messages of the two chains that are not stored yet are read and written. The same request (session, run,
+        request index, raw tip and view tip) saved twice is one row. `summary_id` is the record's own, else the row of
+        the entry's compile, or of a compile that is stored under the same cache key already. Only a compile with
+        status ok keeps its cache key.
 
         Raises:
-            StoreError: it could not be kept; nothing of it was.
+            StoreError: It could not be saved; nothing of it was.
         """
         ...
 
     async def archive(self, session_id: str, vault_name: str, raw: Chain) -> None:
-        """Keep a raw history without a request, as the newest of its conversation.
+        """Save a raw history without a request, as the newest of its conversation.
 
         Raises:
-            StoreError: it could not be kept; nothing of it was.
+            StoreError: It could not be saved; nothing of it was.
         """
         ...
 
@@ -45,19 +44,19 @@ class Recorder(Protocol):
         ...
 
     async def find_cycle(self, tips: Sequence[str], config: str) -> Cycle | None:
-        """The newest cycle of the last of `tips` that has one of this `config`: of the longest known ancestor."""
+        """The newest cycle of this `config` for the last of `tips` that has one: the longest known ancestor."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections; the store opens them again when it is used again."""
+        """Close connections; they open again on use."""
         ...
 
 
 class Reader(Protocol):
-    """Looking at what is on the record."""
+    """Methods that read the record."""
 
     async def chain(self, tip: str) -> list[bytes]:
-        """The message bodies of the chain that ends in `tip`, oldest first; StoreError if it is unknown."""
+        """Message bodies of the chain that ends in `tip`, oldest first; StoreError if `tip` is unknown."""
         ...
 
     async def view(self, view_id: int) -> Record | None:
@@ -65,7 +64,7 @@ class Reader(Protocol):
         ...
 
     async def views(self, session_id: str | None = None, *, limit: int | None = None) -> list[Record]:
-        """Requests, newest first; each with its compile."""
+        """Requests with their compiles, newest first."""
         ...
 
     async def summaries(self, session_id: str, *, limit: int | None = None) -> list[Compile]:
@@ -73,72 +72,72 @@ class Reader(Protocol):
         ...
 
     async def sessions(self) -> list[SessionInfo]:
-        """Every conversation, the one used last first."""
+        """Every conversation, most recently used first."""
         ...
 
     async def transcript(self, session_id: str) -> list[bytes]:
-        """The bodies of a session's raw history as last seen; empty when it is unknown.
+        """Message bodies of a session's raw history as last seen; empty if unknown.
 
-        Where several vaults have a session of that name, it is the one used last.
+        If several vaults have a session of that name, the most recently used one counts.
         """
         ...
 
 
 class Layered(Protocol):
-    """The layers of a session: what it knows of entities, conversation and reasoning."""
+    """Methods for the layers of a session: entities, conversation and reasoning."""
 
     async def layers(self, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
-        """The newest state of a session's layers, as JSON text, and its version; None where it has none."""
+        """The newest layers of a session as JSON text, and their version; None if it has none."""
         ...
 
     async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
-        """Keep a state in place of version `after` (0: there is none) and give its version; the former is gone.
+        """Replace version `after` (0 for none) of a session's layers and return the new version.
 
         Raises:
-            StoreError: another state has been kept meanwhile, or it could not be kept; nothing has changed.
+            StoreError: The newest version is another one, or saving failed; nothing has changed.
         """
         ...
 
 
 class Keeper(Protocol):
-    """Keeping the record small and sound."""
+    """Methods that keep the record small and sound."""
 
     async def delete(self, session_id: str) -> int:
         """Remove a conversation and everything only it used; the number of requests removed.
 
-        Messages and compiles that another conversation uses stay, as that one's.
+        Messages and compiles that another conversation uses pass to that one.
         """
         ...
 
     async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
-        """Remove old requests, with everything that no remaining one needs; no kept chain is ever broken.
+        """Remove old requests and everything that no remaining one needs; the number of requests removed.
 
-        A request goes when it is older than `older_than_days` *and* not among the newest `keep_last` of its
-        session; a limit that is not given spares nothing, and with neither only what nothing points to goes.
-        A session keeps its raw history, its newest cycle and the compiles of its remaining requests and
-        turns; one whose last request goes, goes altogether.
+        A request is removed if it is older than `older_than_days` *and* not among the newest `keep_last` of its
+        session. A limit of None protects nothing; with neither limit, only unreferenced rows are removed. A session
+        keeps its raw history, its newest cycle and the compiles of its remaining requests and turns; a session without
+        remaining requests is removed too. No remaining chain is ever broken.
         """
         ...
 
     async def verify(self) -> tuple[str, ...]:
-        """Every defect found by deriving each name again from what reading returns; empty when sound."""
+        """Every defect found by deriving each name again from what reading returns; empty if sound."""
         ...
 
     def export(self) -> AsyncIterator[Mapping[str, object]]:
-        """Everything, one JSON-ready mapping a row: its `table`, its columns, contents as text.
+        """Every row as a JSON-ready mapping: its `table`, its columns, contents as text.
 
-        Rows come after those that they point to. The search index is left out: it repeats the messages.
+        A row comes after the rows it refers to. The search indexes are left out: they repeat the messages.
         """
         ...
 
 
 @runtime_checkable
 class Store(Recorder, Reader, Layered, Keeper, Protocol):
-    """A place for the record."""
+    """A store of the record."""
 
 
 def open_store(store: str | Path | Store | None) -> Store:
-    """A store as given, the SQLite file at a path, or for None one in memory; no file is touched yet."""
+    """The store itself, the SQLite file at a path, or a store in memory for None; no file is touched yet."""
     if store is None:
         return MemoryStore()
     return SQLiteStore(store) if isinstance(store, str | Path) else store

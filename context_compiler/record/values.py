@@ -1,6 +1,6 @@
-"""What is remembered: one value a compile, one a request, and the chains of messages they point to.
+"""The values of the record: requests, their compiles, and the chains of messages they refer to.
 
-Everything here is frozen and says nothing about where it is kept; `store` keeps it.
+All are frozen and independent of the store.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Protocol, TypeVar
 
 
 class Chain(Protocol):
-    """A history as names and bodies: `ids[i]` names message `i` as reached by all before it."""
+    """A history as ids and bodies; `ids[i]` names message `i` together with all before it."""
 
     @property
     def ids(self) -> Sequence[str]:
-        """One chained id a message, oldest first."""
+        """The chain id of each message, oldest first."""
         ...
 
     def body(self, index: int) -> bytes:
@@ -25,7 +25,7 @@ class Chain(Protocol):
         ...
 
     def text(self, index: int) -> str:
-        """The searchable text of message `index`; empty when it has none."""
+        """The searchable text of message `index`; empty if it has none."""
         ...
 
 
@@ -36,7 +36,7 @@ def now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """Something a view or a prompt left out, and why."""
+    """Something left out of a view or a prompt, with the reason."""
 
     what: str
     reason: str
@@ -45,7 +45,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compile:
-    """One compile: what went in, what came out, what it cost. One row of `context_summaries`."""
+    """A compile with its input, output and cost; a row of `context_summaries`."""
 
     session_id: str
     vault_name: str
@@ -54,7 +54,7 @@ class Compile:
     covered_tip: str
     """Chain id of the last raw message that the summary covers."""
     cache_key: str | None
-    """Names span, template, fidelity, model and cap; None unless this compile may be used again."""
+    """Hash of span, template, fidelity, model and cap; None if the compile may not be reused."""
     template_name: str
     template_source: str
     template_path: str | None
@@ -69,31 +69,31 @@ class Compile:
     sections_included: tuple[str, ...]
     sections_dropped: tuple[Drop, ...]
     budget_used: int
-    """Tokens of what stands in the view for what is left out: the summary, and with it what is quoted."""
+    """Tokens of the summary and its quotes in the view."""
     survival: float | None
-    """Share of the specifics of what was compiled that the summary holds, 0 to 1; None where no answer was used."""
+    """Share of the identifiers in the compiled span that the summary keeps, 0 to 1; None if no answer was used."""
     latency_ms: float
     usage: Mapping[str, int]
     status: str
-    """First word ok, deterministic, refused, failed or skipped; then, after `;`, why a column is NULL."""
+    """First word ok, deterministic, refused, failed or skipped; after `;`, reasons for NULL columns."""
     error: str | None
     created_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """What stays frozen between two compiles, found again by the chain id of the last message it decides on."""
+    """Decisions that hold between two compiles, found by the chain id of the last message they cover."""
 
     tip: str
     config: str
-    """Names how its views are written; another way of writing them has cycles of its own."""
+    """Hash of the settings that shape a view; other settings have cycles of their own."""
     state: str
-    """JSON text, written and read by the compiler alone."""
+    """JSON text, opaque to the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One request: what was at hand, what was sent instead, and what both cost. One row of `views`."""
+    """A request: its raw history, the view sent instead, and the tokens of both; a row of `views`."""
 
     session_id: str
     vault_name: str
@@ -105,15 +105,15 @@ class Record:
     raw_tip: str | None
     view_tip: str | None
     status: str
-    """First word raw, compiled, cycle, fallback, floor_over_budget or dry_run; after `;` why a column is NULL."""
+    """First word raw, compiled, cycle, fallback, floor_over_budget or dry_run; after `;`, reasons for NULL columns."""
     error: str | None
     budget: int | None
     tokens_raw: int
     """Calibrated tokens of the raw request: messages, instructions and schemas."""
     tokens_sent: int
-    """Calibrated tokens of what was sent."""
+    """Calibrated tokens of the view."""
     tokens_exact: int
-    """`tokens_sent` before the model's learnt ratio."""
+    """`tokens_sent` before calibration."""
     ratio: float
     ledger: Mapping[str, object]
     request_hash: str | None
@@ -125,18 +125,18 @@ class Record:
     summary_id: int | None = None
     """Row number of the compile whose summary this view carries."""
     compile: Compile | None = field(default=None, repr=False)
-    """That compile, where it was loaded or has just been made."""
+    """That compile, if loaded or just made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """All that one request adds to the record: saved whole or not at all."""
+    """Everything that one request adds to the record; saved in one transaction."""
 
     record: Record
     raw: Chain | None
     view: Chain | None
     compile: Compile | None = None
-    """A compile made for this request; None when a stored one was used (`record.summary_id`) or none."""
+    """A compile made for this request; None if a stored one (`record.summary_id`) or none was used."""
     cycle: Cycle | None = None
     blocks: Cycle | None = None
     """What was recalled for the prompt of this request, under the chain id of that."""
@@ -153,7 +153,7 @@ class SessionInfo:
     requests: int
     compiles: int
     tokens_raw: int
-    """Sum over its requests of what sending everything would have cost."""
+    """Tokens of all its raw requests."""
     tokens_sent: int
     raw_tip: str | None
 
@@ -169,13 +169,13 @@ WHY_EMPTY = {
     "summary_id": "nothing was compiled",
     "survival": "not measured",
 }
-"""Why a column may be empty, where nothing else is said."""
+"""Default reasons for NULL columns."""
 
 Row = TypeVar("Row", Compile, Record)
 
 
 def with_null_reasons(row: Row, why: Mapping[str, str] | None = None) -> Row:
-    """A row whose status also gives the reason for every empty column.
+    """The row with the reason for every NULL column added to its status.
 
     The number of a compile that is kept with its request is not known before, and is no empty column after.
     """

@@ -1,4 +1,4 @@
-"""One entry, one transaction: what is already there is left alone, what is new is written once."""
+"""Saving: one entry, one transaction, and only rows that are new."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from context_compiler.record.schema import transaction
 from context_compiler.record.values import Chain, Compile, Cycle, Entry, Record
 
 Owner = tuple[str, str]
-"""The session id and the vault name of a conversation."""
+"""Session id and vault name of a conversation."""
+
+COMPARED = 8
+"""Messages at the end of a known prefix that are compared; after a fork, a repeated prompt may differ in its times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class NewMessage:
     """A message that is not in the file yet."""
 
     id: str
@@ -26,63 +29,63 @@ class Message:
     position: int
     content: str
     body: bytes | str
-    """As it is stored."""
+    """In stored form; see `rows.pack`."""
     raw: bool
-    """It belongs to a raw history, which is given back exactly and can be searched."""
+    """Part of a raw history, which is returned exactly and can be searched."""
     text: str
-    """What the search index gets; empty for none."""
+    """Text for the search index; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
-    """What the chains of an entry add, and the known messages that they start from."""
+class Additions:
+    """New messages of an entry's chains, and the known messages they start from."""
 
-    messages: list[Message] = field(default_factory=list[Message])
+    messages: list[NewMessage] = field(default_factory=list[NewMessage])
     anchors: list[str] = field(default_factory=list[str])
 
 
 def save(db: sqlite3.Connection, entry: Entry) -> Record:
-    """Keep an entry and give back its record with `id` and `summary_id`; a known one is only looked up.
+    """Save an entry and return its record with `id` and `summary_id`; an entry saved before is only looked up.
 
-    Bodies are fetched and compressed before the transaction begins, so that others wait for the writing alone.
+    Bodies are read and compressed before the transaction begins, to keep the write lock short.
     """
     owner = (entry.record.session_id, entry.record.vault_name)
-    news = _news(db, owner, entry.raw, entry.view)
+    additions = _additions(db, owner, entry.raw, entry.view)
     with transaction(db):
         session = session_row(db, owner, entry.record.created_at)
-        _keep(db, news, owner, session, entry.raw, entry.view)
-        record = rows.whole(entry)
-        if entry.compile is not None and rows.reusable(entry.compile):
-            compile_row(db, entry.compile, session)  # worth keeping even where the request is known already
-        return _stored(db, record, session) or _insert(db, record, session, entry)
+        _write_messages(db, additions, owner, session, entry.raw, entry.view)
+        record = rows.complete_record(entry)
+        if entry.compile is not None and rows.reusable_key(entry.compile):
+            compile_row(db, entry.compile, session)  # can be reused even if the request is known already
+        return _find_view(db, record, session) or _insert_view(db, record, session, entry)
 
 
 def archive(db: sqlite3.Connection, session_id: str, vault_name: str, raw: Chain) -> None:
-    """Keep a raw history without a request, as the newest of its conversation."""
+    """Save a raw history without a request, as the newest of its conversation."""
     owner = (session_id, vault_name)
-    news = _news(db, owner, raw, None)
+    additions = _additions(db, owner, raw, None)
     with transaction(db):
         session = session_row(db, owner, datetime.now(UTC))
-        _keep(db, news, owner, session, raw, None)
+        _write_messages(db, additions, owner, session, raw, None)
         if raw.ids:
             advance(db, session, raw.ids[-1])
 
 
-def _news(db: sqlite3.Connection, owner: Owner, raw: Chain | None, view: Chain | None) -> News:
-    news = News()
+def _additions(db: sqlite3.Connection, owner: Owner, raw: Chain | None, view: Chain | None) -> Additions:
+    additions = Additions()
     fresh: set[str] = set()
     for chain, is_raw in ((raw, True), (view, False)):
         if chain is None:
             continue
         names = chain.ids
         known = _known_prefix(db, names, fresh)
-        start = _own(db, owner, chain, known) if is_raw else known
+        start = _own_prefix(db, owner, chain, known) if is_raw else known
         if start and names[start - 1] not in fresh:
-            news.anchors.append(names[start - 1])
+            additions.anchors.append(names[start - 1])
         for index in range(start, len(names)):
             body = chain.body(index)
-            news.messages.append(
-                Message(
+            additions.messages.append(
+                NewMessage(
                     id=names[index],
                     parent=names[index - 1] if index else None,
                     position=index,
@@ -93,30 +96,30 @@ def _news(db: sqlite3.Connection, owner: Owner, raw: Chain | None, view: Chain |
                 )
             )
         fresh.update(names[known:])
-    return news
+    return additions
 
 
-def _own(db: sqlite3.Connection, owner: Owner, raw: Chain, known: int) -> int:
-    """How many of the known first messages stand in the file as this conversation says them.
+def _own_prefix(db: sqlite3.Connection, owner: Owner, raw: Chain, known: int) -> int:
+    """Length of the known prefix whose stored messages have this conversation's times and run ids.
 
-    Another conversation's may have other times and run ids; where one of the last has the same, so have all before.
+    Another conversation's messages may have others. If one of the last `COMPARED` is the same, so is all before it.
     """
-    held = _held(db, owner, raw.ids)
+    held = _saved_prefix(db, owner, raw.ids)
     if held >= known:
         return known
     if db.execute(
         "SELECT 1 FROM copies c JOIN sessions s ON s.id = c.session WHERE s.session_id = ? AND s.vault_name = ?", owner
     ).fetchone():
         return held
-    for index in range(known - 1, max(held, known - rows.LAST) - 1, -1):
+    for index in range(known - 1, max(held, known - COMPARED) - 1, -1):
         stored = db.execute("SELECT content FROM nodes WHERE id = ?", (raw.ids[index],)).fetchone()
         if stored is not None and stored["content"] == ids.blob_id(raw.body(index)):
             return index + 1
     return held
 
 
-def _held(db: sqlite3.Connection, owner: Owner, names: Sequence[str]) -> int:
-    """How many of a chain's first messages the conversation has given before."""
+def _saved_prefix(db: sqlite3.Connection, owner: Owner, names: Sequence[str]) -> int:
+    """Length of the prefix that the conversation has saved before."""
     found = db.execute("SELECT raw_tip FROM sessions WHERE session_id = ? AND vault_name = ?", owner).fetchone()
     tip = found["raw_tip"] if found else None
     while tip is not None:
@@ -127,26 +130,26 @@ def _held(db: sqlite3.Connection, owner: Owner, names: Sequence[str]) -> int:
     return 0
 
 
-def _keep(
-    db: sqlite3.Connection, news: News, owner: Owner, session: int, raw: Chain | None, view: Chain | None
+def _write_messages(
+    db: sqlite3.Connection, additions: Additions, owner: Owner, session: int, raw: Chain | None, view: Chain | None
 ) -> None:
-    """Write what is new, having read it again when another process has removed what it starts from."""
-    if not all(_known(db, anchor) for anchor in news.anchors):
-        news = _news(db, owner, raw, view)
-    for message in news.messages:
-        _add(db, message, session)
+    """Write new messages; they are collected again if another process has removed what they start from."""
+    if not all(_is_known(db, anchor) for anchor in additions.anchors):
+        additions = _additions(db, owner, raw, view)
+    for message in additions.messages:
+        _write_message(db, message, session)
 
 
 def _known_prefix(db: sqlite3.Connection, names: Sequence[str], fresh: set[str]) -> int:
-    """How many of a chain's first messages are known; halving works, because with a message come all before it."""
-    return bisect_left(range(len(names)), True, key=lambda i: names[i] not in fresh and not _known(db, names[i]))
+    """Length of the known prefix; bisected, because a message is never known without all before it."""
+    return bisect_left(range(len(names)), True, key=lambda i: names[i] not in fresh and not _is_known(db, names[i]))
 
 
-def _known(db: sqlite3.Connection, name: str) -> bool:
+def _is_known(db: sqlite3.Connection, name: str) -> bool:
     return db.execute("SELECT 1 FROM nodes WHERE id = ?", (name,)).fetchone() is not None
 
 
-def _add(db: sqlite3.Connection, message: Message, session: int) -> None:
+def _write_message(db: sqlite3.Connection, message: NewMessage, session: int) -> None:
     """Write a message, or this conversation's copy of one that another wrote with other times or run ids."""
     known = db.execute("SELECT content FROM nodes WHERE id = ?", (message.id,)).fetchone()
     if known is not None and not message.raw:
@@ -166,12 +169,12 @@ def _add(db: sqlite3.Connection, message: Message, session: int) -> None:
 
 
 def session_row(db: sqlite3.Connection, owner: Owner, created_at: datetime) -> int:
-    """The row of a conversation, made when it is first heard of."""
+    """The row of a conversation, made at first use."""
     found = db.execute("SELECT id FROM sessions WHERE session_id = ? AND vault_name = ?", owner).fetchone()
     return found["id"] if found else insert(db, "sessions", (*owner, None, rows.stamp(created_at)))
 
 
-def _stored(db: sqlite3.Connection, record: Record, session: int) -> Record | None:
+def _find_view(db: sqlite3.Connection, record: Record, session: int) -> Record | None:
     key = (session, record.run_id, record.request_index, record.raw_tip, record.view_tip)
     found = db.execute(
         "SELECT id, summary FROM views WHERE session = ? AND ifnull(run_id, '') = ifnull(?, '') AND request_index = ?"
@@ -181,19 +184,19 @@ def _stored(db: sqlite3.Connection, record: Record, session: int) -> Record | No
     return replace(record, id=found["id"], summary_id=found["summary"]) if found else None
 
 
-def _insert(db: sqlite3.Connection, record: Record, session: int, entry: Entry) -> Record:
+def _insert_view(db: sqlite3.Connection, record: Record, session: int, entry: Entry) -> Record:
     made = None if entry.compile is None else compile_row(db, entry.compile, session)
     record = replace(record, summary_id=made if record.summary_id is None else record.summary_id)
     for cycle in filter(None, (entry.cycle, entry.blocks)):
-        _cycle(db, cycle, session)
+        _save_cycle(db, cycle, session)
     if entry.raw is not None and entry.raw.ids:
         advance(db, session, entry.raw.ids[-1])
     return replace(record, id=insert(db, "views", rows.view_row(record, session)))
 
 
 def compile_row(db: sqlite3.Connection, compile: Compile, session: int) -> int:
-    """The row of a compile: the one that another process stored under its cache key, or its own."""
-    found = db.execute("SELECT id FROM context_summaries WHERE cache_key = ?", (rows.reusable(compile),)).fetchone()
+    """The row of a compile: one stored under its cache key before, else a new one."""
+    found = db.execute("SELECT id FROM context_summaries WHERE cache_key = ?", (rows.reusable_key(compile),)).fetchone()
     if found:
         return found["id"]
     for body in rows.texts_of(compile).values():
@@ -201,7 +204,7 @@ def compile_row(db: sqlite3.Connection, compile: Compile, session: int) -> int:
     return insert(db, "context_summaries", rows.summary_row(compile, session))
 
 
-def _cycle(db: sqlite3.Connection, cycle: Cycle, session: int) -> None:
+def _save_cycle(db: sqlite3.Connection, cycle: Cycle, session: int) -> None:
     state = keep_body(db, rows.to_bytes(cycle.state))
     db.execute(
         "DELETE FROM cycles WHERE raw_tip = ? AND config = ? AND session = ?", (cycle.tip, cycle.config, session)
@@ -210,14 +213,14 @@ def _cycle(db: sqlite3.Connection, cycle: Cycle, session: int) -> None:
 
 
 def keep_body(db: sqlite3.Connection, body: bytes) -> str:
-    """Keep a text or payload and give its hash."""
+    """Store a text or payload and return its hash."""
     name = ids.blob_id(body)
     db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (name, rows.pack(body)))
     return name
 
 
 def insert(db: sqlite3.Connection, table: str, values: Sequence[rows.Column]) -> int:
-    """Add a sealed row to `table` and give its number."""
+    """Add a sealed row to `table` and return its number."""
     row: int = db.execute(f"SELECT ifnull(max(rowid), 0) + 1 FROM {table}").fetchone()[0]
     columns = ("rowid", *rows.SEALED[table], "seal")
     marks = ", ".join("?" * len(columns))
@@ -227,13 +230,13 @@ def insert(db: sqlite3.Connection, table: str, values: Sequence[rows.Column]) ->
 
 
 def reseal(db: sqlite3.Connection, table: str, row: int) -> None:
-    """Renew the seal of a row that has just been changed on purpose."""
+    """Renew the seal of a row after a change."""
     columns = rows.SEALED[table]
     values = db.execute(f"SELECT {', '.join(columns)} FROM {table} WHERE rowid = ?", (row,)).fetchone()
     db.execute(f"UPDATE {table} SET seal = ? WHERE rowid = ?", (rows.seal(row, tuple(values)), row))
 
 
 def advance(db: sqlite3.Connection, session: int, tip: str) -> None:
-    """Let a conversation's raw history end in `tip`."""
+    """Set the tip of a conversation's raw history."""
     db.execute("UPDATE sessions SET raw_tip = ? WHERE id = ?", (tip, session))
     reseal(db, "sessions", session)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from context_compiler.errors import StoreError
-from context_compiler.record.schema import MIGRATIONS, memories
+from context_compiler.record.schema import MIGRATIONS, create_memories
 from context_compiler.record.store import SQLiteStore, Store
 from tests.record.entries import request, talk
 
@@ -96,7 +96,7 @@ async def test_a_file_from_before_gets_the_table(tmp_path: Path) -> None:
     await store.close()
     with sqlite3.connect(store.path) as db:
         db.execute("DROP TABLE layers")
-        db.execute(f"PRAGMA user_version = {MIGRATIONS.index(memories) + 1}")
+        db.execute(f"PRAGMA user_version = {MIGRATIONS.index(create_memories) + 1}")
     db.close()
     assert await store.save_layers("s", "", "one", after=0) == 1
     assert await store.verify() == () and len(await store.views("s")) == 1
