@@ -104,7 +104,7 @@ def resume(
         model=model, simulate=simulate, runs=runs, logs=logs, db=db, vault=vault, system=system, json=json
     )
     graph = load_workflow(file)
-    last = run_id or asyncio.run(_latest_run(graph, runs, lambda found: found.status == "running")).run_id
+    last = run_id or asyncio.run(_latest_run(graph, runs, lambda found: found.status in ("running", "stopped"))).run_id
     resume_run(last, wish, restore=restore, graph=graph)
 
 

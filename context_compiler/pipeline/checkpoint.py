@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import compress, islice
 from operator import is_, is_not
 from pathlib import Path
 from typing import Any, TypeAlias, cast
+from uuid import uuid4
 
 from context_compiler.errors import PipelineError
 from context_compiler.pipeline.artifacts import write_atomically
 from context_compiler.pipeline.outcome import Outcome, parse_outcome
 from context_compiler.pipeline.state import SCHEMA_VERSION, Hashes, Lineage, RunState, Thread
 
-FILE = "checkpoint.json"
+FILE, STEPS = "checkpoint.json", "steps"
+STEPS_NAME = re.compile(r"steps-[0-9a-f]{1,32}\.jsonl")
+SMALL = 64 * 1024
+"""Maximum size in bytes of a checkpoint that is written at each step."""
 HOWS = ("start", "edge", "jump", "join", "restart")
 _NONE = type(None)
 _KINDS: Mapping[str, tuple[type, ...]] = {
@@ -37,14 +43,16 @@ _MEMBERS: Mapping[str, type] = {
 
 def head(state: RunState) -> dict[str, Any]:
     """The part of a state that does not grow with the run."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
     return {
         "metadata": {
             "schema_version": SCHEMA_VERSION,
             "run_id": state.run_id,
             "checkpoint_id": f"cp-{state.sequence}",
             "sequence_no": state.sequence,
-            "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "timestamp": now,
         },
+        "timestamp": now,
         "current_node": state.current_node,
         "next_node": state.next_node,
         "how": state.how,
@@ -63,8 +71,10 @@ def head(state: RunState) -> dict[str, Any]:
         },
         "graph_dot_source_hash": state.graph.source,
         "graph_dot_source_ref": _ref(state.graph.source),
+        "graph_dot_source_size": state.graph.source_size,
         "graph_snapshot_hash": state.graph.snapshot,
         "graph_snapshot_ref": _ref(state.graph.snapshot),
+        "graph_snapshot_size": state.graph.snapshot_size,
     }
 
 
@@ -112,7 +122,12 @@ def _state(data: Mapping[str, Any]) -> RunState:
     restart = data["pending_restart"]
     return RunState(
         lineage=Lineage(**data["lineage"]),
-        graph=Hashes(source=data["graph_dot_source_hash"], snapshot=data["graph_snapshot_hash"]),
+        graph=Hashes(
+            source=data["graph_dot_source_hash"],
+            snapshot=data["graph_snapshot_hash"],
+            source_size=_size(data, "graph_dot_source_size"),
+            snapshot_size=_size(data, "graph_snapshot_size"),
+        ),
         next_node=data["next_node"],
         how=data["how"],
         edge=data["edge"],
@@ -168,21 +183,71 @@ def parse_thread(data: Mapping[str, Any]) -> Thread:
     return Thread(messages=tuple(cast("list[Any]", messages)), marks=marks)
 
 
+class CheckpointFolder:
+    """Writes the states of one run to `checkpoint.json`, in time proportional to what changes.
+
+    A checkpoint of up to `SMALL` bytes is written at each step. Beyond that the changes of each step are appended to a
+    file that the checkpoint names, and the checkpoint is written anew when that file has outgrown it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._saved: RunState | None = None
+        self._steps = ""
+        self._size = self._appended = 0
+
+    def save(self, state: RunState) -> None:
+        """Save a state; after a crash, or on a full disk, the former one remains.
+
+        Raises:
+            PipelineError: it could not be written.
+        """
+        former, self._saved = self._saved, None  # unknown until this has succeeded
+        try:
+            if former is None or self._size <= SMALL or self._appended > self._size:
+                self._write(state)
+            else:
+                self._append(former, state)
+        except OSError as error:
+            path = self.folder / FILE
+            raise PipelineError(f"{path}: {error.strerror or error}; the checkpoint before it is intact") from error
+        self._saved = state
+
+    def _write(self, state: RunState) -> None:
+        document = checkpoint_document(state)
+        steps = ""
+        if self._size > SMALL:
+            document["metadata"]["steps"] = steps = f"{STEPS}-{uuid4().hex[:12]}.jsonl"
+        body = json.dumps(document, indent=None if steps else 1).encode()
+        write_atomically(self.folder / FILE, body, durable=True)
+        for path in self.folder.glob(f"{STEPS}-*.jsonl"):
+            path.unlink(missing_ok=True)
+        self._steps, self._appended = steps, 0
+        grown = self._size <= SMALL < len(body)
+        self._size = len(body)
+        if grown:
+            self._write(state)  # now with the name of a file for the steps to come
+
+    def _append(self, former: RunState, state: RunState) -> None:
+        line = json.dumps(state_changes(former, state)).encode() + b"\n"
+        with open(self.folder / self._steps, "ab", opener=open_private) as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._appended += len(line)
+
+
 def write_checkpoint(folder: Path, state: RunState) -> None:
-    """Write a state to a folder; after a crash or on a full disk the former checkpoint remains.
+    """Write one state to a folder.
 
     Raises:
         PipelineError: it could not be written.
     """
-    path = folder / FILE
-    try:
-        write_atomically(path, json.dumps(checkpoint_document(state), indent=1).encode(), durable=True)
-    except OSError as error:
-        raise PipelineError(f"{path}: {error.strerror or error}; the checkpoint before it is intact") from error
+    CheckpointFolder(folder).save(state)
 
 
 def read_checkpoint(folder: Path) -> RunState | None:
-    """Read the state from a folder; None if there is none.
+    """Read the last state from a folder; None if there is none.
 
     Raises:
         PipelineError: it cannot be read.
@@ -190,13 +255,38 @@ def read_checkpoint(folder: Path) -> RunState | None:
     path = folder / FILE
     try:
         found: Any = json.loads(path.read_bytes())
+        state = parse_checkpoint(found, where=str(path))
+        steps: object = found["metadata"].get("steps")
+        file = folder / steps if isinstance(steps, str) and STEPS_NAME.fullmatch(steps) else None
+        return state if file is None or not file.exists() else _apply(state, file, str(path))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise PipelineError(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise PipelineError(f"{path}: the checkpoint is damaged ({error}); it cannot be resumed from") from error
-    return parse_checkpoint(found, where=str(path))
+
+
+def _apply(state: RunState, steps: Path, where: str) -> RunState:
+    """Apply the steps appended since a checkpoint; a line cut short by a crash is the last one, and ignored."""
+    cells = {(section, name): body for section, name, body in state_changes(None, state)[1]}
+    for line in steps.read_bytes().split(b"\n")[:-1]:
+        gone, new = json.loads(line)
+        for section, name in gone:
+            cells.pop((section, name), None)
+        cells |= {(section, name): body for section, name, body in new}
+    document = assemble((*key, cells[key]) for key in sorted(cells))
+    return parse_checkpoint(json.loads(json.dumps(document)), where=where)
+
+
+def open_private(path: str, flags: int) -> int:
+    """Opener for files that only the owner may read."""
+    return os.open(path, flags, 0o600)
+
+
+def _size(data: Mapping[str, Any], key: str) -> int | None:
+    size = data.get(key)
+    return size if type(size) is int else None
 
 
 def _ref(hash: str | None) -> str | None:

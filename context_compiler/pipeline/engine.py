@@ -6,7 +6,7 @@ A step reads everything from the state, and returns everything it changes in a n
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -73,7 +73,11 @@ class Engine:
     def load(self, state: RunState) -> None:
         """Restore conversations and artifacts from a state."""
         self._thread_sessions = {key: load_session(key, thread) for key, thread in state.threads.items()}
-        self._artifacts = ArtifactStore(self.folder(state))
+        folder = self.folder(state)
+        if folder is not None:
+            with suppress(OSError):  # whoever writes there says it, with the file
+                (folder / "artifacts").mkdir(parents=True, exist_ok=True)
+        self._artifacts = ArtifactStore(folder)
         self._artifacts.restore(state.artifacts)
 
     @property

@@ -81,7 +81,7 @@ def run_info(graph: Graph, state: RunState) -> RunInfo:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     return RunInfo(
         run_id=state.lineage.root_run_id,
-        name=graph.label,
+        name=graph.name or graph.label,
         goal=graph.goal,
         started_at=now,
         updated_at=now,
@@ -89,6 +89,8 @@ def run_info(graph: Graph, state: RunState) -> RunInfo:
         next_node=state.next_node,
         source=state.graph.source,
         snapshot=state.graph.snapshot,
+        source_size=state.graph.source_size,
+        snapshot_size=state.graph.snapshot_size,
     )
 
 

@@ -16,7 +16,7 @@ from uuid import uuid4
 from context_compiler.errors import GraphError, PipelineError
 from context_compiler.middleware.middleware import log_text
 from context_compiler.paths import made
-from context_compiler.pipeline.checkpoint import FILE, read_checkpoint, write_checkpoint
+from context_compiler.pipeline.checkpoint import FILE, CheckpointFolder, read_checkpoint
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.dot import parse_dot
 from context_compiler.pipeline.engine import Engine, EngineIO
@@ -76,8 +76,6 @@ async def execute(
         raise
     finally:
         await running.stop_children()
-    if running.root is not None and not isinstance(store, FileRuns):
-        write_checkpoint(running.root, state)
     await running.finish(state)
     return state
 
@@ -88,6 +86,8 @@ class ActiveRun:
     def __init__(self, graph: Graph, config: RunConfig, store: RunStore, state: RunState) -> None:
         self.config, self.store, self.state = config, store, state
         self.root = run_folder(config, store, state.lineage.root_run_id)
+        own = self.root is not None and not isinstance(store, FileRuns)
+        self._checkpoints = CheckpointFolder(self.root) if own and self.root is not None else None
         io = EngineIO(
             config=config,
             handlers=build_handlers(config),
@@ -111,6 +111,8 @@ class ActiveRun:
     async def save(self, state: RunState) -> None:
         """Persist a state."""
         await self.store.save(state)
+        if self._checkpoints is not None:
+            self._checkpoints.save(state)
         self.state = state
         await self.emit("checkpoint_saved", run_id=state.run_id, node=state.current_node, number=state.sequence)
 

@@ -9,9 +9,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MOST = 10_000_000
 """Maximum size of a captured output, in bytes."""
+
+GUARD = '(read -r _ </dev/fd/{0}; kill -KILL -$$) >/dev/null 2>&1 & exec /bin/sh -c "$1"'
+"""Ends the process group once the pipe at that descriptor has no writer left, and runs the command meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +53,7 @@ async def run_shell(
     Raises:
         OSError: it could not be started.
     """
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_shell(
-        command,
-        stdin=asyncio.subprocess.DEVNULL if given is None else pipe,
-        stdout=pipe,
-        stderr=pipe,
-        cwd=where,
-        env=None if env is None else {**os.environ, **env},
-        start_new_session=True,
-    )
+    process, alive = await _start(command, where=where, env=env, reads=given is not None)
     assert process.stdout is not None and process.stderr is not None
     out, err = bytearray(), bytearray()
     reading = asyncio.gather(_read(process.stdout, out), _read(process.stderr, err), _write(process.stdin, given))
@@ -75,7 +70,39 @@ async def run_shell(
             await reading
         await process.wait()
         _close_pipes(process)
+        if alive is not None:
+            os.close(alive)
     return CommandResult(code=code, out=out.decode("utf-8", "replace"), err=err.decode("utf-8", "replace"))
+
+
+async def _start(
+    command: str, *, where: Path | None, env: Mapping[str, str] | None, reads: bool
+) -> tuple[asyncio.subprocess.Process, int | None]:
+    """Start a command in a process group of its own, which ends when the returned descriptor is closed.
+
+    The descriptor is the only writing end of a pipe. When this process dies, even by SIGKILL, the system closes it.
+    """
+    pipe = asyncio.subprocess.PIPE
+    options: dict[str, Any] = {
+        "stdin": pipe if reads else asyncio.subprocess.DEVNULL,
+        "stdout": pipe,
+        "stderr": pipe,
+        "cwd": where,
+        "env": None if env is None else {**os.environ, **env},
+        "start_new_session": True,
+    }
+    if os.name != "posix":
+        return await asyncio.create_subprocess_shell(command, **options), None
+    watched, alive = os.pipe()
+    try:
+        guard = GUARD.format(watched)
+        words = ("/bin/sh", "-c", guard, "sh", command)
+        return await asyncio.create_subprocess_exec(*words, pass_fds=(watched,), **options), alive
+    except BaseException:
+        os.close(alive)
+        raise
+    finally:
+        os.close(watched)
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:

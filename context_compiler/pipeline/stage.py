@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -108,6 +109,14 @@ class Stage:
             write_atomically(path, text.encode("utf-8", "surrogatepass"))
         except OSError as error:
             raise PipelineError(f"{path}: {error.strerror or error}; make room, or free it") from error
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables for commands of the stage: `STAGE_FOLDER`, if it has one, which then exists."""
+        if self.folder is None:
+            return {}
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        return {"STAGE_FOLDER": str(self.folder.absolute())}
 
     def write_status(self, outcome: Outcome) -> None:
         """Write the outcome to the status file, for other programs."""

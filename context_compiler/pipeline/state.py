@@ -58,6 +58,9 @@ class Hashes:
 
     source: str | None = None
     snapshot: str
+    source_size: int | None = None
+    """In bytes of UTF-8."""
+    snapshot_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +157,18 @@ GRAPH_PATH = "internal.graph_path"
 
 
 def graph_hashes(graph: Graph) -> Hashes:
-    """Content hashes of a graph."""
-    return Hashes(source=text_hash(graph.source) if graph.source else None, snapshot=text_hash(to_dot(graph)))
+    """Content hashes and sizes of a graph."""
+    source, snapshot = graph.source or None, to_dot(graph)
+    return Hashes(
+        source=text_hash(source) if source else None,
+        snapshot=text_hash(snapshot),
+        source_size=_bytes(source) if source else None,
+        snapshot_size=_bytes(snapshot),
+    )
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def initial_state(graph: Graph, names: Hashes, run_id: str, given: Mapping[str, Any]) -> RunState:

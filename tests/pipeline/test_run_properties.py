@@ -99,7 +99,7 @@ class Watching(Stopping):
         self.cells.update({(section, name): body for section, name, body in new})
         fresh = {(section, name): body for section, name, body in state_changes(None, state)[1]}
         for one in (self.cells, fresh):
-            one[("head", "")]["metadata"]["timestamp"] = ""
+            one[("head", "")]["metadata"]["timestamp"] = one[("head", "")]["timestamp"] = ""
         assert self.cells == fresh
         assert assemble(
             (section, name, body) for (section, name), body in sorted(fresh.items(), key=lambda one: one[0])

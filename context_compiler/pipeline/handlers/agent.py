@@ -27,6 +27,7 @@ from context_compiler.pipeline.attempts import EXCERPT, read_status
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.context_helper import OutputCompiler
 from context_compiler.pipeline.graph import Graph, Node
+from context_compiler.pipeline.handlers.tool import RESERVED
 from context_compiler.pipeline.outcome import Outcome, find_outcome, parse_outcome
 from context_compiler.pipeline.shell import CommandResult, run_shell
 from context_compiler.pipeline.stage import STEER, Stage
@@ -34,8 +35,6 @@ from context_compiler.pipeline.stylesheet import EFFORTS
 
 SHORT = 200
 """Maximum length of `last_response`, in characters."""
-NOT_ITS = ("graph.", "params.", "human.gate.", "internal.")
-"""Keys an agent may not set: people and the graph decide them, and some become part of commands."""
 SUPERVISED = "Whoever supervises this run says:"
 """Line before a supervisor's message to a stage."""
 
@@ -128,7 +127,7 @@ class AgentHandler:
         reference = stage.keep("response", text)
         outcome = read_status(stage) or _outcome(output)
         kept = {"last_stage": stage.node.name, "last_response": text[:SHORT], "last_response_ref": reference}
-        updates = {key: value for key, value in outcome.context_updates.items() if not key.startswith(NOT_ITS)}
+        updates = {key: value for key, value in outcome.context_updates.items() if not key.startswith(RESERVED)}
         refused = ", ".join(sorted(outcome.context_updates.keys() - updates.keys()))[:SHORT]
         notes = (outcome.notes or text[:EXCERPT]) + (f"\n(not an agent's to set: {refused})" if refused else "")
         return replace(
@@ -229,7 +228,7 @@ class ToolHooks(AbstractCapability[Any]):
                 where=Path(where) if where else None,
                 limit=SECONDS,
                 given=json.dumps(to_jsonable_python(facts, bytes_mode="base64", fallback=str)),
-                env={f"HOOK_{key.upper()}": str(facts[key]).replace("\0", "") for key in said},
+                env=stage.environment() | {f"HOOK_{key.upper()}": str(facts[key]).replace("\0", "") for key in said},
             )
         except OSError as error:
             return CommandResult(code=127, out="", err=str(error))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from context_compiler.pipeline.attempts import read_status
 from context_compiler.pipeline.outcome import Outcome, StageStatus, failure
 from context_compiler.pipeline.shell import last_line, run_shell
 from context_compiler.pipeline.stage import Stage
@@ -14,6 +16,8 @@ from context_compiler.pipeline.stage import Stage
 ALLOWED = ("outcome", "preferred_label", "run_id")
 """Keys allowed as `${key}` in a command, beside those of the graph and of parameters."""
 ALLOWED_PREFIXES = ("graph.", "params.", "human.gate.")
+RESERVED = (*ALLOWED_PREFIXES, "internal.")
+"""Prefixes of keys that neither agents nor tools may set: people and the graph decide them."""
 EXCERPT = 8 * 1024
 """Maximum length of an output in the context, in characters; the complete output is an artifact."""
 
@@ -33,7 +37,10 @@ class ToolHandler:
     keeps_time = True
 
     async def execute(self, stage: Stage) -> Outcome:
-        """Run the command in the working folder, within the stage's `timeout`."""
+        """Run the command in the working folder, within the stage's `timeout`.
+
+        A command that exits with 0 can leave its outcome as `status.json` in the folder `$STAGE_FOLDER`.
+        """
         command = stage.node.text("tool_command")
         if not command:
             return failure("no tool_command")
@@ -44,7 +51,8 @@ class ToolHandler:
         except ValueError as error:
             return failure(f"tool_command: {error}")
         where = stage.node.text("workdir") or stage.config.workdir
-        ran = await run_shell(command, where=Path(where) if where else None, limit=stage.node.timeout, env=values)
+        env = {**values, **stage.environment()}
+        ran = await run_shell(command, where=Path(where) if where else None, limit=stage.node.timeout, env=env)
         code, out, err = ran.code, ran.out, ran.err
         shown = {"output": out, "stderr": err}
         kept = {f"tool.{name}_ref": stage.keep(name, text) for name, text in shown.items() if text}
@@ -52,7 +60,11 @@ class ToolHandler:
         updates: dict[str, Any] = {"tool.output": out[:EXCERPT], "tool.stderr": err[:EXCERPT], "tool.exit_code": code}
         updates |= {"tool.last_line": last_line(out), **kept}
         if code == 0:
-            return Outcome(context_updates=updates, notes=last_line(out))
+            written = read_status(stage)
+            if written is None:
+                return Outcome(context_updates=updates, notes=last_line(out))
+            own = {key: value for key, value in written.context_updates.items() if not key.startswith(RESERVED)}
+            return replace(written, context_updates={**updates, **own}, notes=written.notes or last_line(out))
         if code is None:
             return failure(f"timed out after {stage.node.timeout:g} s", updates=updates)
         return Outcome(

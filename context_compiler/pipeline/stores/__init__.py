@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,7 +31,7 @@ class RunInfo:
     """ISO 8601, UTC."""
     updated_at: str
     status: str
-    """`running`, `success` or `fail`; a killed run stays `running`."""
+    """`running`, `stopped` (nobody runs it, and it can be resumed), `success` or `fail`."""
     current_node: str | None = None
     next_node: str | None = None
     completed: int = 0
@@ -41,6 +41,9 @@ class RunInfo:
     source: str | None = None
     """Hash of the graph's source."""
     snapshot: str = ""
+    source_size: int | None = None
+    """In bytes."""
+    snapshot_size: int | None = None
 
 
 @runtime_checkable
@@ -116,6 +119,8 @@ def update_info(info: RunInfo, state: RunState, at: str) -> RunInfo:
         failure_reason=state.failure_reason,
         source=info.source,
         snapshot=info.snapshot,
+        source_size=info.source_size,
+        snapshot_size=info.snapshot_size,
     )
 
 
@@ -173,7 +178,7 @@ class MemoryRuns:
 
     async def runs(self) -> list[RunInfo]:
         """Metadata of all runs, newest first."""
-        return newest_first(list(self._infos.values()))
+        return newest_first([stopped_unless(self._owned.__contains__, info) for info in self._infos.values()])
 
     async def content(self, hash: str) -> str | None:
         """The text with a hash."""
@@ -181,6 +186,10 @@ class MemoryRuns:
 
     async def close(self) -> None:
         """Do nothing: there is nothing to release."""
+
+
+OPTIONAL = ("current_node", "next_node", "source", "source_size", "snapshot_size")
+"""Fields of the metadata that may be None."""
 
 
 def info_document(info: RunInfo) -> dict[str, Any]:
@@ -196,8 +205,8 @@ def parse_info(data: Mapping[str, Any]) -> RunInfo:
     """
     info = RunInfo(**{name: data[name] for name in RunInfo.__dataclass_fields__ if name in data})
     for name, value in info_document(info).items():
-        kind = int if name in ("completed", "attempt") else str
-        if type(value) is not kind and not (value is None and name in ("current_node", "next_node", "source")):
+        kind = int if name in ("completed", "attempt", "source_size", "snapshot_size") else str
+        if type(value) is not kind and not (value is None and name in OPTIONAL):
             raise TypeError(f"{name} is of the wrong kind")
     return info
 
@@ -267,6 +276,28 @@ def own_run(path: Path, run_id: str) -> Generator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # Windows refuses to remove an open file, and removes it on release
-            path.unlink()
-        lock.release()
+        _release(lock, path)
+
+
+def is_owned(path: Path) -> bool:
+    """True if a live process holds the lock of a run at `path`."""
+    if not path.exists():
+        return False
+    lock = FileLock(path, mode=0o600, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError):
+        return True
+    _release(lock, path)
+    return False
+
+
+def _release(lock: FileLock, path: Path) -> None:
+    with suppress(OSError):  # Windows refuses to remove an open file, and removes it on release
+        path.unlink()
+    lock.release()
+
+
+def stopped_unless(owned: Callable[[str], bool], info: RunInfo) -> RunInfo:
+    """Metadata of a run with the status `stopped` if it has not ended and nobody owns it."""
+    return replace(info, status="stopped") if info.status == "running" and not owned(info.run_id) else info

@@ -13,17 +13,19 @@ from typing import Any
 from context_compiler.errors import PipelineError
 from context_compiler.ids import text_hash
 from context_compiler.pipeline.artifacts import write_atomically
-from context_compiler.pipeline.checkpoint import read_checkpoint, write_checkpoint
+from context_compiler.pipeline.checkpoint import FILE, STEPS, CheckpointFolder, open_private, read_checkpoint
 from context_compiler.pipeline.stage import folder_name
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import (
     Event,
     RunInfo,
     info_document,
+    is_owned,
     newest_first,
     own_run,
     parse_event,
     parse_info,
+    stopped_unless,
     update_info,
 )
 
@@ -43,6 +45,7 @@ class FileRuns:
         self._alone = alone
         self._added: set[str] = set()
         """Runs whose event file ends with a complete line, because this store has appended to it."""
+        self._checkpoints: dict[str, CheckpointFolder] = {}
 
     def folder(self, run_id: str) -> Path:
         """The folder of a run."""
@@ -56,6 +59,7 @@ class FileRuns:
     async def own(self, run_id: str) -> AsyncGenerator[None]:
         """Own a run."""
         with own_run(self.folder(run_id) / LOCK, run_id):
+            self._checkpoints.pop(run_id, None)
             yield
 
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
@@ -68,15 +72,18 @@ class FileRuns:
         self._write(folder / MANIFEST, json.dumps(info_document(info), indent=1))
 
     async def save(self, state: RunState) -> None:
-        """Replace the state, completely each time."""
-        write_checkpoint(self.folder(state.lineage.root_run_id), state)
+        """Replace the state."""
+        run_id = state.lineage.root_run_id
+        if run_id not in self._checkpoints:
+            self._checkpoints[run_id] = CheckpointFolder(self.folder(run_id))
+        self._checkpoints[run_id].save(state)
 
     async def add(self, run_id: str, event: Event) -> None:
         """Append an event."""
         path = self.folder(run_id) / EVENTS
         try:
             cut = run_id not in self._added and _has_partial_line(path)
-            with open(path, "a", encoding="utf-8", opener=_open_private) as file:
+            with open(path, "a", encoding="utf-8", opener=open_private) as file:
                 file.write("\n" * cut + json.dumps(event.document()) + "\n")
             self._added.add(run_id)
         except OSError as error:
@@ -99,8 +106,12 @@ class FileRuns:
 
     async def runs(self) -> list[RunInfo]:
         """Metadata of all runs, newest first."""
-        found = [self._info(path) for path in self.root.glob(f"*/{MANIFEST}")] if self.root.is_dir() else []
-        return newest_first(found)
+        paths = (self.root / MANIFEST,) if self._alone else self.root.glob(f"*/{MANIFEST}")
+        found = [self._info(path) for path in paths if path.exists()] if self.root.is_dir() else []
+        return newest_first([stopped_unless(self._is_owned, info) for info in found])
+
+    def _is_owned(self, run_id: str) -> bool:
+        return is_owned(self.folder(run_id) / LOCK)
 
     async def content(self, hash: str) -> str | None:
         """The text with a hash, from any run."""
@@ -123,7 +134,8 @@ class FileRuns:
         state = read_checkpoint(manifest.parent)
         if state is None:
             return info
-        when = (manifest.parent / "checkpoint.json").stat().st_mtime
+        files = (manifest.parent / FILE, *manifest.parent.glob(f"{STEPS}-*.jsonl"))
+        when = max(path.stat().st_mtime for path in files)
         return update_info(info, state, datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds"))
 
     def _write(self, path: Path, text: str) -> None:
@@ -131,11 +143,6 @@ class FileRuns:
             write_atomically(path, text.encode("utf-8", "surrogatepass"))
         except OSError as error:
             raise PipelineError(f"{path}: {error.strerror or error}; give a folder that may be written") from error
-
-
-def _open_private(path: str, flags: int) -> int:
-    """Opener for files that only the owner may read."""
-    return os.open(path, flags, 0o600)
 
 
 def _text(path: Path) -> str | None:

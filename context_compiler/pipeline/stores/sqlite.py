@@ -23,10 +23,12 @@ from context_compiler.pipeline.stores import (
     Event,
     RunInfo,
     info_document,
+    is_owned,
     newest_first,
     own_run,
     parse_event,
     parse_info,
+    stopped_unless,
     update_info,
 )
 from context_compiler.record.schema import transaction
@@ -60,8 +62,7 @@ class SQLiteRuns:
     @asynccontextmanager
     async def own(self, run_id: str) -> AsyncGenerator[None]:
         """Own a run."""
-        mark = blake2b(run_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        with own_run(self.path.with_name(f"{self.path.name}-{mark}.lock"), run_id):
+        with own_run(self._lock_path(run_id), run_id):
             self._saved.pop(run_id, None)
             try:
                 yield
@@ -106,7 +107,12 @@ class SQLiteRuns:
     async def runs(self) -> list[RunInfo]:
         """Metadata of all runs, newest first."""
         rows: Sequence[Any] = await self._run(lambda db: db.execute("SELECT info FROM runs").fetchall())
-        return newest_first([self._parse(parse_info, body) for (body,) in rows])
+        infos = [self._parse(parse_info, body) for (body,) in rows]
+        return newest_first([stopped_unless(lambda run_id: is_owned(self._lock_path(run_id)), info) for info in infos])
+
+    def _lock_path(self, run_id: str) -> Path:
+        mark = blake2b(run_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        return self.path.with_name(f"{self.path.name}-{mark}.lock")
 
     def _parse(self, made: Callable[[Any], T], body: str) -> T:
         try:

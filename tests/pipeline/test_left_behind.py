@@ -1,0 +1,174 @@
+"""What a run leaves in its folder is there from the beginning, at each step, and grows with what changes alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from context_compiler.pipeline import (
+    Event,
+    Outcome,
+    RunConfig,
+    RunState,
+    Stage,
+    open_runs,
+    read_checkpoint,
+    run_pipeline,
+)
+from context_compiler.pipeline.checkpoint import CheckpointFolder
+from context_compiler.pipeline.state import Hashes, Lineage
+from tests.pipeline.conftest import Open
+from tests.pipeline.playing import graph, play
+from tests.pipeline.test_kept import INFO
+
+STATE = RunState(lineage=Lineage(root_run_id="r"), graph=Hashes(snapshot="x"), next_node="a")
+
+
+def grown(state: RunState) -> RunState:
+    """A state after one more stage."""
+    step = state.sequence + 1
+    name = f"s{step % 7}"
+    return replace(
+        state,
+        sequence=step,
+        current_node=name,
+        completed=(*state.completed, name),
+        outcomes={**state.outcomes, name: Outcome(notes=f"step {step}")},
+        context={**{key: value for key, value in state.context.items() if key != f"k{step - 5}"}, f"k{step}": step},
+        logs=(*state.logs, {"node": name, "notes": "x" * 1_000}),
+    )
+
+
+def test_a_long_run_is_saved_in_time_proportional_to_what_changes(tmp_path: Path) -> None:
+    folder, state, written = CheckpointFolder(tmp_path), STATE, set[int]()
+    for step in range(500):
+        state = grown(state)
+        folder.save(state)
+        written.add((tmp_path / "checkpoint.json").stat().st_mtime_ns)
+        if step in (3, 63, 64, 65, 66, 200, 499):
+            assert read_checkpoint(tmp_path) == state
+    assert len(written) < 80  # each step while it is small, and then whenever it has doubled
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_step_that_a_crash_cut_short_is_passed_over(tmp_path: Path) -> None:
+    folder, state = CheckpointFolder(tmp_path), STATE
+    while not (steps := list(tmp_path.glob("steps-*.jsonl"))):
+        state = grown(state)
+        folder.save(state)
+    folder.save(later := grown(state))
+    whole = steps[0].read_bytes()
+    steps[0].write_bytes(whole[:-5])
+    assert read_checkpoint(tmp_path) == state
+    steps[0].write_bytes(whole)
+    CheckpointFolder(tmp_path).save(grown(later))  # another process goes on
+    assert read_checkpoint(tmp_path) == grown(later)
+
+
+async def test_the_folder_of_an_attempt_is_there_before_its_first_stage(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    def work(stage: Stage) -> Outcome:
+        attempt = stage.context.get("internal.lineage.attempt")
+        root = tmp_path / "logs" if attempt == 1 else tmp_path / "logs" / "attempt-2"
+        seen.append((root / "artifacts").is_dir())
+        return Outcome(status="fail" if attempt == 1 else "success")  # type: ignore[arg-type]
+
+    text = graph(
+        'a; start->a; a->done [condition="outcome=success"]; a->a [condition="outcome=fail" loop_restart=true]'
+    )
+    result = await run_pipeline(text, handlers={"codergen": work}, logs_root=tmp_path / "logs")
+    assert result.ok and seen == [True, True]
+
+
+async def test_a_checkpoint_is_written_at_each_step_with_a_database_too(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def listen(event: Event) -> None:
+        state = read_checkpoint(tmp_path / "logs")
+        if event.kind == "checkpoint_saved" and state is not None:
+            seen.append((event.data["number"], state.sequence))
+
+    given = {"runs": tmp_path / "runs.db", "logs_root": tmp_path / "logs"}
+    await run_pipeline(graph("a; b; start->a->b->done"), simulate=True, on_event=listen, **given)
+    assert seen == [(1, 1), (2, 2), (3, 3), (4, 4)]
+
+
+async def test_hash_and_size_of_the_graph_are_kept_and_the_manifest_has_its_name(tmp_path: Path) -> None:
+    text = graph("a; start->a->done", attrs='label="A fine label";')
+    result, _ = await play(text, runs=tmp_path, run_id="r")
+    document = json.loads((tmp_path / "r" / "checkpoint.json").read_text())
+    manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
+    assert document["graph_dot_source_size"] == manifest["source_size"] == len(text)
+    assert document["graph_snapshot_size"] == (tmp_path / "r" / "graph.normal.dot").stat().st_size
+    assert document["timestamp"] == document["metadata"]["timestamp"] and manifest["name"] == "g"
+    assert read_checkpoint(tmp_path / "r") == result
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        (0, {"outcome": "success", "preferred_label": "mend"}, "b"),
+        (0, {"outcome": "fail", "failure_reason": "no"}, "t: no"),
+        (3, {"outcome": "success"}, "t: exit code 3"),
+        (0, {"outcome": "success", "context_updates": {"graph.goal": "x", "found": 1}}, "c"),
+    ],
+)
+async def test_a_tool_leaves_its_status_in_the_folder_it_is_told(
+    code: int, status: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    command = f"cp {tmp_path}/status.json $STAGE_FOLDER/status.json; exit {code}"
+    text = graph(
+        f't [shape=parallelogram tool_command="{command}"]; b; c; start->t; t->b [label=mend]; t->c [weight=1]; '
+        "b->done; c->done"
+    )
+    result, script = await play(text, logs_root=tmp_path / "logs")
+    assert (script.seen[0] if script.seen else result.failure_reason) == said
+    assert result.context["graph.goal"] == "Ship it" and "tool.exit_code" in result.context
+
+
+async def test_a_run_that_nobody_owns_is_stopped(open_store: Open) -> None:
+    store = open_store()
+    async with store.own("r"):
+        await store.begin(INFO, {})
+        await store.save(STATE)
+        assert [info.status for info in await store.runs()] == ["running"]
+    assert [info.status for info in await store.runs()] == ["stopped"]
+    await store.save(replace(STATE, status="success", next_node=None))
+    assert [info.status for info in await store.runs()] == ["success"]
+
+
+KILLED = """
+import sys
+from context_compiler.pipeline import run_pipeline
+import asyncio
+asyncio.run(run_pipeline(sys.argv[1], runs=sys.argv[2], run_id="r"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="process groups are of POSIX")
+async def test_nothing_that_a_killed_engine_started_goes_on_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ready")
+    os.mkfifo(tmp_path / "held")
+    # whoever opens `held` holds it until it dies; its own child too
+    command = f"exec 8>{tmp_path}/held; sleep 600 & echo $$ > {tmp_path}/ready; wait; sleep 600"
+    text = graph(f't [shape=parallelogram tool_command="{command}"]; start->t->done')
+    with subprocess.Popen([sys.executable, "-c", KILLED, text, tmp_path / "runs.db"]) as engine:
+        with open(tmp_path / "held", "rb") as held:
+            with open(tmp_path / "ready") as ready:
+                assert int(ready.read())
+            engine.send_signal(signal.SIGKILL)
+            engine.wait()
+            assert held.read() == b""  # comes back when nobody holds it any more
+    store = open_runs(RunConfig(runs=tmp_path / "runs.db"))
+    assert [info.status for info in await store.runs()] == ["stopped"]
+    await store.close()
