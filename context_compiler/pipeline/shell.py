@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,15 +94,15 @@ async def _start(
     if os.name != "posix":
         return await asyncio.create_subprocess_shell(command, **options), None
     watched, alive = os.pipe()
-    try:
-        guard = GUARD.format(watched)
-        words = ("/bin/sh", "-c", guard, "sh", command)
-        return await asyncio.create_subprocess_exec(*words, pass_fds=(watched,), **options), alive
-    except BaseException:
-        os.close(alive)
-        raise
-    finally:
-        os.close(watched)
+    words = ("/bin/sh", "-c", GUARD.format(watched), "sh", command)
+    with ExitStack() as undo:
+        undo.callback(os.close, alive)
+        try:
+            process = await asyncio.create_subprocess_exec(*words, pass_fds=(watched,), **options)
+        finally:
+            os.close(watched)
+        undo.pop_all()
+    return process, alive
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
