@@ -65,9 +65,11 @@ def main(
     tables = _report(chosen, results, out)
     tables |= {"machine": ran(results), "goals": goals.table(results), "setup": setup()}
     if page is not None:
-        page.write_text(filled(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
         for one in chosen:
-            plotted(one, _of(one, results), page.with_name(f"{page.stem}-{one.name}.svg"))
+            picture = page.with_name(f"{page.stem}-{one.name}.svg")
+            if plotted(one, _of(one, results), picture):
+                tables[f"{one.name}-plot"] = f"![{one.title}]({picture.name})"
+        page.write_text(filled(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
 
 
 def _known(name: str, names: Sequence[str] | dict[str, object] | dict[str, str] | dict[str, Measure]) -> str:
@@ -116,7 +118,8 @@ def _result(measure: Measure, cell: Cell, approach: Approach | Missing, data: Da
 
 def _of(measure: Measure, results: Results) -> list[Result]:
     order = {name: place for place, name in enumerate(HOMES)}
-    found = [one for one in results if one.cell.measure == measure.name]
+    of_measure = [one for one in results if one.cell.measure == measure.name]
+    found = [one for one in of_measure if measure.name in ONLY.get(one.cell.approach, {measure.name})]
     return sorted(found, key=lambda one: order[one.cell.approach])
 
 

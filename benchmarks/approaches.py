@@ -73,11 +73,15 @@ HOMES = {
 """Approaches in the order of the tables, and the module of `benchmarks.peers` where each lives."""
 
 ONLY = {
+    "ours-live": {"lived", "sessions", "compiles"},
+    "ours-live-full": {"sessions"},
     "ours-live-bland": {"lived"},
     "ours-live-good": {"lived"},
     "ours-live-economy": {"lived", "sessions"},
 }
-"""Approaches that belong to some measures only."""
+"""Approaches that belong to some measures only. A live agent is measured where it has lived through its history: one
+that is handed a whole history and asked at once makes its first view for that very question.
+"""
 
 PACKAGES = {
     "harness": "pydantic-ai-harness",

@@ -298,11 +298,6 @@ def test_what_a_tool_of_no_use_returns_is_the_same_again() -> None:
     assert look_up("entry 5") == look_up("entry 5") != look_up("entry 6")
 
 
-def test_no_row_of_the_evidence_is_called_a_live_agent() -> None:
-    names = {cell.approach for cell in evidence.cells(NO_DATA, list(HOMES), evidence.AWARE)}
-    assert names & {"ours", "ours-live", "ours-live-full"} == {"ours"}
-
-
 def test_the_rows_of_lived_conversations_are_compared_with_one_view_at_the_same_points() -> None:
     def result(approach: str, held: float, **more: object) -> Result:
         value = {"held": [[held, 1.0]], "one_shot": [[1.0, 1.0]], "unasked": [[0.0, 0.5]], "worst": 1.0}

@@ -28,16 +28,11 @@ from context_compiler.middleware.replay import View
 AWARE, BLIND = "evidence", "evidence-blind"
 
 
-ALIVE = ("ours-live", "ours-live-full")
-"""Left out: a fresh agent that is handed a whole history is no agent that has lived it; `lived` measures that."""
-
-
 def cells(data: Data, approaches: Sequence[str], name: str) -> list[Cell]:
     return [
         Cell(name, approach, chosen, budget)
         for chosen, budgets in data.asked.items()
         for approach in approaches
-        if approach not in ALIVE
         for budget in budgets
     ]
 
@@ -106,7 +101,6 @@ async def _made(view: View, messages: list[ModelMessage], budget: int) -> Sequen
 
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """A table for every set: recall in per cent with its interval, and how often the budget was not kept."""
-    results = [one for one in results if one.cell.approach not in ALIVE]
     found: dict[str, str] = {}
     for name in dict.fromkeys(one.cell.data for one in results):
         found[f"{results[0].cell.measure}-{name}"] = ranked([one for one in results if one.cell.data == name], _shown)
@@ -125,7 +119,7 @@ def panels(results: Sequence[Result]) -> list[Panel]:
         results,
         lambda value: 100 * recall.interval(value["groups"])[0],
         y="evidence in the view, %",
-        leave_out={"everything", "host", "harness-clear", *ALIVE},
+        leave_out={"everything", "host", "harness-clear"},
     )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 
-from benchmarks.approaches import Approach, attached
+from benchmarks.approaches import Approach
 from context_compiler import ContextCompiler, compile_view
 from context_compiler.middleware.replay import LiveSession
 
@@ -40,7 +39,6 @@ APPROACHES = (
         title="context-compiler, live agent",
         setup='`ContextCompiler(budget=budget, model="none")`: cuts back at half of the budget, the default',
         ours=True,
-        view=attached(live),
         session=lambda budget: LiveSession(live(budget)),
         summarising=asking,
     ),
@@ -49,9 +47,7 @@ APPROACHES = (
         title="context-compiler, live agent, trigger=1.0",
         setup='`ContextCompiler(budget=budget, model="none", trigger=1.0)`: uses the budget up before it cuts',
         ours=True,
-        view=attached(partial(live, trigger=1.0)),
         session=lambda budget: LiveSession(live(budget, trigger=1.0)),
-        dashes={"compiles": "counted with the default trigger"},
     ),
     Approach(
         name="ours-live-bland",
