@@ -24,8 +24,8 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
 from context_compiler.compiler.prompt import latest_input
+from context_compiler.messages.fences import clip
 from context_compiler.messages.history import reader_of
-from context_compiler.messages.lines import clip
 from context_compiler.tokens import as_counter
 
 NAME = "scripted"

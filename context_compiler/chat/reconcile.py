@@ -18,7 +18,7 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.chat.transcript import TranscriptTurn
-from context_compiler.messages.content import is_media, placeholder
+from context_compiler.messages.items import is_media, placeholder
 
 TEXT_BREAK = "\n\n"
 """Separator, in a transcript, of two texts of one answer."""

@@ -29,7 +29,7 @@ from context_compiler.compiler.quotes import cost, written_for
 from context_compiler.compiler.rows import Where, compile_row
 from context_compiler.compiler.view import Quote, summary_of
 from context_compiler.fidelity import Fidelity
-from context_compiler.messages.pins import Pin, pins
+from context_compiler.messages.instructions import Pin, pins
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.record.values import Compile
 

@@ -15,9 +15,9 @@ from math import log2
 from context_compiler.compiler.patterns import Sort
 from context_compiler.compiler.plan import Selection
 from context_compiler.compiler.specifics import FIELD, LISTED, Mention, TextSet, mentions, readable_text, runs_command
+from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
-from context_compiler.messages.lines import one_line
 from context_compiler.messages.shapes import WHOLE, shaped
 from context_compiler.messages.tool_lines import call_line
 from context_compiler.tokens import TokenCounter

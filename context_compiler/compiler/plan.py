@@ -8,11 +8,10 @@ from functools import cached_property
 
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.policy import Limits, Policy
-from context_compiler.messages.history import History, Reader
+from context_compiler.messages.history import History, Reader, needless
+from context_compiler.messages.instructions import Pin
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Item, Kind
-from context_compiler.messages.pins import Pin
 from context_compiler.messages.shapes import WHOLE, Shape, price
-from context_compiler.messages.superseded_parts import needless
 from context_compiler.messages.turns import Outline, Pairing, outline, turn_index
 from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter

@@ -17,8 +17,8 @@ from context_compiler.messages.failures import reflected
 from context_compiler.messages.fences import fence, neutral
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Item, Kind
+from context_compiler.messages.shapes import clamp
 from context_compiler.messages.tool_lines import call_line, outcome_line
-from context_compiler.messages.truncate import clamp
 from context_compiler.record.values import Drop
 from context_compiler.template import SectionRule, Template
 from context_compiler.template.prompts import prose

@@ -14,9 +14,9 @@ from context_compiler.compiler.plan import Selection
 from context_compiler.compiler.prompt import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import fence, neutral
+from context_compiler.messages.instructions import Pin
 from context_compiler.messages.items import MESSAGE_OVERHEAD
-from context_compiler.messages.pins import Pin
-from context_compiler.messages.truncate import clamp
+from context_compiler.messages.shapes import clamp
 from context_compiler.recall import Question, indexed, pending, rank
 from context_compiler.recall.outline import phases
 from context_compiler.recall.selection import Passage, choose, passages, quoted

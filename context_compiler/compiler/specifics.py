@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from context_compiler.compiler.patterns import COMMANDS, TABLE, UNIT, UNIT_WIDE, Sort, is_command
+from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.instructions import LONGEST, sentence_ends, sets_something
 from context_compiler.messages.items import Item, Kind, arguments
-from context_compiler.messages.lines import one_line
 from context_compiler.messages.turns import Outline
 
 SCANNED = 100_000

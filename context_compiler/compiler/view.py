@@ -23,10 +23,9 @@ from pydantic_ai.messages import (
 
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.plan import LEFT_OUT, Plan
-from context_compiler.messages.content import user_content
 from context_compiler.messages.fences import SUMMARY_PREFIX
 from context_compiler.messages.history import History, Reader
-from context_compiler.messages.items import MARK, mark_of
+from context_compiler.messages.items import MARK, mark_of, user_content
 from context_compiler.messages.shapes import WHOLE, Shape, shaped
 from context_compiler.record.values import Drop, Record
 from context_compiler.tokens import TokenCounter

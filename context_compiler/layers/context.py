@@ -45,7 +45,7 @@ from context_compiler.layers.turn import (
 )
 from context_compiler.messages.fences import fence
 from context_compiler.messages.items import MESSAGE_OVERHEAD
-from context_compiler.messages.truncate import clamp
+from context_compiler.messages.shapes import clamp
 from context_compiler.record.values import Drop
 from context_compiler.template import Template
 from context_compiler.template.choices import SectionRule

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from context_compiler.errors import SettingsError
+from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Item, Kind
-from context_compiler.messages.lines import one_line
 from context_compiler.messages.tool_lines import call_line, outcome_line
 
 WIDTH = 200

@@ -6,7 +6,9 @@ just deserialised is found by its content.
 
 from __future__ import annotations
 
+import json
 import operator
+import re
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,12 +16,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, compress, count
 
-from pydantic_ai.messages import ModelMessage, ModelRequest
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest
+from pydantic_core import PydanticSerializationError
 
 from context_compiler.cache import Memo
 from context_compiler.ids import blob_id, chained, identity, objects_of
-from context_compiler.messages.items import Item, Kind, read_items
-from context_compiler.messages.serialization import load_messages, message_body
+from context_compiler.messages.items import Item, Kind, name_of, read_items
 from context_compiler.tokens import TokenCounter, as_counter
 
 __all__ = ["History", "Reader", "Reading", "day", "day_of", "load_messages", "message_body", "reader_of", "searchable"]
@@ -226,3 +228,71 @@ def day_of(message: ModelMessage) -> str:
 def day(when: object) -> str:
     """A time as YYYY-MM-DD; empty where there is none, or only the zero that stands for none in a transcript."""
     return when.date().isoformat() if isinstance(when, datetime) and when.year > 1970 else ""
+
+
+_HALVES = re.compile("[\ud800-\udfff]")
+_DIGITS = re.compile(rb"(?<!\d)\d{4301}")
+_STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(-?\d{4301,}+)')
+"""A string whole, so that nothing within it is taken for a number; or a number longer than readers of JSON take."""
+
+
+def message_body(message: ModelMessage) -> bytes:
+    """The canonical JSON of one message.
+
+    Half of a surrogate pair, which nothing can write or send, becomes a replacement character; a whole number of more
+    than 4,300 digits, which nothing could read again, becomes text.
+    """
+    try:
+        body = ModelMessagesTypeAdapter.dump_json([message], warnings=False, fallback=name_of)[1:-1]
+    except PydanticSerializationError:
+        loose = ModelMessagesTypeAdapter.dump_python([message], mode="json", warnings=False, fallback=name_of)
+        text = json.dumps(loose[0], ensure_ascii=False, separators=(",", ":"))
+        body = _HALVES.sub("\ufffd", text).encode()
+    return _STRING_OR_NUMBER.sub(_as_text, body) if _DIGITS.search(body) else body
+
+
+def _as_text(found: re.Match[bytes]) -> bytes:
+    return b'"%s"' % found[1] if found[1] else found[0]
+
+
+def load_messages(bodies: Sequence[bytes]) -> list[ModelMessage]:
+    """Messages from their canonical JSON."""
+    return ModelMessagesTypeAdapter.validate_json(b"[" + b",".join(bodies) + b"]")
+
+
+def needless(history: History) -> dict[int, frozenset[int]]:
+    """Parts that need not stay when their message goes: their positions, by position of the message.
+
+    That is system text that an earlier message said already, and what the host noted for itself before the last
+    compaction: it reads its notes from there on.
+    """
+    staying = [index for index, reading in enumerate(history.readings) if reading.stays]
+    noted = any(item.kind is Kind.CONTROL for index in staying for item in history.readings[index].items)
+    window = _window(history) if noted else (0, 0)
+    said: set[str] = set()
+    found: dict[int, set[int]] = {}
+    for index in staying:
+        for at, item in enumerate(history.readings[index].items):
+            if item.kind is not Kind.SYSTEM:
+                gone = item.kind is Kind.CONTROL and (index, at) < window
+            else:
+                gone = item.text in said
+                said.add(item.text)
+            if gone:
+                found.setdefault(index, set()).add(at)
+    return {index: frozenset(parts) for index, parts in found.items()}
+
+
+def _window(history: History) -> tuple[int, int]:
+    """Where the host's window opens: message and part of the last compaction, or the first of all."""
+    for index in range(len(history) - 1, -1, -1):
+        reading = history.readings[index]
+        ends = [at for at, item in enumerate(reading.items) if item.kind is Kind.COMPACTION and item.mark is None]
+        if not ends:
+            continue
+        if not reading.request:
+            return index, ends[-1]
+        while index and history.readings[index - 1].request:
+            index -= 1
+        return index, 0
+    return 0, 0

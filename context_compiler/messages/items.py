@@ -7,15 +7,15 @@ here; a kind nobody knows becomes an `OTHER` item, is priced by its text, and pa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
+from pydantic_core import to_json
 
-from context_compiler.messages import content
-from context_compiler.tokens import TokenCounter
+from context_compiler.tokens import TokenCounter, media_tokens
 
 MARK = "context_compiler"
 """The metadata key that says a part was written by this package. Users cannot set it through text."""
@@ -98,7 +98,7 @@ def read_part(part: Any, counter: TokenCounter) -> Item:
     """One part as an item; a kind that nobody knows is `OTHER`."""
     kind = getattr(part, "part_kind", "")
     if kind in CONTROL_KINDS:
-        text = content.plain(getattr(part, CONTROL_KINDS[kind], None))
+        text = plain(getattr(part, CONTROL_KINDS[kind], None))
         return Item(kind=Kind.CONTROL, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD)
     return _READERS.get(kind, _other)(part, counter)
 
@@ -107,7 +107,7 @@ def _user(part: Any, counter: TokenCounter) -> Item:
     texts: list[str] = []
     media = 0
     mark: dict[str, Any] | None = None
-    for piece in content.user_content(part.content):
+    for piece in user_content(part.content):
         text, cost = _piece(piece)
         media += cost
         texts.append(text)
@@ -124,10 +124,10 @@ def _piece(piece: object) -> tuple[str, int]:
     kind = getattr(piece, "kind", None)
     if kind == "cache-point":
         return "", 0
-    if content.is_media(piece):
-        return content.placeholder(piece), content.media_cost(piece)
+    if is_media(piece):
+        return placeholder(piece), media_cost(piece)
     said = getattr(piece, "content", None)
-    return (said, 0) if isinstance(said, str) else (content.plain(piece), 0)
+    return (said, 0) if isinstance(said, str) else (plain(piece), 0)
 
 
 def mark_of(thing: Any) -> dict[str, Any] | None:
@@ -142,9 +142,9 @@ def _return(part: Any, counter: TokenCounter) -> Item:
     outcome = getattr(part, "outcome", "success")
     media = 0
     if not isinstance(said, str):
-        media = sum(map(content.media_cost, content.media_in(said)))
-        said = content.plain(content.without_media(said) if media else said)
-    sent = content.plain({"error": said}) if outcome in ERRORS else said
+        media = sum(map(media_cost, media_in(said)))
+        said = plain(without_media(said) if media else said)
+    sent = plain({"error": said}) if outcome in ERRORS else said
     return Item(
         kind=Kind.RETURN,
         text=said,
@@ -159,7 +159,7 @@ def _return(part: Any, counter: TokenCounter) -> Item:
 
 
 def _retry(part: Any, counter: TokenCounter) -> Item:
-    text = content.plain(part.content)
+    text = plain(part.content)
     tool = getattr(part, "tool_name", None)
     return Item(
         kind=Kind.RETURN if tool is not None else Kind.FEEDBACK,
@@ -172,7 +172,7 @@ def _retry(part: Any, counter: TokenCounter) -> Item:
 
 
 def _call(part: Any, counter: TokenCounter) -> Item:
-    text = part.args if isinstance(part.args, str) else content.plain(part.args if part.args is not None else {})
+    text = part.args if isinstance(part.args, str) else plain(part.args if part.args is not None else {})
     return Item(
         kind=Kind.CALL,
         text=text,
@@ -194,29 +194,29 @@ def _said(kind: Kind) -> Callable[[Any, TokenCounter], Item]:
     """A reader of parts whose `content` is their text."""
 
     def read(part: Any, counter: TokenCounter) -> Item:
-        text = content.plain(part.content)
+        text = plain(part.content)
         return Item(kind=kind, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD, mark=mark_of(part))
 
     return read
 
 
 def _file(part: Any, counter: TokenCounter) -> Item:
-    cost = content.media_cost(part.content)
-    return Item(kind=Kind.MEDIA, text=content.placeholder(part.content), tokens=cost + MESSAGE_OVERHEAD, media=cost)
+    cost = media_cost(part.content)
+    return Item(kind=Kind.MEDIA, text=placeholder(part.content), tokens=cost + MESSAGE_OVERHEAD, media=cost)
 
 
 def _speech(part: Any, counter: TokenCounter) -> Item:
     """What was spoken: its transcript, and the sound of what a user said where the host has kept it."""
     by_user = part.speaker == "user"
-    sound = content.media_cost(part.audio) if by_user and part.audio is not None else 0
-    text = part.transcript or (content.placeholder(part.audio) if sound else "")
+    sound = media_cost(part.audio) if by_user and part.audio is not None else 0
+    text = part.transcript or (placeholder(part.audio) if sound else "")
     kind = Kind.USER if by_user else Kind.TEXT
     return Item(kind=kind, text=text, tokens=counter.text(text) + sound + MESSAGE_OVERHEAD, media=sound)
 
 
 def _other(part: Any, counter: TokenCounter) -> Item:
     said = getattr(part, "content", None)
-    text = said if isinstance(said, str) else content.plain(part)
+    text = said if isinstance(said, str) else plain(part)
     return Item(kind=Kind.OTHER, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD)
 
 
@@ -244,3 +244,93 @@ def arguments(text: str) -> dict[str, object] | None:
     except (ValueError, RecursionError):
         return None
     return cast(dict[str, object], value) if isinstance(value, dict) else None
+
+
+def user_content(content: object) -> Sequence[object]:
+    """The pieces of a user prompt, a lone string as one piece."""
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return (content,)
+    return cast(Sequence[object], content)
+
+
+_MEDIA_KINDS = {
+    "image-url": "image",
+    "audio-url": "audio",
+    "document-url": "application/pdf",
+    "video-url": "video",
+    "binary": "",
+    "uploaded-file": "application/pdf",
+}
+
+
+def is_media(thing: object) -> bool:
+    """A picture, sound, film, document or other file, given as bytes, URL or upload."""
+    return getattr(thing, "kind", None) in _MEDIA_KINDS
+
+
+def media_type(thing: Any) -> str:
+    """The MIME type of a medium, or the best that its kind says."""
+    kind = str(getattr(thing, "kind", ""))
+    if kind != "binary" and not getattr(thing, "_media_type", None):
+        return _MEDIA_KINDS.get(kind) or "application/octet-stream"
+    return str(getattr(thing, "media_type", None) or "application/octet-stream")
+
+
+def media_cost(thing: Any) -> int:
+    """What a medium costs, in tokens."""
+    data = getattr(thing, "data", None)
+    return media_tokens(media_type(thing), data if isinstance(data, bytes) else None)
+
+
+def placeholder(thing: Any) -> str:
+    """What stands for a medium where only text can stand."""
+    data = getattr(thing, "data", None)
+    size = f" {max(1, len(data) // 1024)} kB" if isinstance(data, bytes) else ""
+    return f"[{media_type(thing)}{size}]"
+
+
+def media_in(content: object) -> Iterator[object]:
+    """Every medium anywhere in a tool's result."""
+    if is_media(content):
+        yield content
+    elif isinstance(content, dict):
+        for value in cast(dict[object, object], content).values():
+            yield from media_in(value)
+    elif isinstance(content, list | tuple):
+        for value in cast(Sequence[object], content):
+            yield from media_in(value)
+
+
+def without_media(content: object) -> object:
+    """The same content with every medium replaced by its placeholder."""
+    if is_media(content):
+        return placeholder(content)
+    if isinstance(content, dict):
+        return {key: without_media(value) for key, value in cast(dict[object, object], content).items()}
+    if isinstance(content, list | tuple):
+        return [without_media(value) for value in cast(Sequence[object], content)]
+    return content
+
+
+def plain(content: object) -> str:
+    """Any content as the text a model would read; what has no text form is named, never raised."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    try:
+        return to_json(content, fallback=name_of, bytes_mode="base64", inf_nan_mode="constants").decode()
+    except (ValueError, TypeError, RecursionError):  # half a surrogate pair, a circle, or far too deep
+        return _plainer(content)
+
+
+def _plainer(content: object) -> str:
+    try:
+        return json.dumps(content, default=name_of, ensure_ascii=False, skipkeys=True, separators=(",", ":"))
+    except (ValueError, TypeError, RecursionError):
+        return name_of(content)
+
+
+def name_of(value: object) -> str:
+    """What stands for a value that has no text form: its type."""
+    return f"<{type(value).__qualname__}>"

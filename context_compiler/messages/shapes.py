@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage, TextPart, ToolReturnPart, UserPromptPart
 
-from context_compiler.messages.content import is_media, media_cost, placeholder, plain, user_content
 from context_compiler.messages.history import Reading
 from context_compiler.messages.items import (
     CALL_OVERHEAD,
@@ -21,11 +20,15 @@ from context_compiler.messages.items import (
     Item,
     Kind,
     arguments,
+    is_media,
+    media_cost,
+    placeholder,
+    plain,
     read_items,
     read_part,
+    user_content,
 )
 from context_compiler.messages.tool_lines import call_line, outcome_line
-from context_compiler.messages.truncate import Knife
 from context_compiler.tokens import TokenCounter
 
 SKELETON = {Kind.CALL: 64, Kind.RETURN: 48, Kind.TEXT: 60}
@@ -246,3 +249,38 @@ def _skeleton(part: Any, item: Item, knife: Knife) -> tuple[Any, Item]:
 def largest(items: Sequence[Item]) -> int:
     """The price of the largest part."""
     return max((item.tokens for item in items), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Knife:
+    """Cuts texts to a size."""
+
+    counter: TokenCounter
+    ref: str = ""
+    """The name by which an agent can read what is cut away; empty where it cannot."""
+
+    @property
+    def reading(self) -> str:
+        """How to read the rest, for a marker that says how much it is."""
+        return f'; recall_read("{self.ref}") shows it' if self.ref else ""
+
+    def text(self, text: str) -> int:
+        """The tokens of a text."""
+        return self.counter.text(text)
+
+    def clamp(self, text: str, limit: int) -> str:
+        """Head and tail of a text, with a marker between; at most `limit` tokens."""
+        counter = self.counter
+        size = counter.text(text)
+        if size <= limit:
+            return text
+        marker = f"\n[… {size:,} tokens in full, the middle is left out here{self.reading} …]\n"
+        room = limit - counter.text(marker) - 4
+        if room < 8:
+            return counter.head(counter.head(text, limit - 2) + "…", limit)
+        return counter.head(text, room * 2 // 3) + marker + counter.tail(text, room - room * 2 // 3)
+
+
+def clamp(text: str, limit: int, counter: TokenCounter) -> str:
+    """Head and tail of a text that nobody can ask for again; at most `limit` tokens."""
+    return Knife(counter).clamp(text, limit)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
+from context_compiler.messages.fences import SCANNED, TERMINAL, WIDTH, clip, one_line
 from context_compiler.messages.items import arguments
-from context_compiler.messages.lines import SCANNED, TERMINAL, WIDTH, clip, one_line
-from context_compiler.messages.nested_ids import inner, names
 
 PARSED = 200_000
 """Longer JSON is read as text."""
@@ -151,7 +151,7 @@ def _from_json(text: str, width: int) -> str:
     if isinstance(value, list):
         entries = cast(list[object], value)
         count = f"[{len(entries)} entries]"
-        if held := inner(entries):
+        if held := nested_ids(entries):
             return one_line(f"{count} {held}", width)
         return f"{count} {_from_value(entries[0], width - len(count) - 1)}" if entries else count
     return _from_value(value, width)
@@ -170,7 +170,9 @@ def _urgency(key: str, value: object) -> int:
     """What went wrong comes first, then what names something, then what holds names further in."""
     if key in _FAILING:
         return _FAILING.index(key)
-    return len(_FAILING) + (2 if not names(key) and not (_nested(value) and inner(value)) else int(_nested(value)))
+    return len(_FAILING) + (
+        2 if not is_id_field(key) and not (_nested(value) and nested_ids(value)) else int(_nested(value))
+    )
 
 
 def _counted(value: object) -> object:
@@ -178,7 +180,7 @@ def _counted(value: object) -> object:
     if not _nested(value):
         return value
     size = len(cast(Sequence[object], value))
-    if held := inner(value):
+    if held := nested_ids(value):
         return f"{{{size} keys: {held}}}" if isinstance(value, dict) else f"[{size}: {held}]"
     return f"{{{size} keys}}" if isinstance(value, dict) else f"[{size} entries]"
 
@@ -206,3 +208,42 @@ def _failure(lines: Sequence[str], failed: bool) -> str:
     if wrong:
         return wrong[0]
     return next((line for line in heads if _MENTION.search(line)), "") if failed else ""
+
+
+IDS = ("id", "path", "file", "file_path", "filename", "key", "sha", "url")
+ID_ENDS = ("_id", "number")
+"""Fields whose values a later call may need."""
+
+VALUES_SEARCHED = 400
+"""Values looked at."""
+
+LONGEST_ID, IDS_WIDTH = 80, 76
+"""Characters of one identifier, and of all that are told."""
+
+
+def is_id_field(key: str) -> bool:
+    """Whether the values of such a field are identifiers."""
+    lowered = key.lower()
+    return lowered in IDS or lowered.endswith(ID_ENDS)
+
+
+def nested_ids(value: object) -> str:
+    """The identifiers within a nested value as `field=value, …`, the outer ones first; empty where it holds none."""
+    found: dict[str, None] = {}
+    waiting = deque([value])
+    for _ in range(VALUES_SEARCHED):
+        if not waiting:
+            break
+        at = waiting.popleft()
+        if isinstance(at, list):
+            waiting.extend(cast(list[object], at)[:VALUES_SEARCHED])
+            continue
+        for key, one in (cast(dict[str, object], at) if isinstance(at, dict) else {}).items():
+            if isinstance(one, str | int) and is_id_field(key) and 1 < len(str(one)) <= LONGEST_ID:
+                said = f"{key[:40]}={one}"
+                if said not in found and sum(map(len, found)) + len(said) > IDS_WIDTH:
+                    return ", ".join([*found, "…"])
+                found[said] = None
+            elif isinstance(one, dict | list):
+                waiting.append(cast(object, one))
+    return ", ".join(found)

@@ -17,9 +17,8 @@ from context_compiler.cache import Memo
 from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.prompt import SummaryRequest
 from context_compiler.compiler.view import LEFT_OUT, View, mark_in, marked_request
-from context_compiler.messages.content import user_content
 from context_compiler.messages.history import load_messages
-from context_compiler.messages.items import MARK, mark_of
+from context_compiler.messages.items import MARK, mark_of, user_content
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.request import Host, charge_run, processor_request, session_of, within_limits

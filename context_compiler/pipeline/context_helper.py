@@ -18,8 +18,7 @@ from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.prompt import SummaryRequest
 from context_compiler.compiler.view import View
 from context_compiler.errors import CompileError
-from context_compiler.messages.content import user_content
-from context_compiler.messages.items import mark_of
+from context_compiler.messages.items import mark_of, user_content
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import Middleware, log_text
 from context_compiler.middleware.request import Host, Request

@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import log, sqrt
 
+from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History, day_of
 from context_compiler.messages.items import Kind
-from context_compiler.messages.lines import one_line
 from context_compiler.messages.turns import Outline
 from context_compiler.recall.informativeness import words
 from context_compiler.recall.terms import STOPS

@@ -15,10 +15,10 @@ from functools import cache
 from typing import Any
 
 from context_compiler.cache import Memo
+from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History, day, day_of
 from context_compiler.messages.instructions import sentence_ends
 from context_compiler.messages.items import Item, Kind
-from context_compiler.messages.lines import one_line
 from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.messages.turns import Outline
 from context_compiler.tokens import TokenCounter

@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.messages.items import Kind
-from context_compiler.messages.truncate import clamp
+from context_compiler.messages.shapes import clamp
 from tests.messages.cutting import LONG, cost, cut, part
 from tests.support.builders import answer, assistant, call, user
 from tests.support.parts import PNG, FuturePart, retry_prompt

@@ -22,9 +22,8 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.messages import history as module
-from context_compiler.messages.history import Reader, load_messages, message_body, searchable
+from context_compiler.messages.history import Reader, load_messages, message_body, needless, searchable
 from context_compiler.messages.items import Kind
-from context_compiler.messages.superseded_parts import needless
 from context_compiler.tokens import TokenCounter
 from tests.support.builders import answer, assistant, call, exchange, snapshot, user
 from tests.support.histories import histories, long_history

@@ -33,7 +33,6 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from context_compiler.messages.content import media_cost, media_in, plain, user_content, without_media
 from context_compiler.messages.items import (
     CALL_OVERHEAD,
     MARK,
@@ -42,7 +41,12 @@ from context_compiler.messages.items import (
     Kind,
     arguments,
     mark_of,
+    media_cost,
+    media_in,
+    plain,
     read_part,
+    user_content,
+    without_media,
 )
 from tests.support.builders import answer, call
 from tests.support.histories import histories

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from pydantic_ai.messages import ModelMessage, TextContent
 
+from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import Reader
-from context_compiler.messages.instructions import instructions, sentence_ends
+from context_compiler.messages.instructions import Pin, instructions, pins, sentence_ends
 from context_compiler.messages.items import MARK
-from context_compiler.messages.lines import one_line
-from context_compiler.messages.pins import Pin, pins
 from context_compiler.messages.turns import outline, pair
 from context_compiler.tokens import TokenCounter
 from tests.support.histories import answer, assistant, call, histories, user

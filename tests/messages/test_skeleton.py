@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from context_compiler.messages.lines import clip
+from context_compiler.messages.fences import clip
 from context_compiler.messages.tool_lines import call_line, outcome_line
 
 TEXT = st.text(max_size=400)
