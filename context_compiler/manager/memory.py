@@ -181,7 +181,7 @@ class SQLiteMemory:
     def __init__(self, session: str, store: SQLStore | str | Path = DEFAULT_PATH) -> None:
         if not isinstance(session, str) or not session.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SettingsError(f"session={session!r}: give the name of a session")
-        self.session = session
+        self.session = rows.plain(session)
         self.store = SQLiteStore(store) if isinstance(store, str | Path) else store
         self._ranking = MemoryRanking(Reader(as_counter(None)))
         self._state: sessions.SessionState | None = None

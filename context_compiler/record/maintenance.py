@@ -60,7 +60,7 @@ OLD_CYCLES = "SELECT rowid FROM cycles WHERE rowid NOT IN (SELECT max(rowid) FRO
 def delete(db: sqlite3.Connection, session_id: str) -> int:
     """Remove a conversation and everything only it used; the number of requests removed."""
     with _sweep(db):
-        found = db.execute("SELECT id FROM sessions WHERE session_id = ?", (session_id,)).fetchall()
+        found = db.execute("SELECT id FROM sessions WHERE session_id = ?", (rows.plain(session_id),)).fetchall()
         gone = [row["id"] for row in found]
         removed = _remove(db, "views", "session", gone)
         _forget(db, gone)

@@ -76,7 +76,7 @@ def views(db: sqlite3.Connection, session_id: str | None, limit: int | None) -> 
     with snapshot(db):
         found = db.execute(
             f"{VIEWS} WHERE ?1 IS NULL OR s.session_id = ?1 ORDER BY v.id DESC LIMIT ?2",
-            (session_id, ALL if limit is None else max(limit, 0)),
+            (None if session_id is None else rows.plain(session_id), ALL if limit is None else max(limit, 0)),
         )
         return _records(db, found.fetchall())
 
@@ -86,7 +86,7 @@ def summaries(db: sqlite3.Connection, session_id: str, limit: int | None) -> lis
     with snapshot(db):
         found = db.execute(
             f"{SUMMARIES} WHERE s.session_id = ? ORDER BY c.id DESC LIMIT ?",
-            (session_id, ALL if limit is None else max(limit, 0)),
+            (rows.plain(session_id), ALL if limit is None else max(limit, 0)),
         )
         return list(_compiles(db, found.fetchall()).values())
 
@@ -109,7 +109,7 @@ def transcript(db: sqlite3.Connection, session_id: str) -> list[bytes]:
         row = db.execute(
             "SELECT s.id, s.raw_tip FROM sessions s LEFT JOIN views v ON v.session = s.id"
             " WHERE s.session_id = ? AND s.raw_tip NOT NULL GROUP BY s.id ORDER BY max(v.id) DESC LIMIT 1",
-            (session_id,),
+            (rows.plain(session_id),),
         ).fetchone()
         return [] if row is None else chain(db, row["raw_tip"], row["id"])
 

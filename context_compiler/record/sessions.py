@@ -49,7 +49,7 @@ def load_layers(db: sqlite3.Connection, session_id: str, vault_name: str) -> tup
     found = db.execute(
         "SELECT l.state, l.version FROM layers l JOIN sessions s ON s.id = l.session"
         " WHERE s.session_id = ? AND s.vault_name = ?",
-        (session_id, vault_name),
+        (rows.plain(session_id), rows.plain(vault_name)),
     ).fetchone()
     return None if found is None else (found["state"], found["version"])
 
@@ -68,7 +68,7 @@ def save_layers(db: sqlite3.Connection, session_id: str, vault_name: str, state:
                 f"session {session_id!r}: its layers were changed meanwhile (version {version}, expected {after});"
                 " read them again and repeat the turn"
             )
-        session = session_row(db, (session_id, vault_name), datetime.now(UTC))
+        session = session_row(db, (rows.plain(session_id), rows.plain(vault_name)), datetime.now(UTC))
         db.execute("DELETE FROM layers WHERE session = ?", (session,))
         insert(db, "layers", (session, after + 1, rows.to_bytes(state).decode("utf-8", "backslashreplace")))
     return after + 1

@@ -49,7 +49,7 @@ def save(db: sqlite3.Connection, entry: Entry) -> Record:
 
     Bodies are read and compressed before the transaction begins, to keep the write lock short.
     """
-    owner = (entry.record.session_id, entry.record.vault_name)
+    owner = (rows.plain(entry.record.session_id), rows.plain(entry.record.vault_name))
     additions = _additions(db, owner, entry.raw, entry.view)
     with transaction(db):
         session = session_row(db, owner, entry.record.created_at)
@@ -62,7 +62,7 @@ def save(db: sqlite3.Connection, entry: Entry) -> Record:
 
 def archive(db: sqlite3.Connection, session_id: str, vault_name: str, raw: Chain) -> None:
     """Save a raw history without a request, as the newest of its conversation."""
-    owner = (session_id, vault_name)
+    owner = (rows.plain(session_id), rows.plain(vault_name))
     additions = _additions(db, owner, raw, None)
     with transaction(db):
         session = session_row(db, owner, datetime.now(UTC))
@@ -175,7 +175,8 @@ def session_row(db: sqlite3.Connection, owner: Owner, created_at: datetime) -> i
 
 
 def _find_view(db: sqlite3.Connection, record: Record, session: int) -> Record | None:
-    key = (session, record.run_id, record.request_index, record.raw_tip, record.view_tip)
+    run_id = None if record.run_id is None else rows.plain(record.run_id)
+    key = (session, run_id, record.request_index, record.raw_tip, record.view_tip)
     found = db.execute(
         "SELECT id, summary FROM views WHERE session = ? AND ifnull(run_id, '') = ifnull(?, '') AND request_index = ?"
         " AND ifnull(raw_tip, '') = ifnull(?, '') AND ifnull(view_tip, '') = ifnull(?, '')",

@@ -250,3 +250,19 @@ async def test_keeping_a_history_of_nothing_forgets_nothing(store: Store):
     await store.save(request(talk(2)))
     await store.archive("s", "", Talk())
     assert await store.transcript("s") == talk(2).bodies
+
+
+async def test_a_session_may_have_any_name(store: Store):
+    name, vault = "caf\ud800 \x00", "vault \udfff"
+    raw = talk(2)
+    made = compiled(session_id=name, run_id="\ud800")
+    await store.save(request(raw, session_id=name, vault_name=vault, run_id="\ud800", compile=made))
+    await store.save(request(raw, session_id=name, vault_name=vault, run_id="\ud800"))
+    await store.archive(name, vault, raw.then("more"))
+    assert len(await store.views(name)) == 1 and len(await store.summaries(name)) == 1
+    assert await store.transcript(name) == raw.then("more").bodies
+    assert await store.save_layers(name, vault, "{}", after=0) == 1
+    assert await store.layers(name, vault) == ("{}", 1)
+    assert [info.session_id for info in await store.sessions()] == ["caf\\ud800 \x00"]
+    assert await store.delete(name) == 1
+    assert await store.sessions() == []
