@@ -1,4 +1,4 @@
-"""What is remembered takes no more than its room: what was used least lately is forgotten first."""
+"""A cache with a bound on size, least recently used first out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Memo(Generic[K, V]):
     """Values by key, for any number of threads."""
 
     def __init__(self, room: int, weigh: Callable[[V], int] = lambda _: 1) -> None:
-        """Remember what weighs at most `room` together; without `weigh`, so many values."""
+        """Keep values of at most `room` total weight; without `weigh`, at most `room` values."""
         self._room, self._weigh = room, weigh
         self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._held = 0
@@ -25,7 +25,7 @@ class Memo(Generic[K, V]):
         return len(self._kept)
 
     def get(self, key: K) -> V | None:
-        """What was kept under a key, which is used by that; None where nothing is remembered."""
+        """Value under a key, which counts as a use; None if there is none."""
         with self._lock:
             found = self._kept.get(key)
             if found is None:

@@ -82,7 +82,7 @@ class FidelityError(ContextCompilerError, ValueError):
 
 
 class LayersError(ContextCompilerError, ValueError):
-    """What a session knows of entities, conversation or reasoning is wrong, or was asked for wrongly."""
+    """State of entities, conversation or reasoning that is invalid, or was requested wrongly."""
 
 
 class SettingsError(ContextCompilerError, ValueError):

@@ -1,4 +1,4 @@
-"""How much of the past is carried: six modes, and what each allows a summary to cost.
+"""Fidelity: six modes of how much of the past is carried, each with a cap for the summary.
 
 A fidelity says how much, a template says how it is written, a budget says what everything may cost.
 """
@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Fidelity(StrEnum):
-    """How much of the conversation beyond the recent turns a view carries."""
+    """Amount of the conversation beyond the recent turns that a view carries."""
 
     FULL = "full"
     """Everything, while it fits; past the budget as `summary:high`."""
@@ -70,7 +70,7 @@ def summary_cap(fidelity: Fidelity, room: int) -> int:
 
 
 def resolve_fidelity(edge: object, node: object, pipeline: object) -> Fidelity:
-    """How much of the past a stage gets: what the edge says, else the stage, else the pipeline, else `compact`.
+    """Fidelity of a stage: the edge's, else the stage's, else the pipeline's, else `compact`.
 
     Anything with the attributes `fidelity` and, for a pipeline, `default_fidelity` will do; None and blank are
     nothing said. What is no mode is passed over, with a warning in the log.
@@ -86,7 +86,7 @@ def resolve_fidelity(edge: object, node: object, pipeline: object) -> Fidelity:
 
 
 def resolve_thread_id(edge: object, node: object, pipeline: object, prev_node_name: str | None) -> str:
-    """Whose conversation a stage continues at `full`.
+    """Thread that a stage continues at `full`.
 
     The first that says something: the stage, the edge, the pipeline (`default_thread_id`, `thread_id`), the
     first class of the stage, the stage before it. The very first stage has a thread of its own.
@@ -113,7 +113,7 @@ def fidelity_on_resume(resolved: str, is_first: bool) -> Fidelity:
 
 
 def _said(thing: object, name: str) -> str:
-    """What an attribute of anything says, trimmed; empty where there is no such text."""
+    """Text of an attribute, trimmed; empty if there is none."""
     value = getattr(thing, name, None)
     return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
 

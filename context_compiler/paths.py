@@ -36,7 +36,7 @@ def made(folder: Path) -> None:
 
 
 def _ignored(folder: Path) -> bool:
-    """Whether a folder above says so of everything in it; version control looks no further up than its own root."""
+    """True if a parent folder ignores everything in it; version control looks no further up than its own root."""
     for above in folder.absolute().parents:
         with suppress(OSError):
             if (above / NAME).read_bytes() == EVERYTHING:

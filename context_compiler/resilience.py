@@ -16,26 +16,26 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, TextPart
 T = TypeVar("T")
 
 Report = Callable[[Exception], Awaitable[None]]
-"""Says what failed, to whoever wants to hear of it."""
+"""Callback that is given each failure."""
 
 ENGINES = ("dbos", "temporalio", "prefect")
 """Packages whose exceptions are control flow."""
 
 GONE = "[left out]"
-"""Stands in the least that is sent for what is no text."""
+"""Placeholder for content without text in the last fallback."""
 
 DOUBLINGS = 30
 """More of them make no pause longer, and in a week of failures a number too large to reckon with."""
 
 
 def passes(error: Exception) -> bool:
-    """Whether an exception is somebody's control flow rather than a failure."""
+    """True if an exception is control flow of the host rather than a failure."""
     return type(error).__module__.split(".")[0] in ENGINES
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt(Generic[T]):
-    """What an attempt gave: a value, or the reason why there is none."""
+    """Outcome of an attempt: a value, or the error."""
 
     value: T | None = None
     error: Exception | None = None
@@ -72,7 +72,7 @@ class Breaker:
 
     @property
     def open(self) -> bool:
-        """Whether to stay away for now."""
+        """True while the breaker is open."""
         return time.monotonic() < self._until
 
     def succeeded(self) -> None:

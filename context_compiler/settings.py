@@ -22,7 +22,7 @@ from typing import Literal, Self, TypeAlias
 from context_compiler.errors import SettingsError
 
 Count: TypeAlias = int | Literal["all"]
-"""How many: a number from 0 up, or all of them."""
+"""A count: a number from 0 up, or all."""
 
 COUNT_RULE = "a whole number from 0, or all"
 
@@ -87,7 +87,7 @@ def _seconds(value: object) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What holds where neither the caller nor the template says otherwise.
+    """Defaults for what neither the caller nor the template sets.
 
     Raises:
         SettingsError: a value is not allowed; the message names the variable, the value and what is.

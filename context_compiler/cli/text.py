@@ -64,7 +64,7 @@ def abbreviate(names: Sequence[str], width: int) -> list[str]:
 
 
 def expand(given: str, names: Iterable[str]) -> list[str]:
-    """The names that an abbreviation, `begin…end` or `begin...end`, may stand for; none if either end is empty."""
+    """Names that match an abbreviation, `begin…end` or `begin...end`; none if either end is empty."""
     head, _, tail = given.replace("...", "…").partition("…")
     ends = [name for name in dict.fromkeys(names) if name.startswith(head) and name.endswith(tail)]
     return [name for name in ends if head and tail and len(name) > len(head) + len(tail)]

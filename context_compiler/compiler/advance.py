@@ -34,10 +34,10 @@ from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.record.values import Compile
 
 SLACK = 20
-"""A turn is spared only if one part in so many of the room stays free below the high threshold."""
+"""Divisor of the room: a turn is spared only if that share stays free below the high threshold."""
 
 RECENT = 8
-"""In a one-shot view the turns before the active one have one part in so many of the room, unless the caller says how
+"""Divisor of the room that earlier turns have in a one-shot view, unless the caller says how
 many are kept: past text that answers what is asked tells more than what merely stands near it."""
 
 
@@ -114,7 +114,7 @@ def _keep_last_turn(draft: Draft, limits: Limits, target: int) -> bool:
 
 
 def unused(done: Selection, cycle: Cycle) -> int:
-    """What a one-shot view has left, in tokens, when all is quoted that can be; 0 where that is little or wanted."""
+    """Tokens left over in a one-shot view once everything quotable is quoted; 0 if that is little or wanted."""
     if done.policy.recent_named:
         return 0
     left = done.target - done.kept - cost(cycle.note, done.counter) - cost(cycle.quotes, done.counter)
@@ -122,7 +122,7 @@ def unused(done: Selection, cycle: Cycle) -> int:
 
 
 def _affordable(draft: Draft, room: int) -> int:
-    """How many of the newest turns before the active one, whole, cost at most `room` tokens together."""
+    """Count of the newest whole turns before the current one that fit in `room` tokens."""
     for count, turn in enumerate(reversed(draft.outline.turns[:-1])):
         room -= sum(draft.costs[turn.start : turn.stop])
         if room < 0:
@@ -131,7 +131,7 @@ def _affordable(draft: Draft, room: int) -> int:
 
 
 def _reserve(plan: Plan, limits: Limits, pinned: Sequence[Pin]) -> int:
-    """What is set aside for note and quotes; a fidelity that the caller names caps both together."""
+    """Tokens reserved for summary and quotes; a fidelity that the caller names caps both together."""
     cap = limits.cap(plan.policy.fidelity)
     if limits.notes and cap and not plan.policy.fidelity_named:
         return limits.notes
@@ -206,7 +206,7 @@ Ask = Callable[[SummaryRequest], Awaitable[SummaryResponse]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
-    """What one advance decided, and the row that says so."""
+    """Outcome of one advance, and its row of the record."""
 
     cycle: Cycle
     selection: Selection
@@ -252,7 +252,7 @@ async def advance(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reply:
-    """What came of asking a model, or why none was asked."""
+    """Answer of a model, or the reason why none was asked."""
 
     status: str
     error: str | None

@@ -22,12 +22,12 @@ from context_compiler.errors import CompileError
 from context_compiler.template.prompts import prose
 
 OUTPUT: Any = [str, type(None)]
-"""A text, or nothing: an empty answer is an answer, to be refused by whoever asked."""
+"""Output types: text or nothing; the caller refuses an empty answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryResponse:
-    """What came back, and what it cost. Plain data: it can be journalled and replayed."""
+    """Text of a summary with its usage. Plain data: it can be journalled and replayed."""
 
     text: str
     usage: dict[str, int] = field(default_factory=dict[str, int])
@@ -35,15 +35,15 @@ class SummaryResponse:
     """In US dollars, where the host knows the model's prices."""
     latency_ms: float = 0.0
     refused: str | None = None
-    """Why nobody was asked after all."""
+    """Reason why no model was asked after all."""
     row: int | None = None
     """The stored compile that this is, when nobody had to be asked."""
     failure: dict[str, str] | None = None
-    """What a `CompileError` would say: a failure is data too, so that it can be journalled and replayed."""
+    """Fields of a `CompileError`: a failure is data too, so that it can be journalled and replayed."""
 
 
 def model_alias(model: Model | str) -> str:
-    """What a model is called on the record."""
+    """Name of a model on the record."""
     return model if isinstance(model, str) else model.model_name
 
 
@@ -81,6 +81,6 @@ async def ask(
 
 
 def _bill(spent: RunUsage) -> dict[str, Any]:
-    """What the answers so far have cost, as plain data."""
+    """Usage of the answers so far, as plain data."""
     usage = {name: getattr(spent, name) for name in ("input_tokens", "output_tokens", "requests")}
     return {"usage": usage, "cost": None if spent.cost is None else str(spent.cost)}

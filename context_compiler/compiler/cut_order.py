@@ -17,7 +17,7 @@ from context_compiler.messages.shapes import Shape, largest, price
 from context_compiler.messages.turns import Group, Turn
 
 SUMMARY_STEPS = (1_500, 600, 500)
-"""What a planned summary shrinks to, in tokens: medium, low, compact."""
+"""Sizes that a planned summary shrinks to, in tokens: medium, low, compact."""
 
 SMALLEST = 6
 """The least that the hardest clamp leaves of a part, in tokens."""
@@ -113,7 +113,7 @@ def truncate_harder(draft: Draft) -> Iterator[None]:
 
 
 def _last_to_go(draft: Draft) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-    """What is left at the end, in the order in which it is clamped: answers and calls, ties, prompts."""
+    """Messages left at the end, in the order of truncation: results and calls, ties, prompts."""
     active = draft.outline.active
     readings = draft.history.readings
     run = range(active.start, active.stop)
@@ -123,7 +123,7 @@ def _last_to_go(draft: Draft) -> tuple[Sequence[int], Sequence[int], Sequence[in
 
 
 def drop_untruncatable(draft: Draft) -> Iterator[None]:
-    """What no clamp can shorten goes: thinking first, then compactions and parts that nobody knows."""
+    """Drop what truncation cannot shorten: thinking first, then compactions and unknown parts."""
     for kinds in ({Kind.THINKING}, {Kind.THINKING, Kind.COMPACTION, Kind.OTHER}):
         for index in range(len(draft.history)):
             if any(item.kind in kinds for item in draft.history.readings[index].items):

@@ -1,4 +1,4 @@
-"""What stays as it is between two compiles: which messages a view keeps, in which shape, and what stands before them.
+"""The frozen state between two compiles: the messages that a view keeps, their shapes, and the text before them.
 
 A view then only grows at its end, so that a provider's prompt cache keeps hitting. A `Cycle` decides on a
 prefix of the raw history; it holds for every history that begins with that prefix, whoever sends it: an
@@ -25,29 +25,29 @@ class Cycle:
     """The state of one cycle. Positions are those of the raw history."""
 
     decided: int
-    """How many leading messages this decides on; all after them stand whole."""
+    """Leading messages that this decides on; all later ones are whole."""
     tip: str
     """The chain id of the last of them; empty when there are none."""
     kept: tuple[tuple[int, Shape], ...]
-    """What of those stays, in order; the rest is out."""
+    """Positions of those that stay, in order, with their shapes; the rest is left out."""
     note: str
     """The summary part as sent, prefix included; empty where there is none."""
     quotes: str
     """The fenced verbatim part as sent; empty where there is none."""
     channel: str
-    """How the note is sent: user, system or compaction."""
+    """Channel of the summary: user, system or compaction."""
     summary: str
-    """What the last model compile wrote, to be updated by the next."""
+    """Summary of the last model compile, to be updated by the next."""
     summary_id: int | None
     """Its row on the record."""
     covered: tuple[Span, ...]
-    """What that compile covers."""
+    """Spans that the summary covers."""
     compiled_turn: int
     """The user turn of the last model compile that was tried; -1 before the first."""
     turn: int
     """The user turn in which this cycle began."""
     tight: float
-    """What is left of the budget after a provider refused it, as a share."""
+    """Share of the budget left after a provider refused a request."""
     ratio: float
     """The model's learnt ratio, cycle so that bytes that did not change cannot drift over budget."""
     config: str
@@ -105,7 +105,7 @@ SETS = ("skip", "without")
 
 
 def _encoded(shape: Shape) -> dict[str, Any]:
-    """What of a shape is not as in a whole one."""
+    """Fields of a shape that differ from those of a whole message."""
     said = {field.name: getattr(shape, field.name) for field in fields(shape)}
     return {
         name: sorted(value) if name in SETS else value for name, value in said.items() if value != getattr(WHOLE, name)

@@ -1,4 +1,4 @@
-"""What later calls may need of what a view leaves out, the likeliest first.
+"""Identifiers of left-out messages that later calls may need, likeliest first.
 
 What calls were made with says what calls are made with: where the values of a field have been used, its other
 values are likely to be.
@@ -23,13 +23,13 @@ from context_compiler.messages.tool_lines import call_line
 from context_compiler.tokens import TokenCounter
 
 LATER = frozenset({Sort.ID, Sort.PATH, Sort.URL})
-"""What a call is made with."""
+"""Sorts of identifier that calls are made with."""
 
 LONG = 1.0
-"""What it takes away from anything else to be twice as long: a long command has the room of ten numbers."""
+"""Score lost per doubling of length: a long command takes the room of ten numbers."""
 
 CALLED, REPEATED, RECENT, MANY, IN_FIELD = 2.0, 0.5, 1.0, 0.5, 2.0
-"""What it adds to have been called with, to be repeated, to be recent, to stand alone, and to be in a used field."""
+"""Scores for having been called with, repeated, recent, alone, and in a used field."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class MissingIdentifier:
     """Something that the view does not hold."""
 
     homes: list[Mention]
-    """Where it may be quoted from: the last call that was made with it, where it stood last, and where first."""
+    """Places to quote it from: the last call made with it, its last mention, and its first."""
     times: int = 0
     called: bool = False
     last: int = 0
@@ -46,7 +46,7 @@ class MissingIdentifier:
 
 
 def missing_identifiers(selection: Selection, told: Sequence[str]) -> list[MissingIdentifier]:
-    """What is left out and neither the messages kept nor `told` hold, what calls are made with first.
+    """Identifiers that neither the kept messages nor `told` hold, those used in calls first.
 
     Args:
         selection: What stays and what is out.
@@ -92,7 +92,7 @@ def _note(need: MissingIdentifier, mention: Mention) -> None:
 
 
 def _kept(selection: Selection) -> Iterator[str]:
-    """What the messages say that stay, as they stay."""
+    """Text of the kept messages, as they are kept."""
     for index, shape in enumerate(selection.draft.shapes):
         if shape is None or shape.bare:
             continue
@@ -110,7 +110,7 @@ SHARE = 0.15
 """Of the room for messages: what the ledger may have where tools are used."""
 
 PART = 3
-"""And where no model has written, one part in so many of what there is for ledger and quotes: what answers the
+"""Divisor of the room for identifiers and quotes that applies without a model: what answers the
 question comes first."""
 
 SMALLEST = 24
@@ -142,13 +142,13 @@ _SYNTAX = re.compile(r'["{}\[\]]+')
 
 
 def uses_tools(history: History) -> bool:
-    """Whether anything here is done by calling tools or a shell: more than once in a while."""
+    """True if tools or a shell are called more than once in a while."""
     acting = sum(reading.exchanges or any(map(runs_command, reading.items)) for reading in history.readings)
     return acting * 8 >= len(history.readings)
 
 
 def identifier_room(history: History, room: int) -> int:
-    """What is set aside for the ledger of a history, in tokens, of the room for messages."""
+    """Tokens reserved for preserved identifiers, out of the room for messages."""
     return int(room * SHARE) if uses_tools(history) else 0
 
 
@@ -219,7 +219,7 @@ def list_identifiers(selection: Selection, told: Sequence[str], room: int) -> st
 def _added(
     home: Mention, lines: Mapping[Key, _Line], labels: set[str], written: _Writer, counter: TokenCounter
 ) -> tuple[int, Key, _Line]:
-    """What quoting an identifier from there costs, in tokens, and the line that does; 0 where it is there already."""
+    """Tokens that quoting an identifier from there adds, and the line to quote; 0 if it is quoted already."""
     key = written.key(home)
     line = lines.get(key, _Line())
     if line.mentions and TextSet(line.said).holds(home.specific):
@@ -254,7 +254,7 @@ class _Writer:
                     self._calls[position, part] = waiting[item.call_id].pop(0)
 
     def key(self, mention: Mention) -> tuple[int, int]:
-        """What shares a line: a call and its answer, else a part."""
+        """Key of a line: a call and its result share one, else each part has its own."""
         own = mention.position, mention.part
         return self._calls.get(own, own)
 
@@ -295,7 +295,7 @@ def _pieces(text: str, told: Iterable[Mention], words: int) -> str:
 
 
 def _around(text: str, start: int, end: int, words: int) -> tuple[int, int]:
-    """Where the text around an identifier begins and ends: the field it is the value of, else words on each side."""
+    """Span of the text around an identifier: its field, else words on each side."""
     key = FIELD.search(text, max(0, start - LISTED), start)
     if key:
         return key.start(), end

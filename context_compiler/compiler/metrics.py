@@ -1,4 +1,4 @@
-"""What can be measured of a request without anybody judging it: its size, its pairs, what a prompt cache makes of it.
+"""Metrics of a request that need no judge: size, broken pairs, cost with a prompt cache.
 
 Every measure takes what a request carries, as it was read, and knows nothing of who made it.
 """
@@ -12,7 +12,7 @@ from statistics import median
 from context_compiler.messages.history import Reading
 
 CACHED, FRESH = 0.1, 1.25
-"""What a token costs that a provider's prompt cache knows, and one that it has to write; a plain one costs 1."""
+"""Cost of a cached token, and of one written to the cache; a plain token costs 1."""
 
 
 def broken_pairs(readings: Iterable[Reading]) -> tuple[int, int]:
@@ -33,7 +33,7 @@ def broken_pairs(readings: Iterable[Reading]) -> tuple[int, int]:
 
 
 class PromptCache:
-    """What a provider with a prompt cache charges for the requests of one session, in plain input tokens.
+    """Price of the requests of one session with a provider's prompt cache, in plain input tokens.
 
     Whole messages at the beginning that are the same as in the request before cost a tenth, the rest 1.25. Nothing
     is ever evicted, and what hosts stamp on a message (times, ids) does not make it another one.
@@ -68,7 +68,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What the requests of one session come to."""
+    """Metrics of all requests of one session."""
 
     requests: int
     over: int

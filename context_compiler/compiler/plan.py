@@ -1,4 +1,4 @@
-"""What an advance works with: how views are written, a history as it sees it, and what stays after cutting back."""
+"""Values of an advance: the plan, the draft of a view, and the selection of messages that stay."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter
 
 TOOL_WORK = 6
-"""In tool work one message in so many calls a tool."""
+"""Tool work: at least one message in this number calls a tool."""
 
 LOOPS = 3
 """Responses to a prompt, on average, where turns are long."""
 
 NO_WORK = ("recall_", "final_result")
-"""How the names of tools begin that look into the past or give the answer."""
+"""Prefixes of tools that look into the past or give the answer, which do not count as tool work."""
 
 SHELLS = ("code_execution", "shell", "bash")
 """Tools of providers that are work, too."""
@@ -45,7 +45,7 @@ class Plan:
 
     @property
     def counter(self) -> TokenCounter:
-        """What prices everything."""
+        """Token counter."""
         return self.reader.counter
 
     @cached_property
@@ -67,19 +67,19 @@ class Plan:
 
     @cached_property
     def tools(self) -> bool:
-        """Mostly tool work: one message in so many calls a function or a shell, output and recall tools apart."""
+        """True if one message in `TOOL_WORK` calls a function or a shell; output and recall tools do not count."""
         work = sum(any(map(_works, reading.items)) for reading in self.history.readings if reading.exchanges)
         return work * TOOL_WORK >= len(self.history)
 
     @cached_property
     def loops(self) -> bool:
-        """A turn takes several requests, on average: what stands in one is paid for in all of them."""
+        """True if a turn takes several requests on average: text in a turn is then paid for in all of them."""
         prompts = sum(reading.asks for reading in self.history.readings)
         return sum(not reading.request for reading in self.history.readings) >= LOOPS * prompts
 
     @cached_property
     def carried(self) -> int:
-        """What a view carries for others whatever it leaves out, in exact tokens; without what need not stay."""
+        """Exact tokens that a view carries for the host whatever it leaves out."""
         readings = self.history.readings
         idle = (readings[index].items[at] for index, parts in needless(self.history).items() for at in parts)
         return sum(reading.stays for reading in readings) - sum(item.tokens for item in idle)
@@ -87,16 +87,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What stays after cutting back, and what is new among what went."""
+    """Messages that stay after cutting back, and the new ones among those left out."""
 
     draft: Draft
     policy: Policy
     limits: Limits
     target: int
-    """What messages, note and quotes may cost together, in exact tokens."""
+    """Limit for messages, summary and quotes together, in exact tokens."""
     out: tuple[int, ...]
     span: tuple[int, ...]
-    """What is out and not covered by the last model compile."""
+    """Positions that are out and not covered by the last model compile."""
     pinned: tuple[Pin, ...]
     previous: Cycle | None
     lasting: bool
@@ -104,22 +104,22 @@ class Selection:
 
     @property
     def reserve(self) -> int:
-        """What note and quotes may cost together at least, in exact tokens; 0 is neither."""
+        """Exact tokens reserved for summary and quotes together; 0 means neither."""
         return self.draft.summary
 
     @property
     def kept(self) -> int:
-        """What the messages cost that stay, in exact tokens."""
+        """Exact tokens of the messages that stay."""
         return self.draft.total - self.draft.summary
 
     @property
     def fits(self) -> bool:
-        """Whether what stays is within the target."""
+        """True if what stays is within the target."""
         return self.kept <= self.target
 
     @property
     def abridged(self) -> bool:
-        """Whether something stays in a smaller shape."""
+        """True if a message stays in a smaller shape."""
         return any(shape is not None and (shape.skeleton or shape.limit) for shape in self.draft.shapes)
 
     @property
@@ -129,7 +129,7 @@ class Selection:
 
     @property
     def counter(self) -> TokenCounter:
-        """What prices everything."""
+        """Token counter."""
         return self.draft.counter
 
 
@@ -167,15 +167,15 @@ class Draft:
         self.costs = [self._price(index, shape) for index, shape in enumerate(self.shapes)]
         self.total = sum(self.costs)
         self.room = room
-        """What a request has for messages at most, in tokens; clamps are shares of it."""
+        """Room for messages, in tokens; truncation limits are shares of it."""
         self.spared = range(0)
         """Messages that stay while the budget allows it."""
         self.notes = 0
         """Tokens that stay set aside for note and quotes while the budget allows it."""
         self.recent = recent
-        """How many turns before the active one to keep if they fit."""
+        """Turns before the current one to keep if they fit."""
         self.summary = 0
-        """What is set aside for the summary that is still to be written, in tokens."""
+        """Tokens reserved for the summary that is still to be written."""
         self.drops: list[Drop] = []
 
     def _price(self, index: int, shape: Shape | None) -> int:
@@ -225,7 +225,7 @@ class Draft:
             self.drops.append(Drop(what=what, reason=reason, tokens=before - self.total))
 
     def _bared(self, index: int) -> Shape | None:
-        """What remains of a message that goes: what the host would forget."""
+        """Remainder of a dropped message: the parts that the host keeps its state in."""
         items = self.history.readings[index].items
         shape = self.shapes[index] or WHOLE
         skip = shape.skip | self._needless.get(index, frozenset())

@@ -1,4 +1,4 @@
-"""What holds for one request: how its view is written, and what it may cost.
+"""Policy of one request: its template, limits and thresholds.
 
 A view grows until it passes `high`; then it is cut back to `low`, about half way to what is fixed. Moving
 the window on every request instead would cost more than sending everything, because no prompt cache
@@ -97,7 +97,7 @@ def limits(
 
     Args:
         budget: Of the whole request, in the model's tokens.
-        trigger: Where to cut back, in the model's tokens or as a share of the budget; None is what suits the room.
+        trigger: High threshold, in the model's tokens or as a share of the budget; None chooses by the room.
         fixed: Tokens that the view carries whatever it leaves out.
         ratio: The model's tokens to one of ours.
         tight: Share of the budget that is left after a provider refused it.
@@ -146,7 +146,7 @@ class Policy:
     budget: int
     """Of the whole request, in the model's tokens."""
     trigger: Amount | None
-    """Where to cut back, in the model's tokens or as a share of the budget; None is what suits the room."""
+    """High threshold, in the model's tokens or as a share of the budget; None chooses by the room."""
     fidelity: Fidelity
     fidelity_named: bool
     """The caller named the fidelity, which then caps quotes too."""

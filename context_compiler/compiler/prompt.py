@@ -25,7 +25,7 @@ from context_compiler.template.prompts import prose
 from context_compiler.tokens import TokenCounter
 
 SLOT = "\x00previous summary\x00"
-"""Where the answer to the prompt before goes. No conversation holds it: fences remove control characters."""
+"""Placeholder for the answer to the previous prompt. No conversation contains it: fences remove control characters."""
 
 NOTHING = "No content provided."
 
@@ -42,12 +42,12 @@ TITLES = {
 """Placeholder names and how their fences are titled, in the order in which a prompt has them."""
 
 ALWAYS = ("previous_summary", "recent_turns", "latest_input")
-"""What a prompt carries even when the template does not mention it."""
+"""Sections that a prompt carries even if the template does not mention them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRequest:
-    """What a compiler is asked: prompts to answer one after the other, the last answer being the summary."""
+    """Prompts of one compile, to be answered one after the other; the last answer is the summary."""
 
     key: str
     prompts: tuple[str, ...]
@@ -61,7 +61,7 @@ class SummaryRequest:
 def compose_prompts(
     template: Template, values: Mapping[str, str], turns: Sequence[str], *, previous: str, cap: int
 ) -> tuple[str, ...]:
-    """One prompt a chunk of `turns`; from the second on, `SLOT` stands for the summary before."""
+    """One prompt per chunk of `turns`; from the second on, `SLOT` is replaced by the previous summary."""
     prompts: list[str] = []
     for number, chunk in enumerate(turns or [""]):
         said = {**values, "recent_turns": chunk, "previous_summary": previous if number == 0 else SLOT}
@@ -99,7 +99,7 @@ def fill_slot(prompt: str, previous: str) -> str:
 
 
 def template_facts(template: Template) -> dict[str, str]:
-    """What a template may say of itself."""
+    """Facts about a template that it may refer to."""
     return {
         "name": template.name,
         "source": template.source,
@@ -110,7 +110,7 @@ def template_facts(template: Template) -> dict[str, str]:
 
 
 EXPENDABLE = ("reflections", "tool_results", "plan", "topic")
-"""What goes when a prompt is too long, in this order where the template does not say otherwise; never the
+"""Sections dropped from a prompt that is too long, in this order unless the template says otherwise; never the
 latest input, the constraints or the turns themselves."""
 
 BUDGETS: Mapping[str, int] = {
@@ -123,10 +123,10 @@ BUDGETS: Mapping[str, int] = {
 """The most tokens of a section whose template does not say how many it may have."""
 
 LASTING = ("constraints", "latest_input")
-"""What a long prompt never goes without."""
+"""Sections that a prompt never goes without."""
 
 OVER, NO_ROOM = "over its section budget", "the prompt was over its room"
-"""Why a section was made smaller or left out."""
+"""Reasons why a section was shortened or left out."""
 
 GIANT = 16
 """A line of more characters a token of room is cut before it is counted: counting all that is left of it after every
@@ -143,7 +143,7 @@ _SPEAKING = re.compile(
 
 
 def latest_input(history: History) -> str:
-    """What the user asked last."""
+    """The newest user prompt."""
     for reading in reversed(history.readings):
         if reading.asks:
             return "\n".join(item.text for item in reading.items if item.kind is Kind.USER and item.mark is None)
@@ -151,7 +151,7 @@ def latest_input(history: History) -> str:
 
 
 def topic(history: History) -> str:
-    """What the conversation began with: the first user prompt."""
+    """The first user prompt of the conversation."""
     return next((item.text for _, item in history.items() if item.kind is Kind.USER and item.mark is None), "")
 
 
@@ -324,7 +324,7 @@ TOO_SMALL = 200
 
 
 def reason_for_no_model(selection: Selection, turn: int) -> str | None:
-    """Why no model is asked this time; None when one is."""
+    """Reason why no model is asked this time; None if one is."""
     policy, cap = selection.policy, selection.limits.cap(selection.policy.fidelity)
     if policy.model == "none" or policy.template.compiler != "agent":
         return "no model by choice"
@@ -343,7 +343,7 @@ def reason_for_no_model(selection: Selection, turn: int) -> str | None:
 
 
 def summary_request(selection: Selection) -> SummaryRequest:
-    """What a model is asked about everything that went since it was last asked."""
+    """Request for a summary of everything left out since the last one."""
     policy = selection.policy
     cap = min(selection.limits.cap(policy.fidelity), selection.reserve)
     given = gather_sections(selection, selection.span, policy.template.wants() | set(ALWAYS))
@@ -386,7 +386,7 @@ def _key(selection: Selection, cap: int) -> str:
 
 
 def refusal(selection: Selection, text: str) -> str | None:
-    """Why an answer is not used: it is empty, or it does not save anything."""
+    """Reason why an answer is not used: it is empty, or it saves nothing."""
     if not text.strip():
         return "the answer is empty"
     size = selection.counter.text(text)

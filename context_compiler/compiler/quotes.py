@@ -30,7 +30,7 @@ SMALLEST = 16
 PINNED_WHY = "pinned: a standing instruction"
 PINNED = "Standing instructions the user gave earlier:"
 PINS = 10
-"""Pins may take one part in so many of the room for messages."""
+"""Divisor of the room for messages that standing instructions may take."""
 PINNED_MOST = 3
 """And of what there is for everything verbatim: a view also has to answer."""
 PINNED_LEAST = 96
@@ -38,23 +38,23 @@ PINNED_LEAST = 96
 
 OUTLINED = "What was worked on when:"
 OUTLINE = 20
-"""The outline may take one part in so many of what the view may take."""
+"""Divisor of the view's room that the outline may take."""
 
 
 def cost(text: str, counter: TokenCounter) -> int:
-    """What a text takes in a view, in tokens."""
+    """Tokens of a text in a view."""
     return counter.text(text) + MESSAGE_OVERHEAD + 1 if text else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sources:
-    """What may be quoted."""
+    """Candidates for quotes."""
 
     candidates: Sequence[Passage]
     ranks: Sequence[float]
-    """How much each candidate answers what is asked now; empty where that does not count."""
+    """Score of each candidate for the pending question; empty if that does not count."""
     broad: bool
-    """What is asked now, or will be asked of this view, may be about the whole."""
+    """True if questions to this view may be about the whole conversation."""
 
     @classmethod
     def of(cls, selection: Selection, loose: Sequence[int], recall: bool) -> _Sources:
@@ -169,12 +169,12 @@ SPARE = 4
 """Tokens that disarming a cut text may cost."""
 
 LASTING, PART = 1_000, 16
-"""What is quoted in a live view is paid for with every request: so many tokens and one part of the room are enough."""
+"""Limits of the quotes of a live view, which every request pays for: tokens, and a divisor of the room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What stands in place of what is out."""
+    """Summary and quotes that replace the left-out messages."""
 
     note: str = ""
     quotes: str = ""
@@ -182,7 +182,7 @@ class Written:
     own: bool = False
     """The note is the body of a template that asks no model."""
     quoted: tuple[Quote, ...] = ()
-    """What the verbatim part holds, and why."""
+    """Contents of the verbatim part, with reasons."""
 
 
 def written_for(selection: Selection, summary: str, covered: set[int]) -> Written:

@@ -1,4 +1,4 @@
-"""What a prompt asks for comes back: one block of past text, directly before the prompt, once a user turn.
+"""Recall blocks: past text that a prompt asks for, directly before the prompt, once a user turn.
 
 A block is found at the first request of a user turn and stays byte for byte while the turn lasts, whatever is cut back
 meanwhile. It counts against the budget and not against the mark at which a view is cut back, because it goes again:
@@ -39,28 +39,28 @@ MOST = 8_000
 """Tokens that a share of the room buys at most: what a block adds beyond them is not worth its price."""
 
 NARROW = 4_000
-"""In a smaller room a share is one of so many tokens: there every token that is free is worth its price."""
+"""Least room that a share is taken of, in tokens: in a small room every free token is worth its price."""
 
 SMALL = 0.03
 """The share of the room for a prompt that asks nothing."""
 
 LONG_TURNS = 8
-"""In tool work with long turns a block takes at most one part in so many of the room."""
+"""Divisor of the room that caps a block in tool work with long turns."""
 
 TURNS = 5
 """The newest turns by which growth is judged."""
 
 RESERVE, LEAST_RESERVE = 20, 64
-"""What a turn may grow by after its first request: a part of the room, or so many tokens."""
+"""Reserve for the growth of a turn after its first request: a divisor of the room, and a minimum in tokens."""
 
 WIDE, DEEP = 4, 2
-"""Messages of so many times the room are looked at, and passages of so many times the room weighed."""
+"""Tokens of messages ranked, and of passages weighed, as multiples of the room."""
 
 STANDING = 0.35
 """Blocks of earlier turns go once they take this share of the room."""
 
 CUT = 10
-"""A block that is over the budget is cut to one part in so many of the room."""
+"""Divisor of the room that a block over the budget is cut to."""
 
 TIGHTER = 0.7
 """The share of a block that is left once a provider has refused the request as too long."""
@@ -93,7 +93,7 @@ class Blocks:
     own: Block
     """That of the turn itself, which may be empty."""
     config: str
-    """Of the cycle that they stand in."""
+    """Configuration of the cycle that they belong to."""
     earlier: tuple[Block, ...] = ()
     """Those of earlier turns that still stand."""
 
@@ -104,7 +104,7 @@ class Blocks:
 
     @property
     def quotes(self) -> list[Quote]:
-        """What a view says of them beside its messages."""
+        """Quotes of the blocks, as a view lists them."""
         why = "recalled for its prompt"
         return [Quote(what=f"before turn {block.turn + 1}", why=why, text=block.text) for block in self.all]
 
@@ -113,7 +113,7 @@ class Blocks:
         return replace(self, own=replace(self.own, text="", cut=True), earlier=())
 
     def texts(self) -> dict[int, str]:
-        """What is sent, by the position of the prompt that it stands before."""
+        """Text of each block, by the position of its prompt."""
         return {block.at: block.text for block in self.all}
 
     def tokens(self, counter: TokenCounter) -> int:
@@ -144,18 +144,18 @@ def holding(blocks: Blocks | None, history: History, config: str) -> Blocks | No
 
 
 def prompt_at(history: History) -> int | None:
-    """Where the prompt of the active user turn stands."""
+    """Position of the current turn's prompt."""
     return next((index for index in reversed(range(len(history))) if history.readings[index].asks), None)
 
 
 def reserve(plan: Plan, limits: Limits) -> int:
-    """What has to stay free for what comes after the first request of a turn, in tokens."""
+    """Tokens kept free for the rest of a turn after its first request."""
     grown = [_growth(plan.history, turn) for turn in plan.outline.turns[-TURNS - 1 : -1]]
     return max(limits.room // RESERVE, LEAST_RESERVE, int(median(grown)) if grown else 0)
 
 
 def _growth(history: History, turn: Turn) -> int:
-    """What a turn added between its first and its last request."""
+    """Tokens that a turn added between its first and its last request."""
     start = turn.groups[0].stop if turn.groups else turn.start
     stop = turn.stop - (not history.readings[turn.stop - 1].request)
     return history.sums[max(start, stop)] - history.sums[start]
@@ -249,7 +249,7 @@ def recalled(plan: Plan, cycle: Cycle, at: int, room: int, said: Sequence[str] =
 
 
 def _best(ranked: Sequence[int], history: History, tokens: int) -> list[int]:
-    """The first of these messages, of so many tokens together; a long one counts in part."""
+    """The first of these messages within `tokens`; a long one counts in part."""
     costs = accumulate(min(history.readings[at].tokens, tokens // WIDE) for at in ranked)
     return [at for at, cost in zip(ranked, costs, strict=True) if cost <= tokens]
 

@@ -1,4 +1,4 @@
-"""What later tool calls need of a past, and whether a view still holds it with the words that it stood among.
+"""References that later tool calls need, and whether a view still holds them with their original context.
 
 Reference recall: of the ids and paths in the arguments of a real tool call that occurred before it, the share that
 the view of its request still holds together with words of the line they came from. A bare list of identifiers does
@@ -21,7 +21,7 @@ from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.tool_lines import call_line
 
 _ACTION = re.compile(r"```\w*\n(.{1,4000}?)\n?```\s*$|<command>\n?(.{1,4000}?)\n?</command>\s*$", re.S)
-"""What a model that calls no tools asks a shell to do: at the end of its answer."""
+"""Shell command at the end of an answer, of a model that calls no tools."""
 _KEY = re.compile(r"(\w+) ?[:=] ?[\[{(]{0,3}$")
 _WORD = re.compile(r"\w+")
 
@@ -47,7 +47,7 @@ class Call:
 
 
 def sources(item: Item) -> list[str]:
-    """What a part says, as it may come to stand in a view: as it is, and a call also as its line."""
+    """Texts of a part as a view may hold it: as it is, and a call also as its line."""
     if item.kind is Kind.CALL:
         return [f"{item.tool} {item.text}", call_line(item.tool or "tool", item.text, width=4_000)]
     return [item.text]
@@ -65,7 +65,7 @@ def needed(item: Item) -> set[str]:
 
 
 def places(text: str, wanted: str) -> Iterator[tuple[int, int]]:
-    """Where it stands in a comparable text, whole and not as a piece of a longer word."""
+    """Positions in a comparable text, whole and not as a piece of a longer word."""
     at = text.find(wanted)
     while at >= 0:
         end = at + len(wanted)
@@ -77,7 +77,7 @@ def places(text: str, wanted: str) -> Iterator[tuple[int, int]]:
 
 
 def contexts(text: str, wanted: str) -> set[tuple[str, str, str]]:
-    """What stands around it: a word on each side, two before, two behind, or the field that it is the value of."""
+    """Contexts of a reference: a word on each side, two before, two after, or the field that it is the value of."""
     found: set[tuple[str, str, str]] = set()
     for start, end in places(text, wanted):
         if key := _KEY.search(text, max(0, start - 60), start):
@@ -89,7 +89,7 @@ def contexts(text: str, wanted: str) -> set[tuple[str, str, str]]:
 
 
 def texts(history: History) -> list[str]:
-    """What every message says, comparable."""
+    """Comparable text of every message."""
     said = (
         "\n".join(text for item in reading.items if item.kind is not Kind.THINKING for text in sources(item))
         for reading in history.readings
@@ -114,13 +114,13 @@ def calls(sessions: Sequence[History], said: Sequence[Sequence[str]]) -> Iterato
 
 
 def held(reference: str, said: Sequence[str], view: str) -> bool:
-    """Whether a view holds it with words that stood beside it where it came from."""
+    """True if a view holds a reference with words that were beside it at its origin."""
     shown = contexts(view, reference)
     return bool(shown) and any(shown & contexts(text, reference) for text in said)
 
 
 class ReferenceRecall:
-    """What the views of one session hold of what its calls need; each call weighs the same."""
+    """Share of references that the views of one session hold; each call weighs the same."""
 
     def __init__(self, history: History, budget: int, reader: Reader) -> None:
         """Find what each call of `history` needs; `reader` reads the views."""

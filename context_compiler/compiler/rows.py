@@ -124,7 +124,7 @@ def _prompts(order: SummaryRequest) -> str:
 
 
 def _payload(selection: Selection, order: SummaryRequest | None) -> dict[str, object]:
-    """What went in, by reference: positions and the chain that they are positions of."""
+    """Input by reference: positions, and the chain that they are positions of."""
     payload: dict[str, object] = {
         "raw_tip": selection.history.tip,
         "left_out": [list(span) for span in spans(selection.out)],
@@ -134,7 +134,7 @@ def _payload(selection: Selection, order: SummaryRequest | None) -> dict[str, ob
 
 
 def _specifics(gone: Sequence[Specific] | None, summary: str, quotes: str) -> dict[str, object]:
-    """How many specifics the span held, how many the summary holds, and how many it holds together with the quotes."""
+    """Counts of identifiers: in the span, in the summary, and in summary and quotes together."""
     if gone is None:
         return {}
     alone, both = survival(gone, summary), survival(gone, summary, quotes)

@@ -1,4 +1,4 @@
-"""What must survive word for word: paths, commands, addresses, ids, numbers, dates, versions, names and rules.
+"""Text that must survive word for word: paths, commands, addresses, ids, numbers, dates, versions, names and rules.
 
 Pure text. `sorts` says what each looks like; what stands earlier in its table takes the characters that two want.
 Every repetition is bounded and of a very long text only the two ends are read, so a text costs its length at most.
@@ -37,7 +37,7 @@ class Specific:
     """As it is compared, by `comparable_text`."""
     verbatim: str
     offset: int
-    """Of its first character in the text it stands in."""
+    """Offset of its first character in its text."""
 
 
 @lru_cache(maxsize=1)
@@ -148,14 +148,14 @@ def comparable_text(text: str) -> str:
 
 
 class TextSet:
-    """What some texts tell, so that it can be asked what of a past they still hold."""
+    """A set of texts that can be asked whether they hold an identifier."""
 
     def __init__(self, *texts: str) -> None:
         """Look things up in these texts."""
         self._text = "\n".join(map(comparable_text, texts))
 
     def holds(self, specific: Specific) -> bool:
-        """Whether it is told: whole, not as a piece of a longer word or number."""
+        """True if the texts hold it whole, not as a piece of a longer word or number."""
         wanted = specific.text
         if not wanted:
             return True
@@ -183,7 +183,7 @@ SPEAKERS = {
     Kind.RETURN: "tool",
     Kind.FEEDBACK: "tool",
 }
-"""Whose words are looked at, and what they are called."""
+"""Kinds of items that are searched, and the names of their speakers."""
 
 SHELL_ARGUMENTS = ("command", "cmd", "script", "bash")
 """Names of arguments that hold a shell command."""
@@ -207,11 +207,11 @@ class Mention:
     field: str
     """The field of the data that it is a value of, else the tool that returned it; empty for what was said."""
     called: bool
-    """It stands in what a tool, or a shell, was asked to do."""
+    """True if it occurs in a call of a tool or a shell."""
 
 
 def readable_text(item: Item) -> str:
-    """What a part says, with line breaks for the escapes of JSON: an argument a line."""
+    """Text of a part with line breaks for JSON escapes, one argument a line."""
     if item.kind is Kind.CALL and (given := arguments(item.text)) is not None:
         return "\n".join(f"{key}: {value if isinstance(value, str) else _flat(value)}" for key, value in given.items())
     return _ESCAPE.sub(" \n", item.text) if item.text[:1] in ("{", "[") else item.text
@@ -222,7 +222,7 @@ def _flat(value: object) -> str:
 
 
 def runs_command(item: Item) -> bool:
-    """Whether an answer ends with a block for a shell: how models act that call no tools."""
+    """True if an answer ends with a shell block, as models do that call no tools."""
     return item.kind is Kind.TEXT and _ACTION.search(item.text[-2_100:]) is not None
 
 
@@ -273,7 +273,7 @@ def _newest(history: History, positions: Iterable[int]) -> list[int]:
 FIELD = re.compile(
     r"""\b(\w{1,40})["']?\s{0,2}[:=]\s{0,2}(?:["'\[{(]{0,3}|\[[^\[\]{}]{0,160})\Z""",
 )
-"""What stands before a value, or before one of a list of values: the name of its field."""
+"""Field name before a value, or before one of a list of values."""
 
 LISTED = 200
 """Characters before a value in which the beginning of its list is looked for."""
@@ -286,7 +286,7 @@ def field_of(text: str, offset: int) -> str:
 
 
 def _shell_commands(item: Item) -> tuple[Specific, ...]:
-    """What a call gives a shell to do."""
+    """Shell commands of a call."""
     given = arguments(item.text) if item.kind is Kind.CALL else None
     said = next(
         (value for key, value in (given or {}).items() if key in SHELL_ARGUMENTS and isinstance(value, str)), ""
@@ -300,12 +300,12 @@ def _shell_commands(item: Item) -> tuple[Specific, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survival:
-    """What of the specifics of a span some texts still hold. Equal specifics count once."""
+    """Identifiers of a span that some texts still hold. Equal ones count once."""
 
     found: int
-    """How many there are."""
+    """Identifiers in the span."""
     kept: int
-    """How many of them the texts hold."""
+    """Identifiers that the texts hold."""
 
     @property
     def share(self) -> float:
@@ -320,7 +320,7 @@ def lost_specifics(history: History, outline: Outline, span: Iterable[int]) -> t
 
 
 def survival(lost: Iterable[Specific], *texts: str) -> Survival:
-    """How many of these specifics the texts hold, as they are compared."""
+    """Count of these identifiers in the texts, compared without case and spacing."""
     told = TextSet(*texts)
     kept = [told.holds(one) for one in lost]
     return Survival(found=len(kept), kept=sum(kept))

@@ -40,7 +40,7 @@ class Quote:
     """Something of what is left out that a view holds word for word."""
 
     what: str
-    """Where it comes from, such as `turn 12`."""
+    """Origin, such as `turn 12`."""
     why: str
     """pinned, outline, ledger, recalled with its score, or worth most for its tokens."""
     text: str
@@ -57,14 +57,14 @@ class View:
     status: str
     """raw, compiled, cycle, fallback or floor_over_budget."""
     summary: str = ""
-    """What stands for the turns that are left out: the summary, or the passages quoted from them."""
+    """Replacement of the left-out turns: the summary, or the passages quoted from them."""
     ledger: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Where the tokens went, by section, and what was dropped for which reason."""
+    """Token breakdown by section, with drops and their reasons."""
     drops: tuple[Drop, ...] = ()
     kept: tuple[tuple[int, str], ...] = ()
     """Position of a raw message and why it is here."""
     quoted: tuple[Quote, ...] = ()
-    """What a compile quoted of what is left out, and why; empty in a view that only goes on from one."""
+    """Quotes from left-out messages, with reasons; empty in a view that only extends an earlier one."""
     error: str | None = None
     record: Record | None = None
 
@@ -119,7 +119,7 @@ def mark_in(message: ModelMessage) -> dict[str, Any] | None:
 
 
 def stamp_of(message: ModelMessage) -> datetime:
-    """When a message was made, as far as it says so: what we write carries the time of what it stands for."""
+    """Timestamp of a message, if it has one: what we write carries the time of what it replaces."""
     times = (getattr(part, "timestamp", None) for part in message.parts)
     known = getattr(message, "timestamp", None) or next((time for time in times if time is not None), None)
     return known or _DAY_ONE
@@ -161,7 +161,7 @@ def opening(
 
 
 def _answers(messages: Sequence[ModelMessage]) -> bool:
-    """Whether messages begin with a response."""
+    """True if messages begin with a response."""
     return bool(messages) and isinstance(messages[0], ModelResponse)
 
 
@@ -185,7 +185,7 @@ def since(
 
 
 def summary_of(cycle: Cycle) -> str:
-    """What stands for the turns that are left out, without prefix and preface."""
+    """Replacement of the left-out turns, without prefix and preface."""
     body = cycle.note.partition("\n\n")[2] if cycle.own else ""
     return cycle.summary or body or cycle.quotes or cycle.note
 
@@ -227,7 +227,7 @@ def by_reason(drops: Sequence[Drop]) -> list[dict[str, object]]:
 def token_breakdown(
     sections: Mapping[str, int], drops: Sequence[Drop], kept: Sequence[tuple[int, str]]
 ) -> dict[str, Any]:
-    """Where the tokens went, why messages are there, and what was dropped for which reason."""
+    """Token breakdown by section, kept messages and drops, with reasons."""
     reasons: dict[str, int] = {}
     for _, reason in kept:
         reasons[reason] = reasons.get(reason, 0) + 1

@@ -26,7 +26,7 @@ Depth = Literal[2, 5, "full"]
 DEPTHS = (2, 5, "full")
 EMPTY = "New conversation."
 SHORT_ANSWER = 200
-"""Characters of an answer that stand for it if there is no summary."""
+"""Characters of an answer that replace it if there is no summary."""
 PENDING: tuple[str, ...] = get_args(PendingType)
 OLDER_TYPES = {"understand": "clarify"}
 """Earlier names of pending types."""

@@ -89,7 +89,7 @@ def _tiers(
 
 
 def _most_recent(tier: list[Row], most: int | None) -> list[Row]:
-    """At most so many entities, the most recently mentioned, in their order; of equal ones the later."""
+    """At most `most` entities, the most recently mentioned, in their order; ties to the later."""
     if most is None or len(tier) <= most:
         return tier
     newest = nlargest(most, range(len(tier)), key=lambda at: (tier[at]["turn_last_ref"], at))

@@ -1,4 +1,4 @@
-"""What a compiler keeps and finds again: views, compiles, cycles and the raw history, through one store.
+"""Views, compiles, cycles and raw history of a compiler, saved to and loaded from one store.
 
 A store that fails is reported, left alone for a while after three failures, and never stops a request.
 """
@@ -70,7 +70,7 @@ class Archive:
 
     @property
     def whole(self) -> bool:
-        """Whether the record keeps content as it is, so that it can be used again."""
+        """True if the record keeps content unchanged, so that it can be reused."""
         return self._arguments.record == "full" and self._redactor is None
 
     async def keep(self, record: Record, result: Result, cycle: Cycle | None, blocks: Blocks | None) -> Record:
@@ -118,7 +118,7 @@ class Archive:
         return True
 
     async def _tried(self, work: Callable[[], Awaitable[Any]], *, writes: bool = False) -> Any:
-        """What came of working with the store; None when that failed, or when it is left alone for now."""
+        """Result of a store operation; None if it failed or the breaker is open."""
         if self._breaker.open:
             return None
         outcome = await try_await(_done(work))
@@ -168,7 +168,7 @@ class Archive:
         self._blocks.keep((blocks.own.name, blocks.config), blocks)
 
     async def blocks(self, ids: Sequence[str], config: str) -> Blocks | None:
-        """What was recalled for the last of these prompts that anything was recalled for."""
+        """Recall blocks of the newest of these prompts that has any."""
         tips = reversed(ids) if self._blocks else ()
         found = next((found for tip in tips if (found := self._blocks.get((tip, config)))), None)
         if found is None and self.whole:
@@ -192,7 +192,7 @@ def _beside(config: str) -> str:
 
 
 async def _done(work: Callable[[], Awaitable[Any]]) -> Any:
-    """What came of some work, which may fail before there is anything to wait for."""
+    """Await some work, which may fail before it returns an awaitable."""
     return await work()
 
 

@@ -74,7 +74,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     ),
     "redact": (lambda value: value is None or callable(value), "a function"),
 }
-"""What each argument may be, where nobody else looks: a YAML spec hands over anything."""
+"""Types of the arguments that nothing else checks: a YAML spec passes any value."""
 
 
 @dataclass
@@ -93,21 +93,21 @@ class Arguments:
     window: int | None = None
     """The model's context window in tokens, where the host does not know it."""
     counter: TokenCounter | CountText | None = None
-    """What counts tokens; None counts o200k exactly."""
+    """Token counter; None counts o200k exactly."""
     fidelity: Fidelity | str | None = None
-    """How much of the past a summary carries; None is the template's."""
+    """Fidelity of the summary; None takes the template's."""
     every_turn: bool = False
     """Compile at the first request of every user turn, which moves the prompt-cache prefix once a turn."""
     model: Model | str | None = None
     """The compiler's model; None is the run's own, "none" is no model."""
     store: str | Path | Store | None = "system/context.db"
-    """Where the record lives: a path or a `Store`; None keeps it in memory."""
+    """Store of the record: a path or a `Store`; None keeps it in memory."""
     vault: str | Path | None = None
     """A folder whose `AssistantMD/ContextTemplates/` comes first."""
     system: str | Path | None = "system"
     """A folder whose `ContextTemplates/` comes second."""
     vault_name: str = ""
-    """What the vault is called on the record."""
+    """Name of the vault on the record."""
     recent_turns: Count | None = None
     """Turns before the active one to keep if they fit; None is the template's, "all" is all."""
     recent_tool_results: Count | None = None
@@ -118,11 +118,11 @@ class Arguments:
     """The most that the recall block of a prompt may take: a share of the room for messages (1.0: all that is free),
     or tokens; 0 recalls nothing."""
     reflections: ReflectionPolicy | None = None
-    """When a template that asks for `reflections` is told what went wrong; None: the last three failed calls."""
+    """Policy that fills `reflections` for a template that asks for them; None takes the last three failed calls."""
     inject: str = "user"
     """The channel of the summary: user, system or compaction."""
     record: str = "full"
-    """What is kept: full, metadata, or off."""
+    """Content of the record: full, metadata, or off."""
     redact: Redact | None = None
     """Given a text, what of it may be kept on the record."""
     dry_run: bool = False
@@ -135,13 +135,13 @@ class Arguments:
     """Called with everything that failed here; may be async."""
 
     layers: LayerSource | None = None
-    """Where the layers of its sessions are: `Layers`, or a function from a session to its state. What `role` needs of
+    """Source of the layers: `Layers`, or a function from a session to its state. What `role` needs of
     them stands before each run's prompt."""
     role: str | Need | None = None
     """Node of the agent: understand, think, act, reply, or a `Need` of your own."""
 
     def check(self) -> None:
-        """Refuse wrong values, whoever gave them: a YAML spec hands them over unchecked.
+        """Refuse wrong values; a YAML spec passes them unchecked.
 
         Raises:
             SettingsError: A value is wrong; the message says what is allowed.
@@ -252,6 +252,6 @@ def _check_count(name: str, value: object) -> None:
 
 
 def _first(*given: Count | None) -> int | None:
-    """The first number that is given; None stands for all."""
+    """The first count that is given; None means all."""
     value = next((one for one in given if one is not None), "all")
     return None if isinstance(value, str) else value

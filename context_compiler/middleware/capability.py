@@ -62,7 +62,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         return self._ware.last_view
 
     async def views(self, session: str | None = None) -> list[Record]:
-        """What was sent, newest first; of one conversation, or of all.
+        """Recorded views, newest first, of one conversation or of all.
 
         Raises:
             StoreError: the record cannot be read.
@@ -141,7 +141,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             return TightModel(model, self._tighter)
 
     def _refused(self, error: BaseException) -> bool:
-        """Whether to try again with less: once a run, and only where a view of ours was what was too long."""
+        """True if the request should be retried with less: once a run, and only if our view was too long."""
         if self._request is None or self._run.refused or self.dry_run or not is_overflow(error):
             return False
         self._run.tighten()
@@ -166,7 +166,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
 
     @durable_operation(name="begin")
     async def begin(self, ctx: RunContext[Any], ids: list[str], config: str) -> dict[str, Any]:
-        """What a run starts from, replayed too: what a resumed run finds must not have changed meanwhile."""
+        """Starting state of a run, journalled: a resumed run must find what it found before."""
         return await self._ware.begin(ids, config)
 
 
@@ -193,7 +193,7 @@ class _RunHost(Host):
 
 
 def _figures(view: View) -> dict[str, str | int]:
-    """What a span may say of a view: figures, no content."""
+    """Span attributes of a view: figures, no content."""
     facts: dict[str, str | int] = {"status": view.status, "budget": view.budget}
     facts |= {name: getattr(view.record, name) for name in ("tokens_raw", "tokens_sent") if view.record}
     return {f"context_compiler.{name}": value for name, value in facts.items()}

@@ -45,7 +45,7 @@ LOG = logging.getLogger("context_compiler")
 
 
 class Middleware:
-    """What all runs of one `ContextCompiler` share."""
+    """State and services shared by all runs of one `ContextCompiler`."""
 
     def __init__(self, arguments: Arguments) -> None:
         """Check the arguments; open nothing.
@@ -173,7 +173,7 @@ class Middleware:
         return await self._summaries.answer(key, prompts, model)
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
-        """What a run starts from: the newest cycle of the last of these ids that has one, and what was learnt."""
+        """Starting state of a run: the newest cycle of the last of these ids that has one, and the learnt ratios."""
         cycle = await self.archive.cycle(ids, config)
         blocks = await self.archive.blocks(ids, config) if cycle else None
         return {
@@ -195,7 +195,7 @@ class Middleware:
             await self.archive.raw(session_id, history)
 
     async def views(self, session: str | None) -> list[Record]:
-        """What is on the record; StoreError if it cannot be read."""
+        """Recorded views; raises StoreError if they cannot be read."""
         try:
             return await self.archive.store.views(session)
         finally:
@@ -265,7 +265,7 @@ async def _called(callback: Callable[[Any], Any], what: Any) -> None:
 
 
 def log_text(error: Exception) -> str:
-    """What the log may say of an error: what others wrote into theirs may repeat what somebody said."""
+    """Text of an error that is safe to log: messages of foreign errors may repeat conversation content."""
     kind = type(error).__name__
     if isinstance(error, CompileError):
         return f"{kind}: {error.phase} ({error.model})"

@@ -17,11 +17,11 @@ from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
 RetryModelRequest: type[Exception] | None = getattr(exceptions, "RetryModelRequest", None)
-"""What asks the host for another attempt; None where it cannot."""
+"""Exception that asks the host for another attempt; None if the host has none."""
 
 _TOO_LONG: type[Exception] | None = getattr(exceptions, "ModelContextWindowExceededError", None)
 _REFUSALS: tuple[type[Exception], ...] = (ModelHTTPError, ExceptionGroup, *((_TOO_LONG,) if _TOO_LONG else ()))
-"""What may say that a request is too long; every other error is none of our business."""
+"""Errors that may mean a request is too long; all others are passed on."""
 
 _WORDS = (
     "context_length_exceeded",
@@ -38,11 +38,11 @@ _WORDS = (
     "exceeds the available context size",
     "greater than the context length",
 )
-"""What providers and local servers say of it, in lower case."""
+"""Phrases of providers and local servers for it, in lower case."""
 
 
 def is_overflow(error: BaseException) -> bool:
-    """Whether a provider refused a request as too long; a group counts when one of its errors does."""
+    """True if a provider refused a request as too long; a group counts if one of its errors does."""
     if isinstance(error, BaseExceptionGroup):
         group = cast(BaseExceptionGroup[BaseException], error)
         return any(map(is_overflow, group.exceptions))

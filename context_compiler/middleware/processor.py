@@ -86,7 +86,7 @@ class CompilingHistoryProcessor:
         return self._ware.last_view
 
     async def views(self, session: str | None = None) -> list[Record]:
-        """What was sent, newest first; of one conversation, or of all."""
+        """Recorded views, newest first, of one conversation or of all."""
         return await self._ware.views(session)
 
     async def transcript(self, session: str) -> list[ModelMessage]:
@@ -161,7 +161,7 @@ def _marked(message: ModelMessage, mark: dict[str, Any]) -> ModelMessage:
 
 
 def messages_after(messages: Sequence[ModelMessage], responses: int, tail: int) -> list[ModelMessage]:
-    """What came after a view with that many responses and, after the last of them, that many parts."""
+    """Messages after a view with that many responses and, after the last of them, that many parts."""
     answers = [index for index, message in enumerate(messages) if isinstance(message, ModelResponse)]
     start = answers[responses - 1] + 1 if 0 < responses <= len(answers) else 0
     left = tail

@@ -48,11 +48,11 @@ class Recall(AbstractCapability[Any]):
 
     _: KW_ONLY
     tokens: int = 2_000
-    """What one result may have, in tokens."""
+    """Limit of one result, in tokens."""
     embedder: Embedder | None = None
     """Ranks by meaning too; None, the default, ranks by words alone and asks nobody."""
     transcript: Transcript | None = None
-    """Where the whole raw history is; None takes the run's own, which is whole but with a history processor."""
+    """Source of the whole raw history; None takes the run's own, whole unless a history processor is attached."""
     id: str | None = "recall"
     """Stable, because durable engines name their steps by it."""
     _reader: Reader = field(init=False, repr=False, compare=False)
@@ -108,7 +108,7 @@ class Recall(AbstractCapability[Any]):
         return fence(READ, head) + (more if len(head) < len(text) else "")
 
     async def passages(self, messages: Sequence[ModelMessage], query: str) -> tuple[Passage, ...]:
-        """What answers a query best among all of these messages, in the order in which it was said."""
+        """Passages of these messages that answer a query best, in chronological order."""
         history = self._reader.read([*messages, ModelRequest(parts=[UserPromptPart(query)])])
         return await self._best(history, outline(history, pair(history)), query)
 
@@ -165,7 +165,7 @@ _SAID = {
 
 
 def _lines(items: Sequence[Item], at: int) -> list[str]:
-    """What a message says, part by part, each with who says it; nothing of the host's or of this package's own."""
+    """Text of a message, part by part, with its speaker; parts of the host's or of this package are left out."""
     lines: list[str] = []
     for item in items:
         if item.mark is not None or not item.text.strip():

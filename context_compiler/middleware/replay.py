@@ -120,7 +120,7 @@ async def replay(
 
 
 def with_usage(message: ModelMessage, tokens: int) -> ModelMessage:
-    """A recorded answer as if it had been given to a request of so many tokens, which is what its usage then says."""
+    """A recorded answer with its usage set to a request of `tokens` tokens."""
     return replace(message, usage=RequestUsage(input_tokens=tokens)) if isinstance(message, ModelResponse) else message
 
 

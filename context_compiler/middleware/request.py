@@ -41,7 +41,7 @@ class Request:
     messages: list[ModelMessage]
     session_id: str
     scope: str = ""
-    """Whose compiles this conversation may share; empty for those without a name of their own."""
+    """Scope within which compiles may be shared; empty for conversations without a name."""
     run_id: str | None = None
     model: str = "none"
     family: str = ""
@@ -60,7 +60,7 @@ class Request:
     dropped: tuple[Drop, ...] = ()
     """Messages that are no part of the request, and why."""
     instead: str = ""
-    """What happens where there is no view, if not that something else is sent."""
+    """Consequence of a missing view, if it is not that something else is sent."""
 
     @property
     def fixed(self) -> int:
@@ -69,10 +69,10 @@ class Request:
 
 
 class Host(Protocol):
-    """Calls that a request needs of whoever sends it."""
+    """Callbacks into the sender of a request."""
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
-        """Where a run starts, as plain data.
+        """Starting state of a run, as plain data.
 
         `cycle` is the JSON of the newest cycle of the last of these chain ids that has one made with this
         configuration, or None; `ratios` is what was learnt so far.
@@ -88,7 +88,7 @@ class Host(Protocol):
         ...
 
     def affords(self, given: int, answered: int) -> bool:
-        """Whether a compile of that many tokens in and out is within the run's usage limits."""
+        """True if a compile of that many tokens in and out is within the run's usage limits."""
         return True
 
     def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
@@ -183,7 +183,7 @@ def session_of(ctx: RunContext[Any]) -> str:
 
 
 def within_limits(ctx: RunContext[Any], given: int, said: int) -> bool:
-    """Whether a compile takes at most half of what the run's usage limits leave: the request itself needs the rest."""
+    """True if a compile takes at most half of what the run's usage limits leave: the request itself needs the rest."""
     allowed, used = ctx.usage_limits, ctx.usage
     if allowed is None:
         return True

@@ -50,10 +50,10 @@ from context_compiler.recall import asked
 from context_compiler.resilience import attempt
 
 JOURNALLED = 2_000
-"""How many of the newest chain ids are looked up: what a durable run has to journal stays small."""
+"""Newest chain ids that are looked up; a small number, because a durable run journals them."""
 
 TRIES = 3
-"""How often a view is cut anew because the host's own framing turned out to need room."""
+"""Attempts to cut a view that the host's own framing pushes over its budget."""
 
 
 async def respond(compiler: CompilerState, run: Run, request: Request, host: Host) -> Result:
@@ -203,7 +203,7 @@ async def advance_request(context: RequestContext, previous: Cycle | None, ask: 
 
 
 def _asking(context: RequestContext, host: Host) -> Ask | None:
-    """How to ask for a summary: once a user turn, and only where the run's usage limits leave room for it."""
+    """Callback that asks for a summary: once a user turn, and only if the run's usage limits leave room for it."""
     run = context.run
     if run.asked_turn == context.turn:
         return None

@@ -32,7 +32,7 @@ TIGHT = 0.7
 """Share of the budget that is left once a provider has refused a request as too long."""
 
 EMPTY = History(messages=(), readings=(), ids=(), sums=(0,))
-"""Stands for a history that could not be read."""
+"""Placeholder for a history that could not be read."""
 
 Opening = tuple[Cycle, Mapping[int, str], list[ModelMessage]]
 """A cycle, the recall blocks within what it froze, and those messages, so that they are built once."""
@@ -61,7 +61,7 @@ class Result:
     opening: Opening | None = None
     pairing: Pairing | None = None
     blocks: Blocks | None = None
-    """What is recalled in its turn; None where that is not known yet."""
+    """Recall blocks of its turn; None if not known yet."""
     fault: Exception | None = None
     """The reason why nothing could be recalled."""
 
@@ -78,7 +78,7 @@ class Run:
     """The cycle as it is on the record."""
     opening: Opening | None = None
     blocks: Blocks | None = None
-    """What was recalled for the newest turn that this run has seen."""
+    """Recall blocks of the newest turn that this run has seen."""
     recorded_blocks: Blocks | None = None
     """The same as it is on the record."""
     begun: bool = False

@@ -129,7 +129,7 @@ class Node(Attributed):
 
     @property
     def fidelity(self) -> str:
-        """How much of the past it gets; empty if not set."""
+        """Fidelity of the stage; empty if not set."""
         return self.text("fidelity")
 
     @property
@@ -225,7 +225,7 @@ class Edge(Attributed):
 
     @property
     def fidelity(self) -> str:
-        """How much of the past its target gets; empty if not set."""
+        """Fidelity of the target; empty if not set."""
         return self.text("fidelity")
 
     @property

@@ -21,7 +21,7 @@ from context_compiler.pipeline.outcome import Outcome
 SCHEMA_VERSION = 1
 
 How: TypeAlias = Literal["start", "edge", "jump", "join", "restart"]
-"""How the run reached its next stage: at the start, by edge, retry target, join, or restart."""
+"""Way that the run reached its next stage: at the start, by edge, retry target, join, or restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a question asks for is found again in what was said before it, without a model."""
+"""Past text that answers a question, found without a model."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from context_compiler.resilience import try_await
 LOG = logging.getLogger("context_compiler")
 
 DAMPING = 60
-"""How little the first ranks differ."""
+"""Damping constant of reciprocal rank fusion; larger means flatter."""
 
 EMBEDDED = 2_000
 """Passages that are compared: those that rank best by words, then the newest."""

@@ -42,7 +42,7 @@ _UNSPACED = re.compile(
 
 
 def asks(text: str, counter: TokenCounter, *, strict: bool = False) -> bool:
-    """Whether a prompt asks for something; `strict`: and does not order something by it, as in "can you fix that?"."""
+    """True if a prompt asks for something; with `strict`, orders such as "can you fix that?" do not count."""
     plain = text.strip()
     if not plain or len(plain) > CHARACTERS or counter.text(plain) > LONGEST:
         return False

@@ -1,4 +1,4 @@
-"""What was said, by term: an inverted index that only grows, one document a message.
+"""An inverted index of a conversation that only grows, one document a message.
 
 A tool's answer counts as said where the call was made, because there the exchange is quoted. Terms name the
 messages they occur in with how often, in arrays: about 12 bytes an occurrence and 200 a distinct term.
@@ -19,10 +19,10 @@ from context_compiler.recall.terms import terms
 
 SPEAKERS = 4
 NOBODY, USER, ASSISTANT, TOOL = range(SPEAKERS)
-"""Who speaks in a message."""
+"""Speaker of a message."""
 
 STANDING, PREFERENCE = 1, 2
-"""What a user's message tells for good: an instruction, a liking."""
+"""Flags of a user's message: a standing instruction, a preference."""
 
 SHORT = 30
 """Words; a longer message has other business than to lay something down."""
@@ -31,7 +31,7 @@ USUAL = 3.4
 """The logarithm of the terms of a message that is not long, about 30."""
 
 MOST_EXCESS = 3.0
-"""What a message is longer than that at most, as a logarithm: beyond some 600 terms it is a document, and a passage of
+"""Cap on the excess length of a message, as a logarithm: beyond about 600 terms it is a document, and a passage of
 it is as good as any."""
 
 SCANNED = 200_000
@@ -46,11 +46,11 @@ _CALLED = re.compile(
     r"(?:^|[.!?,] |\b(?:[Hh]ey|[Hh]i|[Hh]ello|[Tt]hanks|[Tt]hank you|[Ww]ow|[Yy]eah|[Ss]ure|[Bb]ye),? )"
     r"([A-Z]\w{2,20})[!,.?]"
 )
-"""How people call each other by name."""
+"""Forms of address in which people use a name."""
 
 
 KEPT = 4
-"""How many indexes are kept to be continued."""
+"""Indexes kept in memory to be extended."""
 
 
 class Index:
@@ -67,7 +67,7 @@ class Index:
         self.costs = array("I")
         """Terms of each message as it would be quoted: of a tool's exchange only a line."""
         self.excess = array("d")
-        """How much longer than usual each message is as it would be quoted, as a logarithm."""
+        """Excess length of each message as it would be quoted, as a logarithm."""
         self.speakers = bytearray()
         self.cues = bytearray()
         self.sessions = array("I")
@@ -86,7 +86,7 @@ class Index:
         self.saying = 0
         """Messages that say anything."""
         self.bases: dict[int | None, array[float]] = {}
-        """What rankings know of each message whatever is asked, by whom they are about."""
+        """Query-independent score of each message, by the speaker a question is about."""
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -99,7 +99,7 @@ class Index:
         return index
 
     def extends_to(self, history: History) -> bool:
-        """Whether a history begins with what was read."""
+        """True if a history begins with the indexed messages."""
         return len(self) <= len(history) and (not len(self) or history.ids[len(self) - 1] == self.tip)
 
     def extend(self, history: History) -> None:
@@ -145,7 +145,7 @@ class Index:
         self.excess.append(min(MOST_EXCESS, max(0.0, log1p(self.costs[position]) - USUAL)))
 
     def _place(self, position: int, item: Item) -> int:
-        """Where a part counts as said: an answer where it was called for."""
+        """Position that a part is indexed at: a tool's result at its call."""
         if item.call_id is None:
             return position
         key = item.call_id, item.native
@@ -155,7 +155,7 @@ class Index:
         return self._calls.pop(key, position)
 
     def _note(self, at: int, speaker: int, text: str, size: int) -> None:
-        """What a part adds to what is known of its message and its speaker."""
+        """Update the statistics of a message and its speaker with one part."""
         self.saying += size > 0 and not self.sizes[at]
         self.sizes[at] += size
         self.totals[self.sessions[at]] += size

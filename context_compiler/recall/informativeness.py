@@ -1,4 +1,4 @@
-"""What a message is worth before anybody has asked: an estimate from how it is said and who says it.
+"""Query-independent worth of a message, estimated from its wording and its speaker.
 
 Each sign below adds to the logarithm of the worth; the weights were fitted (Poisson regression, rounded) on
 labelled conversations, where they predict what later questions need. Signs differ between a chat with an
@@ -67,7 +67,7 @@ def _split(runs: Sequence[str]) -> Iterator[str]:
 
 
 def worths(candidates: Sequence[Passage]) -> list[float]:
-    """The worth of the message that each passage is of; candidates stand in order, messages whole."""
+    """Worth of each passage's message; candidates are in order, and messages complete."""
     said = [words(passage.text) for passage in candidates]
     messages = _messages(candidates, said, _idf(said))
     talk = _talk(candidates, messages)
@@ -92,7 +92,7 @@ def _idf(said: Sequence[Sequence[str]]) -> dict[str, float]:
 
 
 class _Message(NamedTuple):
-    """What the passages of one message say together."""
+    """Word statistics of one message."""
 
     speaker: str
     text: str
@@ -134,7 +134,7 @@ def _messages(
 
 
 def _talk(candidates: Sequence[Passage], messages: Mapping[int, _Message]) -> float:
-    """How much this is a talk between equals (1) and not a chat with an assistant (0): by who says how much."""
+    """1 for a talk between equals, 0 for a chat with an assistant, by each side's share of the text."""
     if sum(passage.speaker == "tool" for passage in candidates) * 20 > len(candidates):
         return 0.0
     sizes = {

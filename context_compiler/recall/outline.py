@@ -1,4 +1,4 @@
-"""What was worked on when: a long past in a few lines, one a phase, in the order in which it happened.
+"""Outline of a long history: one line a phase, in chronological order.
 
 A phase ends where the talk turns to other words, at the deepest gaps in lexical cohesion between what users said
 before and after (TextTiling; Hearst 1997), and rather where a day ends than within one. Questions about order,
@@ -27,7 +27,7 @@ LEAST, MOST = 3, 24
 """Phases; fewer say nothing, more are no outline."""
 
 TURNS = 3
-"""Turns that a phase has at least, and so many on each side of a gap are compared."""
+"""Minimum turns of a phase, and turns compared on each side of a gap."""
 
 SCANNED = 2_000
 """Characters of what a user said that are looked at."""
@@ -39,12 +39,12 @@ WORDS = 5
 """Words that tell a phase from the others."""
 
 NEW_DAY = 0.25
-"""What a change of day adds to the depth of a gap."""
+"""Depth added to a gap by a change of day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Said:
-    """What a user said in one turn."""
+    """User text of one turn."""
 
     turn: int
     day: str
@@ -88,12 +88,12 @@ def _turns(history: History, outline: Outline, out: Collection[int]) -> list[_Sa
 
 
 def _tells(word: str) -> bool:
-    """Whether a word can tell one phase from another; pairs of characters stand for words in some scripts."""
+    """True if a word can tell one phase from another; in scripts without spaces, words are pairs of characters."""
     return word not in STOPS and not word.isdigit() and (len(word) > 2 or not word.isascii())
 
 
 def _gaps(said: Sequence[_Said]) -> list[int]:
-    """Where a phase could begin, the deepest gap first, and of equal ones the first."""
+    """Possible beginnings of a phase, deepest gap first, ties to the earlier."""
     depths = [
         (_cohesion(said[max(0, at - TURNS) : at], said[at : at + TURNS]) - NEW_DAY * _new_day(said, at), at)
         for at in range(TURNS, len(said) - TURNS + 1)
@@ -118,7 +118,7 @@ def _new_day(said: Sequence[_Said], at: int) -> bool:
 
 
 def _cohesion(before: Sequence[_Said], after: Sequence[_Said]) -> float:
-    """How much two stretches speak the same words: the cosine of their counts."""
+    """Cosine similarity of the word counts of two stretches."""
     one, other = _together(before), _together(after)
     both = sum(times * other[word] for word, times in one.items())
     sizes = sqrt(sum(times * times for times in one.values()) * sum(times * times for times in other.values()))

@@ -50,24 +50,24 @@ class Passage:
     speaker: str
     """user, assistant or tool."""
     text: str
-    """Verbatim, white space up to the next piece included; a tool exchange is one line that stands for it."""
+    """Verbatim, with white space up to the next piece; a tool exchange is reduced to one line."""
     date: str
     """The day it was said, as YYYY-MM-DD; empty when unknown."""
     tokens: int
-    """What it costs when it stands alone: label, text and line end."""
+    """Tokens of the passage alone: label, text and line end."""
     label: int
-    """What of that the label costs; saved where the line before is the same text."""
+    """Tokens of the label; saved if the line before is the same text."""
     opening: int
-    """What of the label only the first line bears."""
+    """Tokens of the label that only the first line bears."""
     day: int
-    """What of the label the date costs; saved where the line before is of the same day."""
+    """Tokens of the date; saved if the line before is of the same day."""
     number: int
-    """What of the label the turn costs; saved, with the date, where the line before is of the same turn."""
+    """Tokens of the turn number; saved, with the date, if the line before is of the same turn."""
     first: bool
     """It begins its part."""
 
     def cost_after(self, before: Passage | None) -> int:
-        """What it costs in tokens when `before` is quoted right before it."""
+        """Tokens it costs directly after `before`."""
         if before is None:
             return self.tokens
         if self.continues(before):
@@ -76,14 +76,14 @@ class Passage:
         return self.tokens - self.opening - same
 
     def continues(self, before: Passage) -> bool:
-        """Whether it is the next piece of the same text."""
+        """True if it is the next piece of the same text."""
         return before.position == self.position and before.order + 1 == self.order
 
 
 def passages(
     history: History, outline: Outline, positions: Iterable[int], counter: TokenCounter, bears: Judge = bool
 ) -> tuple[Passage, ...]:
-    """What can be quoted from these messages, in order, as far as `bears` says yes to its text.
+    """Quotable passages of these messages, in order, whose text passes `bears`.
 
     User and assistant text in pieces of at most 480 characters, media as their placeholders, and a tool call
     with its answer as one line; no thinking, no system text, nothing of the host's or of this package's own.
@@ -115,7 +115,7 @@ _known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]
 def _of_message(
     history: History, position: int, turn: int, exchanges: Mapping[tuple[int, int], str], price: _Price
 ) -> tuple[Passage, ...]:
-    """What can be quoted from one message."""
+    """Quotable passages of one message."""
     message, order = history.messages[position], 0
     found: list[Passage] = []
     for at, (part, item) in enumerate(zip(message.parts, history.readings[position].items, strict=True)):
@@ -137,7 +137,7 @@ _LABEL = re.compile(
 
 
 def _said(item: Item, exchange: str) -> tuple[str, list[str]]:
-    """Who speaks in a part, and what can be quoted of it, in pieces."""
+    """Speaker of a part, and its quotable text in pieces."""
     if exchange:
         return "tool", [exchange]
     if item.mark is not None or item.kind not in _SPEAKERS:
@@ -162,7 +162,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _exchanges(history: History, wanted: set[int]) -> dict[tuple[int, int], str]:
-    """The line that stands for each call with its outcome, or for an answer alone; by message and part."""
+    """One line for each call with its outcome, or for a result alone, by message and part."""
     waiting: defaultdict[tuple[str, bool], deque[tuple[int, int]]] = defaultdict(deque)
     lines: dict[tuple[int, int], str] = {}
     calls = any(history.readings[position].exchanges for position in wanted)
@@ -197,7 +197,7 @@ class _Price:
         self._text = counter.text
         self._count = cache(counter.text)
         self._spare = 0 if counter.text("a") else 1
-        """Where a counter rounds down, sums would be too small."""
+        """Correction for counters that round down, whose sums would be too small."""
 
     def of(self, position: int, order: int, turn: int, date: str, speaker: str, text: str, first: bool) -> Passage:
         """A passage with its price."""
@@ -244,7 +244,7 @@ class Quotation:
     """Passages being gathered within a room; what is used is exact, whatever stands beside what."""
 
     def __init__(self, candidates: Sequence[Passage], room: int) -> None:
-        """Gather from `candidates`, which stand in order, at most `room` tokens."""
+        """Gather at most `room` tokens from `candidates`, which are in order."""
         self.candidates = candidates
         self._taken: list[int] = []
         self.left = room
@@ -265,11 +265,11 @@ class Quotation:
         return True
 
     def has(self, index: int) -> bool:
-        """Whether a candidate was taken."""
+        """True if a candidate was taken."""
         at = bisect_left(self._taken, index)
         return at < len(self._taken) and self._taken[at] == index
 
     @property
     def passages(self) -> tuple[Passage, ...]:
-        """What was taken, in order."""
+        """Passages taken, in order."""
         return tuple(self.candidates[index] for index in self._taken)

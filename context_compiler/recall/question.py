@@ -1,4 +1,4 @@
-"""What a question asks for: its terms, the months it names, whom it is about, and whether it asks for advice."""
+"""A question taken apart: terms, months, names, whose messages it is about, and whether it asks for advice."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class Question:
 
 
 def pending(history: History) -> str:
-    """What the user asks with the last request, or asked last before it; empty where nobody asked anything."""
+    """The newest user prompt; empty if there is none."""
     return next((asked(reading) for reading in reversed(history.readings) if reading.asks), "")
 
 
 def asked(reading: Reading) -> str:
-    """What a request asks: of several prompts the last that says anything.
+    """Prompt text of a request: of several prompts the last with an indexed term.
 
     A prompt that was never answered stands in one request with the next one.
     """

@@ -23,16 +23,16 @@ from context_compiler.recall.terms import said, terms
 
 MESSAGE, AROUND, DAY, SUBJECT, MONTH, PASSAGE = 3.4, 2.0, 2.4, 2.6, 5.6, 0.6
 LENGTH, OTHERS_LENGTH = 0.8, 0.6
-"""What a unit of the logarithm of its length costs a message: one of the subject's, and another's."""
+"""Score lost per unit of log length, by messages of the subject and by others."""
 LAID_DOWN, LIKED = 2.0, 1.5
-"""What a standing instruction and a liking of the user's gain where advice is asked for."""
+"""Score gained by standing instructions and preferences if the question asks for advice."""
 CUED = (0.0, LAID_DOWN, LIKED, LAID_DOWN)
 
 K1, B = 1.2, 0.75
 GIANT = 4.0
-"""A message counts as at most so many times as long as the average."""
+"""Cap on the length of a message, as a multiple of the average."""
 NEAR = (0.6, 0.3)
-"""What a hit counts for the messages next to it, and for those after them."""
+"""Share of a hit that its neighbours get, at distance one and two."""
 TYPICAL = 60
 """Terms of a passage."""
 
@@ -51,7 +51,7 @@ CLOSE = 256
 
 
 def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> list[float]:
-    """How much each candidate answers the question: higher is better, 0 and below is not at all.
+    """Score of each candidate for the question: higher is better, 0 and below is no answer.
 
     What stands behind the last candidate, such as the question itself, counts for nothing.
     """
@@ -59,7 +59,7 @@ def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> lis
 
 
 class Ranking:
-    """How much the messages before a position answer a question. It costs what the question's terms occur."""
+    """Scores of the messages before a position for one question. Cost grows with the occurrences of its terms."""
 
     def __init__(self, index: Index, question: Question, stop: int) -> None:
         """Score every message before `stop`."""
@@ -123,12 +123,12 @@ def _wanted(index: Index, question: Question, people: Collection[str]) -> dict[s
 
 
 def _saturated(times: float, size: float) -> float:
-    """BM25's weight of a term that occurs so often in a text so many times as long as the average."""
+    """BM25 term weight, from occurrences and from text length as a multiple of the average."""
     return times * (K1 + 1) / (times + K1 * (1 - B + B * min(GIANT, size)))
 
 
 def _bases(index: Index, who: int | None) -> array[float]:
-    """What each message gains by who says it and loses by its length, whatever is asked about whom."""
+    """Query-independent score of each message, from its speaker and its length."""
     known = index.bases.get(who, array("d"))
     if len(known) < len(index):
         theirs = [0.5 if who is None else float(speaker == who) for speaker in range(SPEAKERS)]
@@ -171,7 +171,7 @@ def _add_day(index: Index, days: list[float], told: Sequence[int]) -> None:
 
 
 def _around(hits: Sequence[float]) -> list[float]:
-    """What each message and those next to it say: the nearer, the more."""
+    """Score of each message with those of its neighbours, weighted by distance."""
     one, two = NEAR
     edged = [0.0, 0.0, *hits, 0.0, 0.0]
     rows = zip(edged, edged[1:], edged[2:], edged[3:], edged[4:], strict=False)

@@ -1,4 +1,4 @@
-"""Whether a text bears on a question at all: how much of what the question's most telling terms say it holds.
+"""Relevance of a text to a question: the share of the question's most telling terms that it holds.
 
 A ranking always has a best; this says when even the best is beside the point.
 """
@@ -22,7 +22,7 @@ TELLING = 6
 
 
 class Relevance:
-    """How much texts bear on one question."""
+    """Relevance of texts to one question."""
 
     def __init__(self, index: Index, question: Question, *, least: float = 0.0, floor: float = FLOOR) -> None:
         """Weigh the terms of the question by their idf; one that was never said weighs most.

@@ -1,4 +1,4 @@
-"""What answers the question is quoted first, in the order of how much it does; the rest is chosen by worth.
+"""Selection of passages within a room: answers to the question first, best first, the rest by worth.
 
 What covers most of a past that nothing is asked of is budgeted maximum coverage: the next passage is always
 the one with the largest gain for a token, and a gain only shrinks as more is taken, so it is computed again
@@ -28,10 +28,10 @@ REPEATED = 0.25
 """A passage counts in full while at least this share of its word pairs is new."""
 
 LATER = 1.0
-"""What a passage that answers nothing loses against one of like standing that does."""
+"""Score lost by a passage that answers nothing against an equal one that does."""
 
 LEANING = 0.4
-"""How much the logarithm of worth for price weighs beside how much a passage answers."""
+"""Weight of log worth per token beside the score for the question."""
 
 USUAL = 40
 """Tokens; where something is asked, a message that is shorter gains nothing by it: chatter would hide the answer."""
@@ -69,7 +69,7 @@ def _merit(rank: float) -> float:
 
 
 def _prices(ordered: Sequence[Passage]) -> list[int]:
-    """What all of the message of each passage costs."""
+    """Tokens of each passage's whole message."""
     found: Counter[int] = Counter()
     for passage in ordered:
         found[passage.position] += _price(passage)
@@ -95,7 +95,7 @@ def _fill(quotation: Quotation, rates: Sequence[float]) -> None:
 
 
 def _price(passage: Passage) -> int:
-    """What a passage will cost in company: its own label at most, without the date."""
+    """Tokens of a passage among others: with its own label at most, without the date."""
     return max(1, passage.tokens - (passage.opening + passage.day if passage.first else passage.label))
 
 

@@ -1,4 +1,4 @@
-"""Whom a question is about: who is called by a name that it names, else who asks, else who was asked before."""
+"""Whose messages a question refers to: the person it names, else the asker, else the assistant."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from context_compiler.recall.index import ASSISTANT, TOOL, USER, Index
 from context_compiler.recall.question import Question
 
 OFTEN, MOSTLY = 3, 4
-"""Called by a name so often, and so many times as often by one side as by the other, somebody is who it names."""
+"""Least uses of a name, and the least ratio between the two sides, to tell whose name it is."""
 
 TALK = 2.25
-"""Where answers are at most so many times as long as what is said to them, two people talk."""
+"""Greatest ratio of answer length to prompt length in a talk between two people."""
 
 
 def named(index: Index, question: Question) -> dict[str, int]:
@@ -30,13 +30,13 @@ def named(index: Index, question: Question) -> dict[str, int]:
 
 
 def _same(name: str, called: str) -> bool:
-    """Whether two names are one: the same, or one a short form of the other."""
+    """True if two names are the same, or one is a short form of the other."""
     short, long = sorted((name, called), key=len)
     return long == short or (len(short) > 2 and long.startswith(short))
 
 
 def asked_about(index: Index, question: Question, called: Mapping[str, int]) -> int | None:
-    """Who of the two a question is about, where it calls them so; None where it may be either."""
+    """The speaker a question is about; None if it may be either."""
     people = set(called.values())
     if people:
         return people.pop() if len(people) == 1 else None

@@ -93,7 +93,7 @@ def folded(text: str) -> str:
 
 
 def beginning(term: str) -> str:
-    """What every folded text that says a term holds: a stem differs from its words in at most so many letters."""
+    """A string that every folded text with this term contains: a stem and its words share all but the last letters."""
     if term.startswith("="):
         return folded(term[1:])
     return term if term.isdigit() or not term.isascii() else term[: -2 if term.endswith("ie") else -1]

@@ -139,7 +139,7 @@ class Entry:
     """A compile made for this request; None if a stored one (`record.summary_id`) or none was used."""
     cycle: Cycle | None = None
     blocks: Cycle | None = None
-    """What was recalled for the prompt of this request, under the chain id of that."""
+    """Recall blocks of this request's prompt, under the prompt's chain id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,7 +203,7 @@ class ToolHooks(AbstractCapability[Any]):
     async def wrap_tool_execute(
         self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: Any, handler: Any
     ) -> Any:
-        """Run a tool between its hooks; if the first one fails, the tool is not called, and the model is told why."""
+        """Run a tool between its hooks; if the first fails, the model gets the reason instead of a result."""
         facts = {"tool": call.tool_name, "call_id": call.tool_call_id, "arguments": args}
         if self.pre:
             before = await self._hook("pre", self.pre, facts)

@@ -24,7 +24,7 @@ EXCERPT = 8 * 1024
 _SIGN = re.compile(r"\$goal\b|\$\{(?P<key>[A-Za-z_][A-Za-z0-9_.-]*)\}|\\[\s\S]|\$\(|[()'\"]|(?<!\S)#[^\n]*")
 """Placeholders, and everything that changes how a shell reads the text after it."""
 _FILLED = {"'": "'\"${%s}\"'", '"': "${%s}"}
-"""How a variable is written inside quotes."""
+"""Form of a variable inside quotes."""
 _AGAIN = re.compile(r"\b(?:eval|ssh)\s[^;|&\n]*\Z|\b(?:(?:ba|da|z|k|a)?sh|su)\s(?:[^;|&\n]*\s)?-\w*c\s+\Z")
 """Commands that make a second shell parse the words after the first one has expanded them."""
 
