@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 from bisect import bisect_right
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from itertools import compress, count
+from typing import TypeVar
 
 from pydantic_ai.messages import ModelMessage
 
@@ -16,6 +19,8 @@ from context_compiler.manager.results import Score
 from context_compiler.manager.session import Session, SessionTurn, restore_session, session_facts
 from context_compiler.manager.summary import SummaryRow
 from context_compiler.messages.history import Reader, message_body, searchable
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,22 @@ def chain_turns(turns: tuple[SessionTurn, ...], last: TurnChain | None, reader: 
     return TurnChain(turns=turns, starts=tuple(starts), ids=tuple(ids), reader=reader)
 
 
+async def within(seconds: float, what: str, work: Awaitable[T]) -> T:
+    """Result of a call of memory or repository, which may hang.
+
+    Raises:
+        ContextMemoryError: It took longer than `seconds`.
+    """
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise ContextMemoryError(f"{what} took longer than {seconds:g} seconds") from None
+
+
 class Checkpoints:
     """Repository and shelf of one manager, as far as it has them.
 
@@ -63,10 +84,10 @@ class Checkpoints:
     sessions are values.
     """
 
-    def __init__(self, memory: MemorySystem, repo: MemoryRepository | None, reader: Reader) -> None:
+    def __init__(self, memory: MemorySystem, repo: MemoryRepository | None, reader: Reader, timeout: float) -> None:
         if repo is not None and not isinstance(repo, MemoryRepository):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SettingsError(f"repo={repo!r}: give a MemoryRepository: commit, checkout, log and diff")
-        self._repo, self._reader = repo, reader
+        self._repo, self._reader, self._timeout = repo, reader, timeout
         self._past = repo if isinstance(repo, SessionShelf) else None
         self._shelf = memory if isinstance(memory, SessionShelf) else self._past
         self._own: dict[str, Session] = {}
@@ -82,7 +103,7 @@ class Checkpoints:
         if self._repo is None:
             return None
         kept = replace(session, since_checkpoint=0)
-        commit = await self._repo.commit(message, AUTHOR, self._snapshot(kept))
+        commit = await within(self._timeout, "commit", self._repo.commit(message, AUTHOR, self._snapshot(kept)))
         if self._past is None:
             self._own[commit] = kept
         return commit
@@ -120,11 +141,11 @@ class Checkpoints:
         if row is not None:
             end = chain.starts[min(row.covered, len(session.turns))]
             compile = replace(row.compile, covered_tip=chain.ids[end - 1] if end else "")
-        await self._shelf.keep(self._snapshot(session), score, compile)
+        await within(self._timeout, "keep", self._shelf.keep(self._snapshot(session), score, compile))
 
     async def latest(self) -> Session | None:
         """Session as saved last."""
-        saved = None if self._shelf is None else await self._shelf.latest()
+        saved = None if self._shelf is None else await within(self._timeout, "latest", self._shelf.latest())
         return None if saved is None else restore_session(saved, self._reader)
 
     def _chained(self, session: Session) -> TurnChain:

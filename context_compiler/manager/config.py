@@ -38,7 +38,7 @@ class ContextConfig:
     coherence: bool = False
     """Let the model rate each answer; costs one more call a turn."""
     timeout: float = 60.0
-    """Time limit of one summary or rating, in seconds."""
+    """Time limit of one summary, rating, or call of memory or repository, in seconds."""
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "checkpoint_interval", "recent_turns_to_keep"):

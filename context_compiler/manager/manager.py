@@ -81,7 +81,7 @@ class ContextManager:
         reader = Reader(as_counter(counter))
         self._processor = TurnProcessor(
             memory=memory,
-            checkpoints=Checkpoints(memory, repo, reader),
+            checkpoints=Checkpoints(memory, repo, reader, self.config.timeout),
             llm=LLM(llm, self.config.timeout),
             config=self.config,
             scorer=scorer or QualityScorer(),

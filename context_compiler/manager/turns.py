@@ -12,7 +12,7 @@ from typing import TypeVar
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.errors import ContextMemoryError
-from context_compiler.manager.checkpoints import Checkpoints
+from context_compiler.manager.checkpoints import Checkpoints, within
 from context_compiler.manager.config import ContextConfig
 from context_compiler.manager.memory import SUMMARY_PREFIX, MemorySystem
 from context_compiler.manager.quality import ContextState, HealthScorer, Scorer, clamp_score, rate_coherence
@@ -128,7 +128,8 @@ class TurnProcessor:
         if not most or not query.strip():
             return []
         shown = SUMMARY_PREFIX + (self.session.summary or self.session.index)
-        found = await self.memory.search(query, most + 1 + min(self.session.summarizations, OLD_SUMMARIES))
+        search = self.memory.search(query, most + 1 + min(self.session.summarizations, OLD_SUMMARIES))
+        found = await within(self.config.timeout, "search", search)
         found = [replace(one, score=clamp_score(one.score)) for one in found if one.memory.text != shown]
         summaries = [one for one in found if one.memory.text.startswith(SUMMARY_PREFIX)]
         newest = max(summaries, key=lambda one: one.memory.created_at, default=None)
@@ -161,7 +162,8 @@ class TurnProcessor:
         )
         text = summary.text or summary.index
         if text:
-            await self.reporter.attempt("remembering the summary", self.memory.remember(SUMMARY_PREFIX + text), [])
+            remember = within(self.config.timeout, "remember", self.memory.remember(SUMMARY_PREFIX + text))
+            await self.reporter.attempt("remembering the summary", remember, [])
         return SummarizationResult(
             tokens_before=before,
             tokens_after=self.held,

@@ -147,9 +147,11 @@ class Sessions(RuleBasedStateMachine):
     def the_memory_is_the_models(self) -> None:
         if not hasattr(self, "manager"):
             return
+        summaries = [one for one in self.model.memories if one.startswith("[context-summary]")]
+        known = [one for one in self.model.memories if one not in summaries[:-1]]
         for word in ("heron", "harbour", "ferry", "anchor", "summary"):
             found = self.do(self.memory.search(word, 99))
-            assert sorted(one.memory.text for one in found) == sorted(one for one in self.model.memories if word in one)
+            assert sorted(one.memory.text for one in found) == sorted(one for one in known if word in one)
 
     def teardown(self) -> None:
         if self.file and hasattr(self, "manager"):
