@@ -140,3 +140,29 @@ def test_every_command_and_option_is_explained() -> None:
     assert not missing
     said = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
     assert said <= known | {"--help", "--version", "--install-completion", "--show-completion"}
+
+
+def test_the_places_in_the_code_that_pages_name_are_there() -> None:
+    contributing = page("CONTRIBUTING.md")
+    architecture = {
+        f"context_compiler/{path}"
+        for path in re.findall(r"`((?!tests/)[a-z_]+/[a-z_/]*\.py)`", page("docs/architecture.md"))
+    }
+    paths = {path for path in re.findall(r"`((?:context_compiler|templates|tests|docs)/[^`\s]*)`", contributing)}
+    assert len(architecture) > 8 and len(paths) > 20
+    assert not [path for path in architecture | paths if not (ROOT / path).exists()]
+    for name, path in re.findall(r"`(\w+)` in `([^`]+\.py)`", contributing):
+        assert re.search(rf"^(?:def |class )?{name}\b", (ROOT / path).read_text(encoding="utf-8"), re.M), (
+            f"{name} in {path}"
+        )
+
+
+def test_every_package_is_in_the_picture_of_the_architecture() -> None:
+    picture = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    folders = {file.parent.name for file in (ROOT / "context_compiler").glob("*/__init__.py")}
+    assert {name for name in folders if f">{name}</text>" not in picture} == {"store"}
+
+
+def test_a_word_of_the_glossary_is_there_once() -> None:
+    words = re.findall(r"^\| \*\*(.+?)\*\* \|", page("docs/glossary.md"), re.M)
+    assert len(words) > 30 and words == sorted(set(words), key=str.lower)
