@@ -31,7 +31,7 @@ PATHS = {
     "context_compiler.importers": "Transcript parse_transcripts read_transcripts",
     "context_compiler.layers": (
         "ConversationContext ConversationHistory ConversationTurn CurationSummary EntityContext "
-        "EntitySnapshot Layers NEEDS PendingState ReasoningTrace SessionIdRegistry StepSummary Turn "
+        "EntitySnapshot Layers NEEDS Need PendingState ReasoningTrace SessionIdRegistry StepSummary Turn "
         "TurnExecutionSummary build_act_context build_act_entity_context build_reply_context "
         "build_think_context build_understand_context format_conversation format_conversation_for_prompt "
         "format_entity_context format_reasoning format_reasoning_for_prompt from_json "
