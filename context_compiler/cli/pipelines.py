@@ -17,9 +17,11 @@ from context_compiler.cli.runs import (
     RUNS,
     AutoApprove,
     Db,
-    EventLines,
+    Events,
     Lenient,
     Logs,
+    MaxDuration,
+    MaxRequests,
     ModelName,
     NewId,
     Restore,
@@ -35,10 +37,11 @@ from context_compiler.cli.runs import (
 from context_compiler.cli.screen import Column, Screen, print_list
 from context_compiler.cli.text import json_text, one_line, plural, safe, suggestions
 from context_compiler.errors import GraphError, PipelineError, SettingsError
+from context_compiler.pipeline.attributes import as_text
 from context_compiler.pipeline.check import Rule, validate
 from context_compiler.pipeline.dot import parse_dot
 from context_compiler.pipeline.draw import to_svg
-from context_compiler.pipeline.graph import Diagnostic, Graph, Severity
+from context_compiler.pipeline.graph import HANDLERS, Diagnostic, Graph, Severity
 from context_compiler.pipeline.workflow import SUFFIXES, load_workflow
 
 app = group(
@@ -52,6 +55,11 @@ FINDINGS = (
     Column("place", style="bold"),
     Column("finding", elastic=True),
 )
+
+
+PARSED = (Column("stage", style="bold"), Column("handler"), Column("prompt", elastic=True))
+EDGES = (Column("from", style="bold"), Column("to", style="bold"), Column("label, condition", elastic=True))
+HANDLER_COLUMNS = (Column("type", style="bold"), Column("shape"), Column("about", elastic=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +106,63 @@ def print_reports(found: Sequence[FileReport], *, json: bool) -> None:
         screen.line(f"{plural(len(found), 'file')}, {', '.join(counted)}")
     if wrong:
         raise typer.Exit(1)
+
+
+@app.command("parse", epilog=example("pipeline parse plan.dot"))
+def parse(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A DOT file, or a workflow.")], json: Json = False
+) -> None:
+    """Print a graph as it is read: attributes, stages, edges; as JSON, except on a terminal."""
+    graph = read_graph(file)
+    screen = Screen()
+    if json or not screen.rich:
+        screen.raw(json_text(_graph_document(graph)))
+        return
+    screen.facts((("graph", graph.name), *((key, as_text(value)) for key, value in graph.attrs.items())))
+    screen.table(
+        PARSED, [(node.name, node.handler, one_line(node.prompt or node.label, 200)) for node in _nodes(graph)]
+    )
+    rows = [(edge.source, edge.target, one_line(f"{edge.label} {edge.condition}", 200)) for edge in graph.edges]
+    screen.table(EDGES, rows)
+
+
+def _nodes(graph: Graph) -> Sequence[pipeline.Node]:
+    return list(graph.nodes.values())
+
+
+def _graph_document(graph: Graph) -> dict[str, object]:
+    return {
+        "name": graph.name,
+        "goal": graph.goal,
+        "attributes": dict(graph.attrs),
+        "stages": [
+            {"name": node.name, "handler": node.handler, "classes": node.classes, "attributes": dict(node.attrs)}
+            for node in _nodes(graph)
+        ],
+        "edges": [{"from": edge.source, "to": edge.target, "attributes": dict(edge.attrs)} for edge in graph.edges],
+        "subgraphs": [
+            {"name": one.name, "stages": one.nodes, "parent": one.parent, "attributes": dict(one.attrs)}
+            for one in graph.subgraphs
+        ],
+        "diagnostics": graph.diagnostics,
+    }
+
+
+@app.command("handlers", epilog=example("pipeline handlers"))
+def handlers(json: Json = False) -> None:
+    """Print the types of stages: shape, and how each is run; as JSON, except on a terminal."""
+    shapes = {handler: shape for shape, handler in HANDLERS.items()}
+    found: list[dict[str, object]] = []
+    for name, handler in pipeline.build_handlers(pipeline.RunConfig()).items():
+        about = (type(handler).__doc__ or "").partition("\n")[0]
+        facts = pipeline.traits(handler)
+        kinds = {"retries": facts.retries, "retries_failures": facts.retries_failures, "preamble": facts.reads_past}
+        found.append({"type": name, "shape": shapes.get(name), "about": about, **kinds})
+    screen = Screen()
+    if json or not screen.rich:
+        screen.raw(json_text({"handlers": found}))
+    else:
+        screen.table(HANDLER_COLUMNS, [(one["type"], one["shape"] or "", one["about"]) for one in found])
 
 
 @app.command("draw", epilog=example("pipeline draw plan.dot --out plan.svg"))
@@ -201,7 +266,10 @@ def run(
     db: Db = DB,
     vault: Vault = None,
     system: System = SYSTEM,
-    json: EventLines = False,
+    max_duration: MaxDuration = None,
+    max_requests: MaxRequests = None,
+    events: Events = False,
+    json: Json = False,
 ) -> None:
     """Run a graph; exit code 1 if the run fails."""
     wish = RunOptions(
@@ -215,6 +283,9 @@ def run(
         vault=vault,
         system=system,
         json=json,
+        events=events,
+        max_duration=max_duration,
+        max_requests=max_requests,
     )
     run_graph(read_graph(file), wish, run_id, values or [])
 
@@ -234,7 +305,10 @@ def resume(
     db: Db = DB,
     vault: Vault = None,
     system: System = SYSTEM,
-    json: EventLines = False,
+    max_duration: MaxDuration = None,
+    max_requests: MaxRequests = None,
+    events: Events = False,
+    json: Json = False,
 ) -> None:
     """Resume a stopped run; print the result of one that has ended."""
     folder = (Path(run) / "checkpoint.json").is_file() and runs is None
@@ -249,6 +323,9 @@ def resume(
         vault=vault,
         system=system,
         json=json,
+        events=events,
+        max_duration=max_duration,
+        max_requests=max_requests,
     )
     resume_run(run, wish, restore=restore)
 

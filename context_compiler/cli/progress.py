@@ -51,8 +51,9 @@ class Row:
 class RunProgress:
     """Prints the events of one run."""
 
-    def __init__(self, screen: Screen, *, as_json: bool) -> None:
-        self._screen, self._json = screen, as_json
+    def __init__(self, screen: Screen, *, events: bool, silent: bool) -> None:
+        """`events` prints them as JSON lines; `silent` prints nothing."""
+        self._screen, self._events, self._silent = screen, events, silent
         self._rows: list[Row] = []
         self._open: dict[tuple[str, str | None], Row] = {}
         self._live: Live | None = None
@@ -60,7 +61,7 @@ class RunProgress:
     @contextmanager
     def display(self) -> Generator[None]:
         """Show the live table while the context lasts."""
-        if self._json or not self._screen.rich:
+        if self._events or self._silent or not self._screen.rich:
             yield
             return
         console = Console(highlight=False, markup=False, emoji=False)
@@ -70,9 +71,10 @@ class RunProgress:
 
     def on_event(self, event: Event) -> None:
         """Print or count one event."""
-        if self._json:
+        if self._events:
             sys.stdout.write(json.dumps(event.document()) + "\n")
             sys.stdout.flush()
+        if self._events or self._silent:
             return
         row = self._row(event)
         if row is not None:

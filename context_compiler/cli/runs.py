@@ -18,6 +18,7 @@ from context_compiler.cli.progress import RunProgress
 from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import SettingsError
+from context_compiler.pipeline.attributes import as_seconds
 from context_compiler.pipeline.workflow import apply_directives
 
 Runs = Annotated[
@@ -34,7 +35,12 @@ Simulate = Annotated[
     typer.Option("--simulate", help="Simulate agents instead of asking models. Tool commands run for real."),
 ]
 AutoApprove = Annotated[bool, typer.Option("--auto-approve", help="Take the first choice at human gates.")]
-EventLines = Annotated[bool, typer.Option("--json", help="Print events as JSON lines.")]
+Events = Annotated[bool, typer.Option("--events", help="Print events as JSON lines, the result last.")]
+MaxDuration = Annotated[
+    str | None,
+    typer.Option("--max-duration", metavar="DURATION", help="Time limit of the run, such as 90s, 15m or 2h."),
+]
+MaxRequests = Annotated[int | None, typer.Option("--max-requests", min=1, help="Limit of the agents' model requests.")]
 Lenient = Annotated[bool, typer.Option("--lenient", help="After a failure, follow edges without a condition too.")]
 Restore = Annotated[bool, typer.Option("--restore-threads", help="Continue the conversations of `full` stages.")]
 NewId = Annotated[str | None, typer.Option("--id", callback=check_run_name, help="Id of the run.")]
@@ -60,6 +66,9 @@ class RunOptions:
     vault: Path | None
     system: Path
     json: bool
+    events: bool = False
+    max_duration: str | None = None
+    max_requests: int | None = None
 
 
 def run_graph(graph: pipeline.Graph, wish: RunOptions, run_id: str | None, values: list[str]) -> None:
@@ -73,12 +82,12 @@ def run_graph(graph: pipeline.Graph, wish: RunOptions, run_id: str | None, value
         if finding.rule == DIRECTIVES:
             print_note(f"{graph.path or graph.name}: {finding}")
     name = run_id or f"{graph.name or 'run'}-{uuid4().hex[:8]}"
-    watch = RunProgress(Screen(), as_json=wish.json)
+    watch = RunProgress(Screen(), events=wish.events, silent=wish.json)
     config = _config(wish, watch)
     options: dict[str, Any] = {"run_id": name, "context": _parse_values(values), **_agents(graph, wish)}
     with watch.display():
         result = asyncio.run(pipeline.run_pipeline(graph, config, **options))
-    _print_result(result, as_json=wish.json)
+    _print_result(result, wish)
 
 
 def resume_run(run: str, wish: RunOptions, *, restore: bool, graph: pipeline.Graph | None = None) -> None:
@@ -88,7 +97,7 @@ def resume_run(run: str, wish: RunOptions, *, restore: bool, graph: pipeline.Gra
         SettingsError: a stage has no model.
         Exit: the run failed.
     """
-    watch = RunProgress(Screen(), as_json=wish.json)
+    watch = RunProgress(Screen(), events=wish.events, silent=wish.json)
     options: dict[str, Any] = {"resume_threads": "restore" if restore else "degrade"}
     if graph is not None:
         options |= {"pipeline": graph, **_agents(graph, wish)}
@@ -96,7 +105,7 @@ def resume_run(run: str, wish: RunOptions, *, restore: bool, graph: pipeline.Gra
         options["agents"] = _own_model
     with watch.display():
         result = asyncio.run(pipeline.resume_pipeline(run, _config(wish, watch), **options))
-    _print_result(result, as_json=wish.json)
+    _print_result(result, wish)
 
 
 @asynccontextmanager
@@ -120,7 +129,16 @@ def _config(wish: RunOptions, watch: RunProgress) -> pipeline.RunConfig:
         store=wish.db,
         compiler={"vault": wish.vault, "system": wish.system},
         on_event=watch.on_event,
+        max_duration=_parse_duration(wish.max_duration),
+        max_requests=wish.max_requests,
     )
+
+
+def _parse_duration(text: str | None) -> float | None:
+    seconds = None if text is None else as_seconds(text)
+    if text is not None and not seconds:
+        raise SettingsError(f"--max-duration {text!r}: give a duration such as 90s, 15m or 2h")
+    return seconds
 
 
 def _agents(graph: pipeline.Graph, wish: RunOptions) -> dict[str, Any]:
@@ -150,16 +168,23 @@ def _parse_values(said: list[str]) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _print_result(result: pipeline.RunState, *, as_json: bool) -> None:
+def _print_result(result: pipeline.RunState, wish: RunOptions) -> None:
     screen = Screen()
-    if as_json:
-        facts = {
-            "kind": "result",
-            "run_id": result.lineage.root_run_id,
-            "status": result.status,
-            "reason": result.failure_reason,
+    facts: dict[str, Any] = {
+        "run_id": result.lineage.root_run_id,
+        "status": result.status,
+        "reason": result.failure_reason,
+    }
+    if wish.events:
+        screen.raw(json_text({"kind": "result", **facts}, indent=None))
+    elif wish.json:
+        facts |= {
+            "attempt": result.lineage.attempt,
+            "completed": list(result.completed),
+            "outcomes": {name: outcome.document() for name, outcome in result.outcomes.items()},
+            "context": {key: value for key, value in result.context.items() if not key.startswith("internal.")},
         }
-        screen.raw(json_text(facts, indent=None))
+        screen.raw(json_text(facts))
     else:
         why = f": {result.failure_reason}" if result.failure_reason else ""
         screen.line(

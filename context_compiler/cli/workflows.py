@@ -16,8 +16,10 @@ from context_compiler.cli.pipelines import check_file, print_reports
 from context_compiler.cli.runs import (
     RUNS,
     Db,
-    EventLines,
+    Events,
     Logs,
+    MaxDuration,
+    MaxRequests,
     ModelName,
     NewId,
     Restore,
@@ -73,11 +75,24 @@ def run(
     db: Db = DB,
     vault: Vault = None,
     system: System = SYSTEM,
-    json: EventLines = False,
+    max_duration: MaxDuration = None,
+    max_requests: MaxRequests = None,
+    events: Events = False,
+    json: Json = False,
 ) -> None:
     """Run the steps in order; exit code 1 if one fails, which ends the run."""
     wish = RunOptions(
-        model=model, simulate=simulate, runs=runs, logs=logs, db=db, vault=vault, system=system, json=json
+        model=model,
+        simulate=simulate,
+        runs=runs,
+        logs=logs,
+        db=db,
+        vault=vault,
+        system=system,
+        json=json,
+        events=events,
+        max_duration=max_duration,
+        max_requests=max_requests,
     )
     run_graph(load_workflow(file), wish, run_id, values or [])
 
@@ -97,11 +112,24 @@ def resume(
     db: Db = DB,
     vault: Vault = None,
     system: System = SYSTEM,
-    json: EventLines = False,
+    max_duration: MaxDuration = None,
+    max_requests: MaxRequests = None,
+    events: Events = False,
+    json: Json = False,
 ) -> None:
     """Resume the last stopped run of a file; print the result of one that has ended."""
     wish = RunOptions(
-        model=model, simulate=simulate, runs=runs, logs=logs, db=db, vault=vault, system=system, json=json
+        model=model,
+        simulate=simulate,
+        runs=runs,
+        logs=logs,
+        db=db,
+        vault=vault,
+        system=system,
+        json=json,
+        events=events,
+        max_duration=max_duration,
+        max_requests=max_requests,
     )
     graph = load_workflow(file)
     last = run_id or asyncio.run(_latest_run(graph, runs, lambda found: found.status in ("running", "stopped"))).run_id

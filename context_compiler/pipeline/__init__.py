@@ -1,6 +1,6 @@
-"""A pipeline is a DOT graph whose stages are agents: read, checked, drawn, run, and resumed.
+"""Pipelines: DOT graphs whose stages are agents, validated, drawn, run, and resumed.
 
-Names load when they are first used, so that nothing is paid for what is not needed.
+Names load at first use, so that checking and drawing a graph does not import the host.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from context_compiler.pipeline.draw import to_svg
     from context_compiler.pipeline.engine import Engine
     from context_compiler.pipeline.graph import Diagnostic, Edge, Graph, Node, Pipeline, Severity
+    from context_compiler.pipeline.handlers import build_handlers
     from context_compiler.pipeline.handlers.agent import Verdict
     from context_compiler.pipeline.interviewers import (
         AnswerValue,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from context_compiler.pipeline.prepare import open_runs
     from context_compiler.pipeline.routing import select_edge
     from context_compiler.pipeline.run import resume_pipeline, run_pipeline
-    from context_compiler.pipeline.stage import Handler, Stage
+    from context_compiler.pipeline.stage import Handler, Stage, traits
     from context_compiler.pipeline.state import RunResult, RunState
     from context_compiler.pipeline.stores import Event, MemoryRuns, RunInfo, RunStore
     from context_compiler.pipeline.stores.files import FileRuns, in_folder
@@ -86,6 +87,7 @@ __all__ = [
     "StylesheetError",
     "Verdict",
     "apply_stylesheet",
+    "build_handlers",
     "checkpoint_document",
     "in_folder",
     "open_runs",
@@ -98,6 +100,7 @@ __all__ = [
     "select_edge",
     "to_dot",
     "to_svg",
+    "traits",
     "validate",
     "validate_or_raise",
 ]
@@ -143,6 +146,7 @@ _HOMES = {
     "StylesheetError": "pipeline.stylesheet",
     "Verdict": "pipeline.handlers.agent",
     "apply_stylesheet": "pipeline.stylesheet",
+    "build_handlers": "pipeline.handlers",
     "checkpoint_document": "pipeline.checkpoint",
     "in_folder": "pipeline.stores.files",
     "open_runs": "pipeline.prepare",
@@ -155,6 +159,7 @@ _HOMES = {
     "select_edge": "pipeline.routing",
     "to_dot": "pipeline.dot",
     "to_svg": "pipeline.draw",
+    "traits": "pipeline.stage",
     "validate": "pipeline.check",
     "validate_or_raise": "pipeline.check",
 }

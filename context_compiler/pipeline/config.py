@@ -89,6 +89,19 @@ Steer = Callable[[Any], "str | None"]
 """From the state of a child pipeline to a message for it; None sends none."""
 
 
+@dataclass(slots=True, kw_only=True)
+class RequestMeter:
+    """Counts the model requests of a run."""
+
+    limit: int | None = None
+    used: int = 0
+
+    @property
+    def left(self) -> int | None:
+        """Requests left; None without a limit."""
+        return None if self.limit is None else max(0, self.limit - self.used)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Configuration of a run. With neither agents nor a model, agent stages are simulated."""
@@ -130,6 +143,10 @@ class RunConfig:
     """Default limit of visits to one stage in one attempt."""
     max_steps: int = 100_000
     max_loop_restarts: int = 16
+    max_duration: float | None = None
+    """Time limit of the whole run in seconds; a resumed run starts anew."""
+    max_requests: int | None = None
+    """Limit of the model requests of all agents of the run, children included."""
     strict_failure_edges: bool | None = None
     """Edges a failure may take: with True only those with a condition, with False any.
 
@@ -150,6 +167,13 @@ class RunConfig:
             value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise SettingsError(f"{name}={value!r}: give a whole number, not below 0")
+        for name in ("max_duration", "max_requests"):
+            limit: object = getattr(self, name)
+            whole = name == "max_requests" and isinstance(limit, float)
+            if limit is not None and (
+                isinstance(limit, bool) or not isinstance(limit, int | float) or whole or limit <= 0
+            ):
+                raise SettingsError(f"{name}={limit!r}: give a number above 0, or None for no limit")
         if self.resume_threads not in ("degrade", "restore"):
             raise SettingsError(f"resume_threads={self.resume_threads!r}: give 'degrade' or 'restore'")
 

@@ -15,9 +15,9 @@ from typing import Any
 from context_compiler.pipeline.artifacts import ArtifactStore
 from context_compiler.pipeline.attempts import run_attempts
 from context_compiler.pipeline.branches import Branches, BranchResult, merge_branches
-from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.config import RequestMeter, RunConfig
 from context_compiler.pipeline.context import ContextStore
-from context_compiler.pipeline.graph import DEFAULT_HANDLER, Graph, Node, shared_stages
+from context_compiler.pipeline.graph import AGENTS, DEFAULT_HANDLER, Graph, Node, shared_stages
 from context_compiler.pipeline.outcome import StageStatus
 from context_compiler.pipeline.routing import Router, complete_stage, errors_in_a_row, fail_run
 from context_compiler.pipeline.stage import Emit, HandlerLike, Stage, StartChild, folder_name, stage_input, traits
@@ -42,6 +42,7 @@ class EngineIO:
     start: StartChild
     root: Path | None
     """Folder of the first attempt."""
+    requests: RequestMeter
 
 
 class Engine:
@@ -112,6 +113,9 @@ class Engine:
         most = self.config.max_visits if most is None else most
         if state.visits.get(node.name, 0) >= most:
             return f"{node.name} was visited {most} times, which is the limit (max_visits)"
+        asks = node.handler in AGENTS or (node.handler in AGENT_IF_PROMPT and node.prompt)
+        if asks and self.io.requests.left == 0:
+            return f"the run made {self.io.requests.used} model requests, which is the limit (max_requests)"
         steps = sum(state.visits.values()) if state.sequence >= self.config.max_steps else 0
         return f"the run took {steps} steps, which is the limit (max_steps)" if steps >= self.config.max_steps else ""
 
@@ -182,6 +186,7 @@ class Engine:
             preamble=here.preamble,
             previous=state.last,
             visit=visit,
+            requests=self.io.requests,
             branch=partial(self._branch, state, here.context),
             start=self.io.start,
             emit=emit,

@@ -17,7 +17,7 @@ from context_compiler.errors import GraphError, PipelineError
 from context_compiler.middleware.middleware import log_text
 from context_compiler.paths import made
 from context_compiler.pipeline.checkpoint import FILE, CheckpointFolder, read_checkpoint
-from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.config import RequestMeter, RunConfig
 from context_compiler.pipeline.dot import parse_dot
 from context_compiler.pipeline.engine import Engine, EngineIO
 from context_compiler.pipeline.graph import Graph
@@ -69,8 +69,16 @@ async def execute(
     await running.open()
     kind = "run_resumed" if resumed else "run_initialized"
     await running.emit(kind, run_id=state.run_id, **lineage_facts(state), next_node=state.next_node)
+    patience = asyncio.timeout(config.max_duration)
     try:
-        state = await running.engine.run(state)
+        async with patience:
+            state = await running.engine.run(state)
+    except TimeoutError:
+        if not patience.expired():
+            raise
+        late = f"the run took longer than {config.max_duration:g} s, which is the limit (max_duration)"
+        state = fail_run(running.state, late)
+        await running.save(state)
     except asyncio.CancelledError:
         await running.emit("run_finalized", run_id=running.state.run_id, status="cancelled")
         raise
@@ -83,7 +91,17 @@ async def execute(
 class ActiveRun:
     """A run in progress: its engine, events, and children."""
 
-    def __init__(self, graph: Graph, config: RunConfig, store: RunStore, state: RunState) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        config: RunConfig,
+        store: RunStore,
+        state: RunState,
+        *,
+        requests: RequestMeter | None = None,
+    ) -> None:
+        """`requests` is the meter of the parent."""
+        self.requests = requests or RequestMeter(limit=config.max_requests)
         self.config, self.store, self.state = config, store, state
         self.root = run_folder(config, store, state.lineage.root_run_id)
         own = self.root is not None and not isinstance(store, FileRuns)
@@ -95,6 +113,7 @@ class ActiveRun:
             emit=self.emit,
             start=self.start,
             root=self.root,
+            requests=self.requests,
         )
         self.engine = Engine(graph, io)
         self._sequence, self._began = 0, config.clock()
@@ -107,6 +126,9 @@ class ActiveRun:
                 made(self.root)
         events = await self.store.events(self.state.lineage.root_run_id)
         self._sequence = events[-1].sequence if events else 0
+        self.requests.used += sum(
+            int(event.data.get("requests", 0)) for event in events if event.kind == "agent_answered"
+        )
 
     async def save(self, state: RunState) -> None:
         """Persist a state."""
@@ -154,7 +176,7 @@ class ActiveRun:
                 raise PipelineError(f"run {run_id!r} is of another graph; give it the one it began with")
             elif config.resume_threads == "degrade":
                 state = replace(known, threads={}, resumed=True)
-            child = ChildRun(ActiveRun(prepared, config, store, state), owned.pop_all())
+            child = ChildRun(ActiveRun(prepared, config, store, state, requests=self.requests), owned.pop_all())
         self._running.add(child)
         child.task.add_done_callback(lambda _: self._running.discard(child))
         return child

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from context_compiler.errors import PipelineError
 from context_compiler.fidelity import Fidelity, fidelity_on_resume, resolve_fidelity, resolve_thread_id
 from context_compiler.pipeline.artifacts import ArtifactStore, artifact_id, write_atomically
-from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.config import RequestMeter, RunConfig
 from context_compiler.pipeline.context import ContextStore
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.outcome import Outcome
@@ -87,6 +87,8 @@ class Stage:
     """Outcome of the stage before it."""
     visit: int
     """Number of the visit, from 1."""
+    requests: RequestMeter
+    """Model requests of the run; a handler that makes some adds them."""
     branch: RunBranch
     start: StartChild
     emit: Emit

@@ -31,7 +31,7 @@ def test_an_example_runs_without_a_model_and_can_be_looked_at(cc: Command) -> No
 
 
 def test_events_are_json_lines_and_the_last_is_the_result(cc: Command) -> None:
-    done = cc("pipeline", "run", EXAMPLE, "--simulate", "--auto-approve", "--json")
+    done = cc("pipeline", "run", EXAMPLE, "--simulate", "--auto-approve", "--events")
     events = [json.loads(line) for line in done.out.splitlines()]
     assert events[0]["kind"] == "run_initialized"
     assert (events[-1]["kind"], events[-1]["status"]) == ("result", "success")
@@ -91,3 +91,42 @@ def test_a_name_of_a_run_that_is_no_text_is_one_line(cc: Command) -> None:
     ):
         said = cc("pipeline", *command)
         assert (said.code, said.out) == (2, "") and "not valid UTF-8" in said.err
+
+
+def test_a_run_prints_one_document_as_its_result(cc: Command) -> None:
+    done = cc("pipeline", "run", EXAMPLE, "--simulate", "--auto-approve", "--json", "--id", "one")
+    assert (done.json["run_id"], done.json["status"], done.json["completed"][-1]) == ("one", "success", "done")
+    assert done.json["outcomes"]["plan"]["outcome"] == "success" and done.json["context"]["last_response"]
+    assert cc("pipeline", "resume", "one", "--json").json == done.json
+
+
+def test_a_failure_is_followed_by_a_plain_edge_only_when_that_is_asked(cc: Command, tmp_path: Path) -> None:
+    path = tmp_path / "fails.dot"
+    path.write_text(
+        'digraph g { start [shape=Mdiamond]; t [shape=parallelogram, tool_command="exit 3"]; '
+        "done [shape=Msquare]; start -> t -> done }"
+    )
+    failed = cc("pipeline", "run", path, "--json")
+    assert (failed.code, failed.json["reason"]) == (1, "t: exit code 3")
+    assert cc("pipeline", "run", path, "--lenient").code == 0
+
+
+def test_a_limit_of_time_ends_a_run(cc: Command, tmp_path: Path) -> None:
+    path = tmp_path / "waits.dot"
+    path.write_text(
+        'digraph g { start [shape=Mdiamond]; t [shape=parallelogram, tool_command="sleep 600"]; '
+        "done [shape=Msquare]; start -> t -> done }"
+    )
+    done = cc("pipeline", "run", path, "--max-duration", "500ms")
+    assert done.code == 1 and "the run took longer than 0.5 s, which is the limit (max_duration)" in done.out
+    assert "give a duration such as" in cc("pipeline", "run", path, "--max-duration", "soon").err
+
+
+def test_graphs_and_handlers_are_printed_as_json(cc: Command) -> None:
+    parsed = cc("pipeline", "parse", EXAMPLE).json
+    assert parsed == cc("pipeline", "parse", EXAMPLE, "--json").json
+    stages = {one["name"]: one for one in parsed["stages"]}
+    assert parsed["name"] == "review_loop" and stages["implement"]["attributes"]["fidelity"] == "full"
+    assert {"from": "start", "to": "plan", "attributes": {}} in parsed["edges"]
+    found = {one["type"]: one for one in cc("pipeline", "handlers").json["handlers"]}
+    assert found["tool"]["shape"] == "parallelogram" and found["tool"]["retries_failures"]

@@ -108,7 +108,7 @@ def test_pipeline_commands_take_workflows_too(cc: Command, steps: Path) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL on this system")
 def test_a_process_that_is_killed_is_taken_up_by_the_next_one(cc: Command, steps: Path) -> None:
     steps.write_text("".join(f"## Step {n}\n@context-helper extractive\nDo it.\n" for n in range(60)))
-    command = [sys.executable, "-m", "context_compiler", "workflow", "run", str(steps), "--simulate", "--json"]
+    command = [sys.executable, "-m", "context_compiler", "workflow", "run", str(steps), "--simulate", "--events"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     ) as run:

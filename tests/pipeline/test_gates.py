@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from context_compiler.errors import SettingsError
 from context_compiler.pipeline import (
     Backoff,
     Event,
+    FileRuns,
     Outcome,
+    RunConfig,
     StageStatus,
+    resume_pipeline,
+    run_pipeline,
 )
 from context_compiler.pipeline.config import PRESETS
 from context_compiler.pipeline.rules import RETRY_POLICIES
-from tests.pipeline.playing import graph, play
+from tests.pipeline.playing import Heard, graph, play
+from tests.pipeline.resuming import half
 
 OK, FAIL, RETRY = (
     Outcome(),
@@ -133,3 +145,37 @@ def test_every_policy_of_retries_has_its_pauses() -> None:
 
 def test_a_pause_that_is_too_long_to_reckon_with_is_the_longest() -> None:
     assert Backoff(factor=1e9, longest=5.0, jitter=False).delay(60) == 5.0
+
+
+async def test_a_limit_of_requests_holds_for_all_agents_of_a_run() -> None:
+    heard = Heard()
+    text = graph("a [prompt=a]; b [prompt=b]; c [prompt=c]; start->a->b->c->done")
+    result = await run_pipeline(text, model=heard.model, max_requests=2)
+    assert result.failure_reason == "the run made 2 model requests, which is the limit (max_requests)"
+    assert result.completed == ("start", "a", "b") and len(heard.requests) == 2
+    assert (await run_pipeline(text, model=heard.model, max_requests=3)).ok
+
+
+async def test_a_limit_of_requests_holds_within_a_stage_and_after_a_resume(tmp_path: Path) -> None:
+    def call(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return ModelResponse(parts=[ToolCallPart("again", {})])
+
+    agent: Agent[None, str] = Agent(FunctionModel(call), tools=[again])
+    result = await run_pipeline(graph("a [prompt=a]; start->a->done"), agents=agent, max_requests=4)
+    assert result.failure_reason.startswith("a: UsageLimitExceeded")
+
+    heard, text = Heard(), graph("a [prompt=a]; b [prompt=b]; start->a->b->done")
+    await half(text, FileRuns(tmp_path), "b", model=heard.model)
+    resumed = await resume_pipeline("r", runs=FileRuns(tmp_path), model=heard.model, max_requests=1)
+    assert "max_requests" in resumed.failure_reason
+
+
+def again() -> str:
+    """Once more."""
+    return "again"
+
+
+@pytest.mark.parametrize("given", [{"max_duration": 0}, {"max_requests": 1.5}, {"max_requests": True}])
+def test_a_limit_is_a_number_above_zero(given: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="above 0"):
+        RunConfig(**given)

@@ -20,6 +20,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.models import Model
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.usage import RunUsage, UsageLimits
 from pydantic_core import to_jsonable_python
 
 from context_compiler.middleware.capability import ContextCompiler
@@ -74,15 +75,22 @@ class AgentHandler:
         """Ask the agent of a stage; its output and the new messages."""
         agent = self.agent(stage)
         capabilities = [one for one in (hooks_of(stage), self._compiler_for_run()) if one is not None]
-        result = await agent.run(
-            prompt,
-            message_history=list(stage.session.messages) if stage.session is not None else None,
-            model=_model(stage.node),
-            deps=self._config.deps,
-            model_settings=self._settings(stage.node),
-            capabilities=capabilities or None,
-            conversation_id=f"{stage.run_id}/{stage.node.name}",
-        )
+        usage, left = RunUsage(), stage.requests.left
+        limits = None if left is None else UsageLimits(request_limit=min(left, UsageLimits().request_limit or left))
+        try:
+            result = await agent.run(
+                prompt,
+                message_history=list(stage.session.messages) if stage.session is not None else None,
+                model=_model(stage.node),
+                deps=self._config.deps,
+                model_settings=self._settings(stage.node),
+                capabilities=capabilities or None,
+                conversation_id=f"{stage.run_id}/{stage.node.name}",
+                usage=usage,
+                usage_limits=limits,
+            )
+        finally:
+            stage.requests.used += usage.requests
         used, messages = result.usage, result.new_messages()
         facts = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens, "requests": used.requests}
         await stage.emit("agent_answered", **facts, tools=list(tool_names(messages)))
