@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from threading import RLock, Thread
 from typing import Any, Generic, TypeAlias, TypeVar, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, ref
 
 import aiosqlite
 
@@ -290,21 +290,26 @@ def _at_exit() -> None:
         _stop(EXIT_S)
 
 
-_locks: WeakSet[Any] = WeakSet()
+_locks: WeakKeyDictionary[Any, tuple[ref[Any], Callable[[Any], None]] | None] = WeakKeyDictionary()
 _held: list[Any] = []
 
 
-def hold_at_fork(lock: Any) -> None:
-    """Delay forks while `lock` is held, since its owner does not exist in the child."""
+def hold_at_fork(lock: Any, owner: T | None = None, disconnect: Callable[[T], None] | None = None) -> None:
+    """Delay forks while `lock` is held, since its holder does not exist in the child; then disconnect its owner."""
     with _gate:
-        _locks.add(lock)
+        _locks[lock] = None if disconnect is None else (ref(owner), disconnect)
 
 
 def _before_fork() -> None:
     """Close every file: two processes must not share a connection."""
     _gate.acquire()
     _stop(FORK_S)
-    _held.extend(lock for lock in list(_locks) if lock.acquire(timeout=FORK_S))
+    for lock, closing in list(_locks.items()):
+        if lock.acquire(timeout=FORK_S):
+            _held.append(lock)
+            owner = None if closing is None else closing[0]()
+            if closing is not None and owner is not None:
+                closing[1](owner)
 
 
 def _after_fork() -> None:

@@ -216,3 +216,28 @@ def test_a_process_that_is_killed_owns_no_run(tmp_path: Path) -> None:
     with own_run(path, "r"):
         assert path.exists()
     assert not path.exists()
+
+
+FORKING = """
+import asyncio, os, sys
+from context_compiler.pipeline import SQLiteRuns
+runs = SQLiteRuns(sys.argv[1])
+open_files = lambda: [name for name in map(os.readlink, (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")
+    if os.path.exists(f"/proc/self/fd/{fd}"))) if "runs.db" in name]
+asyncio.run(runs.runs())
+assert open_files()
+child = os.fork()
+if child == 0:
+    inherited = open_files()
+    asyncio.run(runs.runs())
+    os._exit(len(inherited))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), asyncio.run(runs.runs()))
+asyncio.run(runs.close())
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files cannot be listed on this system")
+def test_a_forked_process_has_no_run_store_open(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORKING, str(tmp_path / "runs.db")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("0 []\n", "")

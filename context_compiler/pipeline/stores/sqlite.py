@@ -31,6 +31,7 @@ from context_compiler.pipeline.stores import (
     stopped_unless,
     update_info,
 )
+from context_compiler.record.files import hold_at_fork
 from context_compiler.record.schema import transaction
 
 T = TypeVar("T")
@@ -56,6 +57,7 @@ class SQLiteRuns:
         self.path = Path(path).expanduser().absolute()
         self._timeout = busy_timeout
         self._lock = Lock()
+        hold_at_fork(self._lock, self, SQLiteRuns._disconnect)
         self._db: sqlite3.Connection | None = None
         self._saved: dict[str, RunState] = {}
 
@@ -129,9 +131,12 @@ class SQLiteRuns:
     async def close(self) -> None:
         """Close the file."""
         with self._lock:
-            db, self._db = self._db, None
-            if db is not None:
-                db.close()
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         # On a thread, because another process may be writing; whoever is cancelled waits for it, because nothing may
