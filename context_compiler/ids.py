@@ -29,7 +29,8 @@ def text_hash(text: str) -> str:
 def identity(body: bytes) -> str:
     """Name one message by what its parts say to a model.
 
-    `body` is the message's JSON. Two messages that differ only in times, run ids or usage are one.
+    `body` is the message's JSON. Two messages that differ only in times, run ids or usage are one, and so are two
+    renderings of the same dynamic part: the host renders it anew at every run.
     """
     data = json.loads(body)
     said = {"kind": data.get("kind"), "parts": [_without_stamps(part) for part in data.get("parts", [])]}
@@ -42,6 +43,8 @@ def _without_stamps(part: object) -> object:
         return part
     given = cast(dict[str, object], part)
     kept = {key: value for key, value in given.items() if key not in STAMPS and value not in _UNSAID}
+    if kept.get("dynamic_ref"):
+        kept.pop("content", None)
     if kept.get("part_kind") == "retry-prompt":
         answers = bool(kept.get("tool_name"))
         kept["part_kind"] = "tool-return" if answers else "retry-feedback"

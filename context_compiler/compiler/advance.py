@@ -19,6 +19,7 @@ from context_compiler.compiler.cut_order import (
     reduce,
     relieve_system_text,
     truncate_large_parts,
+    truncate_large_prompts,
 )
 from context_compiler.compiler.cycle import Cycle, positions, spans
 from context_compiler.compiler.identifiers import identifier_room
@@ -58,11 +59,7 @@ def select(
     """
     history, outline, policy = plan.history, plan.outline, plan.policy
     recent = policy.recent_turns if policy.recent_turns is not None else len(outline.turns)
-    start = _start(plan, previous)
-    draft = Draft(history, outline, plan.counter, start, room=limits.room, recent=recent, refs=policy.refs)
-    begun = previous.decided if previous is not None else 0
-    skipped = [index for index, shape in plan.base.items() if shape.skip and index >= begun]
-    draft.tell(skipped, "broken: a call without its answer, or an answer without its call")
+    draft = _draft(plan, limits, previous, recent)
     limits = relieve_system_text(draft, limits, overhead)
     target = (limits.budget if one_shot else limits.low) - overhead
     draft.room = limits.room
@@ -71,6 +68,7 @@ def select(
         wanted = len(outline.turns) if older else recent
         draft.recent = min(wanted, _affordable(draft, limits.room // RECENT + spare))
     over = draft.total > limits.budget - overhead
+    truncate_large_prompts(draft)
     user_pins = pins(history, outline, draft.before_active())
     draft.reserve(_reserve(plan, limits, user_pins))
     if one_shot or policy.every_turn:
@@ -141,6 +139,18 @@ def _reserve(plan: Plan, limits: Limits, pinned: Sequence[Pin]) -> int:
     if not pinned:
         return cap
     return cap + min(limits.room // 10, sum(plan.counter.text(pin.text) + 12 for pin in pinned) + 24)
+
+
+def _draft(plan: Plan, limits: Limits, previous: Cycle | None, recent: int) -> Draft:
+    """A draft that holds all that the cycle before left, and everything since."""
+    start = _start(plan, previous)
+    draft = Draft(
+        plan.history, plan.outline, plan.counter, start, room=limits.room, recent=recent, refs=plan.policy.refs
+    )
+    begun = previous.decided if previous is not None else 0
+    skipped = [index for index, shape in plan.base.items() if shape.skip and index >= begun]
+    draft.tell(skipped, "broken: a call without its answer, or an answer without its call")
+    return draft
 
 
 def _start(plan: Plan, previous: Cycle | None) -> list[Shape | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from context_compiler.compiler.plan import Draft
-from context_compiler.compiler.policy import Limits
+from context_compiler.compiler.policy import PROMPT, Limits
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 from context_compiler.messages.shapes import Shape, largest, price
@@ -18,6 +18,9 @@ from context_compiler.messages.turns import Group, Turn
 
 SUMMARY_STEPS = (1_500, 600, 500)
 """Sizes that a planned summary shrinks to, in tokens: medium, low, compact."""
+
+PROMPT_RESERVE, LEAST_RESERVE = 20, 64
+"""A prompt fits if it leaves one part in so many of the room, or so many tokens."""
 
 SMALLEST = 6
 """The least that the hardest clamp leaves of a part, in tokens."""
@@ -35,6 +38,15 @@ def truncate_large_parts(draft: Draft) -> Iterator[None]:
         if not asked and draft.here(index) is not None and largest(reading.items) > limit:
             draft.reshape(index, "a part above a quarter of the budget", limit=limit)
     yield
+
+
+def truncate_large_prompts(draft: Draft) -> None:
+    """A prompt that does not fit whole beside what is reserved keeps head and tail, so that the past has room too."""
+    active, most = draft.outline.active, draft.room - max(draft.room // PROMPT_RESERVE, LEAST_RESERVE)
+    for index in range(active.start, active.stop):
+        reading = draft.history.readings[index]
+        if reading.asks and draft.here(index) is not None and reading.tokens > most:
+            draft.reshape(index, "a prompt larger than the budget", limit=int(PROMPT * draft.room))
 
 
 def drop_older_turns(draft: Draft) -> Iterator[None]:

@@ -12,7 +12,7 @@ from context_compiler.messages.history import History, Reader, needless
 from context_compiler.messages.instructions import Pin
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Item, Kind
 from context_compiler.messages.shapes import WHOLE, Shape, price
-from context_compiler.messages.turns import Outline, Pairing, outline, turn_index
+from context_compiler.messages.turns import OUTPUT, Outline, Pairing, outline, turn_index
 from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter
 
@@ -22,7 +22,7 @@ TOOL_WORK = 6
 LOOPS = 3
 """Responses to a prompt, on average, where turns are long."""
 
-NO_WORK = ("recall_", "final_result")
+NO_WORK = ("recall_", OUTPUT)
 """Prefixes of tools that look into the past or give the answer, which do not count as tool work."""
 
 SHELLS = ("code_execution", "shell", "bash")
@@ -64,6 +64,11 @@ class Plan:
         shapes = {index: Shape(skip=parts) for index, parts in self.pairing.broken.items()}
         told = self.pairing.told
         return shapes if told is None else {**shapes, told: Shape(tools="render")}
+
+    @cached_property
+    def prompt_tokens(self) -> int:
+        """Exact tokens of the newest prompt; 0 where nobody asked anything."""
+        return next((reading.tokens for reading in reversed(self.history.readings) if reading.asks), 0)
 
     @cached_property
     def tools(self) -> bool:

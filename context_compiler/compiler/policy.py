@@ -18,6 +18,12 @@ DEFAULT_BUDGET = 32_000
 DEFAULT_SHARE = 0.8
 DEFAULT_RESERVE = 4_096
 
+LARGE = 4
+"""A prompt is large that takes more than one part in so many of the room."""
+
+PROMPT = 0.6
+"""Share of the room that a prompt keeps which does not fit whole."""
+
 PROMPT_ROOM = 32_000
 """Tokens of a span that one prompt may carry at least, where the compiler's window is not known."""
 
@@ -46,6 +52,15 @@ class Limits:
     def carrying(self, fixed: int) -> Limits:
         """The same budget when less is fixed than it would fill alone."""
         return replace(self, fixed=fixed, high=self.budget, low=_half_way(fixed, self.budget))
+
+    def beside(self, prompt: int) -> Limits:
+        """The same with higher thresholds where the active prompt, which nothing cuts back, takes much of the room."""
+        if prompt <= self.room // LARGE:
+            return self
+        most = self.budget - self.room // 20
+        taken = min(prompt, int(PROMPT * self.room))
+        high = max(self.high, min(most, self.high + taken))
+        return replace(self, high=high, low=max(self.low, min(self.low + taken, most - self.room // 8)))
 
     def cap(self, fidelity: Fidelity) -> int:
         """The most tokens a summary may have."""

@@ -16,14 +16,14 @@ from statistics import median
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.metrics import CACHED, FRESH
 from context_compiler.compiler.plan import Plan
-from context_compiler.compiler.policy import Limits
+from context_compiler.compiler.policy import LARGE, Limits
 from context_compiler.compiler.view import Quote
 from context_compiler.messages.fences import fence
 from context_compiler.messages.history import History
-from context_compiler.messages.items import MESSAGE_OVERHEAD
+from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import shaped
 from context_compiler.messages.turns import Turn
-from context_compiler.recall import Question, Ranking, asked, indexed
+from context_compiler.recall import Index, Question, Ranking, asked, indexed
 from context_compiler.recall.gate import asks
 from context_compiler.recall.passages import passages, quoted
 from context_compiler.recall.selection import choose
@@ -172,6 +172,8 @@ def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
     In tool work few prompts ask for the past, and where turns are long a block is paid for again in every request.
     """
     most = share_tokens(plan.policy.recall, limits)
+    if plan.prompt_tokens > limits.room // LARGE:
+        return most
     if cycle.tools:
         most = min(most, limits.room // LONG_TURNS) if cycle.loops else most
         return most if asks(prompt, plan.counter, strict=True) else 0
@@ -222,7 +224,10 @@ def recalled(plan: Plan, cycle: Cycle, at: int, room: int, said: Sequence[str] =
         return ""
     history, counter = plan.history, plan.counter
     index = indexed(history)
-    ranking = Ranking(index, Question.of(asked(history.readings[at])), cycle.decided)
+    question = _question(history, index, at, cycle.decided)
+    if question is None:
+        return ""
+    ranking = Ranking(index, question, cycle.decided)
     whole, abridged = _shown(cycle)
     best = _best(ranking.best(cycle.decided, whole), history, WIDE * room)
     shown = "\n".join((cycle.note, cycle.quotes, *said, *_texts(plan, cycle, abridged)))
@@ -246,6 +251,28 @@ def recalled(plan: Plan, cycle: Cycle, at: int, room: int, said: Sequence[str] =
             return text
         left -= over + 8
     return ""
+
+
+def _question(history: History, index: Index, at: int, stop: int) -> Question | None:
+    """What a prompt asks for; together with the exchange before it where its own words were never said before `stop`.
+
+    None where that has no words either, or the prompt is no text at all.
+    """
+    said = [item for item in history.readings[at].items if item.kind is Kind.USER and item.mark is None]
+    if all(item.media for item in said):
+        return None
+    question = Question.of(asked(history.readings[at]))
+    if _known(question, index, stop):
+        return question
+    before = next((place for place in reversed(range(at)) if history.readings[place].asks), at)
+    texts = [item.text for _, item in history.items(before, at + 1) if item.kind in (Kind.USER, Kind.TEXT)]
+    question = Question.of("\n".join(texts))
+    return question if _known(question, index, stop) else None
+
+
+def _known(question: Question, index: Index, stop: int) -> bool:
+    """True if a term of the question was said before a position."""
+    return bool(question.months) or any(index.posts[term][0] < stop for term in question.terms & index.posts.keys())
 
 
 def _best(ranked: Sequence[int], history: History, tokens: int) -> list[int]:

@@ -16,6 +16,9 @@ from itertools import accumulate, pairwise
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 
+OUTPUT = "final_result"
+"""How hosts begin the name of a tool by which a run gives its answer."""
+
 NEAR = 8
 """How many messages back the run before a prompt is looked for; hosts stamp nearly every message."""
 
@@ -140,9 +143,15 @@ def turn_starts(history: History) -> list[int]:
         own = readings[index].run_id
         before = readings[max(0, index - NEAR) : index] if own is not None else ()
         joins = own is not None and own == next((one.run_id for one in reversed(before) if one.run_id), None)
-        if not joins and not (readings[index].answers and own is None):
+        if not joins and not (readings[index].answers and own is None and not _ended(history, index)):
             starts.append(index)
     return starts
+
+
+def _ended(history: History, index: int) -> bool:
+    """True if a request answers the call that gave the answer of a run: the prompt beside it begins another."""
+    items = history.readings[index].items
+    return any(item.kind is Kind.RETURN and (item.tool or "").startswith(OUTPUT) for item in items)
 
 
 def turn_index(history: History) -> int:

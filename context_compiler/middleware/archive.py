@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from sqlite3 import IntegrityError
 from typing import Any
@@ -19,7 +20,7 @@ from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.recall_block import Blocks
 from context_compiler.errors import StoreError
-from context_compiler.messages.history import History, load_messages
+from context_compiler.messages.history import History, Reader, load_messages
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.state import Result
 from context_compiler.record.redaction import Redactor
@@ -33,6 +34,12 @@ ANSWERS = 200
 
 CYCLES = 1_000
 """Cycles remembered in memory, of all conversations."""
+
+SESSIONS = 16
+"""Conversations whose raw history is remembered, so that a window of it is known again without a look at the store."""
+
+OVERLAP = 2
+"""Messages that a window and the record have in common, at least."""
 
 CONTENT = (
     "raw_tip",
@@ -55,6 +62,7 @@ class Archive:
         self._arguments = arguments
         self._cycles: Memo[tuple[str, str], Cycle] = Memo(CYCLES)
         self._blocks: Memo[tuple[str, str], Blocks] = Memo(CYCLES)
+        self._raws: Memo[str, History] = Memo(SESSIONS)
         self._report = report
         self._store: Store | None = None
         self._breaker = Breaker()
@@ -163,6 +171,22 @@ class Archive:
             found = Cycle.from_json(stored.state) if stored else None
         return found
 
+    def remember_raw(self, session_id: str, history: History) -> None:
+        """Keep the raw history of a named conversation in memory."""
+        self._raws.keep(session_id, history)
+
+    async def before_window(self, session_id: str, window: History, reader: Reader) -> Sequence[ModelMessage]:
+        """What the record of a conversation holds before the first message of a window that continues it."""
+        if not self.whole or not window.ids:
+            return ()
+        known = self._raws.get(session_id)
+        if known is None:
+            bodies = await self._tried(lambda: self.store.transcript(session_id))
+            known = reader.read(load_messages(bodies)) if bodies else None
+        if known is None or not known.ids or known.ids[0] == window.ids[0]:
+            return ()
+        return known.messages[: _window_start(known, window)]
+
     def remember_blocks(self, blocks: Blocks) -> None:
         """Keep what was recalled for a prompt in memory, under its chain id."""
         self._blocks.keep((blocks.own.name, blocks.config), blocks)
@@ -184,6 +208,18 @@ class Archive:
         """Close the store, if it was opened here; it opens again when it is used again."""
         if self._store is not None and self._store is not self._arguments.store:
             await try_await(_done(self._store.close))
+
+
+def _window_start(known: History, window: History) -> int:
+    """The position in a known history at which a window of it begins; 0 where it is none."""
+    names, first = [reading.name for reading in known.readings], [reading.name for reading in window.readings]
+    for start in range(1, len(names)):
+        if names[start] != first[0]:
+            continue
+        shared = takewhile(lambda pair: pair[0] == pair[1], zip(names[start:], first, strict=False))
+        if len(list(shared)) >= min(OVERLAP, len(first)):
+            return start
+    return 0
 
 
 def _beside(config: str) -> str:

@@ -79,6 +79,7 @@ class Middleware:
         started = time.perf_counter()
         run.fail(None)
         await self._prepare()
+        request = await self._join(run, request)
         request, result = await self._result(run, await self._attach_layers(run, request), host)
         if result.view.status == "floor_over_budget":
             await self.report(BudgetError(f"even the least is over the budget of {result.view.budget} tokens"))
@@ -87,6 +88,21 @@ class Middleware:
         self.last_view = view
         await self._tell(self.arguments.on_view, view)
         return view
+
+    async def _join(self, run: Run, request: Request) -> Request:
+        """The request with what the record holds before it, where an application gives a window of a conversation.
+
+        Only conversations that the application names are known again; ids of the host's own are new for every run.
+        """
+        if run.earlier is None:
+            run.join(())
+            if request.scope and not request.marked:
+                window = attempt(lambda: self.state.reader.read(request.messages)).value
+                if window is not None:
+                    run.join(await self.archive.before_window(request.session_id, window, self.state.reader))
+        if not run.earlier:
+            return request
+        return replace(request, messages=[*run.earlier, *request.messages], joined=len(run.earlier))
 
     async def _result(self, run: Run, request: Request, host: Host) -> tuple[Request, Result]:
         """A view or its fallback, and the request that it answers.
@@ -190,9 +206,10 @@ class Middleware:
 
     async def finished(self, run: Run, session_id: str, messages: list[ModelMessage]) -> None:
         """Keep the raw history with the last answer of a run."""
-        history = attempt(lambda: self.state.reader.read(messages, last=run.raw)).value
+        history = attempt(lambda: self.state.reader.read([*(run.earlier or ()), *messages], last=run.raw)).value
         if history is not None and messages:
             await self.archive.raw(session_id, history)
+            self.archive.remember_raw(session_id, history)
 
     async def views(self, session: str | None) -> list[Record]:
         """Recorded views; raises StoreError if they cannot be read."""
@@ -240,7 +257,7 @@ def record_of(
         request_index=request_index,
         raw_tip=result.raw.tip,
         view_tip=result.sent.tip,
-        status="dry_run" if arguments.dry_run else view.status,
+        status=("dry_run" if arguments.dry_run else view.status) + _joined(request),
         error=view.error,
         budget=view.budget,
         tokens_raw=round((request.overhead + result.raw.tokens) * ratio),
@@ -255,6 +272,10 @@ def record_of(
         compile=result.row,
     )
     return with_null_reasons(record)
+
+
+def _joined(request: Request) -> str:
+    return f"; a window, joined with {request.joined} earlier messages of the record" if request.joined else ""
 
 
 async def _called(callback: Callable[[Any], Any], what: Any) -> None:

@@ -59,6 +59,8 @@ class Request:
     """The layers of the session, as they stand directly before the prompt."""
     dropped: tuple[Drop, ...] = ()
     """Messages that are no part of the request, and why."""
+    joined: int = 0
+    """Messages of the record that were put before those of the application."""
     instead: str = ""
     """Consequence of a missing view, if it is not that something else is sent."""
 

@@ -5,7 +5,7 @@ A run's state changes in this module only: by the methods of `Run`, from what `r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -103,6 +103,8 @@ class Run:
     """The compile that failed in this request."""
     told: LayerBlock | None = None
     """The layers as this run has them, once that is settled."""
+    earlier: Sequence[ModelMessage] | None = None
+    """Messages of the record before the window that this run was given; None until that is looked up."""
 
     def begin(self) -> None:
         """Look the cycle up that the run starts from: once, whatever comes of it."""
@@ -120,6 +122,10 @@ class Run:
         if mended is not None and self.recorded is mended:
             self.recorded = cycle
         self.cycle = cycle
+
+    def join(self, earlier: Sequence[ModelMessage]) -> None:
+        """Go on from these messages of the record in all requests of the run."""
+        self.earlier = earlier
 
     def open_turn(self, turn: int) -> None:
         """The first request of a user turn has been seen."""
@@ -215,8 +221,16 @@ class RequestContext(Plan):
     def limits(self, cycle: Cycle | None = None) -> Limits:
         """Budget and thresholds by the ratio that a cycle froze; without one, by what was learnt until now."""
         ratio = cycle.ratio if cycle is not None else self.run.ratios.of(self.request.family)
-        tools = cycle.tools if cycle is not None else self.tools
-        return self.policy.limits(self.request.fixed + self.carried, ratio=ratio, tight=self.run.tight, tools=tools)
+        tools = cycle.tools if cycle is not None else self._mostly_tools()
+        limits = self.policy.limits(self.request.fixed + self.carried, ratio=ratio, tight=self.run.tight, tools=tools)
+        return limits if self.host is None else limits.beside(self.prompt_tokens)
+
+    def _mostly_tools(self) -> bool:
+        """True where a session without a cycle is mostly tool work; not looked at while nothing depends on it."""
+        half = self.history.tokens > (self.policy.budget - self.request.fixed) // 2 / self.run.ratios.of(
+            self.request.family
+        )
+        return self.policy.trigger is None and self.host is not None and half and self.tools
 
     @property
     def where(self) -> Where:

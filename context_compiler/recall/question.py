@@ -9,8 +9,8 @@ from context_compiler.messages.history import History, Reading
 from context_compiler.messages.items import Kind
 from context_compiler.recall.terms import terms
 
-LONGEST = 100_000
-"""Characters of a question that are looked at."""
+LONGEST = 4_000
+"""Characters of a question that are looked at, from both ends: what is pasted between them is not what is asked."""
 
 _MONTHS = (
     r"jan(?:uary)?", r"feb(?:ruary)?", r"mar(?:ch)?", r"apr(?:il)?", 
@@ -64,7 +64,7 @@ class Question:
     @classmethod
     def of(cls, text: str) -> Question:
         """Take a question apart."""
-        text = text[:LONGEST]
+        text = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
         broad = bool(_BROAD.search(text))
         months = {f"{number:02}" for number, month in enumerate(_NAMED, 1) if month.search(text)}
         return cls(
