@@ -14,7 +14,7 @@ import typer
 from context_compiler.cli.options import DB, Db, Json, Yes, confirm, example, find_session, group, open_record
 from context_compiler.cli.screen import Column, print_error, print_list, print_result
 from context_compiler.cli.text import number, one_line, plural, timestamp
-from context_compiler.errors import StoreError
+from context_compiler.errors import ContextMemoryError, StoreError
 from context_compiler.manager import Commit, ContextManager, RollbackResult, SQLiteMemory
 
 app = group("List and make checkpoints of a session, and roll back.", shown="manager log assistant")
@@ -74,18 +74,39 @@ def checkpoint(
 
 
 @app.command("rollback", epilog=example("manager rollback assistant --yes"))
-def rollback(session: SessionId, yes: Yes = False, db: Db = DB, json: Json = False) -> None:
-    """Roll back to the newest unused checkpoint; the session continues from there."""
-    found = asyncio.run(_log(db, session, 1))
-    if not yes and found.next is not None:
-        asked = f"Roll session {session!r} back from {plural(found.turns, 'turn')} to checkpoint {found.next[:SHORT]}?"
+def rollback(
+    session: SessionId,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="COMMIT", help="A commit of `manager log`, or its first characters.")
+    ] = None,
+    yes: Yes = False,
+    db: Db = DB,
+    json: Json = False,
+) -> None:
+    """Roll back to the newest unused checkpoint, or to a commit; the session continues from there."""
+    found = asyncio.run(_log(db, session, 1 if to is None else None))
+    goal = found.next if to is None else _commit_named(to, found.commits)
+    if not yes and goal is not None:
+        asked = f"Roll session {session!r} back from {plural(found.turns, 'turn')} to checkpoint {goal[:SHORT]}?"
         if not confirm(asked):
             print_error("nothing was rolled back")
             raise typer.Exit(1)
-    done, turns = asyncio.run(_rollback(db, session))
+    done, turns = asyncio.run(_rollback(db, session, None if to is None else goal))
     back = {"commit_restored": done.commit_restored, "turns_lost": done.turns_lost, "turns": turns}
     line = f"is back at {done.commit_restored[:SHORT]}, {plural(done.turns_lost, 'turn')} gone"
     print_result({"db": str(db), "session": session, **back}, f"{db}: session {one_line(session)} {line}", json=json)
+
+
+def _commit_named(name: str, commits: list[Commit]) -> str:
+    """Id of the commit that begins with `name`; the name itself if none of these does: it may be of another branch.
+
+    Raises:
+        ContextMemoryError: Several begin with it.
+    """
+    found = [one.id for one in commits if one.id.startswith(name)]
+    if len(found) > 1:
+        raise ContextMemoryError(f"several commits begin with {one_line(name, 60)!r}; `manager log` lists them")
+    return found[0] if found else name
 
 
 @asynccontextmanager
@@ -111,7 +132,7 @@ async def _open_manager(
         yield manager, memory
 
 
-async def _log(db: Path, session: str, limit: int) -> _Log:
+async def _log(db: Path, session: str, limit: int | None) -> _Log:
     async with _open_manager(db, session, writing=False) as (manager, memory):
         return _Log(commits=await memory.log(limit), next=manager.next_checkpoint, turns=manager.turn_count)
 
@@ -121,9 +142,9 @@ async def _checkpoint(db: Path, session: str, message: str) -> tuple[str | None,
         return await manager.checkpoint(message), manager.turn_count
 
 
-async def _rollback(db: Path, session: str) -> tuple[RollbackResult, int]:
+async def _rollback(db: Path, session: str, commit: str | None) -> tuple[RollbackResult, int]:
     async with _open_manager(db, session, writing=True) as (manager, _):
-        return await manager.rollback(), manager.turn_count
+        return await manager.rollback(commit), manager.turn_count
 
 
 def _row(one: Commit, next: str | None) -> tuple[object, ...]:

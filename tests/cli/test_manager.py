@@ -60,6 +60,16 @@ def test_a_rollback_restores_and_the_next_one_goes_further(cc: Command, session:
     assert said.code == 2 and "No checkpoint to rollback to" in one_line(said)
 
 
+def test_a_rollback_goes_to_a_commit_of_the_log(cc: Command, session: str) -> None:
+    newest, oldest = (one["id"] for one in cc("manager", "log", session, "--json").json["commits"])
+    for wrong, why in (("nonsense", "has no commit"), ("", "several commits begin with")):
+        said = cc("manager", "rollback", session, "--to", wrong, "--yes")
+        assert said.code == 2 and why in one_line(said)
+    back = cc("manager", "rollback", session, "--to", oldest[:16], "--yes", "--json").json
+    assert (back["commit_restored"], back["turns"]) == (oldest, 2)
+    assert cc("manager", "rollback", session, "--to", newest, "--yes", "--json").json["turns"] == 4
+
+
 def test_a_rollback_asks_first(cc: Command, session: str) -> None:
     said = cc("manager", "rollback", session, input="n\n")
     assert said.code == 1 and "nothing was rolled back" in said.err
