@@ -17,7 +17,7 @@ from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, markdown, named, rea
 from context_compiler.cli.drawing import Line, Panel
 
 NAME = "lived"
-OURS = {
+OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours-live": ("none", {}),
     "ours-live-bland": ("bland", {}),
     "ours-live-good": ("good", {}),
