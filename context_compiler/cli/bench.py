@@ -40,7 +40,7 @@ from context_compiler.errors import TranscriptError
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.importers import Transcript
 from context_compiler.middleware.capability import ContextCompiler
-from context_compiler.middleware.replay import LiveSession, PlainSession, Session, newest, request_points
+from context_compiler.middleware.replay import LiveSession, PlainSession, Session, newest, replay, request_points
 from context_compiler.tokens import TokenCounter
 
 app = group("Measure a transcript.")
@@ -144,7 +144,7 @@ async def _replay_all(
 
     history = reader.read(messages)
 
-    async def replay(name: str, session: Session, *, timed: bool = True) -> Approach:
+    async def run_approach(name: str, session: Session, *, timed: bool = True) -> Approach:
         recall, started = ReferenceRecall(history, budget, reader), perf_counter()
 
         def look(position: int, view: Sequence[ModelMessage]) -> None:
@@ -155,9 +155,9 @@ async def _replay_all(
         say(f"{name}: {plural(len(sent), 'request')} in {perf_counter() - started:.1f} s")
         return Approach(way=name, sent=sent, compiles=None, timed=timed, references=recall)
 
-    ours = await replay("context-compiler", LiveSession([compiler(count)]))
-    whole = await replay("everything", LiveSession([]))
-    window = await replay("the newest that fit", PlainSession(newest(reader), budget), timed=False)
+    ours = await run_approach("context-compiler", LiveSession([compiler(count)]))
+    whole = await run_approach("everything", LiveSession([]))
+    window = await run_approach("the newest that fit", PlainSession(newest(reader), budget), timed=False)
     return [whole, window, replace(ours, compiles=len(made))]
 
 
