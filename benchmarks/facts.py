@@ -24,7 +24,7 @@ from benchmarks.recall import Conversation, Question
 from context_compiler.compiler.patterns import Sort
 from context_compiler.compiler.references import contexts, places
 from context_compiler.compiler.specifics import comparable_text, specifics
-from context_compiler.messages.items import Item, Kind, arguments
+from context_compiler.messages.items import Item, Kind, parse_arguments
 from context_compiler.recall.terms import terms
 
 COUNT, ALONE = 10, 3
@@ -173,7 +173,7 @@ def _call(session: _Session, position: int, item: Item) -> Mapping[str, object]:
     for message in reversed(session.messages[:position]):
         for other in READER.one(message).items:
             if other.kind is Kind.CALL and other.call_id == item.call_id:
-                return arguments(other.text) or {}
+                return parse_arguments(other.text) or {}
     return {}
 
 

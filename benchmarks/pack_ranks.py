@@ -15,7 +15,7 @@ from base64 import b64decode
 from hashlib import sha256
 from pathlib import Path
 
-from context_compiler.tokens.encoding import DIGEST, PUBLISHED, TOKENS
+from context_compiler.tokens import DIGEST, PUBLISHED, RANKS
 
 HERE = Path(__file__).resolve().parent
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4, "lp": 0, "pb": 0, "nice_len": 273}]
@@ -31,7 +31,7 @@ def payload(published: bytes) -> bytes:
     if sha256(published).hexdigest() != PUBLISHED:
         raise ValueError(f"SHA-256 is {sha256(published).hexdigest()}, expected {PUBLISHED}")
     lines = [line.split() for line in published.splitlines()]
-    if [int(rank) for _, rank in lines] != list(range(TOKENS)):
+    if [int(rank) for _, rank in lines] != list(range(RANKS)):
         raise ValueError("the ranks are not contiguous")
     tokens = [b64decode(token) for token, _ in lines]
     return bytes(map(len, tokens)) + b"".join(tokens)
@@ -45,9 +45,9 @@ def main() -> None:
     unpacked = payload(arguments.published.read_bytes())
     digest = sha256(unpacked).hexdigest()
     arguments.packed.write_bytes(lzma.compress(unpacked, filters=FILTERS))
-    print(f"{arguments.packed}: {arguments.packed.stat().st_size:,} bytes, {TOKENS:,} tokens, DIGEST {digest}")
+    print(f"{arguments.packed}: {arguments.packed.stat().st_size:,} bytes, {RANKS:,} tokens, DIGEST {digest}")
     if digest != DIGEST:
-        sys.exit("put this DIGEST into context_compiler/tokens/encoding.py")
+        sys.exit("put this DIGEST into context_compiler/tokens/__init__.py")
 
 
 if __name__ == "__main__":

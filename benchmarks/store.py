@@ -64,7 +64,7 @@ def chain(texts: Sequence[str], first: int, indexed: bool) -> Chain:
     bodies = [body(text, first + at) for at, text in enumerate(texts)]
     names: list[str] = []
     for one in bodies:
-        names.append(ids.chained(names[-1] if names else None, ids.identity(one)))
+        names.append(ids.chain_id(names[-1] if names else None, ids.identity(one)))
     return Chain(names, bodies, list(texts), indexed)
 
 
@@ -73,7 +73,7 @@ def grown(base: Chain, texts: Sequence[str]) -> Chain:
     names, bodies = list(base.ids), list(base.bodies)
     for text in texts:
         bodies.append(body(text, len(bodies)))
-        names.append(ids.chained(names[-1], ids.identity(bodies[-1])))
+        names.append(ids.chain_id(names[-1], ids.identity(bodies[-1])))
     return Chain(names, bodies, [*base.texts, *texts], base.indexed)
 
 

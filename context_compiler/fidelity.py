@@ -76,7 +76,7 @@ def resolve_fidelity(edge: object, node: object, pipeline: object) -> Fidelity:
     nothing said. What is no mode is passed over, with a warning in the log.
     """
     for thing, name in ((edge, "fidelity"), (node, "fidelity"), (pipeline, "default_fidelity")):
-        said = _said(thing, name)
+        said = _attribute_text(thing, name)
         if said:
             try:
                 return Fidelity.parse(said, where=name)
@@ -95,9 +95,9 @@ def resolve_thread_id(edge: object, node: object, pipeline: object, prev_node_na
     several = isinstance(classes, Sequence) and not isinstance(classes, str | bytes)
     first = next(iter(cast("Sequence[object]", classes)), "") if several else ""
     said = (
-        *(_said(node, "thread_id"), _said(edge, "thread_id")),
-        *(_said(pipeline, name) for name in ("default_thread_id", "thread_id", "default_thread")),
-        *(first.strip() if isinstance(first, str) else "", prev_node_name, _said(node, "name")),
+        *(_attribute_text(node, "thread_id"), _attribute_text(edge, "thread_id")),
+        *(_attribute_text(pipeline, name) for name in ("default_thread_id", "thread_id", "default_thread")),
+        *(first.strip() if isinstance(first, str) else "", prev_node_name, _attribute_text(node, "name")),
     )
     return next((one for one in said if one), "")
 
@@ -112,7 +112,7 @@ def fidelity_on_resume(resolved: str, is_first: bool) -> Fidelity:
     return Fidelity.SUMMARY_HIGH if is_first and mode is Fidelity.FULL else mode
 
 
-def _said(thing: object, name: str) -> str:
+def _attribute_text(thing: object, name: str) -> str:
     """Text of an attribute, trimmed; empty if there is none."""
     value = getattr(thing, name, None)
     return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""

@@ -60,7 +60,7 @@ _UNSAID: tuple[object, ...] = (None, [], {})
 """Fields that one version of the host writes out and another leaves out."""
 
 
-def chained(parent: str | None, content: str) -> str:
+def chain_id(parent: str | None, content: str) -> str:
     """Name a message reached by way of `parent`; `content` is its `identity`."""
     return VERSION + blake2b(f"{parent or ''}\x00{content}".encode(), digest_size=16).hexdigest()
 
@@ -72,14 +72,14 @@ def objects_of(message: ModelMessage) -> list[object]:
         for name in ("content", "args"):
             said = getattr(part, name, None)
             if said is not None:
-                held.append(said if type(said) is str else _held(said))
+                held.append(said if type(said) is str else _snapshot(said))
     return held
 
 
-def _held(value: object) -> object:
+def _snapshot(value: object) -> object:
     """A value whose containers are copied, so that a change within them shows; everything else is itself."""
     if isinstance(value, dict):
-        return {key: _held(inner) for key, inner in cast(dict[object, object], value).items()}
+        return {key: _snapshot(inner) for key, inner in cast(dict[object, object], value).items()}
     if isinstance(value, list):
-        return [_held(inner) for inner in cast(list[object], value)]
+        return [_snapshot(inner) for inner in cast(list[object], value)]
     return value

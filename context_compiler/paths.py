@@ -15,7 +15,7 @@ NAMESAKE = "context_compiler-*.dist-info/RECORD"
 log = logging.getLogger("context_compiler")
 
 
-def made(folder: Path) -> None:
+def make_private(folder: Path) -> None:
     """Make a folder if it is not there; the outermost one that has to be made is private and ignores itself.
 
     Raises:
@@ -27,7 +27,7 @@ def made(folder: Path) -> None:
     while not outermost.parent.exists():
         outermost = outermost.parent
     outermost.mkdir(mode=0o700, exist_ok=True)
-    if not _ignored(outermost):
+    if not _is_ignored(outermost):
         with suppress(FileExistsError):
             handle = os.open(outermost / NAME, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
             with os.fdopen(handle, "wb") as file:
@@ -35,7 +35,7 @@ def made(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def _ignored(folder: Path) -> bool:
+def _is_ignored(folder: Path) -> bool:
     """True if a parent folder ignores everything in it; version control looks no further up than its own root."""
     for above in folder.absolute().parents:
         with suppress(OSError):

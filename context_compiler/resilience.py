@@ -28,7 +28,7 @@ DOUBLINGS = 30
 """More of them make no pause longer, and in a week of failures a number too large to reckon with."""
 
 
-def passes(error: Exception) -> bool:
+def is_control_flow(error: Exception) -> bool:
     """True if an exception is control flow of the host rather than a failure."""
     return type(error).__module__.split(".")[0] in ENGINES
 
@@ -46,7 +46,7 @@ def attempt(work: Callable[[], T]) -> Attempt[T]:
     try:
         return Attempt(value=work())
     except Exception as error:
-        if passes(error):
+        if is_control_flow(error):
             raise
         return Attempt(error=error)
 
@@ -56,7 +56,7 @@ async def try_await(work: Awaitable[T]) -> Attempt[T]:
     try:
         return Attempt(value=await work)
     except Exception as error:
-        if passes(error):
+        if is_control_flow(error):
             raise
         return Attempt(error=error)
 

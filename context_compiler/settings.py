@@ -27,7 +27,7 @@ Count: TypeAlias = int | Literal["all"]
 COUNT_RULE = "a whole number from 0, or all"
 
 
-def count(value: object) -> Count:
+def parse_count(value: object) -> Count:
     """Read how many, from a number or from text; ValueError, which says what is allowed, for anything else."""
     text = value.strip() if isinstance(value, str) else value
     if text == "all":
@@ -65,14 +65,14 @@ def amount_tokens(amount: Amount | None, *, of: int) -> int | None:
     return int(amount * of) if isinstance(amount, float) else amount
 
 
-def _words(value: object) -> str:
+def _nonempty_text(value: object) -> str:
     if isinstance(value, str) and value.strip() and "\0" not in value:
         return value.strip()
     raise ValueError("a text that is not empty")
 
 
 def _folder(value: object) -> str | None:
-    return None if value is None else _words(value)
+    return None if value is None else _nonempty_text(value)
 
 
 def _seconds(value: object) -> float:
@@ -121,11 +121,11 @@ class Settings:
 
 
 _RULES: dict[str, Callable[[object], object]] = {
-    "context_compiler_recent_turns": count,
-    "context_compiler_recent_tool_results": count,
-    "context_compiler_template": _words,
-    "context_compiler_db": _words,
-    "context_compiler_system": _words,
+    "context_compiler_recent_turns": parse_count,
+    "context_compiler_recent_tool_results": parse_count,
+    "context_compiler_template": _nonempty_text,
+    "context_compiler_db": _nonempty_text,
+    "context_compiler_system": _nonempty_text,
     "context_compiler_vault": _folder,
     "context_compiler_timeout": _seconds,
 }

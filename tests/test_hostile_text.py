@@ -16,9 +16,9 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler import TokenCounter
 from context_compiler.cli.text import safe
 from context_compiler.compiler.specifics import specifics
-from context_compiler.messages.fences import neutral
+from context_compiler.messages.fences import neutralize
 from context_compiler.messages.history import Reader
-from context_compiler.messages.instructions import instructions
+from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.messages.turns import outline, pair
 from context_compiler.recall.selection import choose, passages
@@ -104,8 +104,8 @@ def quote(text: str) -> object:
 READERS: Mapping[str, Callable[[str], object]] = {
     "terms": lambda text: sum(1 for _ in terms(text)),
     "specifics": specifics,
-    "standing instructions": instructions,
-    "fences": neutral,
+    "standing instructions": instruction_sentences,
+    "fences": neutralize,
     "a line for an outcome": lambda text: outcome_line(text, failed=True),
     "a line for a call": lambda text: call_line("write", text),
     "a line for a call with arguments": lambda text: call_line("write", json.dumps({"content": text})),
@@ -130,7 +130,7 @@ BOUNDED = {
 }
 """Patterns that are given a few characters only, and how few."""
 
-MATCHED = ("template.roots.UNFIT_NAMES",)
+MATCHED = ("template.library.UNFIT_NAMES",)
 """Patterns that are only ever matched at the start, which their uses do not show."""
 
 SCANS = ("search", "finditer", "findall", "sub", "subn", "split")

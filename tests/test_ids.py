@@ -18,7 +18,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from context_compiler.ids import VERSION, blob_id, chained, identity, text_hash
+from context_compiler.ids import VERSION, blob_id, chain_id, identity, text_hash
 from context_compiler.messages.history import load_messages, message_body
 from tests.support.histories import histories
 from tests.support.parts import retry_prompt
@@ -109,10 +109,10 @@ def test_whatever_a_model_would_see_changes_the_name(one: ModelMessage, other: M
 
 
 def test_a_chained_id_depends_on_everything_before() -> None:
-    first = chained(None, "a")
+    first = chain_id(None, "a")
     assert first.startswith(VERSION)
-    assert chained(first, "b") == chained(chained(None, "a"), "b")
-    assert len({first, chained(first, "a"), chained(None, "b"), chained(first, "b")}) == 4
+    assert chain_id(first, "b") == chain_id(chain_id(None, "a"), "b")
+    assert len({first, chain_id(first, "a"), chain_id(None, "b"), chain_id(first, "b")}) == 4
 
 
 @given(texts(blank=True, surrogates=True), st.binary(max_size=20))

@@ -10,7 +10,7 @@ from pydantic_ai.messages import ModelMessage
 
 from benchmarks.approaches import Approach
 from benchmarks.peers.parts import Piece, pieces, whole
-from context_compiler.messages.items import arguments
+from context_compiler.messages.items import parse_arguments
 from context_compiler.middleware.replay import PlainSession
 
 TOKENS = "tokens"
@@ -25,7 +25,7 @@ def theirs(piece: Piece) -> BaseMessage:
     if piece.role == "user":
         return HumanMessage(piece.text, **more)
     calls = [
-        {"name": call.tool or "", "args": arguments(call.text) or {}, "id": call.call_id, "type": "tool_call"}
+        {"name": call.tool or "", "args": parse_arguments(call.text) or {}, "id": call.call_id, "type": "tool_call"}
         for call in piece.calls
     ]
     return AIMessage(piece.text, tool_calls=calls, **more)

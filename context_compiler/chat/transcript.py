@@ -31,7 +31,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from context_compiler.errors import SettingsError
-from context_compiler.paths import made
+from context_compiler.paths import make_private
 
 USER, ASSISTANT = "**User:**", "**Assistant:**"
 
@@ -138,7 +138,7 @@ class Transcript:
         self._close_file()
         try:
             if self._private:
-                made(self.path.parent.parent)
+                make_private(self.path.parent.parent)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
         except OSError as error:

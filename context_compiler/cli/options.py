@@ -18,7 +18,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.record.sqlite import DEFAULT_PATH
 from context_compiler.record.store import SQLiteStore
 from context_compiler.record.values import Record, SessionInfo
-from context_compiler.settings import Amount, Count, check_amount, count
+from context_compiler.settings import Amount, Count, check_amount, parse_count
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Db = Annotated[Path, typer.Option("--db", envvar="CONTEXT_COMPILER_DB", help="File of the record.")]
@@ -180,7 +180,7 @@ def parse_amount(text: str) -> Amount:
 def parse_turns(text: str | None) -> Count | None:
     """Parse a number of turns: a whole number, or `all`."""
     try:
-        return None if text is None else count(text)
+        return None if text is None else parse_count(text)
     except ValueError as allowed:
         raise SettingsError(f"--recent-turns {text!r}: give {allowed}") from None
 

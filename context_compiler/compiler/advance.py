@@ -30,7 +30,7 @@ from context_compiler.compiler.quotes import cost, written_for
 from context_compiler.compiler.rows import Where, compile_row
 from context_compiler.compiler.view import Quote, summary_of
 from context_compiler.fidelity import Fidelity
-from context_compiler.messages.instructions import Pin, pins
+from context_compiler.messages.instructions import Instruction, standing_instructions
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.record.values import Compile
 
@@ -69,7 +69,7 @@ def select(
         draft.recent = min(wanted, _affordable(draft, limits.room // RECENT + spare))
     over = draft.total > limits.budget - overhead
     truncate_large_prompts(draft)
-    user_pins = pins(history, outline, draft.before_active())
+    user_pins = standing_instructions(history, outline, draft.before_active())
     draft.reserve(_reserve(plan, limits, user_pins))
     if one_shot or policy.every_turn:
         deque(drop_older_turns(draft), maxlen=0)
@@ -128,7 +128,7 @@ def _affordable(draft: Draft, room: int) -> int:
     return len(draft.outline.turns)
 
 
-def _reserve(plan: Plan, limits: Limits, pinned: Sequence[Pin]) -> int:
+def _reserve(plan: Plan, limits: Limits, pinned: Sequence[Instruction]) -> int:
     """Tokens reserved for summary and quotes; a fidelity that the caller names caps both together."""
     cap = limits.cap(plan.policy.fidelity)
     if limits.notes and cap and not plan.policy.fidelity_named:

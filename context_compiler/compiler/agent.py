@@ -19,7 +19,7 @@ from pydantic_ai.usage import RunUsage
 
 from context_compiler.compiler.prompt import fill_slot
 from context_compiler.errors import CompileError
-from context_compiler.template.prompts import prose
+from context_compiler.template import prompt_text
 
 OUTPUT: Any = [str, type(None)]
 """Output types: text or nothing; the caller refuses an empty answer."""
@@ -66,7 +66,9 @@ async def ask(
     spent = RunUsage()
     text = ""
     try:
-        agent = Agent(model, instructions=prose(instructions), name="context_compiler", output_type=OUTPUT, retries=0)
+        agent = Agent(
+            model, instructions=prompt_text(instructions), name="context_compiler", output_type=OUTPUT, retries=0
+        )
         async with asyncio.timeout(timeout):
             for number, prompt in enumerate(prompts):
                 result = await agent.run(fill_slot(prompt, text) if number else prompt)

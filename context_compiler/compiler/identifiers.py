@@ -18,7 +18,7 @@ from context_compiler.compiler.specifics import FIELD, LISTED, Mention, TextSet,
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
-from context_compiler.messages.shapes import WHOLE, shaped
+from context_compiler.messages.shapes import WHOLE, apply_shape
 from context_compiler.messages.tool_lines import call_line
 from context_compiler.tokens import TokenCounter
 
@@ -100,7 +100,7 @@ def _kept(selection: Selection) -> Iterator[str]:
         if shape == WHOLE:
             yield from (readable_text(item) for item in reading.items if item.kind is not Kind.THINKING)
             continue
-        left = shaped(message, reading, shape, selection.counter)
+        left = apply_shape(message, reading, shape, selection.counter)
         yield from (
             (str(getattr(part, "content", "") or getattr(part, "args", "")) for part in left.parts) if left else ()
         )

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.policy import Limits, Policy
-from context_compiler.messages.history import History, Reader, needless
-from context_compiler.messages.instructions import Pin
+from context_compiler.messages.history import History, Reader, superseded_parts
+from context_compiler.messages.instructions import Instruction
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Item, Kind
 from context_compiler.messages.shapes import WHOLE, Shape, price
 from context_compiler.messages.turns import OUTPUT, Outline, Pairing, outline, turn_index
@@ -86,7 +86,7 @@ class Plan:
     def carried(self) -> int:
         """Exact tokens that a view carries for the host whatever it leaves out."""
         readings = self.history.readings
-        idle = (readings[index].items[at] for index, parts in needless(self.history).items() for at in parts)
+        idle = (readings[index].items[at] for index, parts in superseded_parts(self.history).items() for at in parts)
         return sum(reading.stays for reading in readings) - sum(item.tokens for item in idle)
 
 
@@ -102,7 +102,7 @@ class Selection:
     out: tuple[int, ...]
     span: tuple[int, ...]
     """Positions that are out and not covered by the last model compile."""
-    pinned: tuple[Pin, ...]
+    pinned: tuple[Instruction, ...]
     previous: Cycle | None
     lasting: bool
     """The view serves more than what is asked now."""
@@ -165,7 +165,7 @@ class Draft:
         self._refs = refs
         self.history, self.outline, self.counter = history, outline, counter
         self.shapes: list[Shape | None] = list(shapes)
-        self._needless = needless(history)
+        self._needless = superseded_parts(history)
         self._leads = _leads(history, outline)
         self._lead = counter.text(LEFT_OUT) + MESSAGE_OVERHEAD
         self._held: set[int] = set()

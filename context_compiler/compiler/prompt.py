@@ -13,15 +13,14 @@ from typing import TypeVar
 
 from context_compiler.compiler.cycle import spans
 from context_compiler.compiler.plan import Selection
-from context_compiler.messages.failures import reflected
-from context_compiler.messages.fences import fence, neutral
+from context_compiler.messages.failures import reflection_section
+from context_compiler.messages.fences import fence, neutralize
 from context_compiler.messages.history import History
 from context_compiler.messages.items import Item, Kind
-from context_compiler.messages.shapes import clamp
+from context_compiler.messages.shapes import truncate
 from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.record.values import Drop
-from context_compiler.template import SectionRule, Template
-from context_compiler.template.prompts import prose
+from context_compiler.template import SectionRule, Template, prompt_text
 from context_compiler.tokens import TokenCounter
 
 SLOT = "\x00previous summary\x00"
@@ -74,7 +73,7 @@ def _one(template: Template, values: Mapping[str, str], cap: int) -> str:
     wanted = template.wants()
     body = template.render({**fenced, "template": template_facts(template), "cap": cap, "turns_left_out": ""})
     blocks = [
-        _block("COMPILER TASK", prose("task").replace("{{ cap }}", str(cap))),
+        _block("COMPILER TASK", prompt_text("task").replace("{{ cap }}", str(cap))),
         _block("EXTRACTION TEMPLATE", body),
         *(fenced[name] for name in ALWAYS if name not in wanted),
     ]
@@ -95,7 +94,7 @@ def _block(title: str, text: str) -> str:
 
 def fill_slot(prompt: str, previous: str) -> str:
     """A prompt whose slot holds the summary before."""
-    return prompt.replace(SLOT, neutral(previous))
+    return prompt.replace(SLOT, neutralize(previous))
 
 
 def template_facts(template: Template) -> dict[str, str]:
@@ -248,7 +247,7 @@ def gather_sections(selection: Selection, span: Sequence[int], wanted: Collectio
         "topic": topic(history),
         "plan": plan(history, span),
         "tool_results": tool_results(history, span, policy.recent_tool_results),
-        "reflections": reflected(history, span, policy.reflections),
+        "reflections": reflection_section(history, span, policy.reflections),
         "latest_input": latest_input(history),
     }
     return {name: text for name, text in found.items() if name in wanted}
@@ -263,7 +262,7 @@ def newest(said: Sequence[str], limit: int, counter: TokenCounter) -> list[str]:
         if left < 0:
             break
         kept.append(line)
-    return kept[::-1] or [clamp(line, limit, counter) for line in said[-1:]]
+    return kept[::-1] or [truncate(line, limit, counter) for line in said[-1:]]
 
 
 def fit_turns(
@@ -316,7 +315,7 @@ def _limit(name: str, rules: Mapping[str, SectionRule]) -> int | None:
 def _cut(name: str, text: str, limit: int, counter: TokenCounter) -> str:
     if name == "constraints":
         return "\n".join(newest(text.split("\n"), limit, counter))
-    return clamp(text, limit, counter)
+    return truncate(text, limit, counter)
 
 
 TOO_SMALL = 200

@@ -13,14 +13,14 @@ from context_compiler.compiler.identifiers import identifiers_and_quotes
 from context_compiler.compiler.plan import Selection
 from context_compiler.compiler.prompt import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
-from context_compiler.messages.fences import fence, neutral
-from context_compiler.messages.instructions import Pin
+from context_compiler.messages.fences import fence, neutralize
+from context_compiler.messages.instructions import Instruction
 from context_compiler.messages.items import MESSAGE_OVERHEAD
-from context_compiler.messages.shapes import clamp
+from context_compiler.messages.shapes import truncate
 from context_compiler.recall import Question, indexed, pending, rank
 from context_compiler.recall.outline import phases
 from context_compiler.recall.selection import Passage, choose, passages, quoted
-from context_compiler.template.prompts import prose
+from context_compiler.template import prompt_text
 from context_compiler.tokens import TokenCounter
 
 QUOTES = "QUOTED FROM EARLIER TURNS"
@@ -109,7 +109,7 @@ def _body(selection: Selection, sources: _Sources, room: int, note: str, lost: b
 
 
 def _told(
-    selection: Selection, sources: _Sources, room: int, note: str, lost: bool, pins: Sequence[Pin]
+    selection: Selection, sources: _Sources, room: int, note: str, lost: bool, pins: Sequence[Instruction]
 ) -> tuple[str, tuple[Quote, ...]]:
     counter = selection.counter
     pinned = "\n".join([PINNED, *(f"- turn {pin.turn + 1}: {pin.text}" for pin in pins)]) if pins else ""
@@ -128,9 +128,9 @@ def _told(
     return body, (*_reasons(pins, outline, listed), *_why(chosen, sources))
 
 
-def _pins(selection: Selection, room: int) -> list[Pin]:
+def _pins(selection: Selection, room: int) -> list[Instruction]:
     """The newest pins that fit, oldest first."""
-    kept: list[Pin] = []
+    kept: list[Instruction] = []
     left = room - SMALLEST
     for pin in reversed(selection.pinned):
         left -= selection.counter.text(f"- turn {pin.turn + 1}: {pin.text}") + 1
@@ -145,7 +145,7 @@ def _outlined(selection: Selection, room: int) -> str:
     return f"{OUTLINED}\n{text}" if text else ""
 
 
-def _reasons(pins: Sequence[Pin], outline: str, listed: str) -> list[Quote]:
+def _reasons(pins: Sequence[Instruction], outline: str, listed: str) -> list[Quote]:
     found = [Quote(what=f"turn {pin.turn + 1}", why=PINNED_WHY, text=pin.text) for pin in pins]
     found += [Quote(what=_label(line), why="outline", text=line) for line in outline.splitlines()[1:]]
     return [*found, *(Quote(what=_label(line), why="ledger", text=line) for line in listed.splitlines() if line)]
@@ -221,7 +221,7 @@ def _below_high(selection: Selection) -> int:
 
 def _note(summary: str, selection: Selection, cap: int) -> str:
     counter = selection.counter
-    preface = prose("preface")
+    preface = prompt_text("preface")
     room = cap - cost(note_text("x", preface), counter)
     if room < SMALLEST:
         return ""
@@ -230,7 +230,7 @@ def _note(summary: str, selection: Selection, cap: int) -> str:
 
 def _disarmed(text: str, room: int, counter: TokenCounter) -> str:
     """A text cut to its room: what is cut apart could pass for a fence again, and is looked at again."""
-    return neutral(clamp(neutral(text), room - SPARE, counter))
+    return neutralize(truncate(neutralize(text), room - SPARE, counter))
 
 
 def _own_note(selection: Selection, room: int) -> str:
@@ -254,7 +254,7 @@ def _own_note(selection: Selection, room: int) -> str:
     about_it = {"template": template_facts(template), "cap": room, "turns_left_out": left_out}
     share = room
     while share > SMALLEST and (values or candidates):
-        said = {name: clamp(text, share, selection.counter) for name, text in values.items()}
+        said = {name: truncate(text, share, selection.counter) for name, text in values.items()}
         said["recent_turns"] = quoted(choose(candidates, share))
         fenced = {name: fence(TITLES[name], text) for name, text in said.items() if text.strip()}
         body = template.render({**fenced, **about_it})

@@ -21,7 +21,7 @@ from context_compiler.compiler.view import Quote
 from context_compiler.messages.fences import fence
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
-from context_compiler.messages.shapes import shaped
+from context_compiler.messages.shapes import apply_shape
 from context_compiler.messages.turns import Turn
 from context_compiler.recall import Index, Question, Ranking, asked, indexed
 from context_compiler.recall.gate import asks
@@ -291,7 +291,7 @@ def _shown(cycle: Cycle) -> tuple[set[int], list[int]]:
 def _texts(plan: Plan, cycle: Cycle, abridged: Sequence[int]) -> list[str]:
     """The texts that a view has of the messages that it has in part."""
     shapes, history = dict(cycle.kept), plan.history
-    messages = (shaped(history.messages[at], history.readings[at], shapes[at], plan.counter) for at in abridged)
+    messages = (apply_shape(history.messages[at], history.readings[at], shapes[at], plan.counter) for at in abridged)
     return [item.text for message in messages if message is not None for item in plan.reader.one(message).items]
 
 

@@ -17,8 +17,8 @@ from functools import lru_cache
 from context_compiler.compiler.patterns import COMMANDS, TABLE, UNIT, UNIT_WIDE, Sort, is_command
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
-from context_compiler.messages.instructions import LONGEST, sentence_ends, sets_something
-from context_compiler.messages.items import Item, Kind, arguments
+from context_compiler.messages.instructions import LONGEST, is_instruction, sentence_ends
+from context_compiler.messages.items import Item, Kind, parse_arguments
 from context_compiler.messages.turns import Outline
 
 SCANNED = 100_000
@@ -130,7 +130,7 @@ def _rules(text: str) -> Iterator[tuple[int, int]]:
         sentence = text[at:end]
         said = sentence.strip()
         if 5 < len(said) <= min(LONGEST, 400) and not _NO_RULE.search(said):
-            if _BINDS.search(said) or sets_something(one_line(said, LONGEST)):
+            if _BINDS.search(said) or is_instruction(one_line(said, LONGEST)):
                 start = at + len(sentence) - len(sentence.lstrip())
                 yield start, start + len(said)
         at = end
@@ -212,7 +212,7 @@ class Mention:
 
 def readable_text(item: Item) -> str:
     """Text of a part with line breaks for JSON escapes, one argument a line."""
-    if item.kind is Kind.CALL and (given := arguments(item.text)) is not None:
+    if item.kind is Kind.CALL and (given := parse_arguments(item.text)) is not None:
         return "\n".join(f"{key}: {value if isinstance(value, str) else _flat(value)}" for key, value in given.items())
     return _ESCAPE.sub(" \n", item.text) if item.text[:1] in ("{", "[") else item.text
 
@@ -287,7 +287,7 @@ def field_of(text: str, offset: int) -> str:
 
 def _shell_commands(item: Item) -> tuple[Specific, ...]:
     """Shell commands of a call."""
-    given = arguments(item.text) if item.kind is Kind.CALL else None
+    given = parse_arguments(item.text) if item.kind is Kind.CALL else None
     said = next(
         (value for key, value in (given or {}).items() if key in SHELL_ARGUMENTS and isinstance(value, str)), ""
     )

@@ -26,7 +26,7 @@ from context_compiler.compiler.plan import LEFT_OUT, Plan
 from context_compiler.messages.fences import SUMMARY_PREFIX
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.items import MARK, mark_of, user_content
-from context_compiler.messages.shapes import WHOLE, Shape, shaped
+from context_compiler.messages.shapes import WHOLE, Shape, apply_shape
 from context_compiler.record.values import Drop, Record
 from context_compiler.tokens import TokenCounter
 
@@ -144,7 +144,7 @@ def opening(
     before: list[ModelMessage] = []
     kept: list[ModelMessage] = []
     for index, shape in cycle.kept:
-        message = shaped(history.messages[index], history.readings[index], shape, reader.counter)
+        message = apply_shape(history.messages[index], history.readings[index], shape, reader.counter)
         if isinstance(message, ModelRequest) and index in recalled and not shape.bare:
             message = with_recalled(message, recalled[index])
         if message is not None:
@@ -174,7 +174,7 @@ def since(
     messages: list[ModelMessage] = []
     for index in range(start, len(history)):
         shape = base.get(index, WHOLE)
-        message = shaped(history.messages[index], history.readings[index], shape, reader.counter)
+        message = apply_shape(history.messages[index], history.readings[index], shape, reader.counter)
         if isinstance(message, ModelRequest) and index in recalled:
             message = with_recalled(message, recalled[index])
         if message is not None:

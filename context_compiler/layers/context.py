@@ -45,10 +45,10 @@ from context_compiler.layers.turn import (
 )
 from context_compiler.messages.fences import fence
 from context_compiler.messages.items import MESSAGE_OVERHEAD
-from context_compiler.messages.shapes import clamp
+from context_compiler.messages.shapes import truncate
 from context_compiler.record.values import Drop
 from context_compiler.template import Template
-from context_compiler.template.choices import SectionRule
+from context_compiler.template.front_matter import SectionRule
 from context_compiler.template.library import TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
@@ -331,7 +331,7 @@ def layer_block(
     drops: list[Drop] = []
     for name, text in given.items():
         budget = rules[name].budget
-        kept[name] = clamp(text, budget, counter) if budget else text
+        kept[name] = truncate(text, budget, counter) if budget else text
         drops += _section_drop(name, text, kept[name], "over its section budget", counter)
     for name in sorted(given, key=lambda name: rules[name].priority):
         over = _block_tokens(_render_block(template, kept), counter) - room
@@ -339,7 +339,7 @@ def layer_block(
             break
         left = counter.text(kept[name]) - over - PART_OVERHEAD
         gone = REMOVED if name in LAYER_SECTIONS else ""
-        before, kept[name] = kept[name], clamp(kept[name], left, counter) if left >= MIN_SECTION else gone
+        before, kept[name] = kept[name], truncate(kept[name], left, counter) if left >= MIN_SECTION else gone
         drops += _section_drop(name, before, kept[name], f"no room: priority {rules[name].priority}", counter)
     text = _render_block(template, kept)
     if _block_tokens(text, counter) > room or all(text in (REMOVED, "") for text in kept.values()):

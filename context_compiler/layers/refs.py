@@ -13,7 +13,7 @@ from uuid import UUID as UUIDType
 from pydantic_core import to_json, to_jsonable_python
 
 from context_compiler.errors import LayersError
-from context_compiler.messages.fences import neutral
+from context_compiler.messages.fences import neutralize
 
 OWN_ID_FIELDS = ("id", "_id", "uuid")
 """Fields that hold the id of the row itself."""
@@ -229,7 +229,7 @@ def as_text(given: object) -> str:
 
 def single_line(text: object, most: int = 0) -> str:
     """Text on one line, without control and bidirectional characters; `most` cuts it with an ellipsis."""
-    line = " ".join(neutral(_STEERING.sub("", " ".join(str(text).split()))).split())
+    line = " ".join(neutralize(_STEERING.sub("", " ".join(str(text).split()))).split())
     return f"{line[: most - 1].rstrip()}{ELLIPSIS}" if most and len(line) > most else line
 
 
@@ -249,7 +249,7 @@ def label(text: object, most: int = 200) -> str:
 
 def indent_lines(text: str) -> str:
     """Text below a line of ours; lines after the first are indented, so that none looks like a heading."""
-    return "\n    ".join(line.rstrip() for line in neutral(_STEERING.sub("", text.strip())).split("\n"))
+    return "\n    ".join(line.rstrip() for line in neutralize(_STEERING.sub("", text.strip())).split("\n"))
 
 
 def ref_sort_key(ref: str) -> tuple[str, int, str]:

@@ -21,8 +21,7 @@ from context_compiler.layers.registry import SessionIdRegistry, registry_of
 from context_compiler.layers.turn import execution_summary, get_current_curation, pending_question, turn_number
 from context_compiler.messages.fences import fence
 from context_compiler.resilience import try_await
-from context_compiler.template import Template
-from context_compiler.template.prompts import shipped_templates
+from context_compiler.template import Template, shipped_templates
 
 Ask = Callable[[str], Awaitable[str]]
 """Function from a prompt to a model's answer."""

@@ -19,7 +19,7 @@ from context_compiler.errors import SettingsError
 from context_compiler.manager.summary import LLM
 from context_compiler.messages.fences import fence
 from context_compiler.messages.history import Reader
-from context_compiler.template.prompts import prose
+from context_compiler.template import prompt_text
 
 UNKNOWN = 1.0
 """Value of an unmeasured term: an empty memory is not a sign of decay."""
@@ -145,7 +145,7 @@ async def rate_coherence(messages: Sequence[ModelMessage], llm: LLM, reader: Rea
     """
     history = reader.read(messages)
     exchange = reader.counter.tail("\n".join(turn_lines(history, range(len(history)), 1)), RATED_TOKENS)
-    prompt = f"{prose('coherence')}\n\n{fence('exchange', exchange)}"
+    prompt = f"{prompt_text('coherence')}\n\n{fence('exchange', exchange)}"
     answer = await llm([prompt], instructions="rating")
     return parse_rating(answer.text)
 

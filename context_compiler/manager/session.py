@@ -24,12 +24,12 @@ from context_compiler.compiler.view import assemble, marked_request, note_text, 
 from context_compiler.errors import ContextMemoryError
 from context_compiler.manager.memory import Saved
 from context_compiler.manager.results import SCORED, GroundedContext, Match, Memory, Score
-from context_compiler.messages.fences import fence, neutral
+from context_compiler.messages.fences import fence, neutralize
 from context_compiler.messages.history import Reader, load_messages, message_body
 from context_compiler.messages.turns import pair
 from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.settings import Settings
-from context_compiler.template.prompts import prose
+from context_compiler.template import prompt_text
 
 VERSION = 1
 MAX_SCORES = 50
@@ -261,7 +261,9 @@ def opening_messages(session: Session) -> list[ModelMessage]:
         listed = "\n".join(f"- {match.memory.text.strip()}" for match in session.grounding)
         found.append(marked_request(f"{GROUNDING_TITLE}\n{fence('memory', listed)}", MARK))
     if session.summary:
-        found.append(marked_request(note_text(f"{SUMMARY_TITLE}\n{neutral(session.summary)}", prose("preface")), MARK))
+        found.append(
+            marked_request(note_text(f"{SUMMARY_TITLE}\n{neutralize(session.summary)}", prompt_text("preface")), MARK)
+        )
     if session.index:
         found.append(marked_request(fence(QUOTES, session.index), MARK))
     return found

@@ -61,12 +61,12 @@ Reflector = Callable[[Occasion], Reflection | None]
 """Writes a reflection in its own words; None writes none."""
 
 
-def observed(occasion: Occasion) -> Reflection | None:
+def describe_failures(occasion: Occasion) -> Reflection | None:
     """A reflection in the words of the conversation; None where nothing failed."""
     if not occasion.failures:
         return None
     if occasion.first_turn == occasion.last_turn and len(occasion.failures) == 1:
-        return _of_one(occasion.failures[0])
+        return _describe_one(occasion.failures[0])
     counts: dict[str, int] = {}
     for failure in occasion.failures:
         counts[failure.tool or "answer"] = counts.get(failure.tool or "answer", 0) + failure.times
@@ -78,7 +78,7 @@ def observed(occasion: Occasion) -> Reflection | None:
     )
 
 
-def _of_one(failure: Failure) -> Reflection:
+def _describe_one(failure: Failure) -> Reflection:
     times = "failed" if failure.times == 1 else f"failed {failure.times} times"
     what = f"{failure.call} {times}" if failure.tool else "an answer was sent back"
     if failure.worked:
@@ -104,7 +104,7 @@ class ReflectionPolicy:
     """One for each call that failed."""
     keep: int = 3
     """The newest that are kept; 0 keeps none."""
-    reflector: Reflector = observed
+    reflector: Reflector = describe_failures
     """Writes each; the default asks no model."""
 
     def __post_init__(self) -> None:
@@ -118,9 +118,9 @@ class ReflectionPolicy:
         if not self.keep or not (self.on_tool_failure or self.every_n_turns):
             return []
         found = list(failures(history, positions))
-        occasions = [_alone(one) for one in found] if self.on_tool_failure else []
+        occasions = [_single_occasion(one) for one in found] if self.on_tool_failure else []
         if self.every_n_turns:
-            occasions += list(_rounds(found, self.every_n_turns, _last_turn(history, positions)))
+            occasions += list(_periodic_occasions(found, self.every_n_turns, _last_turn(history, positions)))
         occasions.sort(key=lambda one: one.last_turn)
         kept: list[Reflection] = []
         for occasion in reversed(occasions):
@@ -132,7 +132,7 @@ class ReflectionPolicy:
         return kept[::-1]
 
 
-def reflected(history: History, positions: Sequence[int], policy: ReflectionPolicy) -> str:
+def reflection_section(history: History, positions: Sequence[int], policy: ReflectionPolicy) -> str:
     """The section of a template: one line a reflection."""
     return "\n".join(map(str, policy.reflections(history, positions)))
 
@@ -141,7 +141,7 @@ def failures(history: History, positions: Sequence[int]) -> Iterator[Failure]:
     """What failed in these messages; failures of one tool in a row are one."""
     calls: dict[str, Item] = {}
     results: list[tuple[int, Item]] = []
-    for turn, item in _said(history, set(positions)):
+    for turn, item in _items_by_turn(history, set(positions)):
         if item.kind is Kind.CALL and item.call_id is not None:
             calls[item.call_id] = item
         elif item.kind in (Kind.RETURN, Kind.FEEDBACK):
@@ -149,11 +149,11 @@ def failures(history: History, positions: Sequence[int]) -> Iterator[Failure]:
     named = sorted(enumerate(results), key=lambda one: (one[1][1].tool or "", one[0]))
     told: list[tuple[int, Failure]] = []
     for tool, group in groupby(named, key=lambda one: one[1][1].tool or ""):
-        told += _failing(tool, list(group), calls)
+        told += _failures_of_tool(tool, list(group), calls)
     yield from (failure for _, failure in sorted(told, key=lambda one: one[0]))
 
 
-def _failing(
+def _failures_of_tool(
     tool: str, results: Sequence[tuple[int, tuple[int, Item]]], calls: dict[str, Item]
 ) -> Iterator[tuple[int, Failure]]:
     """The failures of one tool, each with its place among all results."""
@@ -184,7 +184,7 @@ def _call(calls: dict[str, Item], result: Item) -> str:
     return call_line(result.tool or "", made.text if made else "{}", width=WIDTH // 2) if result.tool else ""
 
 
-def _said(history: History, wanted: set[int]) -> Iterator[tuple[int, Item]]:
+def _items_by_turn(history: History, wanted: set[int]) -> Iterator[tuple[int, Item]]:
     """Every item of the wanted messages with the ordinal of its user turn, from 1."""
     turn = 0
     for index, reading in enumerate(history.readings):
@@ -195,14 +195,14 @@ def _said(history: History, wanted: set[int]) -> Iterator[tuple[int, Item]]:
 
 
 def _last_turn(history: History, positions: Sequence[int]) -> int:
-    return max((turn for turn, _ in _said(history, set(positions))), default=0)
+    return max((turn for turn, _ in _items_by_turn(history, set(positions))), default=0)
 
 
-def _alone(failure: Failure) -> Occasion:
+def _single_occasion(failure: Failure) -> Occasion:
     return Occasion(first_turn=failure.turn, last_turn=failure.turn, failures=(failure,))
 
 
-def _rounds(found: Sequence[Failure], size: int, last: int) -> Iterator[Occasion]:
+def _periodic_occasions(found: Sequence[Failure], size: int, last: int) -> Iterator[Occasion]:
     for stop in range(size, last + 1, size):
         inside = tuple(one for one in found if stop - size < one.turn <= stop)
         yield Occasion(first_turn=stop - size + 1, last_turn=stop, failures=inside)

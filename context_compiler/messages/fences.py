@@ -24,10 +24,10 @@ WIDE = "\u2a76"
 def fence(name: str, text: str) -> str:
     """Put `text` between a BEGIN and an END line that carry `name`, so that it cannot end the block itself."""
     title = re.sub(r"[^\w -]", "_", name).upper()
-    return f"=== BEGIN {title} ===\n{neutral(text)}\n=== END {title} ==="
+    return f"=== BEGIN {title} ===\n{neutralize(text)}\n=== END {title} ==="
 
 
-def neutral(text: str) -> str:
+def neutralize(text: str) -> str:
     r"""Disarm every line of `text` that could pass for a fence or for `SUMMARY_PREFIX`.
 
     Case, spacing, look-alike letters and signs, and characters that show nothing are seen through. All line
@@ -45,7 +45,7 @@ _UNSEEN = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]")
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
-def _folding() -> dict[int, str]:
+def _folding_table() -> dict[int, str]:
     """Every character that reads as one we use, one for one, so that positions stay what they are."""
     ours = set("=():" + "begindcontexsumarypld")
     blocks = (
@@ -123,12 +123,12 @@ _SHOWING_NOTHING = (
     (0xE0000, 0xE0200),
 )
 
-_LOOKS_LIKE = _folding()
+_LOOKS_LIKE = _folding_table()
 _LOOKING = re.compile("[|\x80-\U0010ffff]+")
 """Runs of what `_LOOKS_LIKE` may know: most of a text is neither, and a table is slow to ask."""
 
 
-def _word(letters: str) -> str:
+def _spaced_pattern(letters: str) -> str:
     return f"{INVISIBLE}*".join(map(re.escape, letters))
 
 
@@ -137,10 +137,10 @@ _GAP = f"{_BLANK}{{0,40}}"
 _MORE = f"(?:{_BLANK}{{0,3}}[={WIDE}])"
 _SIGNS = f"(?:={_MORE}++|{WIDE}{_MORE}*+)"
 _RUN = re.compile(_SIGNS)
-_NAMED = re.compile(rf"{_GAP}(?:{_word('begin')}|{_word('end')})(?![^\W_])", re.IGNORECASE)
+_NAMED = re.compile(rf"{_GAP}(?:{_spaced_pattern('begin')}|{_spaced_pattern('end')})(?![^\W_])", re.IGNORECASE)
 _CLOSED = re.compile(rf"[\w {INVISIBLE}-]{{1,60}}?{_SIGNS}")
 _LEAD = re.compile(rf"[\s{INVISIBLE}>#*_~`|.+-]{{0,40}}")
-_MARKER = re.compile(_GAP.join(map(_word, ("context", "summary", "(", "compiled", ")", ":"))), re.IGNORECASE)
+_MARKER = re.compile(_GAP.join(map(_spaced_pattern, ("context", "summary", "(", "compiled", ")", ":"))), re.IGNORECASE)
 
 
 def _forgeries(seen: str) -> Iterator[int]:

@@ -20,8 +20,8 @@ from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRe
 from pydantic_core import PydanticSerializationError
 
 from context_compiler.cache import Memo
-from context_compiler.ids import blob_id, chained, identity, objects_of
-from context_compiler.messages.items import Item, Kind, name_of, read_items
+from context_compiler.ids import blob_id, chain_id, identity, objects_of
+from context_compiler.messages.items import Item, Kind, read_items, type_label
 from context_compiler.tokens import TokenCounter, as_counter
 
 __all__ = ["History", "Reader", "Reading", "day", "day_of", "load_messages", "message_body", "reader_of", "searchable"]
@@ -130,12 +130,12 @@ class Reader:
         The host may stamp or edit the last messages of a request but leaves older ones alone, so what `last`
         shares with `messages` object for object is taken over without a second look.
         """
-        kept = _shared(last, messages)
+        kept = _unchanged_prefix(last, messages)
         readings = (last.readings[:kept] if last else ()) + tuple(map(self.one, messages[kept:]))
-        known, share = (last, kept) if last and kept else self._kin(readings)
+        known, share = (last, kept) if last and kept else self._closest(readings)
         ids = list(known.ids[max(0, share - 1) : share]) if known else []
         for reading in readings[share:]:
-            ids.append(chained(ids[-1] if ids else None, reading.name))
+            ids.append(chain_id(ids[-1] if ids else None, reading.name))
         sums = accumulate((reading.tokens for reading in readings[share:]), initial=known.sums[share] if known else 0)
         history = History(
             messages=tuple(messages),
@@ -146,11 +146,11 @@ class Reader:
         self._recent.append(history)
         return history
 
-    def _kin(self, readings: Sequence[Reading]) -> tuple[History | None, int]:
+    def _closest(self, readings: Sequence[Reading]) -> tuple[History | None, int]:
         """The history read lately that shares most with this one, and how much."""
         best: tuple[History | None, int] = (None, 0)
         for history in reversed(tuple(self._recent)):  # another thread may read meanwhile
-            share = _same(history.readings, readings)
+            share = _common_prefix(history.readings, readings)
             if share > best[1]:
                 best = history, share
             if share >= len(readings) - CLOSE:
@@ -173,7 +173,7 @@ class Reader:
         name = blob_id(body)
         known = self._known.get(name)
         if known is None:
-            known = _read(message, body, self.counter)
+            known = _read_message(message, body, self.counter)
             self._known.keep(name, known)
         return known
 
@@ -190,19 +190,19 @@ def reader_of(counter: TokenCounter) -> Reader:
     return _common if counter is _common.counter else Reader(counter)
 
 
-def _shared(last: History | None, messages: Sequence[ModelMessage]) -> int:
+def _unchanged_prefix(last: History | None, messages: Sequence[ModelMessage]) -> int:
     """How many leading messages are the same objects as last time, leaving out the two that a host may edit."""
     if last is None:
         return 0
-    return max(0, min(_same(last.messages, messages), len(last) - 2))
+    return max(0, min(_common_prefix(last.messages, messages), len(last) - 2))
 
 
-def _same(one: Sequence[object], other: Sequence[object]) -> int:
+def _common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
     """How many leading elements are the same objects."""
     return next(compress(count(), map(operator.is_not, one, other)), min(len(one), len(other)))
 
 
-def _read(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:
+def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:
     items = read_items(message, counter)
     request = isinstance(message, ModelRequest)
     functions = [item for item in items if item.call_id is not None and not item.native]
@@ -243,9 +243,9 @@ def message_body(message: ModelMessage) -> bytes:
     than 4,300 digits, which nothing could read again, becomes text.
     """
     try:
-        body = ModelMessagesTypeAdapter.dump_json([message], warnings=False, fallback=name_of)[1:-1]
+        body = ModelMessagesTypeAdapter.dump_json([message], warnings=False, fallback=type_label)[1:-1]
     except PydanticSerializationError:
-        loose = ModelMessagesTypeAdapter.dump_python([message], mode="json", warnings=False, fallback=name_of)
+        loose = ModelMessagesTypeAdapter.dump_python([message], mode="json", warnings=False, fallback=type_label)
         text = json.dumps(loose[0], ensure_ascii=False, separators=(",", ":"))
         body = _HALVES.sub("\ufffd", text).encode()
     return _STRING_OR_NUMBER.sub(_as_text, body) if _DIGITS.search(body) else body
@@ -260,7 +260,7 @@ def load_messages(bodies: Sequence[bytes]) -> list[ModelMessage]:
     return ModelMessagesTypeAdapter.validate_json(b"[" + b",".join(bodies) + b"]")
 
 
-def needless(history: History) -> dict[int, frozenset[int]]:
+def superseded_parts(history: History) -> dict[int, frozenset[int]]:
     """Parts that need not stay when their message goes: their positions, by position of the message.
 
     That is system text that an earlier message said already, and what the host noted for itself before the last
@@ -268,7 +268,7 @@ def needless(history: History) -> dict[int, frozenset[int]]:
     """
     staying = [index for index, reading in enumerate(history.readings) if reading.stays]
     noted = any(item.kind is Kind.CONTROL for index in staying for item in history.readings[index].items)
-    window = _window(history) if noted else (0, 0)
+    window = _window_start(history) if noted else (0, 0)
     said: set[str] = set()
     found: dict[int, set[int]] = {}
     for index in staying:
@@ -283,7 +283,7 @@ def needless(history: History) -> dict[int, frozenset[int]]:
     return {index: frozenset(parts) for index, parts in found.items()}
 
 
-def _window(history: History) -> tuple[int, int]:
+def _window_start(history: History) -> tuple[int, int]:
     """Where the host's window opens: message and part of the last compaction, or the first of all."""
     for index in range(len(history) - 1, -1, -1):
         reading = history.readings[index]

@@ -170,7 +170,7 @@ _known: Memo[str, tuple[str, ...]] = Memo(REMEMBERED)
 """By the hash of the text: a prompt may be megabytes."""
 
 
-def instructions(text: str) -> tuple[str, ...]:
+def instruction_sentences(text: str) -> tuple[str, ...]:
     """The sentences of a user's text that set something for good, verbatim but each on one line.
 
     Fenced code, quoted lines and what looks like code are passed over.
@@ -178,12 +178,12 @@ def instructions(text: str) -> tuple[str, ...]:
     name = text_hash(text)
     found = _known.get(name)
     if found is None:
-        found = _found(text)
+        found = _find_sentences(text)
         _known.keep(name, found)
     return found
 
 
-def _found(text: str) -> tuple[str, ...]:
+def _find_sentences(text: str) -> tuple[str, ...]:
     found: list[str] = []
     start = 0
     fenced = False
@@ -193,12 +193,12 @@ def _found(text: str) -> tuple[str, ...]:
             fenced ^= (sentence.count("```") + sentence.count("~~~")) % 2 == 1
         elif not fenced and 3 < len(sentence) <= LONGEST:
             shown = one_line(sentence, LONGEST)
-            if sets_something(shown):
+            if is_instruction(shown):
                 found.append(shown)
     return tuple(found)
 
 
-def sets_something(sentence: str) -> bool:
+def is_instruction(sentence: str) -> bool:
     """Whether a sentence of a user's sets an instruction or prohibition for longer than the moment."""
     if sentence.startswith(_PASTED):
         return False
@@ -212,12 +212,12 @@ def sets_something(sentence: str) -> bool:
     return bool(_ORDER.search(said)) and not _FRIENDLY.search(said)
 
 
-PIN_WIDTH = 400
+INSTRUCTION_WIDTH = 400
 """Characters of a pin, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pin:
+class Instruction:
     """A sentence in which a user set a standing instruction or prohibition."""
 
     position: int
@@ -227,21 +227,21 @@ class Pin:
     text: str
 
 
-def pins(history: History, outline: Outline, positions: Iterable[int]) -> tuple[Pin, ...]:
+def standing_instructions(history: History, outline: Outline, positions: Iterable[int]) -> tuple[Instruction, ...]:
     """Standing instructions and prohibitions that users gave in these messages, oldest first.
 
     Only what users said themselves counts: no tool result, no answer, nothing this package wrote, and within
     a prompt no code and no quotation. What was said twice stands where it was said last.
     """
     starts = [turn.start for turn in outline.turns]
-    found: dict[str, Pin] = {}
+    found: dict[str, Instruction] = {}
     for position in sorted(set(positions)):
         for item in history.readings[position].items:
             if item.kind is not Kind.USER or item.mark is not None:
                 continue
             turn = outline.turns[bisect_right(starts, position) - 1].index
-            for sentence in instructions(item.text):
+            for sentence in instruction_sentences(item.text):
                 said = "".join(filter(str.isalnum, sentence.casefold()))
                 found.pop(said, None)
-                found[said] = Pin(position=position, turn=turn, text=clip(sentence, PIN_WIDTH))
+                found[said] = Instruction(position=position, turn=turn, text=clip(sentence, INSTRUCTION_WIDTH))
     return tuple(found.values())

@@ -98,7 +98,7 @@ def read_part(part: Any, counter: TokenCounter) -> Item:
     """One part as an item; a kind that nobody knows is `OTHER`."""
     kind = getattr(part, "part_kind", "")
     if kind in CONTROL_KINDS:
-        text = plain(getattr(part, CONTROL_KINDS[kind], None))
+        text = plain_text(getattr(part, CONTROL_KINDS[kind], None))
         return Item(kind=Kind.CONTROL, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD)
     return _READERS.get(kind, _other)(part, counter)
 
@@ -127,7 +127,7 @@ def _piece(piece: object) -> tuple[str, int]:
     if is_media(piece):
         return placeholder(piece), media_cost(piece)
     said = getattr(piece, "content", None)
-    return (said, 0) if isinstance(said, str) else (plain(piece), 0)
+    return (said, 0) if isinstance(said, str) else (plain_text(piece), 0)
 
 
 def mark_of(thing: Any) -> dict[str, Any] | None:
@@ -143,8 +143,8 @@ def _return(part: Any, counter: TokenCounter) -> Item:
     media = 0
     if not isinstance(said, str):
         media = sum(map(media_cost, media_in(said)))
-        said = plain(without_media(said) if media else said)
-    sent = plain({"error": said}) if outcome in ERRORS else said
+        said = plain_text(without_media(said) if media else said)
+    sent = plain_text({"error": said}) if outcome in ERRORS else said
     return Item(
         kind=Kind.RETURN,
         text=said,
@@ -159,7 +159,7 @@ def _return(part: Any, counter: TokenCounter) -> Item:
 
 
 def _retry(part: Any, counter: TokenCounter) -> Item:
-    text = plain(part.content)
+    text = plain_text(part.content)
     tool = getattr(part, "tool_name", None)
     return Item(
         kind=Kind.RETURN if tool is not None else Kind.FEEDBACK,
@@ -172,7 +172,7 @@ def _retry(part: Any, counter: TokenCounter) -> Item:
 
 
 def _call(part: Any, counter: TokenCounter) -> Item:
-    text = part.args if isinstance(part.args, str) else plain(part.args if part.args is not None else {})
+    text = part.args if isinstance(part.args, str) else plain_text(part.args if part.args is not None else {})
     return Item(
         kind=Kind.CALL,
         text=text,
@@ -190,11 +190,11 @@ def _thinking(part: Any, counter: TokenCounter) -> Item:
     return Item(kind=Kind.THINKING, text=text, tokens=counter.text(text) + counter.text(signature) + MESSAGE_OVERHEAD)
 
 
-def _said(kind: Kind) -> Callable[[Any, TokenCounter], Item]:
+def _text_reader(kind: Kind) -> Callable[[Any, TokenCounter], Item]:
     """A reader of parts whose `content` is their text."""
 
     def read(part: Any, counter: TokenCounter) -> Item:
-        text = plain(part.content)
+        text = plain_text(part.content)
         return Item(kind=kind, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD, mark=mark_of(part))
 
     return read
@@ -216,14 +216,14 @@ def _speech(part: Any, counter: TokenCounter) -> Item:
 
 def _other(part: Any, counter: TokenCounter) -> Item:
     said = getattr(part, "content", None)
-    text = said if isinstance(said, str) else plain(part)
+    text = said if isinstance(said, str) else plain_text(part)
     return Item(kind=Kind.OTHER, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD)
 
 
 _READERS: dict[str, Callable[[Any, TokenCounter], Item]] = {
-    "system-prompt": _said(Kind.SYSTEM),
+    "system-prompt": _text_reader(Kind.SYSTEM),
     "user-prompt": _user,
-    "text": _said(Kind.TEXT),
+    "text": _text_reader(Kind.TEXT),
     "thinking": _thinking,
     "tool-call": _call,
     "builtin-tool-call": _call,
@@ -231,13 +231,13 @@ _READERS: dict[str, Callable[[Any, TokenCounter], Item]] = {
     "builtin-tool-return": _return,
     "retry-prompt": _retry,
     "retry-feedback": _retry,
-    "compaction": _said(Kind.COMPACTION),
+    "compaction": _text_reader(Kind.COMPACTION),
     "file": _file,
     "speech": _speech,
 }
 
 
-def arguments(text: str) -> dict[str, object] | None:
+def parse_arguments(text: str) -> dict[str, object] | None:
     """Tool arguments as a mapping, when their text is one."""
     try:
         value: object = json.loads(text)
@@ -312,25 +312,25 @@ def without_media(content: object) -> object:
     return content
 
 
-def plain(content: object) -> str:
+def plain_text(content: object) -> str:
     """Any content as the text a model would read; what has no text form is named, never raised."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     try:
-        return to_json(content, fallback=name_of, bytes_mode="base64", inf_nan_mode="constants").decode()
+        return to_json(content, fallback=type_label, bytes_mode="base64", inf_nan_mode="constants").decode()
     except (ValueError, TypeError, RecursionError):  # half a surrogate pair, a circle, or far too deep
-        return _plainer(content)
+        return _fallback_json(content)
 
 
-def _plainer(content: object) -> str:
+def _fallback_json(content: object) -> str:
     try:
-        return json.dumps(content, default=name_of, ensure_ascii=False, skipkeys=True, separators=(",", ":"))
+        return json.dumps(content, default=type_label, ensure_ascii=False, skipkeys=True, separators=(",", ":"))
     except (ValueError, TypeError, RecursionError):
-        return name_of(content)
+        return type_label(content)
 
 
-def name_of(value: object) -> str:
+def type_label(value: object) -> str:
     """What stands for a value that has no text form: its type."""
     return f"<{type(value).__qualname__}>"

@@ -19,11 +19,11 @@ from context_compiler.messages.items import (
     MESSAGE_OVERHEAD,
     Item,
     Kind,
-    arguments,
     is_media,
     media_cost,
+    parse_arguments,
     placeholder,
-    plain,
+    plain_text,
     read_items,
     read_part,
     user_content,
@@ -31,10 +31,10 @@ from context_compiler.messages.items import (
 from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.tokens import TokenCounter
 
-SKELETON = {Kind.CALL: 64, Kind.RETURN: 48, Kind.TEXT: 60}
+STUB_LIMITS = {Kind.CALL: 64, Kind.RETURN: 48, Kind.TEXT: 60}
 """Parts with more tokens than this are cut down in a skeleton."""
 
-SKELETON_CALL = 96
+STUB_ARGUMENTS = 96
 """Tokens that the arguments of a call keep in a skeleton."""
 
 
@@ -63,15 +63,15 @@ class Shape:
 WHOLE = Shape()
 
 
-def shaped(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenCounter) -> ModelMessage | None:
+def apply_shape(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenCounter) -> ModelMessage | None:
     """The message in that shape: itself when whole, None when nothing of it is left."""
     if shape == WHOLE:
         return message
-    told = _told(reading.items, shape)
-    knife = Knife(counter, shape.ref)
+    told = _oversized_native_ids(reading.items, shape)
+    truncator = Truncator(counter, shape.ref)
     parts: list[Any] = []
     for position, (part, item) in enumerate(zip(message.parts, reading.items, strict=True)):
-        kept = None if position in shape.skip else _part(part, item, shape, told, knife)
+        kept = None if position in shape.skip else _part(part, item, shape, told, truncator)
         if kept is not None:
             parts.append(kept)
     return replace(message, parts=parts) if parts else None
@@ -81,41 +81,41 @@ def price(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenC
     """What the message costs in that shape, in exact tokens."""
     if shape == WHOLE:
         return reading.tokens
-    left = shaped(message, reading, shape, counter)
+    left = apply_shape(message, reading, shape, counter)
     return 0 if left is None else sum(item.tokens for item in read_items(left, counter))
 
 
-def _told(items: Sequence[Item], shape: Shape) -> frozenset[str | None]:
+def _oversized_native_ids(items: Sequence[Item], shape: Shape) -> frozenset[str | None]:
     """Ids of what the provider ran itself within this message and what is too long for the shape."""
-    limit = shape.limit if shape.limit is not None else SKELETON[Kind.RETURN] if shape.skeleton else None
+    limit = shape.limit if shape.limit is not None else STUB_LIMITS[Kind.RETURN] if shape.skeleton else None
     own = [item.call_id for item in items if item.native]
     if limit is None or not own:
         return frozenset()
     return frozenset(item.call_id for item in items if item.tokens > limit and own.count(item.call_id) > 1)
 
 
-def _part(part: Any, item: Item, shape: Shape, told: frozenset[str | None], knife: Knife) -> Any | None:
+def _part(part: Any, item: Item, shape: Shape, told: frozenset[str | None], truncator: Truncator) -> Any | None:
     if item.stays:
         long = item.kind is Kind.SYSTEM and shape.system is not None and item.tokens > shape.system
-        return _clamped(part, item, shape.system or 0, knife) if long else part
+        return _truncate_part(part, item, shape.system or 0, truncator) if long else part
     if shape.bare or item.kind in shape.without or (item.call_id is not None and shape.tools == "drop"):
         return None
     if item.call_id is not None and (shape.tools == "render" or (item.native and item.call_id in told)):
-        return _as_text(part, item, shape.limit, knife)
+        return _as_text(part, item, shape.limit, truncator)
     if item.native:
         return part
     if shape.skeleton:
-        part, item = _skeleton(part, item, knife)
+        part, item = _tool_call_stub(part, item, truncator)
     long = shape.limit is not None and item.tokens > shape.limit
-    return _clamped(part, item, shape.limit or 0, knife) if long else part
+    return _truncate_part(part, item, shape.limit or 0, truncator) if long else part
 
 
-def _clamped(part: Any, item: Item, limit: int, knife: Knife) -> Any:
+def _truncate_part(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
     write = _WRITERS.get(item.kind)
-    return write(part, item, max(1, limit - MESSAGE_OVERHEAD), knife) if write else part
+    return write(part, item, max(1, limit - MESSAGE_OVERHEAD), truncator) if write else part
 
 
-def _saying(part: Any, text: str) -> Any:
+def _with_text(part: Any, text: str) -> Any:
     """The same part with another text; parts that a host only takes over from elsewhere become plain ones."""
     if part.part_kind == "speech":
         return UserPromptPart(content=text) if part.speaker == "user" else TextPart(content=text)
@@ -126,17 +126,17 @@ def _saying(part: Any, text: str) -> Any:
     return ToolReturnPart(part.tool_name, text, part.tool_call_id, timestamp=part.timestamp, outcome="retried")
 
 
-def _write_text(part: Any, item: Item, limit: int, knife: Knife) -> Any:
-    return _saying(part, knife.clamp(item.text, limit))
+def _write_text(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
+    return _with_text(part, truncator.truncate(item.text, limit))
 
 
-def _write_user(part: Any, item: Item, limit: int, knife: Knife) -> Any:
+def _write_user(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
     if part.part_kind == "speech" or isinstance(part.content, str):
-        return _write_text(part, item, limit, knife)
+        return _write_text(part, item, limit, truncator)
     pieces: list[Any] = []
     left = limit
     for piece in user_content(part.content):
-        short, cost = _piece(piece, left, knife)
+        short, cost = _piece(piece, left, truncator)
         pieces.append(short)
         left -= cost
         if left <= 0:
@@ -144,7 +144,7 @@ def _write_user(part: Any, item: Item, limit: int, knife: Knife) -> Any:
     return replace(part, content=pieces)
 
 
-def _piece(piece: Any, left: int, knife: Knife) -> tuple[Any, int]:
+def _piece(piece: Any, left: int, truncator: Truncator) -> tuple[Any, int]:
     """A piece of a prompt cut to what is left, and what it costs."""
     if is_media(piece):
         cost = media_cost(piece)
@@ -155,56 +155,56 @@ def _piece(piece: Any, left: int, knife: Knife) -> tuple[Any, int]:
         return piece, 0
     said = getattr(piece, "content", None)
     if isinstance(said, str):
-        text = knife.clamp(said, left)
-        return replace(piece, content=text), knife.text(text)
-    text = knife.clamp(plain(piece), left)
-    return text, knife.text(text)
+        text = truncator.truncate(said, left)
+        return replace(piece, content=text), truncator.text(text)
+    text = truncator.truncate(plain_text(piece), left)
+    return text, truncator.text(text)
 
 
-def _write_answer(part: Any, item: Item, limit: int, knife: Knife) -> Any:
-    return _saying(part, knife.clamp(item.text, max(1, limit - knife.text(item.tool or ""))))
+def _write_answer(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
+    return _with_text(part, truncator.truncate(item.text, max(1, limit - truncator.text(item.tool or ""))))
 
 
-def _write_call(part: Any, item: Item, limit: int, knife: Knife) -> Any:
-    room = limit - (CALL_OVERHEAD - MESSAGE_OVERHEAD) - knife.text(item.tool or "")
-    return replace(part, args=_short_arguments(item.text, room, knife))
+def _write_call(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
+    room = limit - (CALL_OVERHEAD - MESSAGE_OVERHEAD) - truncator.text(item.tool or "")
+    return replace(part, args=_short_arguments(item.text, room, truncator))
 
 
-def _short_arguments(text: str, limit: int, knife: Knife) -> dict[str, object]:
+def _short_arguments(text: str, limit: int, truncator: Truncator) -> dict[str, object]:
     """Arguments with long values cut, all of them where that fits, else as many as fit, in their order."""
-    given = arguments(text)
+    given = parse_arguments(text)
     if given is None:
         given = {"arguments": text}
     width = limit
     while width >= 4:
-        short = {key: _short_value(value, width, knife) for key, value in given.items()}
-        if knife.text(plain(short)) <= limit:
+        short = {key: _short_value(value, width, truncator) for key, value in given.items()}
+        if truncator.text(plain_text(short)) <= limit:
             return short
         width //= 2
     short = dict[str, object]()
     for key, value in given.items():
-        longer = {**short, key: _short_value(value, 4, knife)}
-        if knife.text(plain(longer)) > limit:
+        longer = {**short, key: _short_value(value, 4, truncator)}
+        if truncator.text(plain_text(longer)) > limit:
             break
         short = longer
     return short
 
 
-def _short_value(value: object, width: int, knife: Knife) -> object:
-    said = plain(value)
-    return value if knife.text(said) <= width else knife.clamp(said, width)
+def _short_value(value: object, width: int, truncator: Truncator) -> object:
+    said = plain_text(value)
+    return value if truncator.text(said) <= width else truncator.truncate(said, width)
 
 
-def _write_file(part: Any, item: Item, limit: int, knife: Knife) -> Any:
-    return TextPart(content=knife.clamp(item.text, limit))
+def _write_file(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
+    return TextPart(content=truncator.truncate(item.text, limit))
 
 
-def _write_summary(part: Any, item: Item, limit: int, knife: Knife) -> Any:
+def _write_summary(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
     """An application's own summary is text; a provider's is only good whole."""
-    return part if part.provider_name else _write_text(part, item, limit, knife)
+    return part if part.provider_name else _write_text(part, item, limit, truncator)
 
 
-_WRITERS: dict[Kind, Callable[[Any, Item, int, Knife], Any]] = {
+_WRITERS: dict[Kind, Callable[[Any, Item, int, Truncator], Any]] = {
     Kind.SYSTEM: _write_text,
     Kind.TEXT: _write_text,
     Kind.USER: _write_user,
@@ -217,33 +217,33 @@ _WRITERS: dict[Kind, Callable[[Any, Item, int, Knife], Any]] = {
 """How each kind is clamped; the others (thinking, unknown parts) can only stay whole or go."""
 
 
-def _as_text(part: Any, item: Item, limit: int | None, knife: Knife) -> Any:
+def _as_text(part: Any, item: Item, limit: int | None, truncator: Truncator) -> Any:
     """A call or an answer as a line of text, each on its own side of the conversation."""
     name = item.tool or "tool"
     line = call_line(name, item.text) if item.kind is Kind.CALL else outcome_line(item.text, failed=item.failed)
     said = f"[tool] {line}" if item.kind is Kind.CALL else f"[tool] {name}: {line}"
     if limit is not None:
-        said = knife.clamp(said, max(1, limit - MESSAGE_OVERHEAD))
+        said = truncator.truncate(said, max(1, limit - MESSAGE_OVERHEAD))
     if item.kind is Kind.CALL or item.native:
         return TextPart(content=said)
     return UserPromptPart(content=said, timestamp=part.timestamp)
 
 
-def _skeleton(part: Any, item: Item, knife: Knife) -> tuple[Any, Item]:
+def _tool_call_stub(part: Any, item: Item, truncator: Truncator) -> tuple[Any, Item]:
     """The part as it stands in a skeleton, read again."""
     if item.kind is Kind.USER and item.media:
         shown = [placeholder(piece) if is_media(piece) else piece for piece in user_content(part.content)]
-        part = replace(part, content=shown) if part.part_kind == "user-prompt" else _saying(part, item.text)
-    elif item.tokens <= SKELETON.get(item.kind, item.tokens):
+        part = replace(part, content=shown) if part.part_kind == "user-prompt" else _with_text(part, item.text)
+    elif item.tokens <= STUB_LIMITS.get(item.kind, item.tokens):
         return part, item
     elif item.kind is Kind.CALL:
-        part = replace(part, args=_short_arguments(item.text, SKELETON_CALL, knife))
+        part = replace(part, args=_short_arguments(item.text, STUB_ARGUMENTS, truncator))
     elif item.kind is Kind.RETURN:
         line = outcome_line(item.text, failed=item.failed)
-        part = _saying(part, f"{line}\n[outcome only; {item.tokens:,} tokens in full{knife.reading}]")
+        part = _with_text(part, f"{line}\n[outcome only; {item.tokens:,} tokens in full{truncator.reading}]")
     else:
-        part = _saying(part, knife.clamp(item.text, SKELETON[Kind.TEXT]))
-    return part, read_part(part, knife.counter)
+        part = _with_text(part, truncator.truncate(item.text, STUB_LIMITS[Kind.TEXT]))
+    return part, read_part(part, truncator.counter)
 
 
 def largest(items: Sequence[Item]) -> int:
@@ -252,7 +252,7 @@ def largest(items: Sequence[Item]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Knife:
+class Truncator:
     """Cuts texts to a size."""
 
     counter: TokenCounter
@@ -268,7 +268,7 @@ class Knife:
         """The tokens of a text."""
         return self.counter.text(text)
 
-    def clamp(self, text: str, limit: int) -> str:
+    def truncate(self, text: str, limit: int) -> str:
         """Head and tail of a text, with a marker between; at most `limit` tokens."""
         counter = self.counter
         size = counter.text(text)
@@ -281,6 +281,6 @@ class Knife:
         return counter.head(text, room * 2 // 3) + marker + counter.tail(text, room - room * 2 // 3)
 
 
-def clamp(text: str, limit: int, counter: TokenCounter) -> str:
+def truncate(text: str, limit: int, counter: TokenCounter) -> str:
     """Head and tail of a text that nobody can ask for again; at most `limit` tokens."""
-    return Knife(counter).clamp(text, limit)
+    return Truncator(counter).truncate(text, limit)

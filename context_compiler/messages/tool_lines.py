@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 from context_compiler.messages.fences import SCANNED, TERMINAL, WIDTH, clip, one_line
-from context_compiler.messages.items import arguments
+from context_compiler.messages.items import parse_arguments
 
 PARSED = 200_000
 """Longer JSON is read as text."""
@@ -63,17 +63,17 @@ def call_line(tool: str, args_text: str, *, width: int = WIDTH) -> str:
         width: The most characters of the line.
     """
     name = one_line(tool, 64) or "tool"
-    given = arguments(args_text) if len(args_text) <= PARSED else None
+    given = parse_arguments(args_text) if len(args_text) <= PARSED else None
     if given is None:
         bare = one_line(args_text, max(width - len(name) - 2, 1))
         return clip(f"{name}({bare})", width)
     alone = len(given) == 1
     room = width - len(name) - 2
-    said = (_field(key, given[key], room if alone else _width(key, given[key])) for key in _ranked(given))
-    return clip(f"{name}({_joined(said, len(given), room)})", width)
+    said = (_field(key, given[key], room if alone else _width(key, given[key])) for key in _rank_keys(given))
+    return clip(f"{name}({_join_fields(said, len(given), room)})", width)
 
 
-def _joined(fields: Iterable[str], total: int, room: int) -> str:
+def _join_fields(fields: Iterable[str], total: int, room: int) -> str:
     """As many of `total` fields as fit, in order, the last one clipped; a `…` says that there were more."""
     shown: list[str] = []
     for at, field in enumerate(fields, 1):
@@ -87,7 +87,7 @@ def _joined(fields: Iterable[str], total: int, room: int) -> str:
     return ", ".join(shown)
 
 
-def _ranked(fields: Mapping[str, object]) -> list[str]:
+def _rank_keys(fields: Mapping[str, object]) -> list[str]:
     """The keys of what says most first: scalars, among them telling names; equals stay in the order given."""
     return sorted(fields, key=lambda key: _rank(key, fields[key]))
 
@@ -97,10 +97,10 @@ def _rank(key: str, value: object) -> tuple[bool, int, bool]:
     named = _TELLING.index(lowered) if lowered in _TELLING else len(_TELLING)
     if named == len(_TELLING) and lowered.endswith(_TELLING_ENDS):
         named -= 1
-    return _nested(value), named, isinstance(value, str) and len(value) > 400
+    return _is_nested(value), named, isinstance(value, str) and len(value) > 400
 
 
-def _nested(value: object) -> bool:
+def _is_nested(value: object) -> bool:
     """Whether a value is more than a scalar or a short list of scalars."""
     if isinstance(value, list):
         entries = cast(list[object], value)
@@ -117,10 +117,10 @@ def _width(key: str, value: object) -> int:
 
 def _field(key: str, value: object, width: int) -> str:
     name = one_line(key, 40)
-    return f"{name}={one_line(_shown(value), max(width - len(name) - 1, 1))}"
+    return f"{name}={one_line(_value_text(value), max(width - len(name) - 1, 1))}"
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -158,12 +158,14 @@ def _from_json(text: str, width: int) -> str:
 
 
 def _from_value(value: object, width: int) -> str:
-    shown = _shown(value)
+    shown = _value_text(value)
     if not isinstance(value, dict) or not value:
         return one_line(shown, width)
     given = cast(dict[str, object], value)
-    keys = sorted(_ranked(given), key=lambda key: _urgency(key, given[key]))
-    return _joined((_field(key, _counted(given[key]), _width(key, given[key])) for key in keys), len(keys), width)
+    keys = sorted(_rank_keys(given), key=lambda key: _urgency(key, given[key]))
+    return _join_fields(
+        (_field(key, _summarize_nested(given[key]), _width(key, given[key])) for key in keys), len(keys), width
+    )
 
 
 def _urgency(key: str, value: object) -> int:
@@ -171,13 +173,13 @@ def _urgency(key: str, value: object) -> int:
     if key in _FAILING:
         return _FAILING.index(key)
     return len(_FAILING) + (
-        2 if not is_id_field(key) and not (_nested(value) and nested_ids(value)) else int(_nested(value))
+        2 if not is_id_field(key) and not (_is_nested(value) and nested_ids(value)) else int(_is_nested(value))
     )
 
 
-def _counted(value: object) -> object:
+def _summarize_nested(value: object) -> object:
     """A nested value as how much it holds."""
-    if not _nested(value):
+    if not _is_nested(value):
         return value
     size = len(cast(Sequence[object], value))
     if held := nested_ids(value):
@@ -186,7 +188,7 @@ def _counted(value: object) -> object:
 
 
 def _from_lines(text: str, failed: bool) -> str:
-    lines = [line for line in _scanned(text) if line.strip()]
+    lines = [line for line in _scan_lines(text) if line.strip()]
     wrong = _failure(lines, failed)
     if wrong:
         return wrong
@@ -194,7 +196,7 @@ def _from_lines(text: str, failed: bool) -> str:
     return f"{clip(telling.strip(), WIDTH)} (+{len(lines) - 1} lines)" if len(lines) > 1 else telling
 
 
-def _scanned(text: str) -> Iterator[str]:
+def _scan_lines(text: str) -> Iterator[str]:
     for part in (text,) if len(text) <= SCANNED * 2 else (text[:SCANNED], text[-SCANNED:]):
         yield from TERMINAL.sub("", part).splitlines()
 

@@ -104,7 +104,7 @@ def pair(history: History, before: Pairing | None = None) -> Pairing:
                 broken[index].add(position)
     for index, position in calls.values():
         broken[index].add(position)
-    found = {index: _unsigned(history, index, parts) for index, parts in broken.items()}
+    found = {index: _with_unsigned_thinking(history, index, parts) for index, parts in broken.items()}
     last = len(history) - 1
     lost = last in found and history.readings[last].request and len(found[last]) == len(history.readings[last].items)
     return Pairing(
@@ -122,7 +122,7 @@ def continues(history: History, before: Pairing) -> bool:
     return 0 < before.length <= len(history) and history.ids[before.length - 1] == before.tip
 
 
-def _unsigned(history: History, index: int, parts: set[int]) -> frozenset[int]:
+def _with_unsigned_thinking(history: History, index: int, parts: set[int]) -> frozenset[int]:
     """Broken parts, with the thinking beside them when nothing else is left for it to sign."""
     items = history.readings[index].items
     rest = [position for position in range(len(items)) if position not in parts]
@@ -168,7 +168,7 @@ def keeps_pairs(history: History, pairing: Pairing, starts: list[int]) -> Iterab
     """A call and its answer stay on the same side, unless the answer is so late that a tie must do."""
     steps = _steps(history)
     for call, answer in pairing.pairs:
-        if not _late(call, answer, steps, starts):
+        if not _is_late(call, answer, steps, starts):
             yield from range(call + 1, answer + 1)
 
 
@@ -196,7 +196,7 @@ def _steps(history: History) -> list[int]:
     return list(accumulate(was and not reading.request for was, reading in zip(before, history.readings, strict=False)))
 
 
-def _late(call: int, answer: int, steps: list[int], starts: list[int]) -> bool:
+def _is_late(call: int, answer: int, steps: list[int], starts: list[int]) -> bool:
     """Whether an answer comes in another turn, or after another response."""
     return steps[call] != steps[answer] or bisect_right(starts, call) != bisect_right(starts, answer)
 
@@ -210,7 +210,7 @@ def cut_points(history: History, pairing: Pairing, starts: list[int]) -> frozens
 def ties(history: History, pairing: Pairing, starts: list[int]) -> dict[int, tuple[int, ...]]:
     """What late answers hold together: their calls, and whatever else these messages call and answer."""
     steps = _steps(history)
-    late = [pair for pair in pairing.pairs if _late(*pair, steps, starts)]
+    late = [pair for pair in pairing.pairs if _is_late(*pair, steps, starts)]
     partners: defaultdict[int, list[int]] = defaultdict(list)
     for call, answer in pairing.pairs if late else ():
         partners[call].append(answer)
@@ -218,12 +218,12 @@ def ties(history: History, pairing: Pairing, starts: list[int]) -> dict[int, tup
     found: dict[int, tuple[int, ...]] = {}
     for start, _ in late:
         if start not in found:
-            whole = _reached(start, partners)
+            whole = _reachable(start, partners)
             found.update(dict.fromkeys(whole, whole))
     return found
 
 
-def _reached(start: int, partners: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
+def _reachable(start: int, partners: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
     reached = {start}
     waiting = [start]
     while waiting:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from context_compiler.fidelity import Fidelity
-from context_compiler.messages.fences import neutral
+from context_compiler.messages.fences import neutralize
 from context_compiler.pipeline.progress import (
     DURATION,
     NOTES,
@@ -34,8 +34,7 @@ from context_compiler.pipeline.progress import (
     stage_retries,
     visible_entries,
 )
-from context_compiler.template import Template
-from context_compiler.template.prompts import shipped_templates
+from context_compiler.template import Template, shipped_templates
 from context_compiler.tokens import Count, TokenCounter, as_counter
 
 LARGEST = 8 * 1024
@@ -61,7 +60,7 @@ def one_line(text: object, most: int) -> str:
 
 
 def _on_one_line(whole: str, most: int) -> str:
-    line = " ".join(neutral(" ".join(whole[: most + 1].split())).split())
+    line = " ".join(neutralize(" ".join(whole[: most + 1].split())).split())
     cut = len(whole) > most + 1 or len(line) > most
     return line[: most - 1].rstrip() + CUT if cut else line
 
@@ -108,7 +107,7 @@ def _preview(value: object, text: str, most: int) -> str:
 
 def quote(text: str) -> str:
     """A JSON string without active markup."""
-    return json.dumps(neutral(text), ensure_ascii=False)
+    return json.dumps(neutralize(text), ensure_ascii=False)
 
 
 def encode(value: object, room: int) -> tuple[str, bool]:

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from context_compiler.errors import GraphError, PipelineError
 from context_compiler.middleware.middleware import log_text
-from context_compiler.paths import made
+from context_compiler.paths import make_private
 from context_compiler.pipeline.checkpoint import FILE, CheckpointFolder, read_checkpoint
 from context_compiler.pipeline.config import RequestMeter, RunConfig
 from context_compiler.pipeline.dot import parse_dot
@@ -123,7 +123,7 @@ class ActiveRun:
         """Create the folder for files, and continue the numbers of existing events."""
         if self.root is not None:
             with suppress(OSError):  # whoever writes there says it, with the file
-                made(self.root)
+                make_private(self.root)
         events = await self.store.events(self.state.lineage.root_run_id)
         self._sequence = events[-1].sequence if events else 0
         self.requests.used += sum(

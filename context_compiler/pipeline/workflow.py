@@ -18,7 +18,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.pipeline.attributes import Value
 from context_compiler.pipeline.directives import Directives, read_directives
 from context_compiler.pipeline.graph import AGENTS, Diagnostic, Edge, Graph, Node, Severity
-from context_compiler.template.front_matter import Entry, Misread, taken_apart
+from context_compiler.template.front_matter import Entry, FrontMatterError, split_front_matter
 
 SUFFIXES = (".md", ".markdown")
 LARGEST = 1_000_000
@@ -74,10 +74,10 @@ def parse_workflow(text: str, path: str | None = None) -> Graph:
         GraphError: there is no step, a step has no name, or the front matter is invalid; with the line.
     """
     try:
-        source = taken_apart(_normalise(text))
+        source = split_front_matter(_normalise(text))
         facts, findings = _read_front_matter(source.entries)
         parts = list(_sections(source.body.split("\n"), source.offset, findings))
-    except Misread as error:
+    except FrontMatterError as error:
         raise GraphError(str(error), path=path, line=error.line) from None
     if len(parts) > MOST_STEPS:
         what = f"there are {len(parts):,} steps, and a workflow has at most {MOST_STEPS:,}"
@@ -101,9 +101,11 @@ def parse_workflow(text: str, path: str | None = None) -> Graph:
 
 def _normalise(text: str) -> str:
     if len(text) > LARGEST:
-        raise Misread(f"the workflow is longer than {LARGEST:,} characters", 1)
+        raise FrontMatterError(f"the workflow is longer than {LARGEST:,} characters", 1)
     if "\0" in text:
-        raise Misread("it holds a NUL character; is it a text file?", text.count("\n", 0, text.index("\0")) + 1)
+        raise FrontMatterError(
+            "it holds a NUL character; is it a text file?", text.count("\n", 0, text.index("\0")) + 1
+        )
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -125,12 +127,12 @@ def _read_front_matter(entries: Mapping[str, Entry]) -> tuple[dict[str, str], li
 
 def _front_matter_value(key: str, entry: Entry) -> str:
     if isinstance(entry.value, Mapping | list | bool):
-        raise Misread(f"{key}: give a text", entry.line)
+        raise FrontMatterError(f"{key}: give a text", entry.line)
     said = str(entry.value).strip()
     try:
         return str(Fidelity.parse(said, where=key)) if key == "fidelity" and said else said
     except FidelityError as error:
-        raise Misread(str(error), entry.line) from None
+        raise FrontMatterError(str(error), entry.line) from None
 
 
 def _attributes(name: str, facts: Mapping[str, str]) -> dict[str, Value]:
@@ -168,7 +170,7 @@ def _sections(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> 
     ends = [*(at for at, _ in starts[1:]), len(lines)]
     for (at, title), end in zip(starts, ends, strict=False):
         if not title.strip("#").strip():
-            raise Misread("a step has no name; write one after the ##", at + offset + 1)
+            raise FrontMatterError("a step has no name; write one after the ##", at + offset + 1)
         text = "\n".join(lines[at + 1 : end]).rstrip()
         above = len(text) - len(text.lstrip("\n"))
         yield _Section(title=title, line=at + offset + 1, text=text[above:], begins=at + offset + 2 + above)

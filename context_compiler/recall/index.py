@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import log1p
 
 from context_compiler.messages.history import History, Reading, day_of
-from context_compiler.messages.instructions import instructions
+from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.messages.items import Item, Kind
 from context_compiler.recall.terms import terms
 
@@ -167,7 +167,7 @@ class Index:
         for name in _CALLED.findall(text[:SCANNED]):
             self.called[name][speaker] += 1
         if speaker == USER and size <= SHORT:
-            self.cues[at] |= STANDING * bool(instructions(text)) | PREFERENCE * bool(_LIKES.search(text))
+            self.cues[at] |= STANDING * bool(instruction_sentences(text)) | PREFERENCE * bool(_LIKES.search(text))
 
 
 _SPEAKERS = {

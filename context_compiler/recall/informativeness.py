@@ -17,7 +17,7 @@ from itertools import groupby, pairwise
 from math import exp, log
 from typing import NamedTuple
 
-from context_compiler.messages.instructions import instructions
+from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.recall.passages import Passage
 
 ASKED = {"user": 2.4, "standing": 1.7}
@@ -150,7 +150,7 @@ def _talk(candidates: Sequence[Passage], messages: Mapping[int, _Message]) -> fl
 def _asked(message: _Message) -> float:
     if message.speaker != "user":
         return 0.0
-    return ASKED["user"] + (ASKED["standing"] if instructions(message.text) else 0)
+    return ASKED["user"] + (ASKED["standing"] if instruction_sentences(message.text) else 0)
 
 
 def _talked(message: _Message, before: _Message | None) -> float:

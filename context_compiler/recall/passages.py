@@ -21,8 +21,7 @@ from context_compiler.messages.instructions import sentence_ends
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.messages.turns import Outline
-from context_compiler.tokens import TokenCounter
-from context_compiler.tokens.pieces import whole
+from context_compiler.tokens import TokenCounter, character_boundary
 
 WIDTH = 480
 """Characters of a passage, at most; a longer text is split where a sentence or line ends."""
@@ -155,7 +154,7 @@ def _pieces(text: str) -> Iterator[str]:
         window = text[start : start + WIDTH]
         ends = (max(sentence_ends(window, at), default=0) for at in (WIDTH - TAIL, 0))
         size = next(filter(None, ends), window.rfind(" ") + 1)
-        end = start + size if size else whole(text, start + WIDTH, -1)
+        end = start + size if size else character_boundary(text, start + WIDTH, -1)
         yield text[start:end]
         start = end
     yield text[start:]

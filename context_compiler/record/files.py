@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary, ref
 import aiosqlite
 
 from context_compiler.errors import StoreError
-from context_compiler.paths import made
+from context_compiler.paths import make_private
 from context_compiler.record.schema import MIGRATIONS, migrate, version_of
 
 T = TypeVar("T")
@@ -359,7 +359,7 @@ def _reader(path: Path) -> Database:
 
 
 def _writer(path: Path) -> Database:
-    made(path.parent)
+    make_private(path.parent)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:

@@ -196,12 +196,12 @@ def check_messages(db: sqlite3.Connection) -> Iterator[str]:
         yield from _node(row, identities.get(row["content"]))
     for row in db.execute("SELECT c.*, n.parent FROM copies c JOIN nodes n ON n.id = c.node"):
         identity = identities.get(row["content"])
-        if identity is not None and ids.chained(row["parent"], identity) != row["node"]:
+        if identity is not None and ids.chain_id(row["parent"], identity) != row["node"]:
             yield f"copies {row['session']} {row['node']}: the name does not follow from content and parent"
 
 
 def _node(row: sqlite3.Row, identity: str | None) -> Iterator[str]:
-    if identity is not None and ids.chained(row["parent"], identity) != row["id"]:
+    if identity is not None and ids.chain_id(row["parent"], identity) != row["id"]:
         yield f"nodes {row['id']}: the name does not follow from content and parent"
     if row["parent"] is not None and row["found"] is None:
         yield f"nodes {row['id']}: the parent {row['parent']} is not there"
@@ -238,7 +238,7 @@ def check_cache_keys(db: sqlite3.Connection) -> Iterator[str]:
 def check_memories(db: sqlite3.Connection) -> Iterator[str]:
     """Check memories and commits against their names, and live memories against the state of their session."""
     for row in db.execute("SELECT * FROM memories"):
-        if ids.chained(row["parent"], row["content"]) != row["id"]:
+        if ids.chain_id(row["parent"], row["content"]) != row["id"]:
             yield f"memories {row['id']}: the name does not follow from content and parent"
     for row in db.execute("SELECT c.*, s.session_id FROM commits c JOIN sessions s ON s.id = c.session"):
         if commit_id(row["session_id"], [row[column] for column in COMMIT]) != row["id"]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from context_compiler.cache import Memo
-from context_compiler.ids import chained, identity
+from context_compiler.ids import chain_id, identity
 from context_compiler.messages.history import History
 from context_compiler.record.values import Compile, with_null_reasons
 
@@ -85,7 +85,7 @@ class Redactor:
             done = self._done.get(name)
             if done is None:
                 body = json.dumps(self._host_data(json.loads(history.body(index))), ensure_ascii=False).encode()
-                done = chained(kept[-1][0] if kept else None, identity(body)), body, self(history.text(index))
+                done = chain_id(kept[-1][0] if kept else None, identity(body)), body, self(history.text(index))
                 self._done.keep(name, done)
             kept.append(done)
         ids, bodies, texts = zip(*kept, strict=True) if kept else ((), (), ())

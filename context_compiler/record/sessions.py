@@ -91,7 +91,7 @@ def remember(db: sqlite3.Connection, name: str, text: str, index_terms: IndexTer
             _index_alone(db, session, known["id"], text, index_terms, newest)
             return known["id"]
         tip = _space(db, session)["memory_tip"]
-        memory = ids.chained(tip, content)
+        memory = ids.chain_id(tip, content)
         keep_body(db, body)
         row = (memory, tip, content, _position(db, tip) + 1, rows.stamp(datetime.now(UTC)))
         db.execute("INSERT OR IGNORE INTO memories VALUES (?, ?, ?, ?, ?)", row)

@@ -9,16 +9,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Literal, Self
 
 from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
 from context_compiler.ids import text_hash
 from context_compiler.settings import Amount, Count
-from context_compiler.template.choices import Compiler, SectionRule, contract, read
-from context_compiler.template.front_matter import Misread, taken_apart
-from context_compiler.template.rendering import Refused, compiled, run
+from context_compiler.template.front_matter import (
+    Compiler,
+    FrontMatterError,
+    SectionRule,
+    contract,
+    read_choices,
+    split_front_matter,
+)
+from context_compiler.template.sandbox import RenderError, compile_body, run_program
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +68,9 @@ class Template:
             TemplateError: it is not one; the message says where and why.
         """
         try:
-            parts = taken_apart(_sound(text))
-            choices, warnings = read(parts.entries)
-        except Misread as error:
+            parts = split_front_matter(_normalize(text))
+            choices, warnings = read_choices(parts.entries)
+        except FrontMatterError as error:
             raise TemplateError(str(error), name=name, path=path, line=error.line) from None
         for warning in warnings:
             _warn_once(f"{path or name}: {warning}")
@@ -88,8 +95,8 @@ class Template:
             TemplateError: the body is not one that can be rendered.
         """
         try:
-            return compiled(self.body).names
-        except Refused as error:
+            return compile_body(self.body).names
+        except RenderError as error:
             raise self._wrong(error) from None
 
     def render(self, values: Mapping[str, object]) -> str:
@@ -101,28 +108,42 @@ class Template:
             TemplateError: the body trips over a value, or asks for more than that.
         """
         try:
-            return run(compiled(self.body), values).strip("\n")
-        except Refused as error:
+            return run_program(compile_body(self.body), values).strip("\n")
+        except RenderError as error:
             raise self._wrong(error) from None
 
-    def _wrong(self, error: Refused) -> TemplateError:
+    def _wrong(self, error: RenderError) -> TemplateError:
         line = error.line + self.offset if error.line else None
         return TemplateError(str(error), name=self.name, path=self.path, line=line)
 
 
-def _sound(text: str) -> str:
+def _normalize(text: str) -> str:
     """The text with plain line ends and no byte order mark, if it is one a person could have written."""
     if len(text) > LARGEST:
-        raise Misread(f"the template is larger than {LARGEST // 1024} kB", 1)
+        raise FrontMatterError(f"the template is larger than {LARGEST // 1024} kB", 1)
     if "\0" in text:
-        raise Misread(
+        raise FrontMatterError(
             "the template holds a NUL character; is it a text file?", text.count("\n", 0, text.index("\0")) + 1
         )
     if not text.strip("\ufeff \t\r\n"):
-        raise Misread("the template is empty", 1)
+        raise FrontMatterError("the template is empty", 1)
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 @lru_cache(maxsize=1024)
 def _warn_once(warning: str) -> None:
     log.warning(warning)
+
+
+@cache
+def shipped_templates() -> Path:
+    """The folder of the shipped templates: inside the package when installed, beside it in a checkout."""
+    package = Path(__file__).parent.parent
+    inside = package / "_templates"
+    return inside if inside.is_dir() else package.parent / "templates"
+
+
+@cache
+def prompt_text(name: str) -> str:
+    """One shipped text by name, without surrounding blank lines."""
+    return (shipped_templates() / "parts" / f"{name}.md").read_text(encoding="utf-8").strip()

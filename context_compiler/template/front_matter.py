@@ -6,12 +6,18 @@ The front matter is a YAML mapping between two `---` lines at the very top. A fi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date
+from difflib import get_close_matches
 from functools import lru_cache
-from typing import cast
+from typing import Literal, TypedDict, TypeVar, cast
 
 import yaml
+
+from context_compiler.errors import FidelityError, SettingsError
+from context_compiler.fidelity import Fidelity
+from context_compiler.settings import Amount, Count, check_amount, parse_count
 
 MOST_FRONT_MATTER = 16_000
 """Characters of front matter: more than people write, and read in well under a second."""
@@ -19,7 +25,7 @@ DEEPEST = 10
 """Lists and mappings within each other."""
 
 
-class Misread(Exception):
+class FrontMatterError(Exception):
     """Front matter that cannot be read; `line` is 1-based, in the file."""
 
     def __init__(self, message: str, line: int) -> None:
@@ -38,7 +44,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ParsedFile:
     """A template file, taken apart."""
 
     entries: Mapping[str, Entry]
@@ -48,24 +54,24 @@ class Source:
 
 
 @lru_cache(maxsize=32)
-def taken_apart(text: str) -> Source:
+def split_front_matter(text: str) -> ParsedFile:
     """Take a file apart, once for every text: many compilers of one process read the same few templates.
 
     Raises:
-        Misread: there is front matter that is not a plain YAML mapping, never ends, or is far too long.
+        FrontMatterError: there is front matter that is not a plain YAML mapping, never ends, or is far too long.
     """
     lines = text.split("\n")
     end = _end(lines) if _is_rule(lines[0]) else 0
     matter, body = lines[1:end], "\n".join(lines[end + 1 if end else 0 :])
     above = len(lines) - body.lstrip("\n").count("\n") - 1
-    return Source(entries=_entries("\n".join(matter)) if end else {}, body=body.strip("\n"), offset=above)
+    return ParsedFile(entries=_entries("\n".join(matter)) if end else {}, body=body.strip("\n"), offset=above)
 
 
 def _end(lines: list[str]) -> int:
     """Where front matter ends; 0 when the first line is only a rule above plain markdown."""
     end = next((number for number, line in enumerate(lines) if number and _is_rule(line)), 0)
     if not end and len(lines) > 1 and re.match(r"[\w-]+\s*:", lines[1]):
-        raise Misread("the front matter is never closed; end it with a line ---", 1)
+        raise FrontMatterError("the front matter is never closed; end it with a line ---", 1)
     return end
 
 
@@ -75,21 +81,21 @@ def _is_rule(line: str) -> bool:
 
 def _entries(text: str) -> Mapping[str, Entry]:
     if len(text) > MOST_FRONT_MATTER:
-        raise Misread(f"the front matter is longer than {MOST_FRONT_MATTER:,} characters", 1)
+        raise FrontMatterError(f"the front matter is longer than {MOST_FRONT_MATTER:,} characters", 1)
     try:
         _refuse_bombs(text)
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is not None and not isinstance(node, yaml.MappingNode):
-            raise Misread("the front matter is not a list of `key: value` lines", 2)
-        return _inside(loader, node) if node else {}
+            raise FrontMatterError("the front matter is not a list of `key: value` lines", 2)
+        return _mapping_entries(loader, node) if node else {}
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise Misread(f"this is not YAML: {error.problem}", mark.line + 2 if mark else 1) from None
+        raise FrontMatterError(f"this is not YAML: {error.problem}", mark.line + 2 if mark else 1) from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise Misread(f"this is not YAML: {error}", 1) from None
+        raise FrontMatterError(f"this is not YAML: {error}", 1) from None
     except (LookupError, AttributeError):  # what the reader trips over where a tag does not fit its value
-        raise Misread("this is not YAML: a value is not of the kind that its tag (!!name) says", 1) from None
+        raise FrontMatterError("this is not YAML: a value is not of the kind that its tag (!!name) says", 1) from None
 
 
 def _refuse_bombs(text: str) -> None:
@@ -99,12 +105,12 @@ def _refuse_bombs(text: str) -> None:
     for event in events:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            raise Misread(f"this is nested more than {DEEPEST} deep", event.start_mark.line + 2)
+            raise FrontMatterError(f"this is nested more than {DEEPEST} deep", event.start_mark.line + 2)
         if isinstance(event, yaml.AliasEvent):
-            raise Misread("aliases (*name) cannot be used in front matter", event.start_mark.line + 2)
+            raise FrontMatterError("aliases (*name) cannot be used in front matter", event.start_mark.line + 2)
 
 
-def _inside(reader: yaml.SafeLoader, mapping: yaml.MappingNode) -> Mapping[str, Entry]:
+def _mapping_entries(reader: yaml.SafeLoader, mapping: yaml.MappingNode) -> Mapping[str, Entry]:
     """The entries of a mapping by name; of two with the same name the last one counts, as in YAML."""
     found: dict[str, Entry] = {}
     for key, value in mapping.value:
@@ -112,9 +118,165 @@ def _inside(reader: yaml.SafeLoader, mapping: yaml.MappingNode) -> Mapping[str, 
             continue
         line = key.start_mark.line + 2
         if isinstance(value, yaml.MappingNode):
-            inner = _inside(reader, value)
+            inner = _mapping_entries(reader, value)
             found[key.value] = Entry(value=inner, line=line, inner=inner)
         else:
             plain = cast(object, reader.construct_object(value, deep=True))  # pyright: ignore[reportUnknownMemberType] # untyped stub
             found[key.value] = Entry(value=plain, line=line)
     return found
+
+
+Compiler = Literal["agent", "none", "extractive"]
+COMPILERS = ("agent", "none", "extractive")
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SectionRule:
+    """What a template says about one section of what a compile is told."""
+
+    priority: int = 0
+    """The higher, the longer the section is kept."""
+    budget: int | None = None
+    """Tokens it may have; None sets no limit of its own."""
+
+
+class Choices(TypedDict, total=False):
+    """The choices that a file makes, read."""
+
+    description: str
+    compiler: Compiler
+    fidelity: Fidelity
+    recent_turns: Count
+    recent_tool_results: Count
+    token_threshold: Amount | None
+    sections: Mapping[str, SectionRule]
+
+
+def read_choices(entries: Mapping[str, Entry]) -> tuple[Choices, tuple[str, ...]]:
+    """Every choice, and a warning for each key that is not ours.
+
+    Raises:
+        FrontMatterError: a choice is not allowed, or made twice.
+    """
+    found, warnings = _known_entries(entries, tuple(READERS), "")
+    choices = {key: _value(key, entry, READERS[key]) for key, entry in found.items()}
+    return cast(Choices, choices), warnings
+
+
+def _known_entries(
+    entries: Mapping[str, Entry], ours: tuple[str, ...], where: str
+) -> tuple[dict[str, Entry], tuple[str, ...]]:
+    found: dict[str, Entry] = {}
+    warnings: list[str] = []
+    for spelt, entry in entries.items():
+        key = spelt.strip().replace("-", "_")
+        if key not in ours:
+            near = get_close_matches(key.lower(), ours, n=1)
+            hint = f"did you mean {near[0]}?" if near else "it has no effect"
+            warnings.append(f"line {entry.line}: unknown key {where}{_short(spelt)}; {hint}")
+        elif key in found:
+            raise FrontMatterError(f"{where}{key} is given twice, with _ and with -", entry.line)
+        elif entry.value is not None:
+            found[key] = entry
+    return found, tuple(warnings)
+
+
+def _value(key: str, entry: Entry, reader: Callable[[Entry], Value]) -> Value:
+    try:
+        return reader(entry)
+    except (FidelityError, SettingsError) as error:
+        raise FrontMatterError(str(error), entry.line) from None
+    except ValueError as allowed:
+        raise FrontMatterError(f"{key}: {_short(entry.value)} is not allowed; give {allowed}", entry.line) from None
+
+
+def _short(value: object) -> str:
+    text = repr(value) if not isinstance(value, dict) else "a mapping"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _description(entry: Entry) -> str:
+    if isinstance(entry.value, str | int | float | date):
+        return str(entry.value).strip()
+    raise ValueError("a text")
+
+
+def _compiler(entry: Entry) -> Compiler:
+    if entry.value in COMPILERS:
+        return entry.value
+    raise ValueError(f"one of {', '.join(COMPILERS)}")
+
+
+def _fidelity(entry: Entry) -> Fidelity:
+    return Fidelity.parse(entry.value, where="fidelity")
+
+
+def _count(entry: Entry) -> Count:
+    return parse_count(entry.value)
+
+
+def _threshold(entry: Entry) -> Amount:
+    if entry.value == 0 and not isinstance(entry.value, bool):
+        return 0
+    return check_amount(entry.value, name="token_threshold") or 0
+
+
+def _section(entry: Entry) -> SectionRule:
+    if not isinstance(entry.value, Mapping):
+        raise ValueError("a mapping such as {priority: 2, budget: 1500}")
+    found, unknown = _known_entries(entry.inner, ("priority", "budget"), "")
+    if unknown:
+        raise ValueError("priority, budget, or both, and nothing else")
+    given = {key: _value(key, one, _WHOLE[key]) for key, one in found.items()}
+    return SectionRule(priority=given.get("priority") or 0, budget=given.get("budget"))
+
+
+def _sections(entry: Entry) -> Mapping[str, SectionRule]:
+    if not isinstance(entry.value, Mapping):
+        raise ValueError("a mapping of section names, each with {priority: ..., budget: ...}")
+    return {
+        name.strip().replace("-", "_"): _value(f"section {name}", one, _section) for name, one in entry.inner.items()
+    }
+
+
+def _whole_number(least: int) -> Callable[[Entry], int]:
+    def whole(entry: Entry) -> int:
+        if isinstance(entry.value, int) and not isinstance(entry.value, bool) and entry.value >= least:
+            return entry.value
+        raise ValueError(f"a whole number from {least}")
+
+    return whole
+
+
+_WHOLE = {"priority": _whole_number(0), "budget": _whole_number(1)}
+
+READERS: Mapping[str, Callable[[Entry], object]] = {
+    "description": _description,
+    "compiler": _compiler,
+    "fidelity": _fidelity,
+    "recent_turns": _count,
+    "recent_tool_results": _count,
+    "token_threshold": _threshold,
+    "sections": _sections,
+}
+
+
+def contract(body: str) -> str | None:
+    """What stands in the fenced blocks of `body` that are marked yaml, yml or json; None without any."""
+    blocks: list[str] = []
+    mark, kept = "", False
+    for line in body.split("\n"):
+        bare = line.strip() if len(line) - len(line.lstrip(" ")) < 4 else ""
+        if mark:
+            if bare.startswith(mark) and not bare.strip(mark[0]):
+                mark = ""
+            elif kept:
+                blocks[-1] += line + "\n"
+        elif bare.startswith(("```", "~~~")):
+            mark = bare[: len(bare) - len(bare.lstrip(bare[0]))]
+            info = bare[len(mark) :].split()
+            kept = bool(info) and info[0].lower() in ("yaml", "yml", "json")
+            blocks += [""] if kept else []
+    return "\n".join(blocks).rstrip("\n") or None

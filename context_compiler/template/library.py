@@ -5,9 +5,13 @@ A file is read again when its size or its times have changed, so an edit counts 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import re
+import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from hashlib import sha256
@@ -16,10 +20,8 @@ from typing import TypeAlias
 
 from context_compiler.cache import Memo
 from context_compiler.errors import TemplateError
-from context_compiler.paths import made
-from context_compiler.template import Origin, Template
-from context_compiler.template.prompts import shipped_templates
-from context_compiler.template.roots import Root, Unfit, fit_name, is_there, written
+from context_compiler.paths import make_private
+from context_compiler.template import LARGEST, Origin, Template, shipped_templates
 
 log = logging.getLogger(__name__)
 
@@ -88,12 +90,12 @@ class TemplateLibrary:
         if isinstance(name, Template):
             return name
         try:
-            name = fit_name(name)
-        except Unfit as error:
+            name = check_name(name)
+        except UnusableTemplate as error:
             raise TemplateError(str(error), name=repr(name[:200])) from None
         for root in self._roots:
             for file in root.where(name):
-                if is_there(file):
+                if path_exists(file):
                     return self._load(root, file)
         raise self._unknown(name)
 
@@ -121,9 +123,9 @@ class TemplateLibrary:
             return None
         file = self._system / f"{DEFAULT}.md"
         try:
-            made(file.parent.parent)
+            make_private(file.parent.parent)
             file.parent.mkdir(exist_ok=True)
-            return file if written(file, (shipped_templates() / file.name).read_bytes()) else None
+            return file if write_new(file, (shipped_templates() / file.name).read_bytes()) else None
         except OSError as error:
             raise TemplateError(f"could not be put there: {error.strerror}", name=DEFAULT, path=str(file)) from error
 
@@ -142,7 +144,7 @@ class TemplateLibrary:
         except UnicodeDecodeError as error:
             line = error.object.count(b"\n", 0, error.start) + 1
             raise _wrong(root, file, "this is not UTF-8 text", line) from None
-        except Unfit as error:
+        except UnusableTemplate as error:
             raise _wrong(root, file, str(error)) from None
         except OSError as error:
             raise _wrong(root, file, f"cannot be read: {error.strerror}") from error
@@ -173,3 +175,121 @@ def _info(template: Template, file: Path, before: set[str]) -> TemplateInfo:
 def list_templates(vault: str | Path | None, system: str | Path | None) -> list[TemplateInfo]:
     """Every readable template: the vault's, then the system's, then the ones that come with the package."""
     return TemplateLibrary(vault=vault, system=system).list()
+
+
+MOST_FILES = 1_000
+"""Templates of one folder that are listed."""
+
+UNFIT_NAMES = (
+    (re.compile(r"\Z"), "it is empty"),
+    (re.compile(r"(?s:.*)[\x00-\x1f\x7f]"), "it holds control characters"),
+    (re.compile(r".*\\"), "it holds a backslash"),
+    (re.compile(r"~"), "it begins with ~"),
+    (re.compile(r"[A-Za-z]:"), "it begins with a drive"),
+    (re.compile(r"(.*/)?\.\.?(/|\Z)"), "it holds . or .. as a folder"),
+    (re.compile(r".*(.//|/\Z)"), "a folder or file in it has no name"),
+)
+"""Names that no template has, and why."""
+
+
+class UnusableTemplate(Exception):
+    """A name or a file that no template can have."""
+
+
+def check_name(name: str) -> str:
+    """The name without blanks around it, if a template can have it; UnusableTemplate, with the reason, otherwise."""
+    name = name.strip(" ")
+    for pattern, reason in UNFIT_NAMES:
+        if pattern.match(name):
+            raise UnusableTemplate(f"this cannot be the name of a template: {reason}")
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """One folder of templates, which need not exist."""
+
+    source: Origin
+    folder: Path
+
+    def files(self) -> Iterator[Path]:
+        """Its templates, sorted; hidden ones are left out, and the folders of the package that hold other prose."""
+        found: list[Path] = []
+        for folder, inner, files in os.walk(self.folder):
+            inner[:] = [] if self.source == "builtin" else [one for one in inner if not one.startswith(".")]
+            found += [Path(folder, file) for file in files if file.endswith(".md") and not file.startswith(".")]
+            if len(found) >= MOST_FILES:
+                break
+        yield from sorted(found, key=self.name)[:MOST_FILES]
+
+    def name(self, file: Path) -> str:
+        """What a file in this folder is called: its path from here, with `/`, without `.md`."""
+        return Path(os.path.relpath(file, self.folder)).with_suffix("").as_posix()
+
+    def where(self, name: str) -> Iterator[Path]:
+        """Where a template of that name would be; a path counts if it lies in this folder."""
+        file = name if name.endswith(".md") else f"{name}.md"
+        if not os.path.isabs(file):
+            yield self.folder / file
+        if "/" in file:
+            path = Path(os.path.abspath(file))
+            if path.is_relative_to(os.path.abspath(self.folder)):
+                yield path
+
+    def read(self, file: Path) -> bytes:
+        """What is in a file of this folder.
+
+        Raises:
+            UnusableTemplate: it lies elsewhere, is no plain file, or is far too large.
+            OSError: it cannot be read.
+        """
+        real = os.path.realpath(file, strict=True)
+        if not Path(real).is_relative_to(os.path.realpath(self.folder)):
+            raise UnusableTemplate(f"it leads out of {self.folder}")
+        _plain(os.stat(real))
+        with open(os.open(real, _CAREFULLY), "rb") as opened:
+            _plain(os.fstat(opened.fileno()))
+            return opened.read(LARGEST + 1)
+
+
+_CAREFULLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""Not through a link that was put there a moment ago, and without waiting for the other end of a pipe."""
+
+
+def _plain(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise UnusableTemplate("it is not a file")
+    if found.st_size > LARGEST:
+        raise UnusableTemplate(f"it is larger than {LARGEST // 1024} kB")
+
+
+def path_exists(file: Path) -> bool:
+    """Whether there is anything of that name, even a link that leads nowhere.
+
+    Raises:
+        TemplateError: nobody can tell, because a folder may not be looked into.
+    """
+    try:
+        file.lstat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            return False
+        raise TemplateError(f"cannot be read: {error.strerror}", name=file.stem, path=str(file)) from error
+    except ValueError:  # half a surrogate pair, which no file system has
+        return False
+    return True
+
+
+def write_new(file: Path, data: bytes) -> bool:
+    """Write a file unless something of that name is there; a file that could not be finished is taken away."""
+    try:
+        opened = file.open("xb")
+    except FileExistsError:
+        return False
+    try:
+        with opened:
+            opened.write(data)
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
+    return True

@@ -6,19 +6,22 @@ A template reaches only what is listed in `grammar` and here; what it makes of t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from types import BuiltinMethodType, MethodType
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from time import monotonic
+from types import BuiltinMethodType, CodeType, MethodType, TracebackType
 from typing import Literal, cast
 
-from jinja2 import ChainableUndefined, Undefined, filters, pass_context
+import jinja2
+from jinja2 import ChainableUndefined, TemplateSyntaxError, Undefined, filters, nodes, pass_context
 from jinja2.exceptions import SecurityError
+from jinja2.meta import find_undeclared_variables
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import SandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
-from context_compiler.template.grammar import FILTERS, JOINED, LINE, PART, TICK, WEIGH
-from context_compiler.template.limits import STEP, Purse
-
-DEEPEST = 30
+DEEPEST_CALL = 30
 """Calls within calls."""
 LONGEST_RANGE = 100_000
 FINEST = 20
@@ -56,11 +59,11 @@ def _range(*edges: int) -> range:
 
 
 @pass_context
-def _shown(context: Context, value: object) -> object:
+def _finalize(context: Context, value: object) -> object:
     """A value on its way out; asking for the context keeps it from being computed when a template is read."""
     if value is None or isinstance(value, Undefined):
         return ""
-    return cast(Sandbox, context.environment).purse.weigh(value)
+    return cast(Sandbox, context.environment).budget.charge(value)
 
 
 class Sandbox(SandboxedEnvironment):
@@ -68,15 +71,20 @@ class Sandbox(SandboxedEnvironment):
 
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%"))
 
-    def __init__(self, purse: Purse) -> None:
+    def __init__(self, budget: RenderBudget) -> None:
         super().__init__(
-            undefined=Missing, autoescape=False, trim_blocks=True, lstrip_blocks=True, optimized=False, finalize=_shown
+            undefined=Missing,
+            autoescape=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            finalize=_finalize,
         )
-        self.purse = purse
+        self.budget = budget
         self.depth = 0
         self.globals = {"range": _range}
         own = {name[1:]: getattr(self, name) for name in ("_indent", "_join", "_replace")}
-        hooks = {TICK: self._tick, WEIGH: purse.weigh, JOINED: self._joined, PART: self._part, LINE: self._line}
+        hooks = {TICK: self._tick, WEIGH: budget.charge, JOINED: self._concat, PART: self._part, LINE: self._line}
         self.filters = {name: filters.FILTERS[name] for name in FILTERS} | SAFER | own | hooks
 
     def getattr(self, obj: object, attribute: str) -> object:
@@ -116,47 +124,47 @@ class Sandbox(SandboxedEnvironment):
             return obj()
         self.depth += 1
         try:
-            self.purse.spend(4 * STEP)
-            if self.depth > DEEPEST:
-                raise SecurityError(f"calls are more than {DEEPEST} deep")
-            return self.purse.weigh(super().call(context, obj, *args, **kwargs))
+            self.budget.spend(4 * STEP)
+            if self.depth > DEEPEST_CALL:
+                raise SecurityError(f"calls are more than {DEEPEST_CALL} deep")
+            return self.budget.charge(super().call(context, obj, *args, **kwargs))
         finally:
             self.depth -= 1
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         """Reckon with numbers, add and repeat texts; what is missing adds nothing."""
-        self.purse.spend(STEP)
+        self.budget.spend(STEP)
         if isinstance(left, Undefined) or isinstance(right, Undefined):
             present = right if isinstance(left, Undefined) else left
             return present if operator == "+" else self.undefined(name="number")
         numbers = isinstance(left, int | float) and isinstance(right, int | float)
         if operator == "*" and isinstance(left, str) and isinstance(right, int):
-            self.purse.spend(len(left) * right)
+            self.budget.spend(len(left) * right)
         elif not numbers and operator != "+":
             raise SecurityError(f"{operator!r} is for numbers; join texts with ~")
-        return self.purse.weigh(super().call_binop(context, operator, left, right))
+        return self.budget.charge(super().call_binop(context, operator, left, right))
 
     def _tick(self, size: int) -> bool:
-        self.purse.spend(STEP + size)
+        self.budget.spend(STEP + size)
         return True
 
-    def _joined(self, *parts: object) -> str:
+    def _concat(self, *parts: object) -> str:
         texts: list[str] = []
         for part in parts:
             texts.append("" if part is None else str(part))
-            self.purse.spend(STEP + len(texts[-1]))
+            self.budget.spend(STEP + len(texts[-1]))
         return "".join(texts)
 
     def _line(self, value: object, end: str) -> str:
-        text = "" if value is None else str(self.purse.weigh(value))
+        text = "" if value is None else str(self.budget.charge(value))
         return text and text + end
 
     def _part(self, value: object, *edges: int | None) -> object:
-        return value if isinstance(value, Undefined) else self.purse.weigh(cast(str, value)[slice(*edges)])
+        return value if isinstance(value, Undefined) else self.budget.charge(cast(str, value)[slice(*edges)])
 
     def _indent(self, text: object, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
         text = str(text)
-        self.purse.spend((len(width) if isinstance(width, str) else width) * (len(text.splitlines()) + 1))
+        self.budget.spend((len(width) if isinstance(width, str) else width) * (len(text.splitlines()) + 1))
         return filters.do_indent(text, width, first, blank)
 
     def _join(self, values: Iterable[object], between: object = "", attribute: str | None = None) -> str:
@@ -165,11 +173,11 @@ class Sandbox(SandboxedEnvironment):
         texts: list[str] = []
         for one in found:
             texts.append(str(one))
-            self.purse.spend(len(texts[-1]) + len(str(between)))
+            self.budget.spend(len(texts[-1]) + len(str(between)))
         return str(between).join(texts)
 
     def _replace(self, text: object, old: object, new: object, count: int = -1) -> str:
-        self.purse.spend(str(text).count(str(old)) * len(str(new)))
+        self.budget.spend(str(text).count(str(old)) * len(str(new)))
         return str(text).replace(str(old), str(new), count)
 
 
@@ -183,7 +191,7 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _unless_missing(applied: Callable[..., object]) -> Callable[..., object]:
+def _pass_missing(applied: Callable[..., object]) -> Callable[..., object]:
     def lenient(value: object, *args: object, **kwargs: object) -> object:
         return value if isinstance(value, Undefined) else applied(value, *args, **kwargs)
 
@@ -191,8 +199,281 @@ def _unless_missing(applied: Callable[..., object]) -> Callable[..., object]:
 
 
 SAFER = {
-    "abs": _unless_missing(abs),
-    "dictsort": _unless_missing(filters.do_dictsort),
-    "round": _unless_missing(_round),
-    "tojson": _unless_missing(_json),
+    "abs": _pass_missing(abs),
+    "dictsort": _pass_missing(filters.do_dictsort),
+    "round": _pass_missing(_round),
+    "tojson": _pass_missing(_json),
 }
+
+
+FILTERS = (
+    "abs",
+    "capitalize",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "first",
+    "float",
+    "groupby",
+    "indent",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "reject",
+    "rejectattr",
+    "replace",
+    "reverse",
+    "round",
+    "select",
+    "selectattr",
+    "sort",
+    "string",
+    "title",
+    "tojson",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "wordcount",
+)
+
+TICK, WEIGH, JOINED, PART, LINE = " tick", " weigh", " joined", " part", " line"
+"""Names of the sandbox's hooks, called like filters; with their blank no template can spell them."""
+
+STATEMENTS = (nodes.Output, nodes.For, nodes.If, nodes.Assign, nodes.AssignBlock, nodes.With, nodes.Scope, nodes.Macro)
+
+EXPRESSIONS = (
+    *(nodes.TemplateData, nodes.Const, nodes.Name, nodes.Tuple, nodes.List, nodes.Dict, nodes.Pair, nodes.Keyword),
+    *(nodes.CondExpr, nodes.Compare, nodes.Operand, nodes.And, nodes.Or, nodes.Not, nodes.Neg, nodes.Pos),
+    *(nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Concat),
+    *(nodes.Filter, nodes.Test, nodes.Getattr, nodes.Getitem, nodes.Slice, nodes.Call),
+)
+
+ALLOWED = frozenset((nodes.Template, *STATEMENTS, *EXPRESSIONS))
+
+CALLED: dict[type[nodes.Node], str] = {
+    nodes.Pow: "the power operator",
+    nodes.NSRef: "a namespace",
+    nodes.CallBlock: "a call block",
+    nodes.FilterBlock: "a filter block",
+    nodes.FromImport: "import",
+    nodes.ScopedEvalContextModifier: "autoescape",
+}
+"""What people call the things whose own names would not help them."""
+
+
+def check_allowed(tree: nodes.Template) -> nodes.Template:
+    """The same tree, once everything in it is allowed; TemplateSyntaxError, with the line, where it is not."""
+    for node in tree.find_all(nodes.Node):
+        kind = type(node)
+        if kind not in ALLOWED:
+            raise TemplateSyntaxError(f"{CALLED.get(kind, kind.__name__.lower())} cannot be used here", node.lineno)
+        if isinstance(node, nodes.AssignBlock) and node.filter is not None:
+            raise TemplateSyntaxError("a set block cannot have a filter; apply it where the name is used", node.lineno)
+        if isinstance(node, nodes.Filter) and node.name not in FILTERS:
+            raise TemplateSyntaxError(f"there is no filter {node.name!r}; there are {', '.join(FILTERS)}", node.lineno)
+    return tree
+
+
+def add_meters(tree: nodes.Template) -> nodes.Template:
+    """Rewrite a checked tree so that whatever it makes goes through the hooks."""
+    return _Metering().visit(tree)
+
+
+def _hook(name: str, node: nodes.Expr, *others: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, name, list(others), [], None, None, lineno=node.lineno)
+
+
+def _tick(size: int, lineno: int) -> nodes.ExprStmt:
+    return nodes.ExprStmt(_hook(TICK, nodes.Const(size, lineno=lineno)), lineno=lineno)
+
+
+def _give_line(output: nodes.Output, at: int, static: list[str]) -> None:
+    """Let a placeholder that stands alone own its line, and the blank line after it: when empty, it leaves no gap."""
+    apart = static[at - 1].endswith("\n\n") or (at == 1 and static[0] == "\n")
+    end = "\n\n" if apart and static[at + 1].startswith("\n\n") else "\n"
+    lineno = output.nodes[at].lineno
+    output.nodes[at] = _hook(LINE, output.nodes[at], nodes.Const(end, lineno=lineno))
+    output.nodes[at + 1] = nodes.TemplateData(static[at + 1][len(end) :], lineno=lineno)
+
+
+class _Metering(NodeTransformer):
+    def visit_Output(self, node: nodes.Output) -> list[nodes.Node]:
+        self.generic_visit(node)
+        static = [child.data if isinstance(child, nodes.TemplateData) else "" for child in node.nodes]
+        for at in range(1, len(static) - 1):
+            if not static[at] and static[at - 1].endswith("\n") and static[at + 1].startswith("\n"):
+                _give_line(node, at, static)
+        return [_tick(sum(map(len, static)), node.lineno), node]
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, _tick(0, node.lineno))
+        if node.test is not None:
+            each = _hook(TICK, nodes.Const(0, lineno=node.lineno))
+            node.test = nodes.And(each, node.test, lineno=node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _hook(JOINED, *node.nodes)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        edges = (node.arg.start, node.arg.stop, node.arg.step)
+        return _hook(PART, node.node, *(edge or nodes.Const(None, lineno=node.lineno) for edge in edges))
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
+        self.generic_visit(node)
+        return _hook(WEIGH, node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _hook(WEIGH, node) if node.ctx == "load" else node
+
+    visit_List = visit_Dict = visit_Filter
+
+
+ROOM = 1_000_000
+"""Characters a rendering may have beyond those of the values it was given."""
+EFFORT = 8
+"""How much may be made on the way, as a multiple of what may come out; a character is one unit."""
+STEP = 64
+"""What a turn of a loop costs, or a piece of text or a sum beside its size; a call costs four."""
+ELEMENT = 32
+"""What a number or a container costs beside what is in it."""
+SECONDS = 2.0
+"""How long a rendering may take."""
+MOST_BITS = 256
+"""Bits of a number."""
+
+
+class RenderBudget:
+    """What one rendering may still spend, and until when."""
+
+    def __init__(self, units: int = 0) -> None:
+        self.units, self.deadline = units, monotonic() + SECONDS
+
+    def spend(self, units: int) -> None:
+        """Pay, or stop here."""
+        self.units -= max(0, units)
+        if self.units < 0:
+            raise SecurityError("it makes far more text, or takes far more steps, than a template should")
+        if monotonic() > self.deadline:
+            raise SecurityError(f"it takes longer than {SECONDS:g} s")
+
+    def charge(self, value: object) -> object:
+        """Pay for everything in `value`, at any depth, and give it back; an iterator becomes a list."""
+        if isinstance(value, Iterator):
+            value = list(self._charge_each(cast(Iterator[object], value)))
+        waiting = [value]
+        while waiting:
+            one = waiting.pop()
+            self.spend(len(one) if isinstance(one, str) else ELEMENT)
+            if isinstance(one, int):
+                if one.bit_length() > MOST_BITS:
+                    raise SecurityError("a number is too large")
+            elif isinstance(one, dict):
+                waiting += cast(dict[object, object], one)
+                waiting += cast(dict[object, object], one).values()
+            elif not isinstance(one, str | bytes | range) and isinstance(one, Collection):
+                waiting += cast(Collection[object], one)
+                waiting += cast(Mapping[object, object], one).values() if isinstance(one, Mapping) else ()
+        return value
+
+    def _charge_each(self, values: Iterator[object]) -> Iterator[object]:
+        for value in values:
+            self.spend(ELEMENT)
+            yield value
+
+
+MOST_SYMBOLS = 20_000
+"""Words, signs and blanks inside the tags of one template."""
+
+TRIPS = (
+    *(jinja2.TemplateError, ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError),
+    *(RuntimeError, SyntaxError, TypeError, ValueError),
+)
+"""What a template can trip over."""
+
+
+class RenderError(Exception):
+    """A template that is wrong, or that asks for too much; `line` is 1-based, in the text of the template."""
+
+    def __init__(self, message: str, line: int | None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A template that is ready to run, and the names it asks for."""
+
+    code: CodeType
+    names: frozenset[str]
+
+
+@lru_cache(maxsize=64)
+def compile_body(body: str) -> Program:
+    """Read a template's text and make it ready to run.
+
+    Raises:
+        RenderError: it is not a template, says what no template may say, or is far too long.
+    """
+    box = Sandbox(RenderBudget())
+    try:
+        if sum(kind != "data" for _, kind, _ in box.lex(body)) > MOST_SYMBOLS:
+            raise SecurityError(f"there are more than {MOST_SYMBOLS:,} words and signs inside tags")
+        tree = add_meters(check_allowed(box.parse(body)))
+        return Program(code=box.compile(tree), names=frozenset(find_undeclared_variables(tree)))
+    except TRIPS as error:
+        line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else None
+        raise RenderError(_reason(error), line) from error
+
+
+def run_program(program: Program, values: Mapping[str, object]) -> str:
+    """Render; a value that is None counts as missing.
+
+    Raises:
+        RenderError: it tripped over something, or was about to take too long or grow too large.
+    """
+    most = ROOM + sum(len(value) for value in values.values() if isinstance(value, str))
+    box = Sandbox(RenderBudget(EFFORT * most))
+    template = jinja2.Template.from_code(box, program.code, box.globals)
+    context = template.new_context({name: value for name, value in values.items() if value is not None})
+    chunks: list[str] = []
+    try:
+        for chunk in template.root_render_func(context):
+            chunks.append(chunk)
+            most -= len(chunk)
+            if most < 0:
+                raise SecurityError("the rendering is too long")
+    except TRIPS as error:
+        raise RenderError(_reason(error), _line(template, error.__traceback__)) from error
+    return "".join(chunks)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return getattr(error, "msg", None) or getattr(error, "message", None) or str(error) or type(error).__name__
+
+
+def _line(template: jinja2.Template, trace: TracebackType | None) -> int | None:
+    """The line of the template that a traceback came through last."""
+    line = None
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__jinja_template__") is template:
+            line = template.get_corresponding_lineno(trace.tb_lineno)
+        trace = trace.tb_next
+    return line

@@ -12,7 +12,7 @@ from pydantic_ai import Agent
 from pydantic_ai.models.test import TestModel
 
 from context_compiler import ContextCompiler
-from context_compiler.paths import made
+from context_compiler.paths import make_private
 from tests.cli.conftest import Command
 
 GRAPH = "digraph g { start [shape=Mdiamond]; a [prompt=Go]; done [shape=Msquare]; start -> a -> done }"
@@ -28,18 +28,18 @@ def ignored(folder: Path) -> bool:
 
 
 def test_the_outermost_folder_that_has_to_be_made_is_private_and_ignores_itself(tmp_path: Path) -> None:
-    made(tmp_path / "a" / "b" / "c")
+    make_private(tmp_path / "a" / "b" / "c")
     assert ignored(tmp_path / "a") and (tmp_path / "a" / "b" / "c").is_dir()
-    made(tmp_path / "a" / "d")
+    make_private(tmp_path / "a" / "d")
     assert [path.parent.name for path in tmp_path.rglob(".gitignore")] == ["a"]
 
 
 def test_a_folder_that_was_there_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir(mode=0o755)
     before = mode(tmp_path / "mine")
-    made(tmp_path / "mine")
+    make_private(tmp_path / "mine")
     assert mode(tmp_path / "mine") == before and list((tmp_path / "mine").iterdir()) == []
-    made(tmp_path / "mine" / "run")
+    make_private(tmp_path / "mine" / "run")
     assert mode(tmp_path / "mine") == before and ignored(tmp_path / "mine" / "run")
 
 
@@ -47,14 +47,14 @@ def test_what_lies_above_a_repository_does_not_keep_out_of_it(tmp_path: Path) ->
     """A home that ignores everything says nothing of the repositories in it."""
     (tmp_path / ".gitignore").write_text("*\n")
     (tmp_path / "project" / ".git").mkdir(parents=True)
-    made(tmp_path / "project" / "run")
+    make_private(tmp_path / "project" / "run")
     assert ignored(tmp_path / "project" / "run")
 
 
 def test_what_is_in_the_way_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
-        made(tmp_path / "file" / "below")
+        make_private(tmp_path / "file" / "below")
 
 
 def _attached(cc: Command) -> None:

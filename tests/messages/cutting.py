@@ -10,7 +10,7 @@ from pydantic_ai.messages import (
 
 from context_compiler.messages.history import Reader
 from context_compiler.messages.items import read_part
-from context_compiler.messages.shapes import Shape, shaped
+from context_compiler.messages.shapes import Shape, apply_shape
 from tests.support.builders import prose
 from tests.support.views import counter
 
@@ -18,7 +18,7 @@ LONG = prose(1, 900)
 
 
 def cut(message: ModelMessage, **shape: Any) -> Any:
-    return shaped(message, Reader(counter).one(message), Shape(**shape), counter)
+    return apply_shape(message, Reader(counter).one(message), Shape(**shape), counter)
 
 
 def part(message: ModelMessage, **shape: Any) -> Any:

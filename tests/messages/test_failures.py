@@ -19,7 +19,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler import ContextCompiler, MemoryStore
 from context_compiler.errors import SettingsError
-from context_compiler.messages.failures import Occasion, Reflection, ReflectionPolicy, reflected
+from context_compiler.messages.failures import Occasion, Reflection, ReflectionPolicy, reflection_section
 from context_compiler.messages.history import History, Reader
 from context_compiler.tokens import TokenCounter
 
@@ -41,7 +41,7 @@ def read(messages: list[ModelMessage]) -> History:
 
 def told(messages: list[ModelMessage], policy: ReflectionPolicy | None = None) -> list[str]:
     history = read(messages)
-    return reflected(history, range(len(history)), policy or ReflectionPolicy()).splitlines()
+    return reflection_section(history, range(len(history)), policy or ReflectionPolicy()).splitlines()
 
 
 TWICE = [

@@ -22,7 +22,7 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.messages import history as module
-from context_compiler.messages.history import Reader, load_messages, message_body, needless, searchable
+from context_compiler.messages.history import Reader, load_messages, message_body, searchable, superseded_parts
 from context_compiler.messages.items import Kind
 from context_compiler.tokens import TokenCounter
 from tests.support.builders import answer, assistant, call, exchange, snapshot, user
@@ -204,7 +204,7 @@ def test_system_text_need_not_stay_where_an_earlier_message_said_it() -> None:
         user("c", system="be bold"),
     ]
     history = reader()[0].read(messages)
-    assert needless(history) == {2: frozenset({0, 1})}
+    assert superseded_parts(history) == {2: frozenset({0, 1})}
     assert [item.kind for _, item in history.items(2, 3)] == [Kind.SYSTEM, Kind.SYSTEM]
 
 
@@ -219,12 +219,12 @@ def settings_and_a_compaction(compacted: ModelMessage) -> list[ModelMessage]:
 )
 def test_what_a_host_noted_need_not_stay_once_it_was_compacted(compacted: ModelMessage) -> None:
     history = reader()[0].read(settings_and_a_compaction(compacted))
-    assert needless(history) == {0: frozenset({0})}
+    assert superseded_parts(history) == {0: frozenset({0})}
 
 
 def test_what_a_host_noted_since_the_turn_of_a_compaction_stays() -> None:
     noted, _, *rest = settings_and_a_compaction(ModelRequest(parts=[CompactionPart(content="so far")]))
-    assert needless(reader()[0].read([noted, *rest])) == {}
+    assert superseded_parts(reader()[0].read([noted, *rest])) == {}
 
 
 def test_a_number_too_long_for_json_is_kept_as_text() -> None:

@@ -39,11 +39,11 @@ from context_compiler.messages.items import (
     MESSAGE_OVERHEAD,
     Item,
     Kind,
-    arguments,
     mark_of,
     media_cost,
     media_in,
-    plain,
+    parse_arguments,
+    plain_text,
     read_part,
     user_content,
     without_media,
@@ -225,16 +225,16 @@ def test_no_part_costs_less_than_the_texts_that_are_sent(history: list[ModelMess
 
 @pytest.mark.parametrize("content", [*STRUCTURED, "text", None, b"\x00\xff", object(), float("nan"), {1: {2: {3}}}])
 def test_any_content_has_a_text(content: object) -> None:
-    assert isinstance(plain(content), str)
+    assert isinstance(plain_text(content), str)
 
 
 def test_what_cannot_be_written_as_json_is_written_loosely_or_named() -> None:
     circle: dict[str, Any] = {}
     circle["again"] = circle
-    assert plain({"half": "\ud83d"}) == '{"half":"\ud83d"}'
-    assert plain({"half": "\ud83d", "thing": object()}) == '{"half":"\ud83d","thing":"<object>"}'
-    assert plain(circle) == "<dict>"
-    assert plain({"a": object()}) == '{"a":"<object>"}'
+    assert plain_text({"half": "\ud83d"}) == '{"half":"\ud83d"}'
+    assert plain_text({"half": "\ud83d", "thing": object()}) == '{"half":"\ud83d","thing":"<object>"}'
+    assert plain_text(circle) == "<dict>"
+    assert plain_text({"a": object()}) == '{"a":"<object>"}'
 
 
 def test_media_are_found_and_replaced_at_any_depth() -> None:
@@ -259,7 +259,7 @@ def test_the_content_of_a_prompt_is_a_row_of_pieces() -> None:
     ("text", "given"), [('{"a": 1}', {"a": 1}), ("[1]", None), ('{"a": ', None), ("", None), ("[" * 10**5, None)]
 )
 def test_arguments_are_a_mapping_or_nothing(text: str, given: Any) -> None:
-    assert arguments(text) == given
+    assert parse_arguments(text) == given
 
 
 def test_a_tool_return_without_an_outcome_is_no_failure() -> None:

@@ -20,7 +20,7 @@ from pydantic_ai.messages import (
 
 from context_compiler.messages.history import Reader
 from context_compiler.messages.items import Kind, read_items
-from context_compiler.messages.shapes import WHOLE, Shape, largest, price, shaped
+from context_compiler.messages.shapes import WHOLE, Shape, apply_shape, largest, price
 from tests.messages.cutting import LONG, cost, cut, part
 from tests.support.builders import answer, assistant, call, prose, snapshot, user
 from tests.support.histories import histories
@@ -47,7 +47,7 @@ def test_a_shape_changes_no_message_and_its_price_is_what_it_leaves(history: lis
     reader = Reader(counter)
     for message in history:
         reading = reader.one(message)
-        left = shaped(message, reading, shape, counter)
+        left = apply_shape(message, reading, shape, counter)
         known = price(message, reading, shape, counter)
         assert known == (sum(item.tokens for item in read_items(left, counter)) if left else 0)
         assert left is None or left.parts
@@ -58,7 +58,7 @@ def test_a_shape_changes_no_message_and_its_price_is_what_it_leaves(history: lis
 @given(histories())
 def test_a_whole_message_is_the_same_object(history: list[ModelMessage]) -> None:
     reader = Reader(counter)
-    assert all(shaped(message, reader.one(message), WHOLE, counter) is message for message in history)
+    assert all(apply_shape(message, reader.one(message), WHOLE, counter) is message for message in history)
 
 
 @given(histories(), st.sampled_from([6, 12, 40, 200]), st.booleans())
@@ -66,7 +66,7 @@ def test_a_clamped_exchange_keeps_its_ids(history: list[ModelMessage], limit: in
     reader = Reader(counter)
     for message in history:
         reading = reader.one(message)
-        left = shaped(message, reading, Shape(limit=limit, skeleton=skeleton), counter)
+        left = apply_shape(message, reading, Shape(limit=limit, skeleton=skeleton), counter)
         kept = reader.one(left) if left else None
         assert (kept.calls if kept else ()) == reading.calls
         assert (kept.answers if kept else ()) == reading.answers
@@ -77,7 +77,7 @@ def test_a_clamped_exchange_keeps_its_ids(history: list[ModelMessage], limit: in
 def test_only_what_no_limit_can_shorten_is_above_the_limit(history: list[ModelMessage], limit: int) -> None:
     reader = Reader(counter)
     for message in history:
-        left = shaped(message, reader.one(message), Shape(limit=limit), counter)
+        left = apply_shape(message, reader.one(message), Shape(limit=limit), counter)
         for item in reader.one(left).items if left else ():
             name = counter.text(item.tool or "")
             spare = {Kind.CALL: 6 + name, Kind.RETURN: name}.get(item.kind, 0) + (16 if item.failed else 0)

@@ -34,7 +34,7 @@ class Talk:
         self._bodies = [body(text, at, when) for at, text in enumerate(texts)]
         names: list[str] = []
         for one in self._bodies:
-            names.append(ids.chained(names[-1] if names else None, ids.identity(one)))
+            names.append(ids.chain_id(names[-1] if names else None, ids.identity(one)))
         self.ids: Sequence[str] = names
 
     @property

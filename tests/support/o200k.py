@@ -13,7 +13,7 @@ import tiktoken
 from tiktoken_ext import openai_public
 
 import context_compiler
-from context_compiler.tokens.encoding import unpack
+from context_compiler.tokens import unpack_ranks
 
 PACKED = Path(context_compiler.__file__).parent / "data" / "o200k.xz"
 URL = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
@@ -21,7 +21,7 @@ URL = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
 
 def published() -> bytes:
     """OpenAI's file, made again from the packed one."""
-    ranks = unpack(PACKED.read_bytes())
+    ranks = unpack_ranks(PACKED.read_bytes())
     return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks.items())
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from context_compiler.errors import TemplateError
 from context_compiler.template import Template
-from context_compiler.template.limits import ROOM
+from context_compiler.template.sandbox import ROOM
 
 LOOP = "{% for a in range(1000) %}"
 
@@ -84,9 +84,9 @@ def test_calls_within_calls_end_long_before_the_stack_does():
         Template.parse("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", name="mine").render({})
 
 
-def test_the_clock_stops_what_the_purse_does_not(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("context_compiler.template.limits.SECONDS", 0.05)
-    monkeypatch.setattr("context_compiler.template.rendering.EFFORT", 1_000_000)
+def test_the_clock_stops_what_the_budget_does_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("context_compiler.template.sandbox.SECONDS", 0.05)
+    monkeypatch.setattr("context_compiler.template.sandbox.EFFORT", 1_000_000)
     with pytest.raises(TemplateError, match="longer than 0.05 s"):
         Template.parse(LOOP * 3 + "{% endfor %}" * 3, name="mine").render({})
 

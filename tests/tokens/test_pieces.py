@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from context_compiler.tokens import TokenCounter
-from context_compiler.tokens.pieces import PIECE, pieces
+from context_compiler.tokens import PIECE, TokenCounter, pieces
 from tests.support.o200k import theirs
 
 GRAINS = ["word", "Don't", "x1y2", "12345", " ", "  ", "\t", "\n", "\r\n", "\n\n", "/", "//", ".", "...", "'s"]

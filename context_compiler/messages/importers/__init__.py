@@ -11,10 +11,8 @@ from pathlib import Path, PurePath
 
 from context_compiler.errors import TranscriptError
 from context_compiler.messages.importers import anthropic_messages, openai_chat, pi_session, pydantic_json, swe_agent
-from context_compiler.messages.importers.conversations import Conversation, conversations, detect, names
-from context_compiler.messages.importers.document import load
-from context_compiler.messages.importers.draft import Draft
-from context_compiler.messages.importers.shape import FORMATS, KNOWN_SHAPES, Json, Transcript, kind, mapping
+from context_compiler.messages.importers.document import Conversation, conversations, detect, load, names
+from context_compiler.messages.importers.draft import FORMATS, KNOWN_SHAPES, Draft, Json, Transcript, kind, mapping
 
 __all__ = ["FORMATS", "Transcript", "parse_transcripts", "read_transcripts"]
 

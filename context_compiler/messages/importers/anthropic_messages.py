@@ -8,9 +8,8 @@ from itertools import groupby
 from pydantic_ai.messages import ModelRequestPart
 
 from context_compiler.messages.importers.content import answer, blocks, prompt, spoken, system
-from context_compiler.messages.importers.draft import Draft
+from context_compiler.messages.importers.draft import Draft, Json, mapping, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role
-from context_compiler.messages.importers.shape import Json, mapping, text, time_of
 
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:

@@ -5,26 +5,34 @@ A block of a type that nobody knows stays as the text of its JSON, with a note.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import cast
+from urllib.parse import unquote_to_bytes
 
 from pydantic_ai.messages import (
     BinaryContent,
+    DocumentUrl,
     FilePart,
+    ImageUrl,
     ModelResponsePart,
     SystemPromptPart,
     TextPart,
     ThinkingPart,
     ToolCallPart,
+    UploadedFile,
     UserPromptPart,
 )
 from pydantic_core import to_json
 
-from context_compiler.messages.importers import media
 from context_compiler.messages.importers.document import strict
-from context_compiler.messages.importers.draft import Draft
-from context_compiler.messages.importers.shape import UNDATED, Json, kind, mapping, sequence, text, time_of
+from context_compiler.messages.importers.draft import UNDATED, Draft, Json, kind, mapping, sequence, text, time_of
+
+Medium = BinaryContent | ImageUrl | DocumentUrl | UploadedFile
+Piece = str | Medium
 
 DEEP = 100
 """Levels of nesting beyond which arguments stay a string."""
@@ -53,26 +61,12 @@ def _text_of(block: Json) -> str | None:
     return text(block.get("text"))
 
 
-_PIECES: dict[str, Callable[[Json], media.Piece | None]] = {
-    "text": _text_of,
-    "input_text": _text_of,
-    "output_text": _text_of,
-    "refusal": lambda block: text(block.get("refusal")),
-    "image_url": media.image_url,
-    "input_image": media.image_url,
-    "input_audio": media.input_audio,
-    "file": media.file,
-    "image": media.image,
-    "document": media.document,
-}
-
-
-def pieces(draft: Draft, content: object) -> list[media.Piece]:
+def pieces(draft: Draft, content: object) -> list[Piece]:
     """Content as texts and media, in order."""
     return [_piece(draft, block) for block in blocks(draft, content)]
 
 
-def _piece(draft: Draft, block: object) -> media.Piece:
+def _piece(draft: Draft, block: object) -> Piece:
     if isinstance(block, str):
         return block
     given = mapping(block) or {}
@@ -94,11 +88,11 @@ def system(draft: Draft, entry: Json) -> None:
     draft.request([SystemPromptPart(content=text, timestamp=when or UNDATED) for text in said or [""]], time=when)
 
 
-def _as_text(draft: Draft, piece: media.Piece) -> str:
+def _as_text(draft: Draft, piece: Piece) -> str:
     if isinstance(piece, str):
         return piece
     draft.note("medium kept as its name where only text can stand")
-    return f"[{media.name(piece)}]"
+    return f"[{medium_name(piece)}]"
 
 
 def prompt(draft: Draft, content: object, entry: Json) -> UserPromptPart:
@@ -192,3 +186,108 @@ def arguments(given: object) -> Json | str | None:
 def _shallow(value: object, levels: int) -> bool:
     inner: Sequence[object] = list((mapping(value) or {}).values()) or sequence(value) or ()
     return not inner or (levels > 0 and all(_shallow(one, levels - 1) for one in inner))
+
+
+_DATA_URL = re.compile(r"data:([^;,]*)((?:;[^;,]*)*),(.*)", re.DOTALL | re.IGNORECASE)
+
+_SOUNDS = {"mp3": "audio/mpeg", "wav": "audio/wav"}
+
+
+def medium_name(medium: Medium) -> str:
+    """What a medium can be called: its type, its address, or its id."""
+    if isinstance(medium, BinaryContent):
+        return medium.media_type
+    return medium.file_id if isinstance(medium, UploadedFile) else medium.url
+
+
+def binary(data: object, media_type: object) -> BinaryContent | None:
+    """Base64 text as bytes; None when it is no base64 or its type is no text."""
+    if not isinstance(data, str) or not isinstance(media_type, str):
+        return None
+    try:
+        raw = base64.b64decode("".join(data.split()), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return _bytes(raw, media_type)
+
+
+def _bytes(raw: bytes, media_type: str) -> BinaryContent:
+    return BinaryContent.narrow_type(BinaryContent(data=raw, media_type=media_type or "application/octet-stream"))
+
+
+def data_url(url: str) -> BinaryContent | None:
+    """The bytes of a `data:` URL; None when it is none, or a broken one."""
+    match = _DATA_URL.fullmatch(url)
+    if match is None:
+        return None
+    media_type, options, data = match.groups()
+    if ";base64" in options.lower():
+        return binary(data, media_type)
+    try:
+        return _bytes(unquote_to_bytes(data), media_type or "text/plain")
+    except UnicodeEncodeError:
+        return None
+
+
+def image_url(block: Json) -> Piece | None:
+    """OpenAI: `{"image_url": {"url", "detail"}}`, or the URL alone."""
+    given = mapping(block.get("image_url")) or {"url": block.get("image_url")}
+    url, detail = text(given.get("url")), text(given.get("detail"))
+    if url is None or url[:5].lower() == "data:":
+        return data_url(url or "")
+    return ImageUrl(url=url, vendor_metadata={"detail": detail} if detail else None)
+
+
+def input_audio(block: Json) -> Piece | None:
+    """OpenAI: `{"input_audio": {"data", "format"}}`."""
+    given = mapping(block.get("input_audio")) or {}
+    form = text(given.get("format")) or "wav"
+    return binary(given.get("data"), _SOUNDS.get(form, f"audio/{form}"))
+
+
+def file(block: Json) -> Piece | None:
+    """OpenAI: `{"file": {"file_data" or "file_id", "filename"}}`."""
+    given = mapping(block.get("file")) or {}
+    data, file_id = text(given.get("file_data")), text(given.get("file_id"))
+    if data is not None:
+        return data_url(data) if data.startswith("data:") else binary(data, "application/pdf")
+    return UploadedFile(file_id=file_id, provider_name="openai") if file_id else None
+
+
+def image(block: Json) -> Piece | None:
+    """Anthropic: `{"source": …}`. A coding-agent session: `{"data", "mimeType"}`."""
+    if "source" not in block:
+        return binary(block.get("data"), block.get("mimeType"))
+    source = mapping(block["source"]) or {}
+    url = text(source.get("url"))
+    return ImageUrl(url=url) if url is not None else _source(source)
+
+
+def document(block: Json) -> Piece | None:
+    """Anthropic: a document with a base64, text, URL or file source."""
+    source = mapping(block.get("source")) or {}
+    url = text(source.get("url"))
+    return DocumentUrl(url=url) if url is not None else _source(source)
+
+
+def _source(source: Json) -> Piece | None:
+    file_id = text(source.get("file_id"))
+    if file_id is not None:
+        return UploadedFile(file_id=file_id, provider_name="anthropic")
+    if source.get("type") == "text":
+        return text(source.get("data"))
+    return binary(source.get("data"), source.get("media_type"))
+
+
+_PIECES: dict[str, Callable[[Json], Piece | None]] = {
+    "text": _text_of,
+    "input_text": _text_of,
+    "output_text": _text_of,
+    "refusal": lambda block: text(block.get("refusal")),
+    "image_url": image_url,
+    "input_image": image_url,
+    "input_audio": input_audio,
+    "file": file,
+    "image": image,
+    "document": document,
+}

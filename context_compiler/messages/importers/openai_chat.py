@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart, ToolCallPart
 
 from context_compiler.messages.importers.content import answer, call, prompt, spoken, system
-from context_compiler.messages.importers.draft import Draft
-from context_compiler.messages.importers.shape import Json, kind, mapping, sequence, text, time_of
+from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
 
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:

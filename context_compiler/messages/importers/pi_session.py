@@ -12,9 +12,8 @@ from typing import Literal
 from pydantic_ai.usage import RequestUsage
 
 from context_compiler.messages.importers.content import answer, prompt, spoken
-from context_compiler.messages.importers.draft import Draft
+from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role
-from context_compiler.messages.importers.shape import Json, kind, mapping, text, time_of
 
 _FINISH: dict[object, Literal["stop", "length", "tool_call", "error"]] = {
     "stop": "stop",

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 from pydantic_ai.messages import ModelMessagesTypeAdapter
 
-from context_compiler.messages.importers.draft import Draft
-from context_compiler.messages.importers.shape import Json
+from context_compiler.messages.importers.draft import Draft, Json
 
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from context_compiler.messages.importers import openai_chat
-from context_compiler.messages.importers.draft import Draft
-from context_compiler.messages.importers.shape import Json, sequence, text
+from context_compiler.messages.importers.draft import Draft, Json, sequence, text
 
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:

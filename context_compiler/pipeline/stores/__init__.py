@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from filelock import FileLock, Timeout
 
 from context_compiler.errors import PipelineError
-from context_compiler.paths import made
+from context_compiler.paths import make_private
 from context_compiler.pipeline.state import RunState
 
 
@@ -267,7 +267,7 @@ def own_run(path: Path, run_id: str) -> Generator[None]:
     """
     lock = FileLock(path, mode=0o600, thread_local=False)
     try:
-        made(path.parent)
+        make_private(path.parent)
         lock.acquire(timeout=GRACE_S, poll_interval=GRACE_S / 5)
     except Timeout:
         raise PipelineError(f"run {run_id!r} is under way elsewhere: wait for it, or end it") from None

@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from context_compiler.errors import PipelineError
-from context_compiler.paths import made
+from context_compiler.paths import make_private
 from context_compiler.pipeline.checkpoint import assemble, parse_checkpoint, state_changes
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import (
@@ -160,7 +160,7 @@ class SQLiteRuns:
 
 
 def _open(path: Path, timeout: float) -> sqlite3.Connection:
-    made(path.parent)
+    make_private(path.parent)
     with suppress(FileExistsError):  # nobody else may read it; SQLite gives its -wal and -shm the same mode
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)

@@ -8,7 +8,12 @@ from pydantic_ai.messages import ModelMessage, TextContent
 
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import Reader
-from context_compiler.messages.instructions import Pin, instructions, pins, sentence_ends
+from context_compiler.messages.instructions import (
+    Instruction,
+    instruction_sentences,
+    sentence_ends,
+    standing_instructions,
+)
 from context_compiler.messages.items import MARK
 from context_compiler.messages.turns import outline, pair
 from context_compiler.tokens import TokenCounter
@@ -122,14 +127,14 @@ if (!token) { return never; } // always
 """.splitlines()
 
 
-def pinned(messages: list[ModelMessage], positions: range | None = None) -> tuple[Pin, ...]:
+def pinned(messages: list[ModelMessage], positions: range | None = None) -> tuple[Instruction, ...]:
     history = Reader(TokenCounter(len)).read(messages)
-    return pins(history, outline(history, pair(history)), positions or range(len(history)))
+    return standing_instructions(history, outline(history, pair(history)), positions or range(len(history)))
 
 
 def test_most_of_what_binds_is_found_and_little_else() -> None:
-    missed = [sentence for sentence in BINDING if not instructions(sentence)]
-    wrong = [sentence for sentence in PASSING if instructions(sentence)]
+    missed = [sentence for sentence in BINDING if not instruction_sentences(sentence)]
+    wrong = [sentence for sentence in PASSING if instruction_sentences(sentence)]
     found = len(BINDING) - len(missed)
     assert found / (found + len(wrong)) >= 0.95, wrong
     assert found / len(BINDING) >= 0.9, missed
@@ -138,7 +143,7 @@ def test_most_of_what_binds_is_found_and_little_else() -> None:
 def test_a_pin_is_the_users_sentence_and_says_where_it_stands() -> None:
     said = "The report is late. Never mail it before I say so. Thanks!"
     assert pinned([user("hello"), assistant("Hi."), user(said)]) == (
-        Pin(position=2, turn=1, text="Never mail it before I say so."),
+        Instruction(position=2, turn=1, text="Never mail it before I say so."),
     )
 
 
@@ -178,13 +183,13 @@ def test_what_was_said_twice_stands_where_it_was_said_last() -> None:
 
 @pytest.mark.parametrize("said", ["The job must never run at night", "Don't touch the tests", "Always use tabs"])
 def test_a_question_sets_nothing(said: str) -> None:
-    assert instructions(f"{said}.")
-    assert not instructions(f"{said}?")
+    assert instruction_sentences(f"{said}.")
+    assert not instruction_sentences(f"{said}?")
 
 
 def test_code_and_quotations_set_nothing() -> None:
-    assert instructions("Look:\n```\nNever do this.\n```\nNever do that.") == ("Never do that.",)
-    assert instructions("> Never do this.\nHe wrote “never do this”.") == ()
+    assert instruction_sentences("Look:\n```\nNever do this.\n```\nNever do that.") == ("Never do that.",)
+    assert instruction_sentences("> Never do this.\nHe wrote “never do this”.") == ()
 
 
 def test_a_long_instruction_is_clipped_but_keeps_both_ends() -> None:
@@ -194,7 +199,7 @@ def test_a_long_instruction_is_clipped_but_keeps_both_ends() -> None:
 
 
 def test_a_sentence_does_not_end_at_an_abbreviation() -> None:
-    assert instructions("Never mail suppliers, e.g. Dr. Smith, on Sundays. Bye.") == (
+    assert instruction_sentences("Never mail suppliers, e.g. Dr. Smith, on Sundays. Bye.") == (
         "Never mail suppliers, e.g. Dr. Smith, on Sundays.",
     )
 
@@ -218,5 +223,5 @@ def test_every_pin_of_any_history_is_one_line_a_user_said(messages: list[ModelMe
 def test_a_prompt_is_not_held_for_what_was_found_in_it() -> None:
     text = "".join(["Never push to main. ", "What is this? " * 1_000])
     held = sys.getrefcount(text)
-    assert instructions(text) == instructions(text) == ("Never push to main.",)
+    assert instruction_sentences(text) == instruction_sentences(text) == ("Never push to main.",)
     assert sys.getrefcount(text) == held

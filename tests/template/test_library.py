@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from context_compiler.errors import TemplateError
-from context_compiler.template import Template
+from context_compiler.template import Template, shipped_templates
 from context_compiler.template.library import TemplateLibrary, list_templates
-from context_compiler.template.prompts import shipped_templates
 
 
 @pytest.fixture

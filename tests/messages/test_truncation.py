@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.messages.items import Kind
-from context_compiler.messages.shapes import clamp
+from context_compiler.messages.shapes import truncate
 from tests.messages.cutting import LONG, cost, cut, part
 from tests.support.builders import answer, assistant, call, user
 from tests.support.parts import PNG, FuturePart, retry_prompt
@@ -35,11 +35,11 @@ from tests.support.views import counter
 
 @given(texts(surrogates=True), st.integers(0, 60))
 def test_a_clamped_text_is_within_its_limit(text: str, limit: int) -> None:
-    assert counter.text(clamp(text, limit, counter)) <= max(limit, 0)
+    assert counter.text(truncate(text, limit, counter)) <= max(limit, 0)
 
 
 def test_a_clamped_text_keeps_head_and_tail_and_says_how_much_it_was() -> None:
-    short = clamp(LONG, 100, counter)
+    short = truncate(LONG, 100, counter)
     assert LONG.startswith(short.split("\n")[0])
     assert LONG.endswith(short.split("\n")[-1])
     assert f"{counter.text(LONG):,} tokens in full" in short
@@ -47,14 +47,14 @@ def test_a_clamped_text_keeps_head_and_tail_and_says_how_much_it_was() -> None:
 
 
 def test_where_no_marker_fits_the_beginning_is_kept() -> None:
-    short = clamp(LONG, 10, counter)
+    short = truncate(LONG, 10, counter)
     assert short.endswith("…")
     assert LONG.startswith(short[:-1])
     assert len(short) > 20
 
 
 def test_a_short_text_is_not_touched() -> None:
-    assert clamp("as it is", 10, counter) == "as it is"
+    assert truncate("as it is", 10, counter) == "as it is"
 
 
 @pytest.mark.parametrize(
