@@ -34,7 +34,7 @@ class Memo(Generic[K, V]):
             return found[0]
 
     def keep(self, key: K, value: V) -> None:
-        """Remember a value, in place of what was under its key; one that is larger than the room is not kept."""
+        """Store or replace a value; one that is larger than the room is not kept."""
         weight = self._weigh(value)
         with self._lock:
             self._held -= self._kept.pop(key, (None, 0))[1]

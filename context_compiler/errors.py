@@ -1,4 +1,4 @@
-"""Everything this package raises on purpose, in one tree.
+"""Errors that this package raises on purpose, in one tree.
 
 ContextCompilerError
 ├── TemplateError      a template is missing, unreadable or wrong (name, path, line)

@@ -1,7 +1,7 @@
-"""Names by content: the name of a message depends on what it says and on everything before it.
+"""Content-based ids: the id of a message depends on its content and on everything before it.
 
-Equal prefixes therefore share names, a fork costs only what is new, and a file can prove itself. The
-idea of chained content ids is git's; `VERSION` allows the rule to change without confusing old names.
+Equal prefixes therefore share ids, a fork stores only what is new, and a file can be verified. The idea is git's;
+`VERSION` allows the rule to change without confusing old ids.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def text_hash(text: str) -> str:
 
 
 def identity(body: bytes) -> str:
-    """Name one message by what its parts say to a model.
+    """Hash of one message by what its parts say to a model.
 
     `body` is the message's JSON. Two messages that differ only in times, run ids or usage are one, and so are two
     renderings of the same dynamic part: the host renders it anew at every run.
@@ -54,10 +54,10 @@ def _without_stamps(part: object) -> object:
 
 
 STAMPS = frozenset({"timestamp", "metadata", "outcome", "retry"})
-"""Fields of a part that name nothing: when and how often, and what a host makes of an old retry prompt."""
+"""Fields of a part that are no content: times, counts, and a host's rewriting of old retry prompts."""
 
 _UNSAID: tuple[object, ...] = (None, [], {})
-"""Fields that one version of the host writes out and another leaves out."""
+"""Values that one version of the host writes out and another omits."""
 
 
 def chain_id(parent: str | None, content: str) -> str:
@@ -66,7 +66,7 @@ def chain_id(parent: str | None, content: str) -> str:
 
 
 def objects_of(message: ModelMessage) -> list[object]:
-    """The parts and what they hold, as objects: other ones mean that a message was edited in place."""
+    """Parts of a message and their contents as objects; a change of identity shows an edit in place."""
     held: list[object] = list(message.parts)
     for part in message.parts:
         for name in ("content", "args"):
@@ -77,7 +77,7 @@ def objects_of(message: ModelMessage) -> list[object]:
 
 
 def _snapshot(value: object) -> object:
-    """A value whose containers are copied, so that a change within them shows; everything else is itself."""
+    """Copy of a value's containers, so that a change within them shows; other values as they are."""
     if isinstance(value, dict):
         return {key: _snapshot(inner) for key, inner in cast(dict[object, object], value).items()}
     if isinstance(value, list):

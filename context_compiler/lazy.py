@@ -1,4 +1,4 @@
-"""A package's public names load when they are first used, so that importing it costs next to nothing."""
+"""Public names that load on first use, so that importing a package costs next to nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def public(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package that says where its public names live.
+    """`__getattr__` and `__dir__` of a package from the homes of its public names.
 
     Args:
         package: Its `__name__`.

@@ -16,7 +16,7 @@ log = logging.getLogger("context_compiler")
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder if it is not there; the outermost one that has to be made is private and ignores itself.
+    """Make a folder if it does not exist; the outermost new one is private and ignored by git.
 
     Raises:
         OSError: it cannot be made.

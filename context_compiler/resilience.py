@@ -1,4 +1,4 @@
-"""The one place that fails open: whatever goes wrong in here, the conversation goes on.
+"""Failing open: whatever goes wrong here, the conversation goes on.
 
 Cancellation is no failure and passes through, and so does the control flow of a durable execution engine,
 which stops and resumes runs by exceptions of its own.
@@ -25,7 +25,7 @@ GONE = "[left out]"
 """Placeholder for content without text in the last fallback."""
 
 DOUBLINGS = 30
-"""More of them make no pause longer, and in a week of failures a number too large to reckon with."""
+"""Cap on the exponent; the pause has already reached `longest`, and `2 ** n` would overflow."""
 
 
 def is_control_flow(error: Exception) -> bool:
@@ -42,7 +42,7 @@ class Attempt(Generic[T]):
 
 
 def attempt(work: Callable[[], T]) -> Attempt[T]:
-    """Do something that may fail in any way."""
+    """Call something that may fail in any way."""
     try:
         return Attempt(value=work())
     except Exception as error:
@@ -52,7 +52,7 @@ def attempt(work: Callable[[], T]) -> Attempt[T]:
 
 
 async def try_await(work: Awaitable[T]) -> Attempt[T]:
-    """Wait for something that may fail in any way."""
+    """Await something that may fail in any way."""
     try:
         return Attempt(value=await work)
     except Exception as error:
@@ -62,7 +62,7 @@ async def try_await(work: Awaitable[T]) -> Attempt[T]:
 
 
 class Breaker:
-    """After three failures in a row, a pause; each further failure doubles it, a success ends it."""
+    """Circuit breaker: a pause after three failures in a row, doubled by each further one, ended by a success."""
 
     def __init__(self, *, limit: int = 3, pause: float = 15.0, longest: float = 600.0) -> None:
         """Pauses in seconds."""
@@ -88,7 +88,7 @@ class Breaker:
 
 
 def floor(messages: Sequence[ModelMessage], limit: int | None) -> list[ModelMessage]:
-    """The last exchange alone, every text cut to fit: a tail cut that depends on nothing else.
+    """The last exchange alone, every text cut to fit, without any of the usual machinery.
 
     Args:
         messages: The raw history, not empty.
@@ -116,7 +116,7 @@ def _answers(message: ModelMessage) -> bool:
 
 
 def _short(part: Any, limit: int) -> Any:
-    """A part whose text is at most `limit` characters; what is no text becomes a word for it."""
+    """Cut the text of a part to `limit` characters; non-text content becomes a short label."""
     if part.part_kind == "file":
         return TextPart(content=GONE[:limit])
     if part.part_kind in ("tool-call", "builtin-tool-call"):

@@ -1,4 +1,4 @@
-"""Every default has an environment name, read when asked for and never at import.
+"""Defaults and their environment variables, read on demand and never at import.
 
 | variable | default | allowed |
 |---|---|---|
@@ -28,7 +28,7 @@ COUNT_RULE = "a whole number from 0, or all"
 
 
 def parse_count(value: object) -> Count:
-    """Read how many, from a number or from text; ValueError, which says what is allowed, for anything else."""
+    """Parse a count from a number or from text; ValueError, which says what is allowed, for anything else."""
     text = value.strip() if isinstance(value, str) else value
     if text == "all":
         return "all"

@@ -1,4 +1,4 @@
-"""A reflection is what went wrong and what came of it, in one line: the note that keeps a mistake from being repeated.
+"""Reflections: one line on what failed and what worked instead, so that a mistake is not repeated.
 
 The policy says when one is written, and it is written from what the conversation itself shows: a failed call, how
 often it was tried again, and the call that then worked. No model is asked; a `reflector` may say it better.
@@ -31,7 +31,7 @@ class Failure:
     call: str
     """The call on one line."""
     said: str
-    """What came back the last time, on one line."""
+    """Last result of the call, on one line."""
     times: int = 1
     worked: str = ""
     """The next call of the same tool that did not fail, on one line."""
@@ -39,7 +39,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occasion:
-    """Why a reflection is due: one failure, or the end of so many turns with everything that failed in them."""
+    """Occasion of a reflection: one failure, or a period of turns with all its failures."""
 
     first_turn: int
     last_turn: int
@@ -48,7 +48,7 @@ class Occasion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reflection:
-    """What was observed, and what was done about it."""
+    """An observation and the adjustment made."""
 
     observation: str
     adjustment: str
@@ -62,7 +62,7 @@ Reflector = Callable[[Occasion], Reflection | None]
 
 
 def describe_failures(occasion: Occasion) -> Reflection | None:
-    """A reflection in the words of the conversation; None where nothing failed."""
+    """Reflection in the words of the conversation; None without a failure."""
     if not occasion.failures:
         return None
     if occasion.first_turn == occasion.last_turn and len(occasion.failures) == 1:
@@ -92,14 +92,14 @@ def _describe_one(failure: Failure) -> Reflection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReflectionPolicy:
-    """When reflections are written, and how many a template is given.
+    """Rules for writing reflections, and the number a template gets.
 
     Raises:
         SettingsError: a number is below 0.
     """
 
     every_n_turns: int = 0
-    """One after each so many turns, about all that failed in them; 0: never."""
+    """Write one after every n turns, about all failures in them; 0: never."""
     on_tool_failure: bool = True
     """One for each call that failed."""
     keep: int = 3
@@ -133,12 +133,12 @@ class ReflectionPolicy:
 
 
 def reflection_section(history: History, positions: Sequence[int], policy: ReflectionPolicy) -> str:
-    """The section of a template: one line a reflection."""
+    """Template section with one line per reflection."""
     return "\n".join(map(str, policy.reflections(history, positions)))
 
 
 def failures(history: History, positions: Sequence[int]) -> Iterator[Failure]:
-    """What failed in these messages; failures of one tool in a row are one."""
+    """Failures in these messages; consecutive failures of one tool count as one."""
     calls: dict[str, Item] = {}
     results: list[tuple[int, Item]] = []
     for turn, item in _items_by_turn(history, set(positions)):

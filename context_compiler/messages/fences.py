@@ -1,4 +1,6 @@
-"""Data stays data: text inside a fence can neither close it, nor open another, nor pass for our own notes.
+"""Untrusted text made safe to quote: fenced, neutralized, or on one line of limited width.
+
+Text inside a fence can neither close it, nor open another, nor pass for one of our own notes.
 
 What looks like one of our lines gets a backslash in front: seen by a reader, taken off by a reader. Nothing
 else is changed but what no model should be sent: control characters and halves of surrogate pairs.
@@ -12,13 +14,13 @@ from itertools import pairwise
 from unicodedata import normalize
 
 SUMMARY_PREFIX = "Context summary (compiled):"
-"""How the note that stands for earlier turns begins."""
+"""First line of the note that replaces earlier turns."""
 
 INVISIBLE = "\u200b"
-"""Stands in the folded text for every character that shows nothing."""
+"""Placeholder in the folded text for every invisible character."""
 
 WIDE = "\u2a76"
-"""Stands in the folded text for the two signs that are several equals signs in one."""
+"""Placeholder in the folded text for the two signs that are several equals signs in one."""
 
 
 def fence(name: str, text: str) -> str:
@@ -46,7 +48,7 @@ _HALVES = re.compile("[\ud800-\udfff]")
 
 
 def _folding_table() -> dict[int, str]:
-    """Every character that reads as one we use, one for one, so that positions stay what they are."""
+    """Look-alikes of the characters in our markers, mapped one to one so that positions are kept."""
     ours = set("=():" + "begindcontexsumarypld")
     blocks = (
         (0xFF01, 0xFF5F),
@@ -125,7 +127,7 @@ _SHOWING_NOTHING = (
 
 _LOOKS_LIKE = _folding_table()
 _LOOKING = re.compile("[|\x80-\U0010ffff]+")
-"""Runs of what `_LOOKS_LIKE` may know: most of a text is neither, and a table is slow to ask."""
+"""Runs that `_LOOKS_LIKE` may translate; most text has none, and `translate` is slow."""
 
 
 def _spaced_pattern(letters: str) -> str:
@@ -144,7 +146,7 @@ _MARKER = re.compile(_GAP.join(map(_spaced_pattern, ("context", "summary", "(", 
 
 
 def _forgeries(seen: str) -> Iterator[int]:
-    """Where to put a backslash: lines that begin like a fence, whole fences inside a line, and our marker."""
+    """Positions that need a backslash: lines that begin like a fence, fences inside a line, and our marker."""
     for run in _RUN.finditer(seen):
         start = run.start()
         named = _NAMED.match(seen, run.end())
@@ -164,7 +166,7 @@ def _disarmed(seen: str, start: int) -> bool:
 
 
 WIDTH = 160
-"""Characters of a line, if not told otherwise."""
+"""Default characters of a line."""
 
 NAME = 24
 """Characters of a word that is left out whole rather than cut."""
@@ -180,7 +182,7 @@ _SPACE = re.compile(r"[\s\x1c-\x1f\x85\u2028\u2029]+")
 
 
 def clip(text: str, width: int) -> str:
-    """The text itself where it has at most `width` characters, else its beginning and end around a `…`."""
+    """Shorten a text to `width` characters by replacing its middle with a `…`."""
     if len(text) <= width:
         return text
     if width < 2:
@@ -191,7 +193,7 @@ def clip(text: str, width: int) -> str:
 
 
 def _before_word(text: str, at: int) -> int:
-    """Where to end so that no word is cut: half a name names nothing. A word of more than `NAME` characters is cut."""
+    """Last position up to `at` that cuts no word; words longer than `NAME` are cut."""
     start = at
     while start > max(0, at - NAME) and _joins(text, start):
         start -= 1
@@ -206,7 +208,7 @@ def _after_word(text: str, at: int) -> int:
 
 
 def _joins(text: str, at: int) -> bool:
-    """Whether the characters on both sides of a place belong to one word."""
+    """True if the characters on both sides of a position belong to one word."""
     sides = text[max(0, at - 1) : at + 1]
     return len(sides) == 2 and all(side.isalnum() or side in "_-" for side in sides)
 

@@ -1,7 +1,7 @@
-"""A history is a chain of messages, each read once: its items, its price, and its name by content.
+"""Message histories: each message read once into items, token count and content-based id.
 
-What reading costs depends on what is new. A message already seen is found by object identity; one that was
-just deserialised is found by its content.
+Reading costs only what is new: a known message is found by object identity, a deserialised one by its content.
+The module also has the canonical JSON of a message, which the record keeps.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ REMEMBERED = 50_000_000
 """Characters of the readings that are remembered by content."""
 
 ENTRY = 1_000
-"""What remembering one reading costs beside its texts."""
+"""Overhead of one remembered reading, in characters."""
 
 RECENT = 8
-"""How many histories read lately may lend their ids to the next."""
+"""Recently read histories whose ids may be reused by the next."""
 
 CLOSE = 16
-"""So few new messages, and no other history can be a much nearer relative."""
+"""With at most this many new messages the search for a closer history stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Reading:
     items: tuple[Item, ...]
     tokens: int
     name: str
-    """Its `identity`: what it says, whatever came before."""
+    """Its `identity`: named by content alone, without what came before."""
     request: bool
     prompts: bool
     """It holds a user prompt that this package did not write."""
@@ -57,12 +57,12 @@ class Reading:
     exchanges: bool
     """It calls a tool or answers a call, the provider's own tools included."""
     stays: int
-    """Tokens of what stays when the message goes: another's system text, and what the host keeps for itself."""
+    """Tokens that remain when the message is dropped: foreign system text and host bookkeeping."""
     run_id: str | None
 
     @property
     def asks(self) -> bool:
-        """Whether a user says something there; a file beside an answer is what a tool returned."""
+        """True if a user speaks in it. A file beside a tool result belongs to the result."""
         said = [item for item in self.items if item.kind is Kind.USER and item.mark is None]
         return self.prompts and not (self.answers and all(item.media for item in said))
 
@@ -87,7 +87,7 @@ class History:
 
     @property
     def tokens(self) -> int:
-        """What all its messages cost, in exact tokens."""
+        """Exact tokens of all its messages."""
         return self.sums[-1]
 
     def body(self, index: int) -> bytes:
@@ -109,7 +109,7 @@ SPOKEN = frozenset({Kind.USER, Kind.TEXT, Kind.CALL, Kind.RETURN, Kind.FEEDBACK,
 
 
 def searchable(reading: Reading) -> str:
-    """The text by which a message can be found: what was said, called and returned."""
+    """Searchable text of a message: speech, calls and results."""
     said = (f"{item.tool} {item.text}" if item.tool else item.text for item in reading.items if item.kind in SPOKEN)
     return "\n".join(text for text in said if text)
 
@@ -147,7 +147,7 @@ class Reader:
         return history
 
     def _closest(self, readings: Sequence[Reading]) -> tuple[History | None, int]:
-        """The history read lately that shares most with this one, and how much."""
+        """The recent history with the longest common prefix, and the length of that prefix."""
         best: tuple[History | None, int] = (None, 0)
         for history in reversed(tuple(self._recent)):  # another thread may read meanwhile
             share = _common_prefix(history.readings, readings)
@@ -158,7 +158,7 @@ class Reader:
         return best
 
     def one(self, message: ModelMessage) -> Reading:
-        """Read one message, or remember it."""
+        """Read one message, from memory where it is known."""
         seen = self._seen.get(id(message))
         look = objects_of(message)
         if seen and seen[0]() is message and seen[1] == look:
@@ -186,19 +186,19 @@ _common = Reader(as_counter(None))
 
 
 def reader_of(counter: TokenCounter) -> Reader:
-    """What reads with a counter; with the counter that all share it is shared too, so that nothing is read twice."""
+    """Reader for a counter; the shared counter has a shared reader, so that nothing is read twice."""
     return _common if counter is _common.counter else Reader(counter)
 
 
 def _unchanged_prefix(last: History | None, messages: Sequence[ModelMessage]) -> int:
-    """How many leading messages are the same objects as last time, leaving out the two that a host may edit."""
+    """Number of leading messages that are the same objects as last time, minus the two a host may edit."""
     if last is None:
         return 0
     return max(0, min(_common_prefix(last.messages, messages), len(last) - 2))
 
 
 def _common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many leading elements are the same objects."""
+    """Number of leading elements that are the same objects."""
     return next(compress(count(), map(operator.is_not, one, other)), min(len(one), len(other)))
 
 
@@ -226,14 +226,14 @@ def day_of(message: ModelMessage) -> str:
 
 
 def day(when: object) -> str:
-    """A time as YYYY-MM-DD; empty where there is none, or only the zero that stands for none in a transcript."""
+    """A time as YYYY-MM-DD; empty if there is none, or only the zero of an undated transcript."""
     return when.date().isoformat() if isinstance(when, datetime) and when.year > 1970 else ""
 
 
 _HALVES = re.compile("[\ud800-\udfff]")
 _DIGITS = re.compile(rb"(?<!\d)\d{4301}")
 _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(-?\d{4301,}+)')
-"""A string whole, so that nothing within it is taken for a number; or a number longer than readers of JSON take."""
+"""A complete string, so that digits within it are no number; or a number too long for JSON parsers."""
 
 
 def message_body(message: ModelMessage) -> bytes:
@@ -261,10 +261,10 @@ def load_messages(bodies: Sequence[bytes]) -> list[ModelMessage]:
 
 
 def superseded_parts(history: History) -> dict[int, frozenset[int]]:
-    """Parts that need not stay when their message goes: their positions, by position of the message.
+    """Positions of superseded parts by message: they may be dropped together with it.
 
-    That is system text that an earlier message said already, and what the host noted for itself before the last
-    compaction: it reads its notes from there on.
+    Host bookkeeping parts survive when their message is dropped, unless a later part supersedes them: system text that
+    repeats an earlier message, and host notes from before the last compaction, which the host no longer reads.
     """
     staying = [index for index, reading in enumerate(history.readings) if reading.stays]
     noted = any(item.kind is Kind.CONTROL for index in staying for item in history.readings[index].items)
@@ -284,7 +284,7 @@ def superseded_parts(history: History) -> dict[int, frozenset[int]]:
 
 
 def _window_start(history: History) -> tuple[int, int]:
-    """Where the host's window opens: message and part of the last compaction, or the first of all."""
+    """Message and part at which the host's window opens: the last compaction, or the very first."""
     for index in range(len(history) - 1, -1, -1):
         reading = history.readings[index]
         ends = [at for at, item in enumerate(reading.items) if item.kind is Kind.COMPACTION and item.mark is None]

@@ -1,8 +1,8 @@
-"""A standing instruction announces itself: "from now on", "never push …", "unless I say so".
+"""Standing instructions of a user, found by cues such as "from now on", "never push …", "unless I say so".
 
-Pure text. Each cue is one pattern of a table, and the tables differ in where a cue counts: `ORDERS` only where
-a clause begins, so that "I never went" and "have you ever" say nothing. Questions set nothing but in the polite
-form of an order. The tables were tuned on what people really say to assistants.
+Each cue is a pattern in a table, and the tables differ in where a cue counts: `ORDERS` only at the beginning of a
+clause, so that "I never went" and "have you ever" do not match. A question matches only as a polite order. The
+tables were tuned on real messages to assistants.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import Outline
 
 LONGEST = 2_000
-"""What has no sentence end for so many characters is no instruction but data."""
+"""Longest sentence, in characters; anything longer is data."""
 
 REMEMBERED = 1_024
-"""Texts whose instructions are remembered: the same prompts are asked about at every compile."""
+"""Texts whose instructions are cached; the same prompts recur at every compile."""
 
 _ENDS = re.compile(
     r"""(?x)
@@ -38,7 +38,7 @@ _ABBREVIATED = re.compile(
 
 
 def sentence_ends(text: str, start: int = 0) -> Iterator[int]:
-    """Where the next sentence or line begins, for every sentence but the last; those that end after `start`."""
+    """Positions at which the next sentence or line begins, searched from `start`."""
     for match in _ENDS.finditer(text, start):
         at = match.start()
         if "\n" in match.group() or text[at - 1] != "." or not _ABBREVIATED.search(text, max(0, at - 8), at):
@@ -82,7 +82,7 @@ ANYWHERE = (
     r"(?:em hipótese alguma|d'ora in poi|in nessun caso|vanaf nu|in geen geval|od teraz|pod żadnym pozorem)\b",
     r"(?:отныне|впредь|с этого момента|ни в коем случае|ни при каких обстоятельствах)\b",
 )
-"""Said anywhere in a sentence, these bind for longer than the moment."""
+"""Cues that count anywhere in a sentence."""
 
 UNSPACED = (
     r"从现在(?:起|开始)|今后|以后(?:请|都|不要|每次)|务必|切勿|绝对?不(?:要|能|可)|永远不要|无论如何|请(?:始终|总是|一直|不要|勿)",
@@ -105,7 +105,7 @@ OPENINGS = (
     r"¡?(?:nunca|jamás|siempre|sempre|mai|responde siempre|всегда|никогда)\b",
     r"(?:不要|禁止|一定要|始终|总是)|(?:دائم|أبد|لا ت)|(?:תמיד|לעולם)|हमेशा",
 )
-"""With these a sentence begins that binds."""
+"""Cues at the beginning of a sentence."""
 
 ORDERS = (
     # "don't" and "never" before a verb; what follows here is no verb, or no order
@@ -129,7 +129,7 @@ ORDERS = (
     r"please keep\b|keep (?:your|answers|responses|replies|it|everything|all|each|the)\b(?! (?:up|going|real|coming))",
     r"leave [^.]{1,60} (?:alone|untouched|as (?:is|they are|it is))\b",
 )
-"""Said where a clause begins, these are orders."""
+"""Cues at the beginning of a clause."""
 
 FRIENDLY = (
     r"give up|lose (?:hope|heart|faith)|stop (?:believing|dreaming|trying)",
@@ -137,7 +137,7 @@ FRIENDLY = (
     r"let (?:it|that|this|them|anyone|anything|fear)\b",
     r"\b(?:yourself|stress|panic|sweat|dreams?|your (?:heart|passions?|best|goals?))\b",
 )
-"""What friends wish each other in the form of an order."""
+"""Good wishes in the form of an order."""
 
 POLITE = (
     r"\bfrom now on\b",
@@ -145,7 +145,7 @@ POLITE = (
     rf"\bi {_DEGREE}prefer\b|\bi always (?:want|expect)\b",
     r"\b(?:whenever|every time|each time) i (?:ask|say|tell)\b",
 )
-"""In a question, only these set something."""
+"""The only cues that count in a question."""
 
 _FILLER = (
     r"(?:(?:and|but|so|or|then|also|just|please|pls|plz|kindly|ok|okay|well|yes|yeah|no|oh|omfg|omg|wtf|hey|hi|dude|again"
@@ -167,11 +167,11 @@ _PASTED = (">", "+ ", "@", "//", "/*", "$ ", "\u279c")
 
 
 _known: Memo[str, tuple[str, ...]] = Memo(REMEMBERED)
-"""By the hash of the text: a prompt may be megabytes."""
+"""Keyed by the hash of the text: a prompt may be megabytes."""
 
 
 def instruction_sentences(text: str) -> tuple[str, ...]:
-    """The sentences of a user's text that set something for good, verbatim but each on one line.
+    """Sentences of a user's text that are standing instructions, verbatim, each on one line.
 
     Fenced code, quoted lines and what looks like code are passed over.
     """
@@ -199,7 +199,7 @@ def _find_sentences(text: str) -> tuple[str, ...]:
 
 
 def is_instruction(sentence: str) -> bool:
-    """Whether a sentence of a user's sets an instruction or prohibition for longer than the moment."""
+    """True if a sentence is a standing instruction or prohibition."""
     if sentence.startswith(_PASTED):
         return False
     said = _LISTED.sub("", _QUOTED.sub("_", sentence.replace("’", "'"))).strip(" *_").lower()
@@ -213,12 +213,12 @@ def is_instruction(sentence: str) -> bool:
 
 
 INSTRUCTION_WIDTH = 400
-"""Characters of a pin, at most."""
+"""Most characters of an instruction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """A sentence in which a user set a standing instruction or prohibition."""
+    """A sentence with a standing instruction or prohibition."""
 
     position: int
     """Of its message."""
@@ -231,7 +231,7 @@ def standing_instructions(history: History, outline: Outline, positions: Iterabl
     """Standing instructions and prohibitions that users gave in these messages, oldest first.
 
     Only what users said themselves counts: no tool result, no answer, nothing this package wrote, and within
-    a prompt no code and no quotation. What was said twice stands where it was said last.
+    a prompt no code and no quotation. Of repetitions the last one counts.
     """
     starts = [turn.start for turn in outline.turns]
     found: dict[str, Instruction] = {}

@@ -1,4 +1,4 @@
-"""One part of one message is one `Item`: the only place that knows what Pydantic AI's parts look like.
+"""Message parts read into `Item`s; the only module that knows the part classes of Pydantic AI.
 
 Parts are told apart by `part_kind`, so that a part the installed host does not have yet needs no class
 here; a kind nobody knows becomes an `OTHER` item, is priced by its text, and passes through untouched.
@@ -24,14 +24,14 @@ MESSAGE_OVERHEAD = 4
 """Tokens that a provider's framing costs for every part that becomes a message of its own."""
 
 RETRY_OVERHEAD = 12
-"""Tokens of what a host puts around the text of a retry."""
+"""Tokens of the host's wrapping around the text of a retry."""
 
 CALL_OVERHEAD = 8
 """Tokens that the framing of one tool call costs: its id, type and name fields."""
 
 
 class Kind(StrEnum):
-    """What a part is for, across hosts and providers."""
+    """Purpose of a part, across hosts and providers."""
 
     SYSTEM = "system"
     USER = "user"
@@ -43,14 +43,14 @@ class Kind(StrEnum):
     """A retry prompt that answers no call."""
     MEDIA = "media"
     CONTROL = "control"
-    """What the host keeps in a history for itself: instruction baselines, deltas, availability."""
+    """Host bookkeeping in a history: instruction baselines, deltas, availability."""
     COMPACTION = "compaction"
     OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One part, read once: what it says and what it costs."""
+    """One part of a message with its text and cost."""
 
     kind: Kind
     text: str
@@ -70,7 +70,7 @@ class Item:
 
     @property
     def stays(self) -> bool:
-        """Whether it stays when its message goes: another's system text, or what the host keeps for itself."""
+        """True if it survives when its message is dropped: foreign system text or host bookkeeping."""
         return self.loads or self.kind is Kind.CONTROL or (self.kind is Kind.SYSTEM and self.mark is None)
 
 
@@ -86,7 +86,7 @@ CONTROL_KINDS = {
     "model-settings-delta": "settings",
     "capability-load-delta": "loaded",
 }
-"""What the host notes in a history for itself, and the field of it that a model may come to read."""
+"""Bookkeeping parts of the host, and the field of each that a model may read."""
 
 
 def read_items(message: ModelMessage, counter: TokenCounter) -> tuple[Item, ...]:
@@ -206,7 +206,7 @@ def _file(part: Any, counter: TokenCounter) -> Item:
 
 
 def _speech(part: Any, counter: TokenCounter) -> Item:
-    """What was spoken: its transcript, and the sound of what a user said where the host has kept it."""
+    """Speech: its transcript, and the sound of user speech where the host keeps it."""
     by_user = part.speaker == "user"
     sound = media_cost(part.audio) if by_user and part.audio is not None else 0
     text = part.transcript or (placeholder(part.audio) if sound else "")
@@ -277,13 +277,13 @@ def media_type(thing: Any) -> str:
 
 
 def media_cost(thing: Any) -> int:
-    """What a medium costs, in tokens."""
+    """Cost of a medium in tokens."""
     data = getattr(thing, "data", None)
     return media_tokens(media_type(thing), data if isinstance(data, bytes) else None)
 
 
 def placeholder(thing: Any) -> str:
-    """What stands for a medium where only text can stand."""
+    """Text label that replaces a medium."""
     data = getattr(thing, "data", None)
     size = f" {max(1, len(data) // 1024)} kB" if isinstance(data, bytes) else ""
     return f"[{media_type(thing)}{size}]"
@@ -313,7 +313,7 @@ def without_media(content: object) -> object:
 
 
 def plain_text(content: object) -> str:
-    """Any content as the text a model would read; what has no text form is named, never raised."""
+    """Any content as the text a model would read; values without a text form become a type label."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -332,5 +332,5 @@ def _fallback_json(content: object) -> str:
 
 
 def type_label(value: object) -> str:
-    """What stands for a value that has no text form: its type."""
+    """Type label for a value without a text form."""
     return f"<{type(value).__qualname__}>"

@@ -1,8 +1,8 @@
-"""A message stands in a view whole, in one of a few smaller shapes, or not at all.
+"""Smaller forms of a message: truncated texts, tool-call stubs, exchanges rendered as text.
 
-A shape never mutates: it builds new parts, and only the parts that change. A shape keeps pairs valid: a
-call keeps its id and name, an answer its id, whatever happens to what they say. What the provider ran
-itself can only be read whole by it, so such an exchange becomes text where it is too long.
+A shape never mutates a message; it builds new parts, and only those that change. Pairs stay valid: a call keeps its
+id and name, an answer its id. Exchanges of a provider's own tools cannot be shortened in place, so that one which
+is too long becomes text.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.tokens import TokenCounter
 
 STUB_LIMITS = {Kind.CALL: 64, Kind.RETURN: 48, Kind.TEXT: 60}
-"""Parts with more tokens than this are cut down in a skeleton."""
+"""Parts with more tokens than this are shortened in a tool-call stub."""
 
 STUB_ARGUMENTS = 96
-"""Tokens that the arguments of a call keep in a skeleton."""
+"""Tokens of a call's arguments in a stub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How a message stands in a view; the default is whole."""
+    """Form of a message in a view; the default is unchanged."""
 
     skip: frozenset[int] = frozenset()
-    """Parts left out, by position: they are broken, or were said before."""
+    """Positions of parts left out: broken ones, and repetitions."""
     without: frozenset[str] = frozenset()
     """Kinds of part left out that nothing can shorten; what stays for others is never among them."""
     limit: int | None = None
@@ -51,20 +51,20 @@ class Shape:
     system: int | None = None
     """The same for system text of others, which no other limit touches."""
     skeleton: bool = False
-    """Tool exchanges keep name, key arguments and an outcome line."""
+    """Tool exchanges become stubs: name, key arguments and an outcome line."""
     bare: bool = False
     """Only what the host would forget remains: foreign system parts, control parts, loads."""
     ref: str = ""
-    """The name by which an agent can read what was cut away here; empty where it cannot."""
+    """Reference under which an agent can read the full message; empty if it cannot."""
     tools: str = "paired"
-    """paired: tool exchanges stand; drop: they go; render: they stand as text."""
+    """paired: tool exchanges are kept; drop: they are dropped; render: they become text."""
 
 
 WHOLE = Shape()
 
 
 def apply_shape(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenCounter) -> ModelMessage | None:
-    """The message in that shape: itself when whole, None when nothing of it is left."""
+    """Apply a shape to a message; None if nothing is left of it."""
     if shape == WHOLE:
         return message
     told = _oversized_native_ids(reading.items, shape)
@@ -78,7 +78,7 @@ def apply_shape(message: ModelMessage, reading: Reading, shape: Shape, counter: 
 
 
 def price(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenCounter) -> int:
-    """What the message costs in that shape, in exact tokens."""
+    """Exact tokens of a message in a shape."""
     if shape == WHOLE:
         return reading.tokens
     left = apply_shape(message, reading, shape, counter)
@@ -86,7 +86,7 @@ def price(message: ModelMessage, reading: Reading, shape: Shape, counter: TokenC
 
 
 def _oversized_native_ids(items: Sequence[Item], shape: Shape) -> frozenset[str | None]:
-    """Ids of what the provider ran itself within this message and what is too long for the shape."""
+    """Call ids of the provider's own exchanges in this message that exceed the limit of the shape."""
     limit = shape.limit if shape.limit is not None else STUB_LIMITS[Kind.RETURN] if shape.skeleton else None
     own = [item.call_id for item in items if item.native]
     if limit is None or not own:
@@ -116,7 +116,7 @@ def _truncate_part(part: Any, item: Item, limit: int, truncator: Truncator) -> A
 
 
 def _with_text(part: Any, text: str) -> Any:
-    """The same part with another text; parts that a host only takes over from elsewhere become plain ones."""
+    """The same part with another text; speech and retry parts become plain ones."""
     if part.part_kind == "speech":
         return UserPromptPart(content=text) if part.speaker == "user" else TextPart(content=text)
     if part.part_kind != "retry-prompt":
@@ -145,7 +145,7 @@ def _write_user(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
 
 
 def _piece(piece: Any, left: int, truncator: Truncator) -> tuple[Any, int]:
-    """A piece of a prompt cut to what is left, and what it costs."""
+    """A piece of a prompt truncated to the tokens left, and its cost."""
     if is_media(piece):
         cost = media_cost(piece)
         if cost <= left:
@@ -214,7 +214,7 @@ _WRITERS: dict[Kind, Callable[[Any, Item, int, Truncator], Any]] = {
     Kind.MEDIA: _write_file,
     Kind.COMPACTION: _write_summary,
 }
-"""How each kind is clamped; the others (thinking, unknown parts) can only stay whole or go."""
+"""Truncation by kind; other kinds (thinking, unknown parts) are kept unchanged or dropped."""
 
 
 def _as_text(part: Any, item: Item, limit: int | None, truncator: Truncator) -> Any:
@@ -230,7 +230,7 @@ def _as_text(part: Any, item: Item, limit: int | None, truncator: Truncator) -> 
 
 
 def _tool_call_stub(part: Any, item: Item, truncator: Truncator) -> tuple[Any, Item]:
-    """The part as it stands in a skeleton, read again."""
+    """The part as a stub, read again."""
     if item.kind is Kind.USER and item.media:
         shown = [placeholder(piece) if is_media(piece) else piece for piece in user_content(part.content)]
         part = replace(part, content=shown) if part.part_kind == "user-prompt" else _with_text(part, item.text)
@@ -253,15 +253,15 @@ def largest(items: Sequence[Item]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Truncator:
-    """Cuts texts to a size."""
+    """Truncates texts to a number of tokens, keeping head and tail."""
 
     counter: TokenCounter
     ref: str = ""
-    """The name by which an agent can read what is cut away; empty where it cannot."""
+    """Reference under which an agent can read the full text; empty if it cannot."""
 
     @property
     def reading(self) -> str:
-        """How to read the rest, for a marker that says how much it is."""
+        """Hint for the marker on how to read the full text."""
         return f'; recall_read("{self.ref}") shows it' if self.ref else ""
 
     def text(self, text: str) -> int:
@@ -269,7 +269,7 @@ class Truncator:
         return self.counter.text(text)
 
     def truncate(self, text: str, limit: int) -> str:
-        """Head and tail of a text, with a marker between; at most `limit` tokens."""
+        """Keep head and tail of a text around a marker, in at most `limit` tokens."""
         counter = self.counter
         size = counter.text(text)
         if size <= limit:
@@ -282,5 +282,5 @@ class Truncator:
 
 
 def truncate(text: str, limit: int, counter: TokenCounter) -> str:
-    """Head and tail of a text that nobody can ask for again; at most `limit` tokens."""
+    """Keep head and tail of a text that cannot be recalled, in at most `limit` tokens."""
     return Truncator(counter).truncate(text, limit)

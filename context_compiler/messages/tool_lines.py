@@ -1,4 +1,4 @@
-"""A tool exchange has a skeleton: one line for the call, one for what came of it.
+"""Tool exchanges as two lines of text: one for the call, one for its outcome.
 
 Pure text.
 """
@@ -18,16 +18,16 @@ PARSED = 200_000
 """Longer JSON is read as text."""
 
 NAMED, OTHER = 96, 40
-"""Characters that the value of a telling argument, and of any other, may have on a line with several."""
+"""Most characters of an informative argument, and of any other, on a line with several."""
 
 SLIVER = 24
-"""A field is clipped to what room is left, but not to less than this."""
+"""Least characters to which a field is clipped."""
 
 _TELLING = (
     "command", "cmd", "file_path", "filepath", "path", "file", "filename", "id", "name", "query", "pattern", "url",
     "question", "expression", "code",
 )  # fmt: skip
-"""Names of arguments that say most, in the order of how much."""
+"""Most informative argument names, best first."""
 _TELLING_ENDS = ("_id", "_ids", "path", "file", "number", "name")
 
 _FAILURE = re.compile(
@@ -46,20 +46,20 @@ _FAILURE = re.compile(
     | ^ (?: npm\ (?:ERR!|error)\s | make:\ \*\*\* | E\s{1,4}\S )
     """
 )
-"""A line that says what went wrong. Every repetition is bounded, so a line costs its length."""
+"""An error line. Every repetition is bounded, so that matching is linear."""
 
 _MENTION = re.compile(r"(?i)\b(?:error|exception|failed|failure|denied|invalid|not found|refused|aborted|timeout)\b")
 _EXCEPTION = re.compile(r"^\W{0,4}[A-Za-z_][\w.]{0,80}(?:Error|Exception|Interrupt|Exit|Warning)\b\s*(?::|$)")
 _FAILING = ("error", "errors", "exception", "message", "detail", "reason", "stderr", "exit_code", "status")
-"""Keys under which a result says whether it went well."""
+"""Keys under which a result reports its status."""
 
 
 def call_line(tool: str, args_text: str, *, width: int = WIDTH) -> str:
-    """A call as `name(key=value, …)`: what says most first, long values clipped in the middle.
+    """A call as `name(key=value, …)`: most informative arguments first, long values clipped in the middle.
 
     Args:
         tool: The tool's name.
-        args_text: Its arguments as JSON; what is no JSON object is shown as it is.
+        args_text: Its arguments as JSON; anything but a JSON object is shown as it is.
         width: The most characters of the line.
     """
     name = one_line(tool, 64) or "tool"
@@ -88,7 +88,7 @@ def _join_fields(fields: Iterable[str], total: int, room: int) -> str:
 
 
 def _rank_keys(fields: Mapping[str, object]) -> list[str]:
-    """The keys of what says most first: scalars, among them telling names; equals stay in the order given."""
+    """Keys by informativeness: scalars first, among them telling names; ties keep their order."""
     return sorted(fields, key=lambda key: _rank(key, fields[key]))
 
 
@@ -101,7 +101,7 @@ def _rank(key: str, value: object) -> tuple[bool, int, bool]:
 
 
 def _is_nested(value: object) -> bool:
-    """Whether a value is more than a scalar or a short list of scalars."""
+    """True for anything beyond a scalar or a short list of scalars."""
     if isinstance(value, list):
         entries = cast(list[object], value)
         return len(entries) > 8 or any(isinstance(entry, dict | list) for entry in entries)
@@ -127,7 +127,7 @@ def _value_text(value: object) -> str:
 
 
 def outcome_line(text: str, *, failed: bool, width: int = WIDTH) -> str:
-    """What came of a call: what went wrong if something did, else the first line that says something.
+    """Outcome of a call: the error if there is one, else the first informative line.
 
     Args:
         text: The result, as the model would read it.
@@ -169,7 +169,7 @@ def _from_value(value: object, width: int) -> str:
 
 
 def _urgency(key: str, value: object) -> int:
-    """What went wrong comes first, then what names something, then what holds names further in."""
+    """Sort key: errors first, then identifiers, then values that contain identifiers."""
     if key in _FAILING:
         return _FAILING.index(key)
     return len(_FAILING) + (
@@ -178,7 +178,7 @@ def _urgency(key: str, value: object) -> int:
 
 
 def _summarize_nested(value: object) -> object:
-    """A nested value as how much it holds."""
+    """Size of a nested value, with the identifiers in it."""
     if not _is_nested(value):
         return value
     size = len(cast(Sequence[object], value))
@@ -202,7 +202,7 @@ def _scan_lines(text: str) -> Iterator[str]:
 
 
 def _failure(lines: Sequence[str], failed: bool) -> str:
-    """The line that says what went wrong: of a traceback its last, else the first; empty where there is none."""
+    """The error line: the last of a traceback, else the first; empty if there is none."""
     heads = [line.strip()[:400] for line in lines]
     wrong = [line for line in heads if _FAILURE.search(line)]
     if wrong and wrong[0].lower().startswith("traceback"):
@@ -217,20 +217,20 @@ ID_ENDS = ("_id", "number")
 """Fields whose values a later call may need."""
 
 VALUES_SEARCHED = 400
-"""Values looked at."""
+"""Most nested values searched."""
 
 LONGEST_ID, IDS_WIDTH = 80, 76
-"""Characters of one identifier, and of all that are told."""
+"""Characters of one identifier, and of all of them together."""
 
 
 def is_id_field(key: str) -> bool:
-    """Whether the values of such a field are identifiers."""
+    """True for field names whose values are identifiers."""
     lowered = key.lower()
     return lowered in IDS or lowered.endswith(ID_ENDS)
 
 
 def nested_ids(value: object) -> str:
-    """The identifiers within a nested value as `field=value, …`, the outer ones first; empty where it holds none."""
+    """Identifiers within a nested value as `field=value, …`, outer ones first; empty if there are none."""
     found: dict[str, None] = {}
     waiting = deque([value])
     for _ in range(VALUES_SEARCHED):

@@ -1,6 +1,6 @@
-"""A history falls into turns, a turn into groups, and a group is in, out, or rendered whole: never half.
+"""Turns and groups of a history; a group is kept, dropped or rendered as a unit.
 
-A cut is safe where every rule in `RULES` tolerates it; what lies between two safe cuts is a group. A call
+A cut is safe where every rule in `RULES` tolerates it; the messages between two safe cuts are a group. A call
 that is answered late (deferred tools, approvals) ties the two messages together across any distance instead
 of making one giant group of all between.
 """
@@ -20,12 +20,12 @@ OUTPUT = "final_result"
 """How hosts begin the name of a tool by which a run gives its answer."""
 
 NEAR = 8
-"""How many messages back the run before a prompt is looked for; hosts stamp nearly every message."""
+"""Messages searched backwards for a run id; hosts stamp nearly every message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """Which message answers which, and what has no partner."""
+    """Calls paired with answers, and parts without a partner."""
 
     pairs: tuple[tuple[int, int], ...]
     """Position of a call, position of its answer."""
@@ -33,12 +33,12 @@ class Pairing:
     """Parts without a partner, by position of their message: orphaned and repeated answers, unanswered calls,
     and thinking that signs nothing else."""
     told: int | None
-    """The last message, where nothing of it has a partner: a view ends with it, so it is told as text."""
+    """The last message if none of its parts has a partner: a view must end with it, so it is rendered as text."""
     length: int
     tip: str | None
-    """How much of which history was paired."""
+    """Id of the last message that was paired."""
     waiting: bool
-    """What comes next may change this: a call has no answer yet, or the last message is only told."""
+    """True if a later message may change this: a call is open, or the last message is rendered as text."""
 
 
 NOTHING = Pairing(pairs=(), broken={}, told=None, length=0, tip=None, waiting=False)
@@ -54,10 +54,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """From a user prompt to just before the next."""
+    """Messages from one user prompt up to the next."""
 
     index: int
-    """0-based ordinal among user turns; -1 for what stands before the first prompt."""
+    """0-based ordinal among user turns; -1 before the first prompt."""
     start: int
     stop: int
     groups: tuple[Group, ...]
@@ -66,7 +66,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """A history as turns, with what holds messages of different groups together."""
+    """Turns of a history, and ties between messages of different groups."""
 
     turns: tuple[Turn, ...]
     ties: Mapping[int, tuple[int, ...]]
@@ -118,7 +118,7 @@ def pair(history: History, before: Pairing | None = None) -> Pairing:
 
 
 def continues(history: History, before: Pairing) -> bool:
-    """Whether a history begins with the one that was paired before."""
+    """True if a history begins with the one paired before."""
     return 0 < before.length <= len(history) and history.ids[before.length - 1] == before.tip
 
 
@@ -132,7 +132,7 @@ def _with_unsigned_thinking(history: History, index: int, parts: set[int]) -> fr
 
 
 def turn_starts(history: History) -> list[int]:
-    """Where turns begin; 0 is always among them.
+    """Positions at which turns begin; always includes 0.
 
     A request with a user prompt begins one, unless it belongs to the run before it or only carries what a
     tool returned beside its result.
@@ -191,24 +191,24 @@ RULES: tuple[Rule, ...] = (keeps_pairs, keeps_continuations, keeps_one_voice)
 
 
 def _steps(history: History) -> list[int]:
-    """For every message, how often a response followed a request up to there."""
+    """Number of request-response alternations up to each message."""
     before = (True, *(reading.request for reading in history.readings))
     return list(accumulate(was and not reading.request for was, reading in zip(before, history.readings, strict=False)))
 
 
 def _is_late(call: int, answer: int, steps: list[int], starts: list[int]) -> bool:
-    """Whether an answer comes in another turn, or after another response."""
+    """True if an answer comes in another turn, or after another response."""
     return steps[call] != steps[answer] or bisect_right(starts, call) != bisect_right(starts, answer)
 
 
 def cut_points(history: History, pairing: Pairing, starts: list[int]) -> frozenset[int]:
-    """Every position where it is safe to cut: all rules tolerate it; 0 is always among them."""
+    """Positions where all rules tolerate a cut; always includes 0."""
     everywhere = frozenset(range(len(history)))
     return everywhere.difference(*(rule(history, pairing, starts) for rule in RULES)) | {0}
 
 
 def ties(history: History, pairing: Pairing, starts: list[int]) -> dict[int, tuple[int, ...]]:
-    """What late answers hold together: their calls, and whatever else these messages call and answer."""
+    """Messages tied together by late answers: their calls, and all other calls and answers of these messages."""
     steps = _steps(history)
     late = [pair for pair in pairing.pairs if _is_late(*pair, steps, starts)]
     partners: defaultdict[int, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""A template is a markdown file: what a view says of the past, how much, and what goes first when room is short.
+"""Templates: markdown files that define what a view tells of the past, how much, and its cut order.
 
 Plain markdown is a template. Front matter may say more. The body is rendered with Jinja, in a sandbox, from
 values that are data and are never rendered again.
@@ -37,7 +37,7 @@ LARGEST = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """One template, checked: whatever can be found wrong with a file is found when it is read."""
+    """One parsed and fully checked template."""
 
     name: str
     source: Origin
@@ -52,7 +52,7 @@ class Template:
     recent_turns: Count | None = None
     recent_tool_results: Count | None = None
     token_threshold: Amount | None = None
-    """Where compiling begins, as `trigger`: tokens, or a share of the budget; 0 says nothing."""
+    """Threshold, as `trigger`: tokens, or a share of the budget; 0: the budget; None: by kind of session."""
     sections: Mapping[str, SectionRule] = field(default_factory=dict[str, SectionRule], hash=False)
     contract: str | None = None
     """The fenced yaml and json blocks of the body, as text. Nothing enforces them."""
@@ -118,7 +118,7 @@ class Template:
 
 
 def _normalize(text: str) -> str:
-    """The text with plain line ends and no byte order mark, if it is one a person could have written."""
+    """Normalize line ends and strip the byte order mark; refuse text that is empty, binary or too large."""
     if len(text) > LARGEST:
         raise FrontMatterError(f"the template is larger than {LARGEST // 1024} kB", 1)
     if "\0" in text:
@@ -145,5 +145,5 @@ def shipped_templates() -> Path:
 
 @cache
 def prompt_text(name: str) -> str:
-    """One shipped text by name, without surrounding blank lines."""
+    """A shipped prompt of `templates/parts/` by name, without surrounding blank lines."""
     return (shipped_templates() / "parts" / f"{name}.md").read_text(encoding="utf-8").strip()

@@ -1,6 +1,8 @@
-"""A template file is front matter and body; every entry of the front matter knows its line.
+"""Front matter of a template file, with the line of every entry, and the choices it makes.
 
-The front matter is a YAML mapping between two `---` lines at the very top. A file without one is all body.
+The front matter is a YAML mapping between two `---` lines at the very top. A file without one is all body. Keys are
+spelt with `_` or `-`. Unknown keys only cause a warning, because note-taking tools add their own; a wrong value is an
+error on its line.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.settings import Amount, Count, check_amount, parse_count
 
 MOST_FRONT_MATTER = 16_000
-"""Characters of front matter: more than people write, and read in well under a second."""
+"""Most characters of front matter; parsed in well under a second."""
 DEEPEST = 10
-"""Lists and mappings within each other."""
+"""Deepest nesting of lists and mappings."""
 
 
 class FrontMatterError(Exception):
@@ -35,7 +37,7 @@ class FrontMatterError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One value of the front matter, where its key stands, and the entries inside it if it is a mapping."""
+    """One value of the front matter, the line of its key, and its inner entries if it is a mapping."""
 
     value: object
     line: int
@@ -45,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedFile:
-    """A template file, taken apart."""
+    """A template file split into front matter and body."""
 
     entries: Mapping[str, Entry]
     body: str
@@ -55,7 +57,7 @@ class ParsedFile:
 
 @lru_cache(maxsize=32)
 def split_front_matter(text: str) -> ParsedFile:
-    """Take a file apart, once for every text: many compilers of one process read the same few templates.
+    """Split a file into front matter and body; cached by text.
 
     Raises:
         FrontMatterError: there is front matter that is not a plain YAML mapping, never ends, or is far too long.
@@ -68,7 +70,7 @@ def split_front_matter(text: str) -> ParsedFile:
 
 
 def _end(lines: list[str]) -> int:
-    """Where front matter ends; 0 when the first line is only a rule above plain markdown."""
+    """Line index at which front matter ends; 0 if the first line is only a markdown rule."""
     end = next((number for number, line in enumerate(lines) if number and _is_rule(line)), 0)
     if not end and len(lines) > 1 and re.match(r"[\w-]+\s*:", lines[1]):
         raise FrontMatterError("the front matter is never closed; end it with a line ---", 1)
@@ -99,7 +101,7 @@ def _entries(text: str) -> Mapping[str, Entry]:
 
 
 def _refuse_bombs(text: str) -> None:
-    """With aliases a kilobyte can stand for gigabytes, and deep nesting takes the reader forever."""
+    """Refuse aliases and deep nesting, by which a kilobyte can expand to gigabytes."""
     events = cast(Iterable[yaml.Event], yaml.parse(text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType] # untyped stub
     depth = 0
     for event in events:
@@ -134,7 +136,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionRule:
-    """What a template says about one section of what a compile is told."""
+    """Priority and budget of one section of a compile prompt."""
 
     priority: int = 0
     """The higher, the longer the section is kept."""
@@ -143,7 +145,7 @@ class SectionRule:
 
 
 class Choices(TypedDict, total=False):
-    """The choices that a file makes, read."""
+    """Parsed choices of a template."""
 
     description: str
     compiler: Compiler
@@ -264,7 +266,7 @@ READERS: Mapping[str, Callable[[Entry], object]] = {
 
 
 def contract(body: str) -> str | None:
-    """What stands in the fenced blocks of `body` that are marked yaml, yml or json; None without any."""
+    """Content of the fenced blocks of `body` marked yaml, yml or json; None without any."""
     blocks: list[str] = []
     mark, kept = "", False
     for line in body.split("\n"):

@@ -1,6 +1,8 @@
-"""Templates are found by name: the vault's first, then the system's, then the ones that come with the package.
+"""Template lookup by name: the vault first, then the system folder, then the shipped ones.
 
-A file is read again when its size or its times have changed, so an edit counts from the next request on.
+A file is read again when its size or times change, so that an edit counts from the next request on. Links are
+followed as long as they stay inside the folder; any name leads to a plain file in the folder or to an error, and no
+pipe is waited for and no device opened.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ SETTLED_NS = 2_000_000_000
 Stamp: TypeAlias = tuple[int, int, int, int]
 
 _LOADED: Memo[tuple[Origin, str, str], tuple[Stamp | None, Template]] = Memo(1_000)
-"""The templates of files as they were read last, for all libraries, by origin, folder and path."""
+"""Cache of parsed templates for all libraries, by origin, folder and path."""
 
 
 def _stamp(file: Path) -> Stamp | None:
-    """Inode, size and times of a file; None where it was changed so lately that they say nothing yet."""
+    """Inode, size and times of a file; None if it changed too recently for them to be reliable."""
     found = os.stat(file)
     changed = max(found.st_mtime_ns, found.st_ctime_ns)
     recent = time.time_ns() - changed < SETTLED_NS
@@ -55,7 +57,7 @@ class TemplateInfo:
     path: str
     description: str
     shadowed: bool
-    """Whether a template of the same name comes before it, so that its name does not find it."""
+    """True if an earlier template of the same name hides it."""
 
 
 Listing: TypeAlias = list[TemplateInfo]
@@ -197,7 +199,7 @@ class UnusableTemplate(Exception):
 
 
 def check_name(name: str) -> str:
-    """The name without blanks around it, if a template can have it; UnusableTemplate, with the reason, otherwise."""
+    """Strip a name and check that a template can have it; UnusableTemplate gives the reason if not."""
     name = name.strip(" ")
     for pattern, reason in UNFIT_NAMES:
         if pattern.match(name):
@@ -223,11 +225,11 @@ class Root:
         yield from sorted(found, key=self.name)[:MOST_FILES]
 
     def name(self, file: Path) -> str:
-        """What a file in this folder is called: its path from here, with `/`, without `.md`."""
+        """Template name of a file: its relative path with `/`, without `.md`."""
         return Path(os.path.relpath(file, self.folder)).with_suffix("").as_posix()
 
     def where(self, name: str) -> Iterator[Path]:
-        """Where a template of that name would be; a path counts if it lies in this folder."""
+        """Candidate files for a name; a path counts if it lies in this folder."""
         file = name if name.endswith(".md") else f"{name}.md"
         if not os.path.isabs(file):
             yield self.folder / file
@@ -237,7 +239,7 @@ class Root:
                 yield path
 
     def read(self, file: Path) -> bytes:
-        """What is in a file of this folder.
+        """Content of a file in this folder.
 
         Raises:
             UnusableTemplate: it lies elsewhere, is no plain file, or is far too large.
@@ -264,7 +266,7 @@ def _plain(found: os.stat_result) -> None:
 
 
 def path_exists(file: Path) -> bool:
-    """Whether there is anything of that name, even a link that leads nowhere.
+    """True if the path exists, even as a dangling link.
 
     Raises:
         TemplateError: nobody can tell, because a folder may not be looked into.
@@ -281,7 +283,7 @@ def path_exists(file: Path) -> bool:
 
 
 def write_new(file: Path, data: bytes) -> bool:
-    """Write a file unless something of that name is there; a file that could not be finished is taken away."""
+    """Write a file unless the path exists; an unfinished file is removed."""
     try:
         opened = file.open("xb")
     except FileExistsError:

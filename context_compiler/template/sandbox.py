@@ -1,6 +1,8 @@
-"""Templates run in a box they cannot leave, fill or stay in: data in, bounded text out.
+"""Sandboxed rendering of templates: data in, bounded text out.
 
-A template reaches only what is listed in `grammar` and here; what it makes of that, it pays for.
+A template is compiled once and rendered in a fresh sandbox each time. It may use only what is listed here. A checked
+tree is rewritten so that every turn of a loop, every piece of text and every intermediate value is charged to the
+budget of the rendering; an exhausted budget or a passed deadline ends it, without threads or signals.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ FINEST = 20
 
 
 class Missing(ChainableUndefined):
-    """A name without a value: empty, smaller and larger than nothing, whatever is asked of it."""
+    """Value of an undefined name: empty, and false in every comparison."""
 
     __slots__ = ()
 
@@ -60,14 +62,14 @@ def _range(*edges: int) -> range:
 
 @pass_context
 def _finalize(context: Context, value: object) -> object:
-    """A value on its way out; asking for the context keeps it from being computed when a template is read."""
+    """Charge an output value; `pass_context` keeps jinja from evaluating it at compile time."""
     if value is None or isinstance(value, Undefined):
         return ""
     return cast(Sandbox, context.environment).budget.charge(value)
 
 
 class Sandbox(SandboxedEnvironment):
-    """The box of one rendering."""
+    """Environment of one rendering."""
 
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%"))
 
@@ -111,7 +113,7 @@ class Sandbox(SandboxedEnvironment):
         return self.undefined(obj=obj, name=str(argument))
 
     def is_safe_callable(self, obj: object) -> bool:
-        """Whether a template may call this: a range, its own macros and loops, allowed methods of data."""
+        """True for what a template may call: range, its own macros and loops, allowed methods of data."""
         if isinstance(obj, BuiltinMethodType):
             return obj.__name__ in _methods(obj.__self__)
         if isinstance(obj, MethodType):
@@ -132,7 +134,7 @@ class Sandbox(SandboxedEnvironment):
             self.depth -= 1
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
-        """Reckon with numbers, add and repeat texts; what is missing adds nothing."""
+        """Apply an operator to numbers, or add and repeat texts; undefined operands are neutral."""
         self.budget.spend(STEP)
         if isinstance(left, Undefined) or isinstance(right, Undefined):
             present = right if isinstance(left, Undefined) else left
@@ -267,11 +269,11 @@ CALLED: dict[type[nodes.Node], str] = {
     nodes.FromImport: "import",
     nodes.ScopedEvalContextModifier: "autoescape",
 }
-"""What people call the things whose own names would not help them."""
+"""Readable names of node types, for error messages."""
 
 
 def check_allowed(tree: nodes.Template) -> nodes.Template:
-    """The same tree, once everything in it is allowed; TemplateSyntaxError, with the line, where it is not."""
+    """Check that everything in a tree is allowed; TemplateSyntaxError gives the line if not."""
     for node in tree.find_all(nodes.Node):
         kind = type(node)
         if kind not in ALLOWED:
@@ -284,7 +286,7 @@ def check_allowed(tree: nodes.Template) -> nodes.Template:
 
 
 def add_meters(tree: nodes.Template) -> nodes.Template:
-    """Rewrite a checked tree so that whatever it makes goes through the hooks."""
+    """Rewrite a checked tree so that everything it produces goes through the hooks."""
     return _Metering().visit(tree)
 
 
@@ -297,7 +299,7 @@ def _tick(size: int, lineno: int) -> nodes.ExprStmt:
 
 
 def _give_line(output: nodes.Output, at: int, static: list[str]) -> None:
-    """Let a placeholder that stands alone own its line, and the blank line after it: when empty, it leaves no gap."""
+    """Let a placeholder on a line of its own take the line break with it, so that an empty one leaves no gap."""
     apart = static[at - 1].endswith("\n\n") or (at == 1 and static[0] == "\n")
     end = "\n\n" if apart and static[at + 1].startswith("\n\n") else "\n"
     lineno = output.nodes[at].lineno
@@ -347,25 +349,25 @@ class _Metering(NodeTransformer):
 ROOM = 1_000_000
 """Characters a rendering may have beyond those of the values it was given."""
 EFFORT = 8
-"""How much may be made on the way, as a multiple of what may come out; a character is one unit."""
+"""Units for intermediate values, as a multiple of the output; a character is one unit."""
 STEP = 64
-"""What a turn of a loop costs, or a piece of text or a sum beside its size; a call costs four."""
+"""Units of a loop turn, and of a piece of text or a sum besides its size; a call costs four times that."""
 ELEMENT = 32
-"""What a number or a container costs beside what is in it."""
+"""Units of a number, or of a container besides its contents."""
 SECONDS = 2.0
-"""How long a rendering may take."""
+"""Longest duration of a rendering."""
 MOST_BITS = 256
 """Bits of a number."""
 
 
 class RenderBudget:
-    """What one rendering may still spend, and until when."""
+    """Units that one rendering may still spend, and its deadline."""
 
     def __init__(self, units: int = 0) -> None:
         self.units, self.deadline = units, monotonic() + SECONDS
 
     def spend(self, units: int) -> None:
-        """Pay, or stop here."""
+        """Spend units; SecurityError if there are too few, or the deadline has passed."""
         self.units -= max(0, units)
         if self.units < 0:
             raise SecurityError("it makes far more text, or takes far more steps, than a template should")
@@ -373,7 +375,7 @@ class RenderBudget:
             raise SecurityError(f"it takes longer than {SECONDS:g} s")
 
     def charge(self, value: object) -> object:
-        """Pay for everything in `value`, at any depth, and give it back; an iterator becomes a list."""
+        """Charge everything in `value`, at any depth, and return it; an iterator becomes a list."""
         if isinstance(value, Iterator):
             value = list(self._charge_each(cast(Iterator[object], value)))
         waiting = [value]
@@ -404,11 +406,11 @@ TRIPS = (
     *(jinja2.TemplateError, ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError),
     *(RuntimeError, SyntaxError, TypeError, ValueError),
 )
-"""What a template can trip over."""
+"""Errors that a template can cause."""
 
 
 class RenderError(Exception):
-    """A template that is wrong, or that asks for too much; `line` is 1-based, in the text of the template."""
+    """A template that is wrong or exceeds its budget; `line` is 1-based, in the text of the template."""
 
     def __init__(self, message: str, line: int | None) -> None:
         super().__init__(message)
@@ -417,7 +419,7 @@ class RenderError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A template that is ready to run, and the names it asks for."""
+    """A compiled template, and the names it uses."""
 
     code: CodeType
     names: frozenset[str]
@@ -425,7 +427,7 @@ class Program:
 
 @lru_cache(maxsize=64)
 def compile_body(body: str) -> Program:
-    """Read a template's text and make it ready to run.
+    """Compile a template's text.
 
     Raises:
         RenderError: it is not a template, says what no template may say, or is far too long.
@@ -470,7 +472,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _line(template: jinja2.Template, trace: TracebackType | None) -> int | None:
-    """The line of the template that a traceback came through last."""
+    """Template line of the innermost frame in a traceback."""
     line = None
     while trace is not None:
         if trace.tb_frame.f_globals.get("__jinja_template__") is template:

@@ -1,7 +1,7 @@
-"""Another model's tokens are ours times a ratio, learnt from the usage that its provider reports.
+"""Ratio of a model family's tokens to ours, learnt from the usage that its provider reports.
 
-We count with o200k. OpenAI's models do too; every other family has its own tokenizer, and its ratio also
-takes up what cannot be derived offline, such as how a provider renders tools.
+We count with o200k, as OpenAI's models do. Every other family has its own tokenizer; its ratio also covers overhead
+that cannot be derived offline, such as the rendering of tools.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EXACT = frozenset({"openai", "exact"})
 """Families that count as we do: their ratio is 1.0 and stays so."""
 
 SHARE = 0.3
-"""What the newest report weighs against all before it."""
+"""Weight of the newest report against all before it."""
 
 FEWEST = 200
 """Reports on fewer tokens than this teach nothing: framing outweighs text."""
@@ -39,7 +39,7 @@ _NAMES = {
     r"\bgpt-?3|\bgpt-?4(?![\d.o])|davinci|babbage": "openai-legacy",
     r"\bgpt-?(\d|oss|audio|realtime)|chatgpt|(^|[/:])o\d\b|\bcodex|computer-use": "openai",
 }
-"""Whose tokenizer a model's name speaks of, asked in this order, whoever serves it."""
+"""Tokenizer family by model name, first match, whoever serves it."""
 
 _SYSTEMS = {
     "function": "exact",
@@ -53,7 +53,7 @@ _SYSTEMS = {
 
 
 def model_family(system: str | None, model_name: str | None) -> str:
-    """Whose tokenizer a model uses: its name tells, and where it does not, who serves it.
+    """Tokenizer family of a model, by its name or else by its provider.
 
     "openai" means o200k; "openai-legacy" OpenAI's tokenizers before it; "exact" the host's own models
     for tests. A model of another name behind the OpenAI protocol is "openai-compatible": it may be
@@ -72,13 +72,13 @@ def model_family(system: str | None, model_name: str | None) -> str:
 
 
 class Ratios:
-    """How much more a model's own tokenizer counts than o200k, learnt from reported usage, per model family."""
+    """Ratios of reported tokens to o200k tokens per model family, learnt from usage."""
 
     def __init__(self) -> None:
         self._learnt: dict[str, float] = {}
 
     def of(self, family: str) -> float:
-        """What to multiply our count by; never below 1.0, so that a budget is rather kept too well."""
+        """Factor for our count; never below 1.0, so that budgets err on the safe side."""
         return 1.0 if family in EXACT else self._learnt.get(family, START.get(family, 1.0))
 
     def learn(self, family: str, *, exact: int, reported: int) -> float:
@@ -98,11 +98,11 @@ class Ratios:
         return self._learnt[family]
 
     def state(self) -> dict[str, float]:
-        """What was learnt, for `restore`: a ratio a family."""
+        """Learnt ratios by family, for `restore`."""
         return dict(self._learnt)
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Go on from what `state()` gave; entries that are no possible ratio are left out."""
+        """Restore ratios from `state()`; implausible entries are ignored."""
         self._learnt = {
             family: float(ratio)
             for family, ratio in state.items()

@@ -1,4 +1,4 @@
-"""What an image, a sound, a film or a document costs, by the providers' public rules.
+"""Token cost of images, sound, films and documents, by the providers' public rules.
 
 One message may be sent to any provider, so each kind has one price: the dearest of the rules for a request
 that sets no level of detail. Tokens; (a) to (c) name the pages below.
@@ -48,7 +48,7 @@ SOUND_BYTES_A_SECOND = 8_000.0
 FILM_BYTES_A_SECOND = 100_000.0
 
 MOST_SEGMENTS = 1_000
-"""How many segments of a JPEG are looked through for its size."""
+"""Most segments of a JPEG searched for its size."""
 
 _PAGE_OBJECT = re.compile(rb"/Type\s{0,8}/Page(?![A-Za-z])")
 _LINEARIZED = re.compile(rb"/Linearized\b[^>]*/N\s{1,8}(\d{1,6})\b")

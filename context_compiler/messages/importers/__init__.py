@@ -1,7 +1,7 @@
-"""Transcripts of other tools become Pydantic AI messages: one file in, its conversations out.
+"""Import transcripts of other tools as Pydantic AI messages: one file in, its conversations out.
 
-The format is read off the content or given by name. What is broken in a transcript stays broken (repair is
-the view's work); what is no transcript is an error that names the file, the message and what to do.
+The format is detected from the content or given by name. A broken transcript is imported as it is (the view repairs);
+a file that is no transcript is an error that names the file, the message and the remedy.
 """
 
 from __future__ import annotations

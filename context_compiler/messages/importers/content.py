@@ -1,6 +1,6 @@
-"""Content is a string, nothing, or a list of typed blocks; the same block means the same in every format.
+"""Message content of all transcript formats: a string, null, or a list of typed blocks.
 
-A block of a type that nobody knows stays as the text of its JSON, with a note.
+A block type means the same in every format; one of unknown type is kept as the text of its JSON, with a note.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _as_text(draft: Draft, piece: Piece) -> str:
 
 
 def prompt(draft: Draft, content: object, entry: Json) -> UserPromptPart:
-    """What a user said, as one part."""
+    """User content as one part."""
     said = pieces(draft, content)
     if not said:
         draft.note("user message without content")
@@ -105,13 +105,13 @@ def prompt(draft: Draft, content: object, entry: Json) -> UserPromptPart:
 
 
 def answer(draft: Draft, content: object) -> object:
-    """What a tool returned: its texts as one text; a list where media stand among them."""
+    """Tool result: texts joined into one, or a list if there are media among them."""
     said = pieces(draft, content)
     return "\n".join(cast("list[str]", said)) if all(isinstance(piece, str) for piece in said) else said
 
 
 def spoken(draft: Draft, content: object, *, provider: str | None = None) -> list[ModelResponsePart]:
-    """What a model said: text, thinking and tool calls, in order; empty texts are left out."""
+    """Parts of a response: text, thinking and tool calls, in order; empty texts are left out."""
     parts: list[ModelResponsePart] = []
     for block in blocks(draft, content):
         given = mapping(block) or {}
@@ -152,7 +152,7 @@ _SPOKEN: dict[str, Callable[[Draft, Json, int, str | None], ModelResponsePart]] 
 
 
 def call(draft: Draft, name: object, given: object, *, call_id: object, place: int) -> ToolCallPart:
-    """A tool call; one without an id is given one that only depends on where it stands.
+    """A tool call; one without an id gets one that depends only on its position.
 
     Raises:
         TranscriptError: it has no name.
@@ -167,7 +167,7 @@ def call(draft: Draft, name: object, given: object, *, call_id: object, place: i
 
 
 def arguments(given: object) -> Json | str | None:
-    """Arguments as an object; as they stand when they are something else, or broken."""
+    """Arguments as an object; unchanged if they are something else, or broken."""
     if given is None:
         return None
     if not isinstance(given, str):
@@ -194,7 +194,7 @@ _SOUNDS = {"mp3": "audio/mpeg", "wav": "audio/wav"}
 
 
 def medium_name(medium: Medium) -> str:
-    """What a medium can be called: its type, its address, or its id."""
+    """Name for a medium: its type, its address, or its id."""
     if isinstance(medium, BinaryContent):
         return medium.media_type
     return medium.file_id if isinstance(medium, UploadedFile) else medium.url

@@ -1,4 +1,7 @@
-"""A file is one JSON value, or one JSON value a line; whatever else it is gets an error with line and column."""
+"""Files as JSON or JSONL, and the conversations in them with the format of each, detected by content.
+
+Errors give line and column.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ def _line(line: str, number: int, index: int, file: str) -> object:
 
 
 def _why(error: Exception, text: str, line: int = 1) -> str:
-    """What is wrong with a text that starts at `line`, and where."""
+    """Error message with line and column for a text that starts at `line`."""
     if isinstance(error, RecursionError):
         return f"is nested too deeply to be read (line {line}); no transcript needs that"
     if isinstance(error, _Unkeepable):
@@ -107,7 +110,7 @@ def _place(text: str, position: int, line: int) -> str:
 
 
 def _position(text: str, literal: str) -> int:
-    """Where a literal stands outside of strings."""
+    """Position of a literal outside of strings."""
     for match in re.finditer(rf'"(?:[^"\\]|\\.)*"|({re.escape(literal)})', text, re.DOTALL):
         if match.group(1) is not None:
             return match.start(1)
@@ -143,7 +146,7 @@ _SWE_KEYS = ("agent", "thought", "action", "message_type", "tool_call_ids", "is_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """The messages of one conversation as they stand in the file, and the object that holds them."""
+    """Raw messages of one conversation, and the object that holds them."""
 
     entries: Sequence[object]
     head: Json = field(default_factory=dict[str, object])
@@ -152,7 +155,7 @@ class Conversation:
 
 
 def conversations(value: object, *, trusted: bool = False) -> list[Conversation]:
-    """Every conversation in a file's value; none when nobody knows its shape.
+    """Every conversation in a file's value; none if its shape is unknown.
 
     `trusted` takes a list for a conversation even when nothing in it looks like a message.
     """
@@ -198,7 +201,7 @@ def _is_host(entry: Json) -> bool:
 
 
 def _is_entry(entry: Json) -> bool:
-    """Whether it is an entry of a coding-agent session."""
+    """True for an entry of a coding-agent session."""
     header = entry.get("type") == "session" and "cwd" in entry
     return header or (entry.get("type") == "message" and isinstance(entry.get("message"), dict))
 

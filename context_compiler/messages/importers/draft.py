@@ -1,4 +1,4 @@
-"""A transcript being read: the messages so far, where the reader stands, and what it let pass.
+"""A transcript under construction: messages so far, reading position, and notes on lenient reading.
 
 Parts become messages here and nowhere else. Consecutive tool results share a request, a system message leads
 the request that follows it, and nothing is repaired: what is broken in the file stays broken.
@@ -49,19 +49,19 @@ class Draft:
         self._leads = self._answers = False
 
     def wrong(self, message: str) -> TranscriptError:
-        """The error for what is wrong with the message being read."""
+        """Error about the message being read."""
         return TranscriptError(
             f"in conversation {self.label}: {message}" if self.label else message, file=self.file, index=self.at
         )
 
     def each(self, entries: Sequence[object], positions: Iterable[int] | None = None) -> Iterator[object]:
-        """Every entry, or those at `positions`, remembering where the reader stands."""
+        """Every entry, or those at `positions`, keeping track of the position."""
         for at in range(len(entries)) if positions is None else positions:
             self.at = at
             yield entries[at]
 
     def note(self, what: str, at: int | None = None) -> None:
-        """Remember what was read leniently, and where: `at` an index, or where the reader stands."""
+        """Note a lenient reading at index `at`, or at the current position."""
         self._notes.setdefault(what, []).append(self.at if at is None else at)
 
     def add(self, message: ModelMessage) -> None:
@@ -128,7 +128,7 @@ class Draft:
 
 
 def _harm(messages: list[ModelMessage]) -> str | None:
-    """Why messages cannot be stored as JSON and loaded again; None when they can."""
+    """Reason why messages cannot be stored as JSON and loaded again; None if they can."""
     try:
         ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(messages, warnings=False))
     except ValidationError as error:
@@ -169,7 +169,7 @@ class Transcript:
     """One of `FORMATS`."""
     messages: tuple[ModelMessage, ...]
     notes: tuple[str, ...] = ()
-    """What was read leniently: entries skipped, calls cut off, blocks of unknown type kept as text."""
+    """Notes on lenient reading: entries skipped, calls cut off, blocks of unknown type kept as text."""
 
 
 def mapping(value: object) -> Json | None:
@@ -188,7 +188,7 @@ def text(value: object) -> str | None:
 
 
 def kind(value: object) -> str:
-    """What a JSON value is, in words for people."""
+    """Kind of a JSON value, in words."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     names = (("an object", dict), ("a list", list), ("a string", str))
@@ -209,5 +209,5 @@ def moment(value: object) -> datetime | None:
 
 
 def time_of(entry: Json) -> datetime | None:
-    """When a message was written, where its entry says so."""
+    """Time of a message, if its entry gives one."""
     return moment(entry.get("timestamp")) or moment(entry.get("created_at"))

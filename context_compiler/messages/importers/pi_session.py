@@ -107,7 +107,7 @@ def _tool_result(draft: Draft, message: Json) -> None:
 
 
 def _command(draft: Draft, message: Json) -> None:
-    """A command that the user ran; the model saw it as something the user said."""
+    """A command run by the user; the model saw it as a user message."""
     if message.get("excludeFromContext") is True:
         draft.note("skipped a command kept from the model")
         return
@@ -119,7 +119,7 @@ def _command(draft: Draft, message: Json) -> None:
 
 
 def _inserted(draft: Draft, message: Json) -> None:
-    """What an extension, or a summary of another branch, told the model."""
+    """A message inserted by an extension, or the summary of another branch."""
     draft.note("inserted message kept as a user message")
     _user(draft, {**message, "content": message.get("content", message.get("summary"))})
 

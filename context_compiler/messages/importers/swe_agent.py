@@ -1,4 +1,4 @@
-"""SWE-agent trajectories: the `history` of a run, where a tool's answer may stand as a user message."""
+"""SWE-agent trajectories: the `history` of a run, in which a tool result may be a user message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _user(draft: Draft, entry: Json) -> None:
 
 
 def _assistant(draft: Draft, entry: Json) -> None:
-    """The content is what the model said; thought and action are read out of it, and stand in where it is missing."""
+    """Response content; thought and action, which are parsed from it, replace it if it is missing."""
     content = entry.get("content")
     if content in (None, "", []):
         content, action = text(entry.get("thought")) or "", text(entry.get("action"))
