@@ -168,7 +168,7 @@ class ArtifactStore:
         with self._lock:
             for id, entry in held.items():
                 if "data" not in entry:
-                    raise PipelineError(f"artifact {id!r}: what was kept of it is damaged")
+                    raise PipelineError(f"artifact {id!r}: its saved data is damaged")
                 self._memory[_check_id(id)] = entry
                 self._infos[id] = _info(id, entry, in_file=False)
 
@@ -194,7 +194,7 @@ class ArtifactStore:
         except (OSError, ValueError, RecursionError) as error:
             raise PipelineError(f"{self._path(id)}: the artifact cannot be read: {error}") from error
         if not isinstance(found, dict) or "data" not in found:
-            raise PipelineError(f"{self._path(id)}: it is no artifact")
+            raise PipelineError(f"{self._path(id)}: it is not an artifact")
         return cast("dict[str, Any]", found)
 
     def _unlink(self, id: str) -> None:
@@ -220,11 +220,11 @@ def _info(id: str, entry: Mapping[str, Any], *, in_file: bool) -> ArtifactInfo:
 
 def _check_id(id: str) -> str:
     if not _ID.fullmatch(id) or not id.strip("."):
-        raise PipelineError(f"{id!r} is no artifact id: use letters, digits, dots, hyphens and underscores")
+        raise PipelineError(f"{id!r} is not an artifact id: use letters, digits, dots, hyphens and underscores")
     return id
 
 
 def _id_of(reference: str) -> str:
     if "://" in reference and not reference.startswith(PREFIX):
-        raise PipelineError(f"{reference!r} is no reference to an artifact: it begins with {PREFIX}")
+        raise PipelineError(f"{reference!r} is not a reference to an artifact; those begin with {PREFIX}")
     return _check_id(reference.removeprefix(PREFIX))

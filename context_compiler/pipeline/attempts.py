@@ -93,7 +93,7 @@ def outcome_from(answer: object, stage: Stage) -> Outcome:
     if isinstance(answer, Mapping):
         return _parse(cast("Mapping[str, Any]", answer), "the handler's answer")
     if answer is not None:
-        return failure(f"the handler returned {type(answer).__name__}, which is no outcome")
+        return failure(f"the handler returned {type(answer).__name__}, which is not an outcome")
     written = read_status(stage)
     if written is not None:
         return written
@@ -112,7 +112,7 @@ def read_status(stage: Stage) -> Outcome | None:
     except (OSError, ValueError, RecursionError) as error:
         return failure(f"{path}: the status cannot be read: {error}")
     if not isinstance(found, Mapping):
-        return failure(f"{path}: the status is no object")
+        return failure(f"{path}: the status is not an object")
     return _parse(cast("Mapping[str, Any]", found), str(path))
 
 

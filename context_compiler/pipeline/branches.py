@@ -46,7 +46,7 @@ class Branches:
         try:
             return None if found is None else _restore(before, found)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            log.warning("the branch %s runs again, because what was kept of it is damaged: %s", place, log_text(error))
+            log.warning("the branch %s runs again, because its saved data is damaged: %s", place, log_text(error))
             return None
 
     async def record(self, place: str, before: RunState, after: RunState) -> None:

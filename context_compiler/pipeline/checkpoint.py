@@ -103,7 +103,7 @@ def parse_checkpoint(found: object, *, where: str) -> RunState:
         PipelineError: it is not a checkpoint, is damaged, or has a newer version.
     """
     if not isinstance(found, Mapping):
-        raise PipelineError(f"{where}: it is no checkpoint")
+        raise PipelineError(f"{where}: it is not a checkpoint")
     data = cast("Mapping[str, Any]", found)
     try:
         version = data["metadata"]["schema_version"]
@@ -167,7 +167,7 @@ def _check_types(data: Mapping[str, Any]) -> None:
     if "lineage" not in wrong and [type(data["lineage"].get(one)) for one in ("root_run_id", "attempt")] != [str, int]:
         wrong.add("lineage")
     if wrong:
-        raise ValueError(f"of the wrong kind: {', '.join(sorted(wrong))}")
+        raise ValueError(f"of the wrong type: {', '.join(sorted(wrong))}")
 
 
 def thread_document(thread: Thread) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def parse_thread(data: Mapping[str, Any]) -> Thread:
     """A conversation from plain data."""
     messages, marks = data["messages"], tuple((str(name), int(at)) for name, at in data["marks"])
     if type(messages) is not list or not all(0 <= at <= len(cast("list[Any]", messages)) for _, at in marks):
-        raise ValueError("a conversation is of the wrong kind")
+        raise ValueError("a conversation is of the wrong type")
     return Thread(messages=tuple(cast("list[Any]", messages)), marks=marks)
 
 

@@ -26,7 +26,7 @@ def check_key(key: object) -> str:
         ValueError: it is empty, too long, or not a dotted name.
     """
     if not isinstance(key, str) or len(key) > LONGEST_KEY or not _KEY.fullmatch(key):
-        raise ValueError(f"{str(key)[:80]!r} is no key: give dotted names of at most {LONGEST_KEY} characters")
+        raise ValueError(f"{str(key)[:80]!r} is not a key: give dotted names of at most {LONGEST_KEY} characters")
     return key
 
 

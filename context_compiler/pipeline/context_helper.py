@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextContent, TextPart, UserPromptPart
@@ -56,12 +56,12 @@ class _StageHost(Host):
         return answer
 
 
+@dataclass(frozen=True, slots=True)
 class OutputCompiler:
     """The compiles of one run, one compiler per template."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
-        self._middlewares: dict[str, Middleware] = {}
+    _config: RunConfig
+    _middlewares: dict[str, Middleware] = field(default_factory=dict[str, Middleware])
 
     async def compile_outputs(self, stage: Stage, model: Model | str | None) -> str:
         """Compile the outputs before a stage; empty if it names no template, nothing was output, or compiling failed.

@@ -118,10 +118,10 @@ _REASONS = (
     ("\\", "a backslash outside of a string; was the quote before it meant to be plain?"),
     ('"', "this string is not closed"),
     ("/*", "this comment is not closed"),
-    ("<", "HTML labels are no part of this dialect; write a string in quotes"),
+    ("<", "HTML labels are not part of this dialect; write a string in quotes"),
     ("--", "edges have a direction here: write -> instead of --"),
     ("-", "the id of a stage has letters, digits and _ only"),
-    (":", "ports are no part of this dialect; leave out the colon and what follows"),
+    (":", "ports are not part of this dialect; leave out the colon and what follows"),
     ("{", "groups in braces cannot be joined; write one edge for each"),
     ("#", "comments begin with //"),
 )
@@ -152,7 +152,7 @@ def _reason(text: str, at: int, wanted: str = "") -> str:
 
 def _no_digraph(beginning: str) -> str:
     if beginning.startswith("strict"):
-        return "strict graphs are no part of this dialect; begin with digraph"
+        return "strict graphs are not part of this dialect; begin with digraph"
     if beginning.startswith("graph"):
-        return "undirected graphs are no part of this dialect; begin with digraph"
+        return "undirected graphs are not part of this dialect; begin with digraph"
     return "a pipeline begins with: digraph name {"

@@ -213,7 +213,7 @@ class Engine:
         """Start the next attempt: only the edge taken and the initial values carry over."""
         if state.lineage.attempt > self.config.max_loop_restarts:
             most = self.config.max_loop_restarts
-            return fail_run(state, f"the run began anew {most} times, which is the limit (max_loop_restarts)")
+            return fail_run(state, f"the run restarted {most} times, which is the limit (max_loop_restarts)")
         facts = {"status": "restarted", "restart_target": state.next_node}
         await self.io.emit("run_finalized", run_id=state.run_id, **facts)
         fresh = next_attempt(self.graph, state)

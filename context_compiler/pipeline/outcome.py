@@ -60,7 +60,7 @@ class Outcome:
         given: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
         updates = given["context_updates"]
         if not isinstance(updates, Mapping | None):
-            raise ValueError("context_updates is no mapping")
+            raise ValueError("context_updates is not a mapping")
         fit: dict[str, Any] = {name: "" if given[name] is None else str(given[name]) for name in _TEXTS}
         fit |= {"status": StageStatus(given["status"]), "context_updates": updates or {}}
         fit |= {name: _ids(given[name]) for name in ("suggested_next_ids", "tools")}
@@ -105,7 +105,7 @@ def parse_outcome(document: Mapping[str, Any]) -> Outcome:
     label = next((_text(document, key) for key in LABEL_KEYS if document.get(key)), "")
     updates: object = document.get("context_updates") or {}
     if not isinstance(updates, Mapping):
-        raise ValueError("context_updates is no object")
+        raise ValueError("context_updates is not an object")
     return Outcome(
         status=status,
         preferred_label=label or raw,
@@ -152,7 +152,7 @@ def _ids(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, Iterable):
-        raise ValueError("a list of names is no list")
+        raise ValueError("a list of names is expected")
     names = list(cast("Iterable[object]", value))
     if any(isinstance(one, bool) or not isinstance(one, str | int) for one in names):
         raise ValueError("a list of names holds something else")
@@ -164,5 +164,5 @@ def _text(document: Mapping[str, Any], key: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise ValueError(f"{key} is no text")
+        raise ValueError(f"{key} is not text")
     return value

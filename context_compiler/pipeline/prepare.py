@@ -35,7 +35,7 @@ def load_graph(pipeline: Graph | str | Path) -> Graph:
     try:
         return load_dot(path)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise GraphError(
             f"{why or error}; give DOT text, or the path of a DOT file or workflow", path=str(path)
         ) from error

@@ -495,7 +495,7 @@ def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
         choice = node.text("human.default_choice")
         if choice and choice not in {edge.target for edge in graph.outgoing(node.name)}:
-            message = f"human.default_choice {choice!r} is no stage that an edge leads to from here"
+            message = f"human.default_choice {choice!r} is not a stage that an edge leads to from here"
             yield node_diagnostic(
                 node, "default_choice_exists", WARNING, message, "name the target of one of its edges"
             )

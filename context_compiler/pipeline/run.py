@@ -285,7 +285,7 @@ async def resume_pipeline(
 
 def _missing(run_id: str, known: Sequence[str]) -> str:
     if run_id in known:
-        return f"run {run_id!r} was stopped before anything of it was kept: begin it under another id"
+        return f"run {run_id!r} was stopped before anything of it was saved: start it under another id"
     return f"there is no run {run_id!r}" + (f"; there is {', '.join(known[:3])}" if known else "")
 
 
@@ -313,7 +313,9 @@ async def _load_graph(store: RunStore, state: RunState, pipeline: Graph | str | 
         for hash in (state.graph.source, state.graph.snapshot):
             text = text or (await store.content(hash) if hash else None)
         if text is None:
-            raise PipelineError(f"run {state.run_id!r} was kept without its graph; give it")
+            raise PipelineError(
+                f"run {state.run_id!r} was saved without its graph; give the graph, or the store that has it"
+            )
         path = state.context.get(GRAPH_PATH)
         graph = parse_dot(text, path=path if isinstance(path, str) else None)
     if graph_hashes(graph).snapshot != state.graph.snapshot:

@@ -137,7 +137,7 @@ class Stage:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise PipelineError(
-                f"{path}: {error.strerror or error}; it is in the place of the stage's status"
+                f"{path}: {error.strerror or error}; something else is in the place of the stage's status"
             ) from error
 
     def keep(self, name: str, data: Any) -> str:

@@ -65,7 +65,7 @@ def parse_stylesheet(text: str) -> tuple[StyleRule, ...]:
     while at < len(text):
         found = _SELECTOR.match(text, at)
         if found is None:
-            raise StylesheetError(f"{text[at : at + 20]!r} is no selector; write *, shape, .class or #id", at)
+            raise StylesheetError(f"{text[at : at + 20]!r} is not a selector; write *, shape, .class or #id", at)
         start = _skip_gap(text, found.end())
         if text[start : start + 1] != "{":
             raise StylesheetError("a { is missing after the selector", start)

@@ -163,7 +163,7 @@ def _sections(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> 
         elif (heading := _HEADING.fullmatch(line)) is not None:
             starts.append((at, _title(heading["rest"] or "")))
     if fence:
-        message = "a fenced block begins here and never ends: headings below it are no steps"
+        message = "a fenced block begins here and never ends: headings below it are not steps"
         findings.append(
             _finding("fence_closed", Severity.WARNING, message, f"close it with {fence}", opened + offset + 1)
         )

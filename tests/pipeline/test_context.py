@@ -18,7 +18,7 @@ def test_context_takes_dotted_names_and_json() -> None:
     assert store.get("b.c-d_e") == [1, {"x": None}]
     assert (store.get_string("a"), store.get_string("none", "-")) == ("1", "-")
     for key in ("", ".", "a.", "a b", "1a", "a..b", "a" * 257):
-        with pytest.raises(ValueError, match="no key"):
+        with pytest.raises(ValueError, match="not a key"):
             store.set(key, 1)
     for value in (object(), {1, 2}, float("inf"), b"x"):
         with pytest.raises(ValueError, match="cannot be kept"):
@@ -27,7 +27,7 @@ def test_context_takes_dotted_names_and_json() -> None:
 
 def test_updates_are_applied_all_or_none() -> None:
     store = ContextStore()
-    with pytest.raises(ValueError, match="no key"):
+    with pytest.raises(ValueError, match="not a key"):
         store.apply_updates({"good": 1, "not good": 2})
     assert store.values() == {}
 

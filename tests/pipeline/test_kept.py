@@ -122,7 +122,7 @@ async def test_a_run_is_begun_once(open_store: Open) -> None:
     ("body", "why"),
     [
         ("{", "damaged"),
-        ("[]", "no checkpoint"),
+        ("[]", "not a checkpoint"),
         ("{}", "damaged"),
         (json.dumps({**checkpoint_document(STATE), "metadata": {"schema_version": 2}}), "newer version"),
         (json.dumps({**checkpoint_document(STATE), "metadata": {"schema_version": "x"}}), "unknown version"),

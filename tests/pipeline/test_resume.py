@@ -180,7 +180,7 @@ async def test_a_run_is_kept_before_anybody_hears_of_it() -> None:
 async def test_a_run_that_was_stopped_before_anything_was_kept_is_not_called_unknown() -> None:
     store = MemoryRuns()
     await store.begin(RunInfo(run_id="r", name="", goal="", started_at="", updated_at="", status="running"), {})
-    with pytest.raises(PipelineError, match="'r' was stopped before anything of it was kept: begin it under another"):
+    with pytest.raises(PipelineError, match="'r' was stopped before anything of it was saved: start it under another"):
         await resume_pipeline("r", runs=store)
 
 

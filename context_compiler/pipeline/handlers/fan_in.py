@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from context_compiler.pipeline.handlers.agent import AgentHandler
@@ -16,11 +17,11 @@ RANKS = {"success": 0, "partial_success": 1, "retry": 2, "fail": 3}
 Row = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
 class FanInHandler:
     """Ranks the results of the parallel stage before it: by status, then score, then name."""
 
-    def __init__(self, agent: AgentHandler) -> None:
-        self._agent = agent
+    _agent: AgentHandler
 
     async def execute(self, stage: Stage) -> Outcome:
         """Put the best branch into the context; fail if every branch failed."""

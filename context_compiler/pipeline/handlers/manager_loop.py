@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ USUAL = ("observe", "wait")
 DECISION = "stack.manager.steer_decision"
 
 
+@dataclass(frozen=True, slots=True)
 class ManagerLoopHandler:
     """Supervises the graph of `stack.child_dotfile`, which the stage or its graph names."""
 
-    def __init__(self, agent: AgentHandler) -> None:
-        self._agent = agent
+    _agent: AgentHandler
 
     async def execute(self, stage: Stage) -> Outcome:
         """Repeat until the child ends, the stop condition holds, or the cycles are used up."""

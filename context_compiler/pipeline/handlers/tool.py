@@ -118,7 +118,7 @@ def _in_arithmetic(sign: str, value: str, command: str, places: Sequence[int]) -
         raise ValueError(f"{sign} would be read by a second shell; hand it over: sh -c 'echo \"$1\"' name {sign}")
     sums = any(command[place - 1 : place + 1] == "((" for place in places)  # some shells run what is in those
     if sums and not re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
-        raise ValueError(f"{sign} is no whole number, and a shell reckons with it")
+        raise ValueError(f"{sign} is not a whole number, and a shell evaluates it")
     return sums
 
 

@@ -207,7 +207,7 @@ def parse_info(data: Mapping[str, Any]) -> RunInfo:
     for name, value in info_document(info).items():
         kind = int if name in ("completed", "attempt", "source_size", "snapshot_size") else str
         if type(value) is not kind and not (value is None and name in OPTIONAL):
-            raise TypeError(f"{name} is of the wrong kind")
+            raise TypeError(f"{name} is of the wrong type")
     return info
 
 

@@ -1,6 +1,6 @@
 """Runs the shipped workflow through the command line in a child that dies at one moment, then resumes it in another.
 
-    python -m tests.workflow.killing FOLDER
+    python -m tests.pipeline.workflow.killing FOLDER
 
 The moments are every third line that the command prints, and the middle of every answer of the model. Prints how many
 there were, how often a model answered, and at which of them the end was another one.
@@ -70,7 +70,7 @@ def command(folder: Path, name: str) -> list[str]:
     """`workflow run` or `workflow resume`, with everything it keeps in one folder."""
     places = {"runs": "runs.db", "logs": "run", "db": "context.db", "system": "system"}
     given = [word for option, place in places.items() for word in (f"--{option}", str(folder / place))]
-    return ["workflow", name, str(WORKFLOW), "--model", "test", "--json", "--id", "r", *given]
+    return ["workflow", name, str(WORKFLOW), "--model", "test", "--events", "--id", "r", *given]
 
 
 def forked(folder: Path, name: str, *, lines: int = 0, answers: int = 0) -> int:
