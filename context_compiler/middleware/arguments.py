@@ -229,7 +229,7 @@ class Arguments:
             prompt_room=int(window * 0.6) if window else PROMPT_ROOM,
             scope=scope,
             refs=refs,
-            config=blake2b(repr((*written, alias, family, scope, refs)).encode(), digest_size=12).hexdigest(),
+            config=blake2b(repr((*written, alias, family, scope, refs, window)).encode(), digest_size=12).hexdigest(),
         )
 
 

@@ -75,6 +75,7 @@ async def respond(compiler: CompilerState, run: Run, request: Request, host: Hos
 async def _current_cycle(context: RequestContext, host: Host) -> Cycle | None:
     """The cycle this request belongs to: the run's own, else, once a run, that of the longest ancestor."""
     run, history, config = context.run, context.history, context.policy.config
+    run.switch(config)
     found = fitting(run.cycle, history, config) if run.cycle else None
     if not run.begun:
         run.begin()

@@ -81,6 +81,12 @@ class Run:
     """Recall blocks of the newest turn that this run has seen."""
     recorded_blocks: Blocks | None = None
     """The same as it is on the record."""
+    config: str = ""
+    """Of the cycle that the run is in."""
+    parked: dict[str, tuple[Cycle | None, Cycle | None, Blocks | None, Blocks | None, bool]] = field(
+        default_factory=dict[str, tuple[Cycle | None, Cycle | None, Blocks | None, Blocks | None, bool]]
+    )
+    """The same five of the other configurations of this run: a fallback model has a window of its own."""
     begun: bool = False
     """The cycle to start from has been looked up."""
     ratios: Ratios = field(default_factory=Ratios)
@@ -105,6 +111,15 @@ class Run:
     """The layers as this run has them, once that is settled."""
     earlier: Sequence[ModelMessage] | None = None
     """Messages of the record before the window that this run was given; None until that is looked up."""
+
+    def switch(self, config: str) -> None:
+        """Go on with the cycle and the blocks of this configuration: another model of the run has its own."""
+        if config == self.config:
+            return
+        self.parked[self.config] = self.cycle, self.recorded, self.blocks, self.recorded_blocks, self.begun
+        self.config = config
+        found = self.parked.pop(config, (None, None, None, None, False))
+        self.cycle, self.recorded, self.blocks, self.recorded_blocks, self.begun = found
 
     def begin(self) -> None:
         """Look the cycle up that the run starts from: once, whatever comes of it."""

@@ -10,8 +10,9 @@ import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import BinaryContent, ModelMessage, ModelMessagesTypeAdapter
+from pydantic_ai.models.wrapper import WrapperModel
 
-from context_compiler import ContextCompiler
+from context_compiler import ContextCompiler, View
 from tests.support.agents import Notes, Talker, compiler, run
 from tests.support.builders import prose
 
@@ -44,6 +45,18 @@ class Life:
     async def turn(self, prompt: Any, carry: Callable[[list[ModelMessage]], list[ModelMessage]], **given: Any) -> None:
         ran = await run(self.agent, prompt, message_history=carry(self.history), conversation_id="c", **given)
         self.history = ran.messages
+
+
+class Windowed(WrapperModel):
+    """A model whose context window is known."""
+
+    def __init__(self, wrapped: Any, window: int) -> None:
+        super().__init__(wrapped)
+        self._window = window
+
+    @property
+    def context_window(self) -> int:
+        return self._window
 
 
 def whole(history: list[ModelMessage]) -> list[ModelMessage]:
@@ -156,6 +169,34 @@ async def test_two_agents_in_turn_on_one_history(plain: int) -> None:
         await life.turn(f"{FACT if number == 3 else ''} Matter {number}: {prose(number, 40)}", whole)
     await life.turn(ASK, whole)
     assert "heron" in life.talker.last.text and life.notes.asked <= plain + 2
+
+
+async def test_a_fallback_with_a_small_window_has_cycles_of_its_own() -> None:
+    """It compiles as often as it does alone, and the large model still sees everything."""
+
+    async def lived(windows: list[int]) -> tuple[int, list[str]]:
+        views: list[View] = []
+        notes, talker = Notes("All went on as planned."), Talker("answer " * 60)
+        ours = compiler(notes, budget=None, on_view=views.append)
+        models = [Windowed(talker.model, window) for window in windows]
+        agent, history = Agent(models[0], capabilities=[ours]), list[ModelMessage]()
+        for number in range(40):
+            model = models[number % len(models)]
+            ran = await run(
+                agent,
+                f"Matter {number}: {prose(number, 40)}",
+                message_history=history,
+                model=model,
+                conversation_id="c",
+            )
+            history = ran.messages
+        small = [view.status for number, view in enumerate(views) if windows[number % len(windows)] == 5_000]
+        assert {view.status for number, view in enumerate(views) if windows[number % len(windows)] > 5_000} <= {"raw"}
+        return notes.asked, small
+
+    asked, both = await lived([100_000, 5_000])
+    alone, statuses = await lived([5_000])
+    assert asked <= alone and both.count("compiled") <= statuses.count("compiled")
 
 
 async def test_a_prompt_that_is_regenerated_keeps_the_cycle(plain: int) -> None:
