@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from pydantic_ai.messages import (
+    CachePoint,
     CompactionPart,
     ModelMessage,
     ModelRequest,
@@ -101,6 +102,17 @@ def with_recalled(message: ModelRequest, text: str) -> ModelRequest:
     place = next((at for at, part in enumerate(message.parts) if part.part_kind == "user-prompt"), len(message.parts))
     part = _user(text, stamp_of(message), {"v": 1})
     return replace(message, parts=[*message.parts[:place], part, *message.parts[place:]])
+
+
+def with_cache_point(messages: list[ModelMessage]) -> list[ModelMessage]:
+    """The same messages with a cache breakpoint at the end of our notes, if they are on the user channel."""
+    for index, message in enumerate(messages):
+        last = message.parts[-1] if message.parts else None
+        pieces = user_content(last.content) if isinstance(last, UserPromptPart) else ()
+        if isinstance(message, ModelRequest) and pieces and mark_of(pieces[-1]) is not None:
+            pointed: Any = replace(last, content=[*pieces, CachePoint()])
+            return [*messages[:index], replace(message, parts=[*message.parts[:-1], pointed]), *messages[index + 1 :]]
+    return messages
 
 
 def marked_request(text: str, mark: Mapping[str, Any]) -> ModelRequest:

@@ -299,10 +299,12 @@ def log_text(error: Exception) -> str:
 def _log(record: Record, result: Result) -> None:
     """One line a compile: before, after, what stayed, whether a model was asked, how long it took."""
     kept = sum(reading.prompts for reading in result.sent.readings)
+    recalled = result.view.ledger["tokens"].get("recall", 0)
     LOG.info(
-        "%s → %s tokens, %d %s kept, %s, %.1f s",
+        "%s → %s tokens%s, %d %s kept, %s, %.1f s",
         f"{record.tokens_raw:,}",
         f"{round(result.cost * result.ratio):,}",
+        f" ({recalled:,} recalled)" if recalled else "",
         kept,
         "turn" if kept == 1 else "turns",
         "1 compile" if result.row is not None and result.row.compiled_prompt else "no model asked",

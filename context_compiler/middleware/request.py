@@ -19,7 +19,7 @@ from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.prompt import SummaryRequest
 from context_compiler.errors import CompileError
 from context_compiler.layers.context import NO_LAYERS, LayerBlock
-from context_compiler.messages.items import MESSAGE_OVERHEAD
+from context_compiler.messages.items import MESSAGE_OVERHEAD, user_content
 from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.calibration import model_family
@@ -29,6 +29,9 @@ HOST_IDS = 7
 
 READ = "recall_read"
 """The tool that reads what a view leaves out."""
+
+BREAKPOINTS = 4
+"""Cache breakpoints that a provider takes in one request."""
 
 TOOL_OVERHEAD = 12
 """Tokens that the framing of one tool definition costs."""
@@ -59,6 +62,8 @@ class Request:
     """The layers of the session, as they stand directly before the prompt."""
     dropped: tuple[Drop, ...] = ()
     """Messages that are no part of the request, and why."""
+    cache_point: bool = False
+    """The notes end with a breakpoint: where a cache is written at those only, what follows them may go."""
     joined: int = 0
     """Messages of the record that were put before those of the application."""
     instead: str = ""
@@ -114,7 +119,20 @@ def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: To
         overhead=_overhead(instructions, tools, counter) + counter.text(schema),
         refs=any(tool.name == READ for tool in parameters.function_tools),
         hash=_hash([instructions, tools, schema, stable]),
+        cache_point=_cache_point(given, context.messages),
     )
+
+
+def _cache_point(settings: Mapping[str, object], messages: Sequence[ModelMessage]) -> bool:
+    """True if messages are cached at breakpoints and one of those that a provider takes is left for the notes."""
+    on = [name for name, value in settings.items() if "_cache_" in name and value]
+    pieces = (piece for message in messages for part in message.parts for piece in user_content(_content(part)))
+    points = len(on) + sum(getattr(piece, "kind", None) == "cache-point" for piece in pieces)
+    return any(name.endswith("_cache_messages") for name in on) and points < BREAKPOINTS
+
+
+def _content(part: Any) -> Any:
+    return part.content if part.part_kind == "user-prompt" else None
 
 
 def processor_request(ctx: RunContext[Any], messages: list[ModelMessage], counter: TokenCounter) -> Request:

@@ -38,6 +38,7 @@ from context_compiler.compiler.view import (
     summary_of,
     token_breakdown,
     why_kept,
+    with_cache_point,
 )
 from context_compiler.errors import CompileError, ContextCompilerError
 from context_compiler.fidelity import Fidelity
@@ -307,7 +308,8 @@ def _opening(context: RequestContext, cycle: Cycle, blocks: Blocks | None, earli
     if known is not None and known[1] == within and cycle.decided < len(context.history):
         if known[0] is cycle or replace(known[0], summary_id=cycle.summary_id) == cycle:
             return cycle, within, known[2]
-    return cycle, within, opening(context.history, cycle, context.reader, within)
+    messages = opening(context.history, cycle, context.reader, within)
+    return cycle, within, with_cache_point(messages) if context.request.cache_point else messages
 
 
 def _messages(

@@ -153,6 +153,8 @@ async def test_a_compile_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.L
     said = [record for record in caplog.records if record.name == "context_compiler"]
     lines = [record.getMessage() for record in said]
     assert len(lines) == 1 and said[0].levelno == logging.INFO
-    assert re.fullmatch(r"\d+,\d{3} → (\d+,)?\d{3} tokens, \d+ turns kept, 1 compile, \d+\.\d s", lines[0]), lines[0]
+    assert re.fullmatch(
+        r"\d+,\d{3} → (\d+,)?\d{3} tokens(?: \(\d+ recalled\))?, \d+ turns kept, 1 compile, \d+\.\d s", lines[0]
+    ), lines[0]
     records = await kept.records()
     assert f"{records[0].tokens_raw:,} → {records[0].tokens_sent:,} tokens" in lines[0]

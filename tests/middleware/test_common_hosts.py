@@ -171,6 +171,17 @@ async def test_two_agents_in_turn_on_one_history(plain: int) -> None:
     assert "heron" in life.talker.last.text and life.notes.asked <= plain + 2
 
 
+@pytest.mark.parametrize("cached", [True, False])
+async def test_where_messages_are_cached_at_breakpoints_the_notes_end_with_one(cached: bool) -> None:
+    life = Life()
+    settings: Any = {"anthropic_cache_messages": cached}
+    for number in range(30):
+        await life.turn(f"Matter {number}: {prose(number, 40)}", whole, model_settings=settings)
+    points = [message for message in life.talker.last.messages if "CachePoint" in str(message)]
+    assert len(points) == cached
+    assert not cached or "BEGIN QUOTED" in str(points[0])
+
+
 async def test_a_fallback_with_a_small_window_has_cycles_of_its_own() -> None:
     """It compiles as often as it does alone, and the large model still sees everything."""
 
