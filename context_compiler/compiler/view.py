@@ -108,10 +108,15 @@ def with_cache_point(messages: list[ModelMessage]) -> list[ModelMessage]:
     """The same messages with a cache breakpoint at the end of our notes, if they are on the user channel."""
     for index, message in enumerate(messages):
         last = message.parts[-1] if message.parts else None
-        pieces = user_content(last.content) if isinstance(last, UserPromptPart) else ()
-        if isinstance(message, ModelRequest) and pieces and mark_of(pieces[-1]) is not None:
-            pointed: Any = replace(last, content=[*pieces, CachePoint()])
-            return [*messages[:index], replace(message, parts=[*message.parts[:-1], pointed]), *messages[index + 1 :]]
+        if isinstance(message, ModelRequest) and isinstance(last, UserPromptPart):
+            pieces = list(user_content(last.content))
+            if pieces and mark_of(pieces[-1]) is not None:
+                pointed = replace(last, content=[*pieces, CachePoint()])
+                return [
+                    *messages[:index],
+                    replace(message, parts=[*message.parts[:-1], pointed]),
+                    *messages[index + 1 :],
+                ]
     return messages
 
 

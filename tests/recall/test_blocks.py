@@ -180,6 +180,28 @@ async def test_a_block_survives_a_restart_and_an_edited_prompt_gets_its_own(tmp_
     assert ASK not in edited.last.text
 
 
+@pytest.mark.parametrize("kept", [True, False])
+async def test_forks_that_go_on_in_turn_find_their_own_blocks(kept: bool, tmp_path: Path) -> None:
+    def look(path: str) -> str:
+        return prose(len(path), 20)
+
+    ours = compiler(budget=BUDGET, **({"store": tmp_path / "record.db"} if kept else {"record": "off"}))
+    _, stored = await talked(ours, ["Hello."])
+    asks = [ASK, "Where is item 11 and what does it cost?"]
+    talkers = [Talker([[("look", {"path": "a"})], "Fine.", "Fine."]) for _ in asks]
+    agents = [Agent(talker.model, tools=[look], capabilities=[ours]) for talker in talkers]
+    forks = [
+        (await run(agent, ask, message_history=stored, conversation_id="c")).messages
+        for agent, ask in zip(agents, asks, strict=True)
+    ]
+    for talker, agent, fork in zip(talkers, agents, forks, strict=True):
+        await run(agent, None, message_history=fork[:-1], conversation_id="c")
+        first, second, third = (sent.messages for sent in talker.sent)
+        assert unstamped(second[: len(first)]) == unstamped(first)
+        assert unstamped(third) == unstamped(second), "resumed in the middle of its turn"
+    assert block_of(talkers[0].last.messages, asks[0]) != block_of(talkers[1].last.messages, asks[1]) != ""
+
+
 async def test_an_advance_discards_earlier_blocks() -> None:
     ours = compiler(budget=BUDGET)
     talker = Talker(lambda messages, info: prose(len(messages), 400))
