@@ -20,7 +20,7 @@ SUMMARY_STEPS = (1_500, 600, 500)
 """Sizes that a planned summary shrinks to, in tokens: medium, low, compact."""
 
 PROMPT_RESERVE, LEAST_RESERVE = 20, 64
-"""A prompt fits if it leaves one part in so many of the room, or so many tokens."""
+"""Reserve that a prompt has to leave: a divisor of the room, and a minimum in tokens."""
 
 SMALLEST = 6
 """The least that the hardest clamp leaves of a part, in tokens."""

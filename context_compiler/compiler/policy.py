@@ -19,7 +19,7 @@ DEFAULT_SHARE = 0.8
 DEFAULT_RESERVE = 4_096
 
 LARGE = 4
-"""A prompt is large that takes more than one part in so many of the room."""
+"""Divisor of the room above which a prompt is large."""
 
 PROMPT = 0.6
 """Share of the room that a prompt keeps which does not fit whole."""

@@ -254,7 +254,7 @@ def recalled(plan: Plan, cycle: Cycle, at: int, room: int, said: Sequence[str] =
 
 
 def _question(history: History, index: Index, at: int, stop: int) -> Question | None:
-    """What a prompt asks for; together with the exchange before it where its own words were never said before `stop`.
+    """Question of a prompt; with the exchange before it if none of its terms occur before `stop`.
 
     None where that has no words either, or the prompt is no text at all.
     """

@@ -17,7 +17,7 @@ from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 
 OUTPUT = "final_result"
-"""How hosts begin the name of a tool by which a run gives its answer."""
+"""Prefix of the tools by which a run returns its output."""
 
 NEAR = 8
 """Messages searched backwards for a run id; hosts stamp nearly every message."""

@@ -176,7 +176,7 @@ class Archive:
         self._raws.keep(session_id, history)
 
     async def before_window(self, session_id: str, window: History, reader: Reader) -> Sequence[ModelMessage]:
-        """What the record of a conversation holds before the first message of a window that continues it."""
+        """Recorded messages of a conversation before the first message of a window that continues it."""
         if not self.whole or not window.ids:
             return ()
         known = self._raws.get(session_id)

@@ -1,4 +1,4 @@
-"""Whose messages a question refers to: the person it names, else the asker, else the assistant."""
+"""Subject of a question: the person it names, else the asker, else the assistant."""
 
 from __future__ import annotations
 

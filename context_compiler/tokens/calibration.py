@@ -39,7 +39,7 @@ _NAMES = {
     r"\bgpt-?3|\bgpt-?4(?![\d.o])|davinci|babbage": "openai-legacy",
     r"\bgpt-?(\d|oss|audio|realtime)|chatgpt|(^|[/:])o\d\b|\bcodex|computer-use": "openai",
 }
-"""Tokenizer family by model name, first match, whoever serves it."""
+"""Tokenizer family by model name, first match, whatever the provider."""
 
 _SYSTEMS = {
     "function": "exact",
