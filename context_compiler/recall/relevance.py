@@ -36,7 +36,7 @@ class Relevance:
         size, self._floor = len(index), floor
         self._weights = {
             term: least + log1p((size - spread + 0.5) / (spread + 0.5))
-            for term in question.terms
+            for term in sorted(question.terms)  # sums must not depend on the order of a set
             for spread in (len(index.posts.get(term, ())) // 2,)
         }
         self._all = sum(sorted(self._weights.values(), reverse=True)[:TELLING])
@@ -52,6 +52,7 @@ class Relevance:
             plain = folded(text)
             if sum(weight for start, weight in self._beginnings if start in plain) < self._least:
                 return 0.0
-        held = sum(self._weights[term] for term in self._weights.keys() & set(said(text)))
+        own = set(said(text))
+        held = sum(weight for term, weight in self._weights.items() if term in own)
         share = min(1.0, held / self._all)
         return share if share >= self._floor else 0.0
