@@ -25,7 +25,7 @@ from context_compiler.messages.shapes import apply_shape
 from context_compiler.messages.turns import Turn
 from context_compiler.recall import Index, Question, Ranking, asked, indexed
 from context_compiler.recall.gate import asks
-from context_compiler.recall.passages import passages, quoted
+from context_compiler.recall.passages import Passage, passages, quoted
 from context_compiler.recall.selection import choose
 from context_compiler.settings import Amount
 from context_compiler.tokens import TokenCounter
@@ -56,11 +56,17 @@ RESERVE, LEAST_RESERVE = 20, 64
 WIDE, DEEP = 4, 2
 """Tokens of messages ranked, and of passages weighed, as multiples of the room."""
 
+FILL = 2_000
+"""Tokens up to which a block takes what shares no word with the prompt, where too little does."""
+
 STANDING = 0.35
 """Blocks of earlier turns go once they take this share of the room."""
 
-CUT = 10
-"""Divisor of the room that a block over the budget is cut to."""
+CUTS, CUT = 2, 10
+"""Times that a block over the budget is cut before it goes, and the divisor of the room that it is cut to at last."""
+
+MORE = 8
+"""Divisor of the room that a single large turn adds to the reserve at most."""
 
 TIGHTER = 0.7
 """The share of a block that is left once a provider has refused the request as too long."""
@@ -78,8 +84,8 @@ class Block:
     """The user turn that the prompt opens."""
     text: str
     """As sent, fenced; empty where there is none, which is not looked for again."""
-    cut: bool = False
-    """It was cut, or left out, because the request had no room for it."""
+    cuts: int = 0
+    """Times that it was cut because the request had no room for it."""
 
     def tokens(self, counter: TokenCounter) -> int:
         """Its price in a view."""
@@ -110,7 +116,7 @@ class Blocks:
 
     def without(self) -> Blocks:
         """The same turn without any block: there is no room for it, and it is not looked for again."""
-        return replace(self, own=replace(self.own, text="", cut=True), earlier=())
+        return replace(self, own=replace(self.own, text="", cuts=CUTS), earlier=())
 
     def texts(self) -> dict[int, str]:
         """Text of each block, by the position of its prompt."""
@@ -151,7 +157,8 @@ def prompt_at(history: History) -> int | None:
 def reserve(plan: Plan, limits: Limits) -> int:
     """Tokens kept free for the rest of a turn after its first request."""
     grown = [_growth(plan.history, turn) for turn in plan.outline.turns[-TURNS - 1 : -1]]
-    return max(limits.room // RESERVE, LEAST_RESERVE, int(median(grown)) if grown else 0)
+    usual = max(median(grown), min(max(grown), limits.room // MORE)) if grown else 0
+    return max(limits.room // RESERVE, LEAST_RESERVE, int(usual))
 
 
 def _growth(history: History, turn: Turn) -> int:
@@ -209,7 +216,9 @@ def carried_on(blocks: Blocks | None, plan: Plan, limits: Limits, cost: int, mos
     return standing if CACHED * tokens * turns < (FRESH - CACHED) * behind else ()
 
 
-def recalled(plan: Plan, cycle: Cycle, at: int, room: int, said: Sequence[str] = (), within: str = "") -> str:
+def recalled(
+    plan: Plan, cycle: Cycle, at: int, room: int, said: Sequence[str] = (), *, within: str = "", fill: int = 0
+) -> str:
     """The fenced block for the prompt at `at`, within `room` tokens; empty where nothing bears on it.
 
     Args:
@@ -219,6 +228,7 @@ def recalled(plan: Plan, cycle: Cycle, at: int, room: int, said: Sequence[str] =
         room: The most tokens.
         said: Texts that the view holds, beside those of the cycle.
         within: Only what this holds may come, if it is not empty.
+        fill: Tokens up to which what answers nothing may come too, the nearest first.
     """
     if room < LEAST:
         return ""
@@ -229,7 +239,7 @@ def recalled(plan: Plan, cycle: Cycle, at: int, room: int, said: Sequence[str] =
         return ""
     ranking = Ranking(index, question, cycle.decided)
     whole, abridged = _shown(cycle)
-    best = _best(ranking.best(cycle.decided, whole), history, WIDE * room)
+    best = _best(ranking.best(cycle.decided, whole, beside=fill > 0), history, WIDE * room)
     shown = "\n".join((cycle.note, cycle.quotes, *said, *_texts(plan, cycle, abridged)))
     candidates = [
         one
@@ -237,11 +247,19 @@ def recalled(plan: Plan, cycle: Cycle, at: int, room: int, said: Sequence[str] =
         if (text := one.text.strip()) not in shown and (not within or text in within)
     ]
     scored = zip(candidates, ranking.passages(candidates), strict=True)
-    answering = sorted(((one, score) for one, score in scored if score > 0), key=lambda pair: -pair[1])
+    ranked = sorted(scored, key=lambda pair: -pair[1])
+    answering = [pair for pair in ranked if pair[1] > 0]
     if not answering:
         return ""
-    before = accumulate((one.tokens for one, _ in answering), initial=0)
-    weighed = [pair for pair, tokens in zip(answering, before, strict=False) if tokens <= DEEP * room]
+    if sum(one.tokens for one, _ in answering) < fill:
+        room, answering = min(room, fill), ranked
+    return _written(answering, room, counter)
+
+
+def _written(ranked: Sequence[tuple[Passage, float]], room: int, counter: TokenCounter) -> str:
+    """The passages that answer best, fenced, within `room` tokens."""
+    before = accumulate((one.tokens for one, _ in ranked), initial=0)
+    weighed = [pair for pair, tokens in zip(ranked, before, strict=False) if tokens <= DEEP * room]
     candidates, ranks = [one for one, _ in weighed], [score for _, score in weighed]
     left = room - counter.text(fence(TITLE, "x")) - 8 - MESSAGE_OVERHEAD
     while left > 0:
@@ -295,6 +313,20 @@ def _texts(plan: Plan, cycle: Cycle, abridged: Sequence[int]) -> list[str]:
     return [item.text for message in messages if message is not None for item in plan.reader.one(message).items]
 
 
+def cut_room(block: Block, limits: Limits, counter: TokenCounter, over: int, *, refused: bool) -> int:
+    """The tokens that a block is cut to which makes a request `over` its budget; 0 where it has been cut enough.
+
+    First it leaves some room for what the turn has still to add; at last it keeps a tenth of the room. Once a provider
+    has `refused` the request, seven tenths of the block.
+    """
+    size = block.tokens(counter)
+    if block.cuts >= CUTS and not refused:
+        return 0
+    least = limits.room // CUT
+    share = int(TIGHTER * size) if refused else max(least, size - over - limits.room // RESERVE)
+    return min(least if block.cuts else share, size - over)
+
+
 def smaller(plan: Plan, cycle: Cycle, block: Block, room: int) -> Block:
     """The best passages of a block within `room` tokens."""
-    return replace(block, text=recalled(plan, cycle, block.at, room, within=block.text), cut=True)
+    return replace(block, text=recalled(plan, cycle, block.at, room, within=block.text, fill=room), cuts=block.cuts + 1)

@@ -14,11 +14,12 @@ from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.cycle import RAW, Cycle, fitting, mended
 from context_compiler.compiler.prompt import SummaryRequest
 from context_compiler.compiler.recall_block import (
-    CUT,
-    TIGHTER,
+    FILL,
+    SMALL,
     Block,
     Blocks,
     carried_on,
+    cut_room,
     free,
     holding,
     prompt_at,
@@ -140,7 +141,8 @@ def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Adv
         earlier = carried_on(_known_blocks(context), context, limits, plain.cost, most) if done is None else ()
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         room, said = min(most, free(context, limits, cost)), [block.text for block in earlier]
-        outcome = attempt(lambda: recalled(context, cycle, at, room, said))
+        fill = FILL if most > SMALL * limits.room else 0
+        outcome = attempt(lambda: recalled(context, cycle, at, room, said, fill=fill))
         text, fault = outcome.value or "", outcome.error
     own = Block(at, history.ids[at], context.turn, text)
     blocks = Blocks(own=own, earlier=earlier, config=policy.config)
@@ -155,11 +157,11 @@ def _fitting(context: RequestContext, cycle: Cycle, result: Result, done: Advanc
     blocks, over = result.blocks, result.cost - result.limit
     if over <= 0:
         return result
-    if blocks is None or not blocks.own.text or (blocks.own.cut and not context.run.refused):
+    if blocks is None or not blocks.own.text:
         return None
-    size = blocks.own.tokens(context.counter)
-    share = int(TIGHTER * size) if context.run.refused else context.limits(cycle).room // CUT
-    outcome = attempt(lambda: smaller(context, cycle, blocks.own, min(share, size - over)))
+    refused = context.run.refused
+    room = cut_room(blocks.own, context.limits(cycle), context.counter, over, refused=refused)
+    outcome = attempt(lambda: smaller(context, cycle, blocks.own, room) if room > 0 else None)
     if outcome.value is None:
         return None
     fewer = replace(blocks, own=outcome.value)

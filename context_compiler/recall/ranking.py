@@ -80,9 +80,9 @@ class Ranking:
             self._answers = [close or named_month[day] for close, day in zip(near, index.sessions, strict=False)]
         """By position; what is not true answers nothing."""
 
-    def best(self, count: int, without: Set[int] = frozenset()) -> list[int]:
-        """The positions of the messages that answer best, best first, but for some."""
-        scores = [score if answers else NONE for score, answers in zip(self._scores, self._answers, strict=True)]
+    def best(self, count: int, without: Set[int] = frozenset(), *, beside: bool = False) -> list[int]:
+        """Positions of the messages that answer best, best first, `without` some; `beside` them the others."""
+        scores = [*self._scores] if beside else [*map(_if_answers, self._scores, self._answers)]
         for at in without:
             if at < len(scores):
                 scores[at] = NONE
@@ -107,6 +107,10 @@ class Ranking:
         """Above 0 for what answers."""
         score = log1p(exp(self._scores[at]))
         return score if self._answers[at] else score - BESIDE
+
+
+def _if_answers(score: float, answers: float) -> float:
+    return score if answers else NONE
 
 
 def _wanted(index: Index, question: Question, people: Collection[str]) -> dict[str, float]:

@@ -93,7 +93,7 @@ async def test_a_block_goes_with_its_turn_and_nothing_else_changes() -> None:
 
 async def test_a_small_block_before_a_long_turn_stays_because_a_cache_would_lose_more() -> None:
     talker = Talker(["Fine.", prose(5, 900), "Fine.", "Fine."])
-    ours = compiler(budget=BUDGET, trigger=1.0)
+    ours = compiler(budget=BUDGET, trigger=1.0, recall=300)
     await talked(ours, ["Hello.", ASK, "Thanks.", "Thanks."], talker)
     assert block_of(talker.sent[1].messages, ASK) == block_of(talker.last.messages, ASK) != ""
 
