@@ -154,8 +154,8 @@ def test_a_view_is_sound_whatever_the_compiler_writes(behaviour: Behaviour) -> N
 
 SCRIPT = """
 import asyncio
-from context_compiler.compiler import compile_view
-from context_compiler.history import message_body
+from context_compiler import compile_view
+from context_compiler.messages.history import message_body
 from tests.support.histories import long_history
 
 view = asyncio.run(compile_view(long_history(60), budget=1_500, system=None))

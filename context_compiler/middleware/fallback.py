@@ -13,7 +13,7 @@ from functools import partial
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.cycle import fitting
-from context_compiler.compiler.recall_block import holding
+from context_compiler.compiler.recall_block import Block, Blocks, holding, prompt_at
 from context_compiler.compiler.view import View, token_breakdown
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import advance_request, assemble_view, started
@@ -88,7 +88,15 @@ async def _unasked(read: Read) -> Result | None:
     context = read()
     previous = fitting(context.run.cycle, context.history, context.policy.config)
     done = await advance_request(context, previous, None)
-    return started(assemble_view(context, done.cycle, "fallback", done))
+    return started(assemble_view(context, done.cycle, "fallback", done, blocks=_without_recall(context)))
+
+
+def _without_recall(context: RequestContext) -> Blocks | None:
+    """Blocks of a turn that began without recall: its later requests must not insert any before its prompt."""
+    at = prompt_at(context.history)
+    if at is None:
+        return None
+    return Blocks(own=Block(at, context.history.ids[at], context.turn, ""), earlier=(), config=context.policy.config)
 
 
 def _bare(

@@ -48,7 +48,7 @@ def test_view_says_what_was_sent_and_why(cc: Command) -> None:
     lines = [f"Question number {number} about the table of receipts?" for number in range(9)]
     said = talk(cc, *lines, "/view", "/view full", args=("--endless", "--budget", "900"))
     view = said.out.rpartition("Kept: ")[2]
-    assert "active turn" in view and "written for this view" in view and "Left out" in view and "summary" in view
+    assert "recalled for its prompt" in view and "Left out" in view and "summary" in view
     assert "Context summary (compiled):" in said.out
 
 

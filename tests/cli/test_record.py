@@ -237,7 +237,7 @@ def test_deleting_names_the_transcript_that_a_chat_leaves_behind(recorded: Comma
     recorded("chat", "--model", "scripted", "--session", "a talk", input="What about the queue?\n")
     (path,) = (tmp_path / "system" / "Chat_Sessions").iterdir()
     said = recorded("sessions", "delete", "a talk", "--yes")
-    assert f"note: {path.relative_to(tmp_path)}: this transcript of the chat is still there" in said.err
+    assert f"note: {path.relative_to(tmp_path)}: the transcript of this chat remains; delete it" in said.err
     assert path.exists() and said.out.endswith("removed\n")
     assert recorded("sessions", "delete", "demo", "--yes", "--json").json["transcripts"] == []
 

@@ -62,11 +62,12 @@ async def test_raw_history_that_is_too_long_is_tried_once_more_with_less(provide
 async def test_a_view_that_is_too_long_is_tried_once_more_with_less(provider: str, way: str) -> None:
     kind, name = SERVERS[provider]
     notes = Notes()
-    with kind("fine", window=1_400) as server:
+    with kind("fine", window=4_200) as server:
         talk = Overflowing(server, name, notes=notes, budget=7_000)
         await talk.ask(way, long_history(45))
         assert server.statuses == [400, 200] and not talk.errors
-        assert [view.status for view in talk.views] == ["compiled", "compiled"] and notes.asked <= 2
+        first, second = (view.status for view in talk.views)
+        assert first == "compiled" and second in ("compiled", "cycle") and notes.asked <= 2
         assert talk.views[1].budget <= 0.7 * talk.views[0].budget
 
 
