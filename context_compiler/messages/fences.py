@@ -48,7 +48,7 @@ _HALVES = re.compile("[\ud800-\udfff]")
 
 
 def _folding_table() -> dict[int, str]:
-    """Look-alikes of the characters in our markers, mapped one to one so that positions are kept."""
+    """Characters that resemble those of our markers, mapped one to one so that positions are kept."""
     ours = set("=():" + "begindcontexsumarypld")
     blocks = (
         (0xFF01, 0xFF5F),
