@@ -39,7 +39,7 @@ from context_compiler.middleware.state import CompilerState, Result, Run
 from context_compiler.record.values import Record, now, with_null_reasons
 from context_compiler.resilience import attempt, try_await
 from context_compiler.settings import Settings
-from context_compiler.tokens.calibration import Ratios
+from context_compiler.tokens import Ratios
 
 LOG = logging.getLogger("context_compiler")
 

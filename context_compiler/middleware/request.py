@@ -21,8 +21,7 @@ from context_compiler.errors import CompileError
 from context_compiler.layers.context import NO_LAYERS, LayerBlock
 from context_compiler.messages.items import MESSAGE_OVERHEAD, user_content
 from context_compiler.record.values import Drop
-from context_compiler.tokens import TokenCounter
-from context_compiler.tokens.calibration import model_family
+from context_compiler.tokens import TokenCounter, model_family
 
 HOST_IDS = 7
 """The version of the UUIDs by which the host names conversations that nobody named."""

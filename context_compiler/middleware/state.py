@@ -25,8 +25,7 @@ from context_compiler.middleware.request import Host, Request
 from context_compiler.record.values import Compile
 from context_compiler.settings import Settings
 from context_compiler.template.library import TemplateLibrary
-from context_compiler.tokens import TokenCounter, as_counter
-from context_compiler.tokens.calibration import Ratios
+from context_compiler.tokens import Ratios, TokenCounter, as_counter
 
 TIGHT = 0.7
 """Share of the budget that is left once a provider has refused a request as too long."""

@@ -26,7 +26,7 @@ from context_compiler.middleware.state import Run
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.stage import Stage
 from context_compiler.resilience import try_await
-from context_compiler.tokens.calibration import model_family
+from context_compiler.tokens import model_family
 
 log = logging.getLogger("context_compiler.pipeline")
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from context_compiler.tokens.calibration import Ratios, model_family
+from context_compiler.tokens import Ratios, model_family
 
 
 def test_a_ratio_starts_where_sessions_were_measured() -> None:
