@@ -33,7 +33,7 @@ from context_compiler.layers import (
 from context_compiler.layers.context import build_context, layer_block, node_template
 from context_compiler.manager import ContextConfig, ContextManager, SQLiteMemory
 from context_compiler.record.store import MemoryStore
-from context_compiler.template.library import TemplateLibrary
+from context_compiler.template import TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
 Work = Callable[[], object]

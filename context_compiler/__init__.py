@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from context_compiler.record.store import Store
     from context_compiler.record.values import Record
     from context_compiler.settings import Settings
-    from context_compiler.template import Template
-    from context_compiler.template.library import TemplateLibrary, list_templates
+    from context_compiler.template import Template, TemplateLibrary, list_templates
     from context_compiler.tokens import TokenCounter
 
 __version__ = "0.1.0"
@@ -65,14 +64,14 @@ _HOMES = {
     "Settings": "settings",
     "Store": "record.store",
     "Template": "template",
-    "TemplateLibrary": "template.library",
+    "TemplateLibrary": "template",
     "TokenCounter": "tokens",
     "View": "compiler.view",
     "build_compiling_history_processor": "middleware.processor",
     "build_fidelity_preamble": "pipeline.preamble",
     "compile_view": "middleware.one_shot",
     "fidelity_on_resume": "fidelity",
-    "list_templates": "template.library",
+    "list_templates": "template",
     "resolve_fidelity": "fidelity",
     "resolve_thread_id": "fidelity",
 }

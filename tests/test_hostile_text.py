@@ -130,7 +130,7 @@ BOUNDED = {
 }
 """Patterns that are given a few characters only, and how few."""
 
-MATCHED = ("template.library.UNFIT_NAMES",)
+MATCHED = ("template.UNFIT_NAMES",)
 """Patterns that are only ever matched at the start, which their uses do not show."""
 
 SCANS = ("search", "finditer", "findall", "sub", "subn", "split")

@@ -20,7 +20,7 @@ from context_compiler.messages.history import History, message_body
 from context_compiler.messages.importers import Transcript, parse_transcripts
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import outline, pair
-from context_compiler.template.library import TemplateLibrary
+from context_compiler.template import TemplateLibrary
 
 app = group("See it work.")
 

@@ -15,8 +15,7 @@ from context_compiler.cli.text import json_text, number
 from context_compiler.layers.context import NEEDS, build_context, layer_prompt, layer_texts, node_need, node_template
 from context_compiler.layers.session import Layers
 from context_compiler.layers.turn import TurnState, turn_number
-from context_compiler.template import Template
-from context_compiler.template.library import TemplateLibrary
+from context_compiler.template import Template, TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
 app = group("Show the layers of a session, as each kind of node sees them.", shown="layers show SESSION --role think")

@@ -18,8 +18,7 @@ from context_compiler.cli.text import json_text, plural, safe
 from context_compiler.errors import TemplateError
 from context_compiler.fidelity import Fidelity
 from context_compiler.record.values import Compile
-from context_compiler.template import Template
-from context_compiler.template.library import TemplateLibrary
+from context_compiler.template import Template, TemplateLibrary
 
 app = group("List, show and check templates.", shown="templates list")
 

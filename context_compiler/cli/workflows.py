@@ -35,7 +35,7 @@ from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import PipelineError, TemplateError
 from context_compiler.pipeline.state import graph_hashes
-from context_compiler.template.library import TemplateLibrary
+from context_compiler.template import TemplateLibrary
 from context_compiler.workflow import apply_directives, load_workflow
 
 app = group("Check, run, resume and show workflows: markdown files of steps.", shown="workflow check notes.md")

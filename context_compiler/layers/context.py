@@ -47,9 +47,8 @@ from context_compiler.messages.fences import fence
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.shapes import truncate
 from context_compiler.record.values import Drop
-from context_compiler.template import Template
+from context_compiler.template import Template, TemplateLibrary
 from context_compiler.template.front_matter import SectionRule
-from context_compiler.template.library import TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
 Node = Literal["understand", "think", "act", "reply"]

@@ -34,8 +34,7 @@ from context_compiler.manager.session import (
 from context_compiler.manager.summary import LLM, TEMPLATE
 from context_compiler.manager.turns import ErrorReporter, TurnProcessor
 from context_compiler.messages.history import Reader
-from context_compiler.template import Template
-from context_compiler.template.library import TemplateLibrary
+from context_compiler.template import Template, TemplateLibrary
 from context_compiler.tokens import Count, TokenCounter, as_counter
 
 

@@ -21,8 +21,7 @@ from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.record.redaction import Redact
 from context_compiler.record.store import Store
 from context_compiler.settings import MOST, Amount, Count, Settings, check_amount
-from context_compiler.template import Template
-from context_compiler.template.library import TemplateLibrary
+from context_compiler.template import Template, TemplateLibrary
 from context_compiler.tokens import Count as CountText
 from context_compiler.tokens import TokenCounter
 

@@ -24,7 +24,7 @@ from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.middleware.request import Host, Request
 from context_compiler.record.values import Compile
 from context_compiler.settings import Settings
-from context_compiler.template.library import TemplateLibrary
+from context_compiler.template import TemplateLibrary
 from context_compiler.tokens import Ratios, TokenCounter, as_counter
 
 TIGHT = 0.7

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from context_compiler.layers import NEEDS, SessionIdRegistry, get_entity_context, layer_texts
 from context_compiler.layers.context import layer_block, node_template
-from context_compiler.template.library import TemplateLibrary
+from context_compiler.template import TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
 COUNTER, LIBRARY = TokenCounter(), TemplateLibrary(system=None)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from context_compiler.errors import TemplateError
-from context_compiler.template import Template, shipped_templates
-from context_compiler.template.library import TemplateLibrary, list_templates
+from context_compiler.template import Template, TemplateLibrary, list_templates, shipped_templates
 
 
 @pytest.fixture

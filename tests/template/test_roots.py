@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from context_compiler.errors import TemplateError
-from context_compiler.template.library import TemplateLibrary
+from context_compiler.template import TemplateLibrary
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes are made the POSIX way")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from context_compiler.fidelity import Fidelity
-from context_compiler.template.library import TemplateLibrary
+from context_compiler.template import TemplateLibrary
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from context_compiler.errors import TemplateError
 from context_compiler.messages.history import History
 from context_compiler.recall.passages import quoted
 from context_compiler.record.values import Drop
-from context_compiler.template.library import TemplateLibrary
+from context_compiler.template import TemplateLibrary
 
 TEMPLATES = (Column(""), Column("template", style="bold"), Column("from"), Column("what it writes", elastic=True))
 LINES = 6
