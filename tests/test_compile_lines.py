@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 
-from context_compiler.compiler.prompt import chunks, tool_results, turn_lines
+from context_compiler.compiler.summary import chunks, tool_results, turn_lines
 from context_compiler.messages.history import History, Reader
 from context_compiler.tokens import TokenCounter
 

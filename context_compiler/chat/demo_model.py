@@ -23,7 +23,7 @@ from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 
-from context_compiler.compiler.prompt import latest_input
+from context_compiler.compiler.summary import latest_input
 from context_compiler.messages.fences import clip
 from context_compiler.messages.history import reader_of
 from context_compiler.tokens import as_counter

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.cut_order import (
     EARLIER_STEPS,
     MILD_STEPS,
@@ -25,9 +24,15 @@ from context_compiler.compiler.cycle import Cycle, positions, spans
 from context_compiler.compiler.identifiers import identifier_room
 from context_compiler.compiler.plan import Draft, Plan, Selection
 from context_compiler.compiler.policy import Limits
-from context_compiler.compiler.prompt import SummaryRequest, reason_for_no_model, refusal, summary_request
 from context_compiler.compiler.quotes import cost, written_for
 from context_compiler.compiler.rows import Where, compile_row
+from context_compiler.compiler.summary import (
+    SummaryRequest,
+    SummaryResponse,
+    reason_for_no_model,
+    refusal,
+    summary_request,
+)
 from context_compiler.compiler.view import Quote, summary_of
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.instructions import Instruction, standing_instructions

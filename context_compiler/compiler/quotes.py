@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from context_compiler.compiler.identifiers import identifiers_and_quotes
 from context_compiler.compiler.plan import Selection
-from context_compiler.compiler.prompt import TITLES, fit_sections, gather_sections, template_facts
+from context_compiler.compiler.summary import TITLES, fit_sections, gather_sections, template_facts
 from context_compiler.compiler.view import Quote, note_text
 from context_compiler.messages.fences import fence, neutralize
 from context_compiler.messages.instructions import Instruction

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.cycle import spans
 from context_compiler.compiler.plan import Selection
 from context_compiler.compiler.policy import Policy
-from context_compiler.compiler.prompt import SummaryRequest
 from context_compiler.compiler.specifics import Specific, lost_specifics, survival
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.errors import CompileError
 from context_compiler.messages.history import History
 from context_compiler.record.values import Compile, now, with_null_reasons

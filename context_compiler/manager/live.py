@@ -18,7 +18,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, SystemPromptPart
 from pydantic_ai.models import ModelRequestContext
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.agent import SummaryResponse
+from context_compiler.compiler.summary import SummaryResponse
 from context_compiler.compiler.view import mark_in
 from context_compiler.manager.session import (
     answered_prefix,

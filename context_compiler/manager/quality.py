@@ -14,7 +14,7 @@ from typing import Protocol, cast, runtime_checkable
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.compiler.prompt import turn_lines
+from context_compiler.compiler.summary import turn_lines
 from context_compiler.errors import SettingsError
 from context_compiler.manager.summary import LLM
 from context_compiler.messages.fences import fence

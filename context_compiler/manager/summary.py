@@ -16,9 +16,16 @@ from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.agent import SummaryResponse, ask, model_alias
-from context_compiler.compiler.prompt import chunks, compose_prompts, fill_slot, turn_lines
 from context_compiler.compiler.specifics import Specific, TextSet, lost_specifics, survival
+from context_compiler.compiler.summary import (
+    SummaryResponse,
+    ask,
+    chunks,
+    compose_prompts,
+    fill_slot,
+    model_alias,
+    turn_lines,
+)
 from context_compiler.errors import CompileError, SettingsError
 from context_compiler.fidelity import CAPS, Fidelity
 from context_compiler.messages.history import History, Reader

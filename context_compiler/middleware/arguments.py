@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.agent import model_alias
 from context_compiler.compiler.policy import PROMPT_ROOM, Policy, trigger_of, whole_budget
+from context_compiler.compiler.summary import model_alias
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity

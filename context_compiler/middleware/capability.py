@@ -16,8 +16,7 @@ from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, dur
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
 from pydantic_ai.models import Model, ModelRequestContext
 
-from context_compiler.compiler.agent import SummaryResponse
-from context_compiler.compiler.prompt import SummaryRequest
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.agent import SummaryResponse
+from context_compiler.compiler.summary import SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.errors import BudgetError, CompileError, ContextCompilerError
 from context_compiler.layers.context import (

@@ -11,8 +11,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest
 from pydantic_ai.models import Model
 
 from context_compiler.compiler.advance import Advance, advance
-from context_compiler.compiler.agent import SummaryResponse, ask
-from context_compiler.compiler.prompt import SummaryRequest
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, ask
 from context_compiler.compiler.view import View
 from context_compiler.errors import BudgetError, SettingsError
 from context_compiler.fidelity import Fidelity

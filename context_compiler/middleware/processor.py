@@ -14,8 +14,7 @@ from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.agent import SummaryResponse
-from context_compiler.compiler.prompt import SummaryRequest
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import LEFT_OUT, View, mark_in, marked_request
 from context_compiler.messages.history import load_messages
 from context_compiler.messages.items import MARK, mark_of, user_content

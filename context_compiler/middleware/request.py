@@ -15,8 +15,7 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.usage import RequestUsage
 
-from context_compiler.compiler.agent import SummaryResponse
-from context_compiler.compiler.prompt import SummaryRequest
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.errors import CompileError
 from context_compiler.layers.context import NO_LAYERS, LayerBlock
 from context_compiler.messages.items import MESSAGE_OVERHEAD, user_content

@@ -10,9 +10,7 @@ from dataclasses import replace
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.compiler.advance import Advance, Ask, advance
-from context_compiler.compiler.agent import SummaryResponse
 from context_compiler.compiler.cycle import RAW, Cycle, fitting, mended
-from context_compiler.compiler.prompt import SummaryRequest
 from context_compiler.compiler.recall_block import (
     FILL,
     SMALL,
@@ -28,6 +26,7 @@ from context_compiler.compiler.recall_block import (
     wanted,
 )
 from context_compiler.compiler.rows import failed_row
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import (
     LEFT_OUT,
     View,

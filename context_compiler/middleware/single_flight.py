@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.agent import SummaryResponse, ask, model_alias
+from context_compiler.compiler.summary import SummaryResponse, ask, model_alias
 from context_compiler.errors import CompileError
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments

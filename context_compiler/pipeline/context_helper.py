@@ -14,8 +14,7 @@ from typing import Any, cast
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextContent, TextPart, UserPromptPart
 from pydantic_ai.models import Model, infer_model
 
-from context_compiler.compiler.agent import SummaryResponse
-from context_compiler.compiler.prompt import SummaryRequest
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.errors import CompileError
 from context_compiler.messages.items import mark_of, user_content

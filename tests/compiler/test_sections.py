@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from context_compiler.compiler.prompt import BUDGETS, EXPENDABLE, fit_sections, fit_turns
+from context_compiler.compiler.summary import BUDGETS, EXPENDABLE, fit_sections, fit_turns
 from context_compiler.template import SectionRule
 from context_compiler.tokens import TokenCounter
 

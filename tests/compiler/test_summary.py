@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from context_compiler.compiler.prompt import SLOT, compose_prompts, fill_slot
+from context_compiler.compiler.summary import SLOT, compose_prompts, fill_slot
 from context_compiler.template import Template
 
 TEMPLATE = Template.parse("Notes on {{ latest_input }}", name="notes")

@@ -1,18 +1,29 @@
-"""Task, template, the turns, the latest input: the prompt of one compile, fenced, in document order.
+"""A summary by a model: the prompts of one compile, and the stateless calls that answer them.
 
-A long span becomes several prompts, each of which brings the summary of the one before it up to date.
+A prompt has the task, the template, the turns and the latest input, fenced, in document order. A long span becomes
+several prompts, each of which brings the summary of the one before it up to date. The model gets no tools, no history
+and no capabilities. Its agent keeps its own usage; whoever asked adds its tokens to the run's, but not its requests,
+which would count against the limits of a run that passes without us.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from pydantic_ai import Agent
+from pydantic_ai.exceptions import AgentRunError, UserError
+from pydantic_ai.models import KnownModelName, Model
+from pydantic_ai.usage import RunUsage
 
 from context_compiler.compiler.cycle import spans
 from context_compiler.compiler.plan import Selection
+from context_compiler.errors import CompileError
 from context_compiler.messages.failures import reflection_section
 from context_compiler.messages.fences import fence, neutralize
 from context_compiler.messages.history import History
@@ -392,3 +403,70 @@ def refusal(selection: Selection, text: str) -> str | None:
     cost = sum(selection.history.readings[index].tokens for index in selection.span)
     cost += selection.counter.text(selection.previous.summary) if selection.previous else 0
     return f"{size} tokens are not fewer than the {cost} they stand for" if size >= cost else None
+
+
+OUTPUT: Any = [str, type(None)]
+"""Output types: text or nothing; the caller refuses an empty answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryResponse:
+    """Text of a summary with its usage. Plain data: it can be journalled and replayed."""
+
+    text: str
+    usage: dict[str, int] = field(default_factory=dict[str, int])
+    cost: str | None = None
+    """In US dollars, where the host knows the model's prices."""
+    latency_ms: float = 0.0
+    refused: str | None = None
+    """Reason why no model was asked after all."""
+    row: int | None = None
+    """The stored compile that this is, when nobody had to be asked."""
+    failure: dict[str, str] | None = None
+    """Fields of a `CompileError`: a failure is data too, so that it can be journalled and replayed."""
+
+
+def model_alias(model: Model | str) -> str:
+    """Name of a model on the record."""
+    return model if isinstance(model, str) else model.model_name
+
+
+async def ask(
+    prompts: Sequence[str], model: Model | KnownModelName | str, *, timeout: float, instructions: str = "instructions"
+) -> SummaryResponse:
+    """Ask a model for notes, chunk after chunk, each with the notes so far; the last answer is the summary.
+
+    Args:
+        prompts: In order; from the second on each has a slot for the answer before.
+        model: A model or its name.
+        timeout: Seconds for all of them together.
+        instructions: Names the prose that the model is told first.
+
+    Raises:
+        CompileError: it could not be reached, its provider's package is not installed, or it took too long. An empty
+            answer is for the caller to judge.
+    """
+    started = time.perf_counter()
+    spent = RunUsage()
+    text = ""
+    try:
+        agent = Agent(
+            model, instructions=prompt_text(instructions), name="context_compiler", output_type=OUTPUT, retries=0
+        )
+        async with asyncio.timeout(timeout):
+            for number, prompt in enumerate(prompts):
+                result = await agent.run(fill_slot(prompt, text) if number else prompt)
+                text = (result.output or "").strip()
+                spent.incr(result.usage)
+    except TimeoutError:
+        said = f"no answer within {timeout:g} s"
+        raise CompileError(said, model=model_alias(model), phase="timeout", **_bill(spent)) from None
+    except (AgentRunError, UserError, ImportError) as error:
+        raise CompileError(str(error), model=model_alias(model), phase="call", **_bill(spent)) from error
+    return SummaryResponse(text=text, latency_ms=(time.perf_counter() - started) * 1000, **_bill(spent))
+
+
+def _bill(spent: RunUsage) -> dict[str, Any]:
+    """Usage of the answers so far, as plain data."""
+    usage = {name: getattr(spent, name) for name in ("input_tokens", "output_tokens", "requests")}
+    return {"usage": usage, "cost": None if spent.cost is None else str(spent.cost)}
