@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from context_compiler.recall.index import Index, indexed
 from context_compiler.recall.question import Question, asked, pending
-from context_compiler.recall.ranking import Ranking, rank
-from context_compiler.recall.relevance import Relevance
+from context_compiler.recall.ranking import Ranking, Relevance, rank
 
 __all__ = ["Index", "Question", "Ranking", "Relevance", "asked", "indexed", "pending", "rank"]

@@ -16,8 +16,7 @@ from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History, day_of
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import Outline
-from context_compiler.recall.informativeness import words
-from context_compiler.recall.terms import STOPS
+from context_compiler.recall.terms import STOPS, words
 from context_compiler.tokens import TokenCounter
 
 LINE = 40

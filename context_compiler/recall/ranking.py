@@ -4,6 +4,9 @@ A message scores by BM25 (Robertson & Zaragoza 2009), by that of the two message
 BM25 of its day as one document, for being said by whom the question is about and in the month it names, and
 loses the logarithm of its length; a passage adds its own BM25. The weights were fitted on labelled
 conversations of two kinds, chats with an assistant and talks between people, and rounded.
+
+A ranking always has a best; `Relevance`, the share of a question's most telling terms that a text holds, says
+when even the best is beside the point.
 """
 
 from __future__ import annotations
@@ -15,11 +18,10 @@ from heapq import nlargest
 from itertools import accumulate
 from math import exp, log1p
 
-from context_compiler.recall.index import SPEAKERS, USER, Index
+from context_compiler.recall.index import ASSISTANT, SPEAKERS, TOOL, USER, Index
 from context_compiler.recall.passages import Passage
 from context_compiler.recall.question import Question
-from context_compiler.recall.subject import asked_about, named
-from context_compiler.recall.terms import said, terms
+from context_compiler.recall.terms import beginning, folded, said, terms
 
 MESSAGE, AROUND, DAY, SUBJECT, MONTH, PASSAGE = 3.4, 2.0, 2.4, 2.6, 5.6, 0.6
 LENGTH, OTHERS_LENGTH = 0.8, 0.6
@@ -48,6 +50,22 @@ WORK = 50_000
 """Occurrences that are looked at; where the next term would exceed them, it says too little to be worth it."""
 CLOSE = 256
 """The best passages, which are also ranked by their own words."""
+
+
+OFTEN, MOSTLY = 3, 4
+"""Least uses of a name, and the least ratio between the two sides, to tell whose name it is."""
+
+TALK = 2.25
+"""Greatest ratio of answer length to prompt length in a talk between two people."""
+
+FLOOR = 0.3
+"""Below this share a text only happens to use a word of the question's."""
+
+FEW = 64
+"""Terms; of a question with more it costs more to look for their beginnings than to take a text apart."""
+
+TELLING = 6
+"""Terms by which a question is known: those that the fewest messages hold."""
 
 
 def rank(index: Index, question: Question, candidates: Sequence[Passage]) -> list[float]:
@@ -187,3 +205,73 @@ def _own(wanted: Mapping[str, float], text: str) -> float:
     spoken = said(text)
     times = Counter(term for term in spoken if term in wanted)
     return sum(wanted[term] * _saturated(often, len(spoken) / TYPICAL) for term, often in sorted(times.items()))
+
+
+def named(index: Index, question: Question) -> dict[str, int]:
+    """The words of the question that name one of the two who talk: who is called so by the other."""
+    found: dict[str, int] = {}
+    for name in sorted(question.names):
+        for called, times in index.called.items():
+            if called[:3] != name[:3] or not _same(name, called):
+                continue
+            by_user, by_assistant = times[USER], times[ASSISTANT]
+            if by_user >= max(OFTEN, MOSTLY * by_assistant):
+                found[name] = ASSISTANT
+            elif by_assistant >= max(OFTEN, MOSTLY * by_user):
+                found[name] = USER
+    return found
+
+
+def _same(name: str, called: str) -> bool:
+    """True if two names are the same, or one is a short form of the other."""
+    short, long = sorted((name, called), key=len)
+    return long == short or (len(short) > 2 and long.startswith(short))
+
+
+def asked_about(index: Index, question: Question, called: Mapping[str, int]) -> int | None:
+    """The speaker a question is about; None if it may be either."""
+    people = set(called.values())
+    if people:
+        return people.pop() if len(people) == 1 else None
+    if question.yours:
+        return ASSISTANT
+    user = index.words[USER] / max(1, index.spoken[USER])
+    assistant = index.words[ASSISTANT] / max(1, index.spoken[ASSISTANT])
+    return USER if question.mine or index.spoken[TOOL] or assistant > TALK * user else None
+
+
+class Relevance:
+    """Relevance of texts to one question."""
+
+    def __init__(self, index: Index, question: Question, *, least: float = 0.0, floor: float = FLOOR) -> None:
+        """Weigh the terms of the question by their idf; one that was never said weighs most.
+
+        Args:
+            index: What was said.
+            question: What is asked.
+            least: Added to every weight, because idf says little where little was said.
+            floor: The share below which a text counts for nothing.
+        """
+        size, self._floor = len(index), floor
+        self._weights = {
+            term: least + log1p((size - spread + 0.5) / (spread + 0.5))
+            for term in sorted(question.terms)  # sums must not depend on the order of a set
+            for spread in (len(index.posts.get(term, ())) // 2,)
+        }
+        self._all = sum(sorted(self._weights.values(), reverse=True)[:TELLING])
+        self._least = floor * self._all * (1 - 1e-9)
+        few = self._weights if len(self._weights) <= FEW else {}
+        self._beginnings = [(beginning(term), weight) for term, weight in few.items()]
+
+    def of(self, text: str) -> float:
+        """The share of the most telling terms' idf that the text holds, at most 1; 0 below the floor."""
+        if not self._all:
+            return 0.0
+        if self._beginnings:
+            plain = folded(text)
+            if sum(weight for start, weight in self._beginnings if start in plain) < self._least:
+                return 0.0
+        own = set(said(text))
+        held = sum(weight for term, weight in self._weights.items() if term in own)
+        share = min(1.0, held / self._all)
+        return share if share >= self._floor else 0.0

@@ -7,14 +7,12 @@ spaced scripts stand as they are, and scripts without spaces become pairs of cha
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] # it ships none
-
-from context_compiler.recall.informativeness import words
 
 LONGEST = 96
 """Characters; what is longer is data, and nobody asks for it by name."""
@@ -41,10 +39,31 @@ STOPS = frozenset(
 )
 """Words that say nothing about what is asked."""
 
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fff\u3040-\ua4cf\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_WORD = re.compile(rf"[{_UNSPACED}]+|[^\W_{_UNSPACED}]+(?:['’][^\W_{_UNSPACED}]+)?")
+_ASCII = re.compile(r"[a-z0-9]+(?:'[a-z0-9]+)?")
 _JOINED = re.compile(r"[\w./\\:@#+-]+")
 _MARKED = re.compile(r"[\d_/\\@]|\w[.:]\w|[a-z][A-Z]")
 _APART = re.compile(r"[\W_]+")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|_")
+
+
+def words(text: str) -> list[str]:
+    """The words of a text in lower case; where a script has no spaces, every pair of characters."""
+    lowered = text.lower()
+    if lowered.isascii():
+        return _ASCII.findall(lowered)
+    return list(_split(_WORD.findall(lowered)))
+
+
+def _split(runs: Sequence[str]) -> Iterator[str]:
+    for run in runs:
+        if run[0] < "\u0e00" or len(run) < 3:
+            yield run
+        else:
+            yield from map("".join, pairwise(run))
 
 
 def _stemmer(language: str) -> Callable[[str], str]:

@@ -18,8 +18,8 @@ from pydantic_ai.messages import (
 
 from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import outline, pair
-from context_compiler.recall.informativeness import words, worths
-from context_compiler.recall.selection import Quotation, choose, passages, quoted
+from context_compiler.recall.selection import Quotation, choose, passages, quoted, worths
+from context_compiler.recall.terms import words
 from context_compiler.tokens import TokenCounter
 from tests.recall.asking import COUNTER, all_of, asked, replied
 from tests.support.histories import answer, assistant, call, histories, long_history, user
