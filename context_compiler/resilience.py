@@ -94,25 +94,50 @@ def floor(messages: Sequence[ModelMessage], limit: int | None) -> list[ModelMess
         messages: The raw history, not empty.
         limit: Tokens; None leaves texts as they are.
     """
-    start = len(messages) - 1
-    alone = _prompts(messages[start]) and not _answers(messages[start])
-    if not alone and start and not isinstance(messages[start - 1], ModelRequest):
-        start -= 1
-    prompt = next((index for index in range(start - 1, -1, -1) if _prompts(messages[index])), None)
-    kept = [*([messages[prompt]] if prompt is not None and not _prompts(messages[start]) else []), *messages[start:]]
+    kept = _exchange(messages)
+    first = min(kept)
+    if not _prompts(messages[first]):
+        kept.add(next((index for index in range(first - 1, -1, -1) if _prompts(messages[index])), first))
+    chosen = [messages[index] for index in sorted(kept)]
     if limit is None:
-        return kept
-    texts = sum(len(message.parts) for message in kept) or 1
+        return chosen
+    texts = sum(len(message.parts) for message in chosen) or 1
     each = max(1, limit // (2 * texts))
-    return [replace(message, parts=[_short(part, each) for part in message.parts]) for message in kept]
+    return [replace(message, parts=[_short(part, each) for part in message.parts]) for message in chosen]
+
+
+def _exchange(messages: Sequence[ModelMessage]) -> set[int]:
+    """Positions of the last message, the calls that it answers, and all other answers to those responses.
+
+    The answers to one response may be in several requests, and far from it: some calls are answered later than others.
+    """
+    kept: set[int] = set()
+    last = len(messages) - 1
+    bare = last and not _prompts(messages[last]) and not _ids(messages[last])
+    waiting = [last, last - 1] if bare else [last]
+    while waiting:
+        at = waiting.pop()
+        kept.add(at)
+        ids, request = _ids(messages[at]), isinstance(messages[at], ModelRequest)
+        for index in range(at - 1, -1, -1) if request else range(at + 1, last + 1):
+            if not ids:
+                break
+            if isinstance(messages[index], ModelRequest) != request and (found := ids & _ids(messages[index])):
+                ids -= found
+                waiting += [index] if index not in kept else []
+    return kept
+
+
+def _ids(message: ModelMessage) -> set[str]:
+    """Ids of the function calls that a message makes or answers."""
+    parts: list[Any] = [
+        part for part in message.parts if part.part_kind in ("tool-call", "tool-return", "retry-prompt")
+    ]
+    return {part.tool_call_id for part in parts if part.tool_name}
 
 
 def _prompts(message: ModelMessage) -> bool:
     return any(part.part_kind == "user-prompt" for part in message.parts)
-
-
-def _answers(message: ModelMessage) -> bool:
-    return any(getattr(part, "tool_name", None) is not None for part in message.parts)
 
 
 def _short(part: Any, limit: int) -> Any:

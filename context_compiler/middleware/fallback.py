@@ -39,7 +39,7 @@ async def fallback(compiler: CompilerState, run: Run, request: Request, host: Ho
         return replace(result, view=view, row=run.failed or result.row)
     cut = attempt(lambda: floor(request.messages, None if allowed is None else max(0, allowed - request.overhead)))
     messages, name = (list(request.messages), "raw history") if allowed is None else (cut.value, "the last exchange")
-    return _bare(compiler, run, request, messages or list(request.messages), budget, why(name))
+    return _bare(compiler, run, request, messages or list(request.messages), (budget, allowed), why(name))
 
 
 def _ceiling(compiler: CompilerState, run: Run, request: Request) -> tuple[int, int | None]:
@@ -100,17 +100,24 @@ def _without_recall(context: RequestContext) -> Blocks | None:
 
 
 def _bare(
-    compiler: CompilerState, run: Run, request: Request, messages: list[ModelMessage], budget: int, why: str
+    compiler: CompilerState,
+    run: Run,
+    request: Request,
+    messages: list[ModelMessage],
+    ceiling: tuple[int, int | None],
+    why: str,
 ) -> Result:
     """A result that needs none of our own reading, as far as reading fails."""
+    budget, allowed = ceiling
     raw = attempt(lambda: compiler.reader.read(request.messages)).value or EMPTY
     sent = attempt(lambda: compiler.reader.read(messages)).value or EMPTY
     sections = {"instructions and schemas": request.overhead, "messages": sent.tokens}
+    cost = request.overhead + sent.tokens
     view = View(
         messages=messages,
         tokens=sent.tokens,
         budget=budget,
-        status="fallback",
+        status="fallback" if allowed is None or cost <= allowed else "floor_over_budget",
         ledger=token_breakdown(sections, (), ()),
         error=why,
     )
@@ -121,7 +128,7 @@ def _bare(
         cycle=None,
         next_cycle=run.cycle,
         turn=max(0, sum(reading.prompts for reading in raw.readings) - 1),
-        cost=request.overhead + sent.tokens,
+        cost=cost,
         limit=0,
         row=run.failed,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
+from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults
 from pydantic_ai.messages import (
     BinaryContent,
     FilePart,
@@ -26,7 +26,7 @@ from context_compiler.messages.history import load_messages, message_body
 from context_compiler.resilience import floor
 from tests.middleware.faulty import BUDGET, Faulty
 from tests.support.agents import Notes, Talker, compiler, run
-from tests.support.histories import answer, assert_pairs_whole, call, long_history, user
+from tests.support.histories import answer, assert_pairs_whole, call, long_history, prose, user
 from tests.support.parts import FuturePart
 
 
@@ -146,6 +146,48 @@ async def test_the_least_that_is_sent_has_the_call_of_an_answer_with_a_file_besi
     await run(agent, "look at it", message_history=endless())
     assert_pairs_whole(talker.last.messages)
     assert "seen" in talker.last.text and "look at it" in talker.last.text
+
+
+@pytest.mark.parametrize("prompt", ["and now?", None], ids=["with a prompt", "without a prompt"])
+async def test_the_least_that_is_sent_has_all_answers_of_a_response_of_which_one_was_deferred(
+    prompt: str | None,
+) -> None:
+    def look(path: str) -> str:
+        return "seen at once"
+
+    def wait() -> str:
+        raise CallDeferred
+
+    talker = Talker([[("look", {"path": "a"}), ("wait", {})], "done"])
+    ours = compiler(budget=BUDGET)
+    agent = Agent(talker.model, tools=[look, wait], capabilities=[ours], output_type=[str, DeferredToolRequests])
+    paused = await agent.run("look, and wait", message_history=endless())
+    assert isinstance(paused.output, DeferredToolRequests)
+    (open_call,) = paused.output.calls
+    late = DeferredToolResults(calls={open_call.tool_call_id: "seen late"})
+    await agent.run(prompt, message_history=paused.all_messages(), deferred_tool_results=late)
+    assert ours.last_view is not None and ours.last_view.status == "fallback"
+    assert_pairs_whole(talker.last.messages)
+    for text in ("seen at once", "seen late", prompt or "look, and wait"):
+        assert text in talker.last.text
+    assert len(ours.last_view.messages) <= 4
+
+
+async def test_an_answer_that_comes_long_after_its_call_has_it_in_the_least_that_is_sent() -> None:
+    history = [*endless(), ModelResponse(parts=[call("look", "early", path="a")]), *long_history(20)]
+    least = floor([*history, user(answer("early", "late"))], 2_000)
+    assert_pairs_whole(least)
+    assert [type(message).__name__ for message in least] == ["ModelRequest", "ModelResponse", "ModelRequest"]
+
+
+async def test_instructions_over_the_budget_are_told_where_the_template_fails_too() -> None:
+    faulty = Faulty(template="nowhere", budget=1_000)
+    faulty.agent = Agent(faulty.talker.model, instructions=prose(1, 2_000), capabilities=[faulty.ours])
+    await faulty.ask()
+    assert faulty.done.output == "done" and faulty.statuses == ["floor_over_budget"]
+    assert faulty.kinds == ["TemplateError", "BudgetError"]
+    (record,) = await faulty.ours.views()
+    assert record.status.startswith("floor_over_budget") and "TemplateError" in (record.error or "")
 
 
 def test_in_the_least_that_is_sent_a_picture_is_a_word() -> None:
