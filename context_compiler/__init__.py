@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from context_compiler.middleware.processor import build_compiling_history_processor
     from context_compiler.middleware.recall_tools import Recall
     from context_compiler.pipeline.preamble import build_fidelity_preamble
-    from context_compiler.record.sqlite import MemoryStore, SQLiteStore
-    from context_compiler.record.store import Store
+    from context_compiler.record.store import MemoryStore, SQLiteStore, Store
     from context_compiler.record.values import Record
     from context_compiler.settings import Settings
     from context_compiler.template import Template, TemplateLibrary, list_templates
@@ -57,10 +56,10 @@ _HOMES = {
     "ContextConfig": "manager.config",
     "ContextManager": "manager.manager",
     "Fidelity": "fidelity",
-    "MemoryStore": "record.sqlite",
+    "MemoryStore": "record.store",
     "Recall": "middleware.recall_tools",
     "Record": "record.values",
-    "SQLiteStore": "record.sqlite",
+    "SQLiteStore": "record.store",
     "Settings": "settings",
     "Store": "record.store",
     "Template": "template",

@@ -19,7 +19,7 @@ import context_compiler
 from context_compiler.cli.root import COMMANDS
 from context_compiler.fidelity import CAPS
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.record.sqlite import SQLiteStore
+from context_compiler.record.store import SQLiteStore
 from context_compiler.settings import Settings
 from context_compiler.template import Template
 from tests.support.pages import PAGES, ROOT, page

@@ -15,8 +15,7 @@ import typer
 from context_compiler.cli.text import expand, one_line, suggestions
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.fidelity import Fidelity
-from context_compiler.record.sqlite import DEFAULT_PATH
-from context_compiler.record.store import SQLiteStore
+from context_compiler.record.store import DEFAULT_PATH, SQLiteStore
 from context_compiler.record.values import Record, SessionInfo
 from context_compiler.settings import Amount, Count, check_amount, parse_count
 

@@ -21,7 +21,7 @@ from context_compiler.messages.history import Reader
 from context_compiler.recall import Index, Question, Relevance
 from context_compiler.recall.terms import terms
 from context_compiler.record import rows, sessions
-from context_compiler.record.sqlite import DEFAULT_PATH, MemoryStore, SQLiteStore, SQLStore
+from context_compiler.record.store import DEFAULT_PATH, MemoryStore, SQLiteStore, SQLStore
 from context_compiler.record.values import Chain, Compile
 from context_compiler.tokens import as_counter
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from context_compiler.record.sqlite import MemoryStore, SQLiteStore
-from context_compiler.record.store import Store, open_store
+from context_compiler.record.store import MemoryStore, SQLiteStore, Store, open_store
 from context_compiler.record.values import Chain, Compile, Cycle, Drop, Entry, Record, SessionInfo
 
 __all__ = [

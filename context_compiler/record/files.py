@@ -26,7 +26,7 @@ import aiosqlite
 
 from context_compiler.errors import StoreError
 from context_compiler.paths import make_private
-from context_compiler.record.schema import MIGRATIONS, migrate, version_of
+from context_compiler.record.rows import MIGRATIONS, migrate, version_of
 
 T = TypeVar("T")
 log = logging.getLogger("context_compiler.store")

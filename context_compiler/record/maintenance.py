@@ -16,9 +16,9 @@ from contextlib import closing, contextmanager, suppress
 from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
-from context_compiler.record.schema import migrate, snapshot, transaction
+from context_compiler.record.queries import reseal
+from context_compiler.record.rows import migrate, snapshot, transaction
 from context_compiler.record.sessions import COMMIT, commit_id, memory_diff
-from context_compiler.record.write import reseal
 
 DROP_NODES = f"""
 WITH RECURSIVE kept (id) AS (

@@ -14,10 +14,9 @@ from datetime import UTC, datetime
 from context_compiler import ids
 from context_compiler.errors import ContextMemoryError, StoreError
 from context_compiler.record import rows
-from context_compiler.record.read import ALL, chain
-from context_compiler.record.schema import snapshot, transaction
+from context_compiler.record.queries import ALL, archive, chain, compile_row, insert, keep_body, session_row
+from context_compiler.record.rows import snapshot, transaction
 from context_compiler.record.values import Chain, Compile
-from context_compiler.record.write import archive, compile_row, insert, keep_body, session_row
 
 IndexTerms = Callable[[str], str]
 """The terms by which a text is found, separated by blanks."""

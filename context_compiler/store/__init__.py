@@ -8,7 +8,7 @@ __getattr__, __dir__ = public(
     __name__,
     {
         "Store": "record.store",
-        "SQLiteStore": "record.sqlite",
-        "MemoryStore": "record.sqlite",
+        "SQLiteStore": "record.store",
+        "MemoryStore": "record.store",
     },
 )

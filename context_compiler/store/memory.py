@@ -1,4 +1,4 @@
-"""An earlier path of `MemoryStore` in `context_compiler.record.sqlite`."""
+"""An earlier path of `MemoryStore` in `context_compiler.record.store`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from context_compiler.lazy import public
 __getattr__, __dir__ = public(
     __name__,
     {
-        "MemoryStore": "record.sqlite",
+        "MemoryStore": "record.store",
     },
 )

@@ -32,7 +32,7 @@ from context_compiler.pipeline.stores import (
     update_info,
 )
 from context_compiler.record.files import hold_at_fork
-from context_compiler.record.schema import transaction
+from context_compiler.record.rows import transaction
 
 T = TypeVar("T")
 APPLICATION_ID, VERSION = 0x63747872, 1  # "ctxr"
