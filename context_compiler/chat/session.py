@@ -90,10 +90,13 @@ class Usage:
     raw: int = 0
     sent: int = 0
     cached: int = 0
+    recalled: int = 0
+    """Tokens of recall blocks, in all requests."""
 
     def add_view(self, view: View) -> None:
-        """Count the compile of a request, if it had one."""
+        """Count the compile of a request, if it had one, and its recall blocks."""
         compiled = view.record.compile if view.record is not None else None
+        self.recalled += view.ledger.get("tokens", {}).get("recall", 0)
         self.compiles += compiled is not None
         self.model_compiles += compiled is not None and compiled.compiled_prompt is not None
 

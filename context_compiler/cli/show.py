@@ -143,21 +143,27 @@ def read_history(messages: Sequence[ModelMessage]) -> History:
 
 
 def role(one: Reading) -> str:
-    """Role of a message: system, user, assistant, tool, or notes of ours."""
+    """Role of a message: system, user, assistant, tool, or notes, which are wholly ours."""
     if not one.request:
         return "assistant"
-    if any(item.mark is not None for item in one.items):
+    kinds = {item.kind for item in one.items if item.mark is None}
+    if one.items and not kinds:
         return "notes"
-    kinds = {item.kind for item in one.items}
     if Kind.RETURN in kinds:
         return "tool"
     return "user" if kinds & {Kind.USER, Kind.FEEDBACK} else "system"
 
 
+def has_recall(one: Reading) -> bool:
+    """True for a message of the conversation that carries a text of ours too: its recall block."""
+    return role(one) != "notes" and any(item.mark is not None for item in one.items)
+
+
 def excerpt(one: Reading, width: int = 0) -> str:
-    """The beginning of a message, on one line."""
-    system = [item for item in one.items if item.kind is not Kind.SYSTEM] or one.items
-    return one_line(" · ".join(_item_text(item).plain for item in system), width)
+    """The beginning of a message, on one line; of a prompt with a recall block, that of the prompt."""
+    theirs = [item for item in one.items if item.mark is None] or one.items
+    said = [item for item in theirs if item.kind is not Kind.SYSTEM] or theirs
+    return one_line(" · ".join(_item_text(item).plain for item in said), width)
 
 
 def body(one: Reading) -> Text:
@@ -188,7 +194,7 @@ def print_messages(screen: Screen, history: History, places: Sequence[Place] = (
         screen: Output.
         history: The messages.
         places: Origins of the messages, in the same order; may be empty.
-        lines: Maximum lines per message, notes excepted; 0 is no limit.
+        lines: Maximum lines per message, notes and recall blocks excepted; 0 is no limit.
     """
     for index, one in enumerate(history.readings):
         who = role(one)
@@ -197,7 +203,10 @@ def print_messages(screen: Screen, history: History, places: Sequence[Place] = (
         if place is not None:
             origin = f"message {place.raw}, " if place.raw is not None else ""
             title.append((f" · {origin}{place.why}", "dim"))
-        screen.block(title, body(one), style=STYLES[who], lines=0 if who == "notes" else lines)
+        if place is None and has_recall(one):
+            title.append((" · with its recall block", "dim"))
+        whole = who == "notes" or has_recall(one)
+        screen.block(title, body(one), style=STYLES[who], lines=0 if whole else lines)
 
 
 def places(view: View, raw: History, sent: History) -> list[Place]:
@@ -217,7 +226,13 @@ def places(view: View, raw: History, sent: History) -> list[Place]:
             found.append(Place(index=index, raw=None, why="written for this view"))
         else:
             position, why = next(queue)
-            found.append(Place(index=index, raw=position, why=why))
+            found.append(
+                Place(
+                    index=index,
+                    raw=position,
+                    why=f"{why}, with its recall block" if has_recall(sent.readings[index]) else why,
+                )
+            )
     return found
 
 

@@ -1,13 +1,13 @@
-"""`stats`: tokens saved, fallbacks and latencies, per session and in total."""
+"""`stats`: tokens saved, the price of recall blocks, fallbacks and latencies, per session and in total."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -57,6 +57,10 @@ class Totals:
     tokens_raw: int
     tokens_sent: int
     tokens_saved: int
+    with_recall: int
+    """Requests that carried recall blocks."""
+    tokens_recall: int
+    """Tokens of those blocks, which are part of `tokens_sent`."""
     fallbacks: int
     over_budget: int
     scored: int
@@ -77,11 +81,18 @@ def percentile(values: Sequence[float], part: float) -> float | None:
     return ranked[max(0, -int(-part * len(ranked) // 1) - 1)] if ranked else None
 
 
+def recall_tokens(record: Record) -> int:
+    """Calibrated tokens of the recall blocks in a request."""
+    sections = cast("Mapping[str, int]", record.ledger.get("tokens", {}))
+    return round(sections.get("recall", 0) * record.ratio)
+
+
 def add_up(session: str | None, records: Sequence[Record], compiles: int, scores: Sequence[Row] = ()) -> Totals:
     """Add up requests."""
     sent = [record for record in records if IMPORTED not in record.status]
     words = [first_word(record.status) for record in sent]
     asked = {record.summary_id: record.compile.latency_ms for record in sent if record.compile and record.compile.usage}
+    blocks = [recall_tokens(record) for record in sent]
     times, waits = [record.latency_ms for record in sent], list(asked.values())
     raw, cost = sum(record.tokens_raw for record in sent), sum(record.tokens_sent for record in sent)
     return Totals(
@@ -94,6 +105,8 @@ def add_up(session: str | None, records: Sequence[Record], compiles: int, scores
         tokens_raw=raw,
         tokens_sent=cost,
         tokens_saved=raw - cost,
+        with_recall=sum(tokens > 0 for tokens in blocks),
+        tokens_recall=sum(blocks),
         fallbacks=words.count("fallback"),
         over_budget=words.count("floor_over_budget"),
         scored=len(scores),
@@ -114,7 +127,7 @@ def stats(
     session: Annotated[str | None, typer.Option("--session", help="Only this session.")] = None,
     json: Json = False,
 ) -> None:
-    """Show tokens saved, fallbacks and latencies."""
+    """Show tokens saved, the price of recall blocks, fallbacks and latencies."""
     sums, total = asyncio.run(_load_totals(db, session))
     screen = Screen()
     if json:
@@ -123,6 +136,11 @@ def stats(
     screen.table(COLUMNS, [*map(_row, sums), _row(total)])
     made = f"{plural(total.compiles, 'compile')} on the record, {number(total.by_model)} by a model"
     screen.line((f"compiled: as in `views list`; {made}", "dim"))
+    if total.tokens_recall:
+        blocks = f"{number(total.tokens_recall)} tokens in {plural(total.with_recall, 'request')}"
+        screen.line(
+            (f"recall blocks: {blocks}, {share(total.tokens_recall, total.tokens_sent)} of what was sent", "dim")
+        )
     if total.imported:
         counted = "is" if total.imported == 1 else "are"
         what = plural(total.imported, "imported conversation")

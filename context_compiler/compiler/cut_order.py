@@ -63,7 +63,7 @@ def stub_tool_exchanges(draft: Draft) -> Iterator[None]:
     """Tool exchanges of earlier turns keep name, key arguments and outcome, oldest first."""
     for index in draft.before_active():
         if draft.history.readings[index].exchanges and index not in draft.spared:
-            draft.reshape(index, "tool exchange as a skeleton", skeleton=True, without=frozenset({Kind.THINKING}))
+            draft.reshape(index, "tool exchange as a stub", skeleton=True, without=frozenset({Kind.THINKING}))
             yield
 
 
@@ -93,10 +93,10 @@ def completed_groups(turn: Turn, history: History) -> tuple[Group, ...]:
 
 
 def stub_active_exchanges(draft: Draft) -> Iterator[None]:
-    """Completed groups of the active run become skeletons, oldest first."""
+    """Completed groups of the current run become stubs, oldest first."""
     for group in completed_groups(draft.outline.active, draft.history):
         for index in range(group.start, group.stop):
-            draft.reshape(index, "tool exchange of this turn as a skeleton", skeleton=True)
+            draft.reshape(index, "tool exchange of this turn as a stub", skeleton=True)
         yield
 
 
@@ -144,7 +144,7 @@ def drop_untruncatable(draft: Draft) -> Iterator[None]:
 
 
 def drop_steering_prompts(draft: Draft) -> Iterator[None]:
-    """Of several prompts of the active turn the first and the last stay, and so does the open exchange."""
+    """Of several prompts of the current turn the first and the last stay, and so does the open exchange."""
     prompted = [
         group
         for group in draft.outline.active.groups[1:]
@@ -197,7 +197,7 @@ MILD_STEPS: tuple[Step, ...] = (
 """The rungs that only leave out or abridge what is over: all that is climbed while the budget itself holds."""
 
 EARLIER_STEPS: tuple[Step, ...] = (drop_older_turns, stub_tool_exchanges, shrink_summary, drop_recent_turns)
-"""Those of them that leave the active turn alone."""
+"""Those of them that leave the current turn alone."""
 
 CUT_ORDER: tuple[Step, ...] = (
     truncate_large_parts,

@@ -216,8 +216,8 @@ def why_kept(cycle: Cycle, plan: Plan) -> tuple[tuple[int, str], ...]:
         shape = shapes.get(index) if index < cycle.decided else Shape()
         if shape is None:
             continue
-        reason = "carried for the host" if shape.bare else "active turn" if index >= active else "recent turn"
-        reasons.append((index, f"{reason}, as a skeleton" if shape.skeleton else reason))
+        reason = "carried for the host" if shape.bare else "current turn" if index >= active else "recent turn"
+        reasons.append((index, f"{reason}, as a stub" if shape.skeleton else reason))
     return tuple(reasons)
 
 

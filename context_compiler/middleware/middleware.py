@@ -299,12 +299,12 @@ def log_text(error: Exception) -> str:
 def _log(record: Record, result: Result) -> None:
     """One line a compile: before, after, what stayed, whether a model was asked, how long it took."""
     kept = sum(reading.prompts for reading in result.sent.readings)
-    recalled = result.view.ledger["tokens"].get("recall", 0)
+    recalled, sent = result.view.ledger["tokens"].get("recall", 0) * result.ratio, result.cost * result.ratio
     LOG.info(
         "%s → %s tokens%s, %d %s kept, %s, %.1f s",
         f"{record.tokens_raw:,}",
-        f"{round(result.cost * result.ratio):,}",
-        f" ({recalled:,} recalled)" if recalled else "",
+        f"{round(sent):,}",
+        f" ({round(recalled):,} recalled, {recalled / sent:.0%})" if recalled else "",
         kept,
         "turn" if kept == 1 else "turns",
         "1 compile" if result.row is not None and result.row.compiled_prompt else "no model asked",

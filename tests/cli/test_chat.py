@@ -48,8 +48,22 @@ def test_view_says_what_was_sent_and_why(cc: Command) -> None:
     lines = [f"Question number {number} about the table of receipts?" for number in range(9)]
     said = talk(cc, *lines, "/view", "/view full", args=("--endless", "--budget", "900"))
     view = said.out.rpartition("Kept: ")[2]
+    assert "current turn, with its recall block" in view and "written for this view" in view
     assert "recalled for its prompt" in view and "Left out" in view and "summary" in view
     assert "Context summary (compiled):" in said.out
+
+
+def test_a_recorded_view_shows_a_prompt_with_its_recall_block_as_the_users(cc: Command) -> None:
+    lines = [f"Question number {number} about the table of receipts?" for number in range(9)]
+    talk(cc, *lines, args=("--endless", "--budget", "900"))
+    shown = cc("views", "show", "9").out
+    [title] = [line for line in shown.splitlines() if "with its recall block" in line]
+    below = shown.partition(title)[2]
+    assert " user " in title and "BEGIN RECALLED" in below and lines[-1] in below
+    assert re.search(r"recalled before prompts +\d+", shown)
+    stats = cc("stats", "--json").json["total"]
+    assert 0 < stats["with_recall"] < 9 and 0 < stats["tokens_recall"] < stats["tokens_sent"]
+    assert f"tokens in {stats['with_recall']} requests" in cc("stats").out
 
 
 def test_view_of_the_normal_mode_says_that_everything_was_sent(cc: Command) -> None:
@@ -104,6 +118,7 @@ def test_stats_count_compiles_and_those_that_a_model_was_asked_for(cc: Command) 
     looked = [command for line in lines for command in (line, "/view")]
     quoted = talk(cc, *looked, "/stats", args=("--endless", "--budget", "900"))
     assert re.search(r"compiles here +[1-9], 0 of them by a model", quoted.out)
+    assert re.search(r"recall blocks +[\d,]+ +\d+%", quoted.out)
     assert "no model was asked: a cap of" in quoted.out, "why there are quotes and no notes"
     noted = talk(cc, *lines, "/stats", args=("--endless", "--every-turn", "--session", "notes"))
     assert re.search(r"compiles here +([1-9]), \1 of them by a model", noted.out)

@@ -67,7 +67,7 @@ def test_explain_says_why_each_message_is_there_or_not_with_tokens(cc: Command) 
     said = cc("compile", DEMO, "--budget", 2000, "--explain", "--recent-turns", 3)
     kept, rest = said.out.split("Left out\n")
     left_out, tokens = rest.split("Tokens\n")
-    assert "active turn" in kept and "recent turn" in kept and "written for this view" in kept
+    assert "current turn" in kept and "recent turn" in kept and "written for this view" in kept
     assert "older than the last 3 turns" in left_out and "Pull the gateway log" in left_out
     assert "quoted from what is left out" in tokens
 

@@ -66,7 +66,7 @@ def test_exchanges_of_earlier_turns_become_skeletons_without_thinking() -> None:
     thought = ThinkingPart(content=LONG, signature="s")
     active = [user("b"), assistant(thought, call("look", "y")), user(answer("y", LONG))]
     on = bench([user("a"), assistant(thought, call("look", "x")), user(answer("x", LONG)), assistant(LONG), *active])
-    assert climb(on, cut_order.stub_tool_exchanges) == ["tool exchange as a skeleton"] * 2
+    assert climb(on, cut_order.stub_tool_exchanges) == ["tool exchange as a stub"] * 2
     skeleton = Shape(skeleton=True, without=frozenset({Kind.THINKING}))
     assert on.shapes == [WHOLE, skeleton, skeleton, WHOLE, WHOLE, WHOLE, WHOLE]
     checked(on)
@@ -93,7 +93,7 @@ RUN = [user("a"), *exchange(1, content=LONG), *exchange(2, content=LONG), *excha
 def test_completed_groups_of_the_active_run_become_skeletons() -> None:
     on = bench([user("old"), assistant("b"), *RUN])
     reasons = climb(on, cut_order.stub_active_exchanges)
-    assert reasons == ["tool exchange of this turn as a skeleton"] * 2
+    assert reasons == ["tool exchange of this turn as a stub"] * 2
     assert [index for index, shape in enumerate(on.shapes) if shape != WHOLE] == [4, 6]
     checked(on)
 

@@ -166,6 +166,7 @@ class Commands:
                 ("tokens raw", number(spent.raw)),
                 ("tokens sent", f"{number(spent.sent)} {share(spent.sent, spent.raw)}".strip()),
                 ("tokens cached", number(spent.cached)),
+                ("recall blocks", f"{number(spent.recalled)} {share(spent.recalled, spent.sent)}".strip()),
                 ("transcript", chat.storage.transcript.path),
                 ("record", getattr(chat.storage.store, "path", "in memory")),
             )
