@@ -17,13 +17,21 @@ from typing import Any
 from context_compiler.errors import PipelineError
 from context_compiler.middleware.middleware import log_text
 from context_compiler.pipeline.artifacts import ArtifactStore
-from context_compiler.pipeline.attempts import run_attempts
 from context_compiler.pipeline.config import RequestMeter, RunConfig
 from context_compiler.pipeline.context import ContextStore
 from context_compiler.pipeline.graph import AGENTS, DEFAULT_HANDLER, Graph, Node, shared_stages
 from context_compiler.pipeline.outcome import StageStatus, parse_outcome
 from context_compiler.pipeline.routing import Router, complete_stage, errors_in_a_row, fail_run
-from context_compiler.pipeline.stage import Emit, HandlerLike, Stage, StartChild, folder_name, stage_input, traits
+from context_compiler.pipeline.stage import (
+    Emit,
+    HandlerLike,
+    Stage,
+    StartChild,
+    folder_name,
+    run_attempts,
+    stage_input,
+    traits,
+)
 from context_compiler.pipeline.state import Changes, RunState, Thread, branch_state, lineage_facts, next_attempt
 from context_compiler.pipeline.threads import Session, load_session
 

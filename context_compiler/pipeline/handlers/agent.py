@@ -24,14 +24,13 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 from pydantic_core import to_jsonable_python
 
 from context_compiler.middleware.capability import ContextCompiler
-from context_compiler.pipeline.attempts import EXCERPT, read_status
 from context_compiler.pipeline.config import RunConfig
 from context_compiler.pipeline.context_helper import OutputCompiler
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.handlers.tool import RESERVED
 from context_compiler.pipeline.outcome import Outcome, find_outcome, parse_outcome
 from context_compiler.pipeline.shell import CommandResult, run_shell
-from context_compiler.pipeline.stage import STEER, Stage
+from context_compiler.pipeline.stage import EXCERPT, STEER, Stage, read_status
 from context_compiler.pipeline.stylesheet import EFFORTS
 
 SHORT = 200
