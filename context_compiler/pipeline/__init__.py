@@ -35,9 +35,8 @@ if TYPE_CHECKING:
         Reply,
     )
     from context_compiler.pipeline.outcome import Outcome, StageStatus
-    from context_compiler.pipeline.prepare import open_runs
     from context_compiler.pipeline.routing import select_edge
-    from context_compiler.pipeline.run import resume_pipeline, run_pipeline
+    from context_compiler.pipeline.run import open_runs, resume_pipeline, run_pipeline
     from context_compiler.pipeline.stage import Handler, Stage, traits
     from context_compiler.pipeline.state import RunResult, RunState
     from context_compiler.pipeline.stores import Event, MemoryRuns, RunInfo, RunStore
@@ -149,7 +148,7 @@ _HOMES = {
     "build_handlers": "pipeline.handlers",
     "checkpoint_document": "pipeline.checkpoint",
     "in_folder": "pipeline.stores.files",
-    "open_runs": "pipeline.prepare",
+    "open_runs": "pipeline.run",
     "parse_condition": "pipeline.conditions",
     "parse_dot": "pipeline.dot",
     "parse_stylesheet": "pipeline.stylesheet",
