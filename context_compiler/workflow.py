@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 from context_compiler.lazy import public
 
 if TYPE_CHECKING:
-    from context_compiler.pipeline.directives import Directive, Directives, Finding, read_directives
-    from context_compiler.pipeline.workflow import apply_directives, load_workflow, parse_workflow
+    from context_compiler.pipeline.workflow import (
+        Directive,
+        Directives,
+        Finding,
+        apply_directives,
+        load_workflow,
+        parse_workflow,
+        read_directives,
+    )
 
 __all__ = [
     "Directive",
@@ -21,13 +28,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Directive": "pipeline.directives",
-    "Directives": "pipeline.directives",
-    "Finding": "pipeline.directives",
+    "Directive": "pipeline.workflow",
+    "Directives": "pipeline.workflow",
+    "Finding": "pipeline.workflow",
     "apply_directives": "pipeline.workflow",
     "load_workflow": "pipeline.workflow",
     "parse_workflow": "pipeline.workflow",
-    "read_directives": "pipeline.directives",
+    "read_directives": "pipeline.workflow",
 }
 
 __getattr__, __dir__ = public(__name__, _HOMES)
