@@ -5,13 +5,35 @@ An error prevents a run, a warning marks a probable mistake, an info something t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from functools import lru_cache, partial
 from typing import TypeAlias
 
-from context_compiler.errors import GraphError
-from context_compiler.pipeline.graph import HANDLERS, Diagnostic, Graph, Severity
-from context_compiler.pipeline.rules import ADVICE, CONTENT, STRUCTURE, node_diagnostic
+from context_compiler.errors import FidelityError, GraphError
+from context_compiler.fidelity import Fidelity
+from context_compiler.pipeline.attributes import (
+    DRAWING,
+    EDGE_ATTRIBUTES,
+    GRAPH_ATTRIBUTES,
+    GRAPH_SPELLINGS,
+    NODE_ATTRIBUTES,
+    NODE_SPELLINGS,
+    READERS,
+    Attributed,
+)
+from context_compiler.pipeline.conditions import Clause, ConditionError, parse_condition, status_word
+from context_compiler.pipeline.graph import (
+    DEFAULT_HANDLER,
+    HANDLERS,
+    Diagnostic,
+    Edge,
+    Graph,
+    Node,
+    Severity,
+    join_stage,
+)
+from context_compiler.pipeline.stylesheet import EFFORTS, PROPERTIES, StylesheetError, parse_stylesheet
 from context_compiler.pipeline.workflow import directives_known
 
 Rule: TypeAlias = Callable[[Graph], Iterable[Diagnostic]]
@@ -61,3 +83,512 @@ def validate_or_raise(
         message = f"{first.rule}: {about}{first.message}; {first.fix}{more}"
         raise GraphError(message, path=graph.path, line=first.line, column=first.column, diagnostics=found)
     return found
+
+
+ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
+
+
+def node_diagnostic(node: Node, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
+    """A finding about a stage."""
+    return Diagnostic(
+        rule=rule,
+        severity=severity,
+        message=message,
+        node_id=node.name,
+        fix=fix,
+        line=node.line,
+        column=node.column,
+    )
+
+
+def edge_diagnostic(edge: Edge, rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
+    """A finding about an edge."""
+    return Diagnostic(
+        rule=rule,
+        severity=severity,
+        message=message,
+        edge=(edge.source, edge.target),
+        fix=fix,
+        line=edge.line,
+        column=edge.column,
+    )
+
+
+def start_node(graph: Graph) -> Iterator[Diagnostic]:
+    """A pipeline begins at exactly one stage."""
+    starts = graph.starts
+    if not starts:
+        fix = "add one: start [shape=Mdiamond]"
+        yield Diagnostic(rule="start_node", severity=ERROR, message="there is no stage to start at", fix=fix)
+    for node in starts[1:]:
+        yield node_diagnostic(node, "start_node", ERROR, f"{starts[0].name!r} is the start already", "keep one start")
+
+
+def terminal_node(graph: Graph) -> Iterator[Diagnostic]:
+    """A pipeline ends at exactly one stage."""
+    exits = graph.exits
+    if not exits:
+        fix = "add one: done [shape=Msquare]"
+        yield Diagnostic(rule="terminal_node", severity=ERROR, message="there is no stage to end at", fix=fix)
+    for node in exits[1:]:
+        yield node_diagnostic(node, "terminal_node", ERROR, f"{exits[0].name!r} is the exit already", "keep one exit")
+
+
+def start_no_incoming(graph: Graph) -> Iterator[Diagnostic]:
+    """No edge leads back to the start."""
+    for start in graph.starts:
+        for edge in graph.incoming(start.name):
+            fix = f"lead it to the stage after {start.name!r}"
+            yield edge_diagnostic(edge, "start_no_incoming", ERROR, "an edge leads to the start", fix)
+
+
+def exit_no_outgoing(graph: Graph) -> Iterator[Diagnostic]:
+    """No edge leaves the exit."""
+    for node in graph.exits:
+        for edge in graph.outgoing(node.name):
+            fix = f"let it leave a stage before {node.name!r}"
+            yield edge_diagnostic(edge, "exit_no_outgoing", ERROR, "an edge leaves the exit", fix)
+
+
+def edge_target_exists(graph: Graph) -> Iterator[Diagnostic]:
+    """Both ends of an edge are declared."""
+    for edge in graph.edges:
+        for name in dict.fromkeys((edge.source, edge.target)):
+            if name not in graph.nodes:
+                fix = f'declare it: {name} [prompt="..."]'
+                yield edge_diagnostic(edge, "edge_target_exists", ERROR, f"there is no stage {name!r}", fix)
+
+
+def reachability(graph: Graph) -> Iterator[Diagnostic]:
+    """Every stage can be reached from the start, along edges or by a jump to a retry target."""
+    if not graph.starts:
+        return
+    reached = {node.name for node in graph.starts}
+    waiting = [*reached]
+    jumps = [graph.text("retry_target"), graph.text("fallback_retry_target")]
+    while waiting or jumps:
+        name = waiting.pop() if waiting else ""
+        node = graph.nodes.get(name)
+        targets = [edge.target for edge in graph.outgoing(name)] if name else jumps
+        targets = [*targets, *((node.retry_target, node.fallback_retry_target) if node else ())]
+        jumps = [] if not name else jumps
+        for target in targets:
+            if target in graph.nodes and target not in reached:
+                reached.add(target)
+                waiting.append(target)
+    for name, node in graph.nodes.items():
+        if name not in reached:
+            message = "an orphan: it is unreachable from the start"
+            yield node_diagnostic(node, "reachability", ERROR, message, "lead an edge to it, or take it out")
+
+
+def retry_target_exists(graph: Graph) -> Iterator[Diagnostic]:
+    """A retry target is a stage."""
+    for key in ("retry_target", "fallback_retry_target"):
+        if graph.text(key) and graph.text(key) not in graph.nodes:
+            message = f"{key} of the graph names no stage: {graph.text(key)!r}"
+            fix = "name a stage that is declared"
+            yield Diagnostic(rule="retry_target_exists", severity=WARNING, message=message, fix=fix)
+    for node in graph.nodes.values():
+        for key, target in (("retry_target", node.retry_target), ("fallback_retry_target", node.fallback_retry_target)):
+            if target and target not in graph.nodes:
+                message = f"{key} names no stage: {target!r}"
+                yield node_diagnostic(node, "retry_target_exists", WARNING, message, "name a stage that is declared")
+
+
+def dead_end(graph: Graph) -> Iterator[Diagnostic]:
+    """Some edge leaves every stage but the exit."""
+    ends = {node.name for node in graph.exits}
+    for name, node in graph.nodes.items():
+        if ends and name not in ends and not graph.outgoing(name) and node.handler != "parallel":
+            message = "a dead end: no edge leaves it, and it is not the exit"
+            yield node_diagnostic(node, "dead_end", WARNING, message, "lead an edge on, or to the exit")
+
+
+def exit_reachable(graph: Graph) -> Iterator[Diagnostic]:
+    """The exit can be reached from every stage; reported is where a run leaves all ways to it."""
+    ends = {node.name for node in graph.exits}
+    stuck = graph.nodes.keys() - _reaching(graph, ends) if ends else frozenset[str]()
+    dead = {name for name in stuck if not graph.outgoing(name)}
+    looping = stuck - _reaching(graph, dead)
+    for name, node in graph.nodes.items():
+        region = looping if name in looping else stuck
+        before = [edge.source for edge in graph.incoming(name) if edge.source != name]
+        if name not in stuck or name in dead or (before and all(one in region for one in before)):
+            continue
+        if name in looping:
+            message = "a cycle without a way out: the exit cannot be reached from here"
+            yield node_diagnostic(node, "cycle_without_exit", WARNING, message, "lead an edge out of the cycle")
+        else:
+            message = "the exit cannot be reached from here"
+            yield node_diagnostic(node, "exit_reachable", WARNING, message, "lead an edge to the exit")
+
+
+def _reaching(graph: Graph, targets: Collection[str]) -> set[str]:
+    """Stages with a way to one of the targets, by edges or retry targets."""
+    before: dict[str, list[str]] = {}
+    for edge in graph.edges:
+        before.setdefault(edge.target, []).append(edge.source)
+    for node in graph.nodes.values():
+        whole = (graph.text("retry_target"), graph.text("fallback_retry_target")) if node.goal_gate else ()
+        for target in (node.retry_target, node.fallback_retry_target, *whole):
+            before.setdefault(target, []).append(node.name)
+    found, waiting = set(targets), [*targets]
+    while waiting:
+        for name in before.get(waiting.pop(), ()):
+            if name not in found:
+                found.add(name)
+                waiting.append(name)
+    return found
+
+
+STRUCTURE = (
+    *(start_node, terminal_node, edge_target_exists, reachability),
+    *(start_no_incoming, exit_no_outgoing, retry_target_exists, dead_end, exit_reachable),
+)
+
+
+POLICIES = frozenset({"wait_all", "first_success", "k_of_n", "quorum", "all_success", "any_success", "ignore"})
+"""Ways to join the branches of a parallel stage."""
+
+MOST_SUGGESTIONS = 1_000
+"""Maximum number of unknown attributes for which a similar name is suggested."""
+ERROR_POLICIES = frozenset({"continue", "fail_fast", "ignore"})
+RETRY_POLICIES = frozenset({"none", "standard", "aggressive", "linear", "patient"})
+
+NOT_RETRIED = ("start", "exit", "conditional", "parallel")
+
+EXPECTED = {
+    "flag": "true or false",
+    "whole": "a whole number, not below 0",
+    "number": "a number, not below 0",
+    "duration": "a duration such as 900s, 15m or 250ms",
+}
+
+_Report = Callable[[str, Severity, str, str], Diagnostic]
+
+
+def _attributed(graph: Graph) -> Iterator[tuple[Attributed, Mapping[str, str], Mapping[str, tuple[str, ...]], _Report]]:
+    """Everything with attributes: known ones, other spellings, and the function that makes its findings."""
+    yield graph, GRAPH_ATTRIBUTES, GRAPH_SPELLINGS, _graph_diagnostic
+    for node in graph.nodes.values():
+        yield node, NODE_ATTRIBUTES, NODE_SPELLINGS, _diagnostic_of(node)
+    for edge in graph.edges:
+        yield edge, EDGE_ATTRIBUTES, {}, _diagnostic_of(edge)
+
+
+def _graph_diagnostic(rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
+    return Diagnostic(rule=rule, severity=severity, message=message, fix=fix)
+
+
+def _diagnostic_of(thing: Node | Edge) -> _Report:
+    def say(rule: str, severity: Severity, message: str, fix: str) -> Diagnostic:
+        if isinstance(thing, Node):
+            return node_diagnostic(thing, rule, severity, message, fix)
+        return edge_diagnostic(thing, rule, severity, message, fix)
+
+    return say
+
+
+def attributes_known(graph: Graph) -> Iterator[Diagnostic]:
+    """Attributes are known; an old spelling is reported as such."""
+    looked = 0
+    for thing, known, spellings, say in _attributed(graph):
+        for name in thing.attrs:
+            if name in known or name in DRAWING:
+                continue
+            looked += 1
+            meant = next((one for one, others in spellings.items() if name in others), "")
+            if meant:
+                yield say("old_spelling", INFO, f"{name!r} is read as {meant!r}", f"write {meant}")
+            else:
+                near = _closest(name, tuple(known)) if looked <= MOST_SUGGESTIONS else ""
+                severity = WARNING if near else INFO
+                fix = f"did you mean {near}?" if near else "nothing here reads it; handlers of your own can"
+                yield say("unknown_attribute", severity, f"unknown attribute {name!r}", fix)
+
+
+@lru_cache(maxsize=4096)
+def _closest(name: str, known: tuple[str, ...]) -> str:
+    return next(iter(get_close_matches(name[:100], known, n=1, cutoff=0.75)), "")
+
+
+def value_type(graph: Graph) -> Iterator[Diagnostic]:
+    """Values have the type of their attribute."""
+    for thing, known, _, say in _attributed(graph):
+        for name in thing.attrs:
+            kind = known.get(name, "text")
+            raw = thing.raw(name) if kind != "text" else None
+            if raw is None:
+                continue
+            value = READERS[kind](raw)
+            negative = isinstance(value, int | float) and kind != "flag" and name != "weight" and value < 0
+            if value is None or negative:
+                yield say("value_type", WARNING, f"{name}={raw!r} is not read", f"give {EXPECTED[kind]}")
+
+
+def fidelity_valid(graph: Graph) -> Iterator[Diagnostic]:
+    """A fidelity is one of the six modes; any other is ignored at run time."""
+    for thing, _, _, say in _attributed(graph):
+        name = "default_fidelity" if thing is graph else "fidelity"
+        said = thing.text(name)
+        if not said:
+            continue
+        try:
+            Fidelity.parse(said, where=name)
+        except FidelityError:
+            fix = f"use one of {', '.join(Fidelity)}"
+            yield say("fidelity_valid", WARNING, f"unknown fidelity {said!r}", fix)
+
+
+def reasoning_effort_known(graph: Graph) -> Iterator[Diagnostic]:
+    """A reasoning effort is low, medium or high."""
+    for node in graph.nodes.values():
+        if node.reasoning_effort and node.reasoning_effort not in EFFORTS:
+            message = f"unknown reasoning_effort {node.reasoning_effort!r}"
+            yield node_diagnostic(node, "reasoning_effort_known", WARNING, message, f"use one of {', '.join(EFFORTS)}")
+
+
+def condition_syntax(graph: Graph) -> Iterator[Diagnostic]:
+    """Conditions are valid."""
+    for edge in graph.edges:
+        try:
+            condition = parse_condition(edge.condition)
+        except ConditionError as error:
+            message = f"condition {edge.condition[:80]!r}, character {error.at + 1}: {error.message}"
+            yield edge_diagnostic(edge, "condition_syntax", ERROR, message, "write key=value && key!=value")
+            continue
+        for warning in condition.warnings:
+            yield edge_diagnostic(
+                edge, "condition_operator", WARNING, f"condition {edge.condition[:80]!r}: {warning}", "write ="
+            )
+
+
+def stylesheet_syntax(graph: Graph) -> Iterator[Diagnostic]:
+    """The stylesheet is valid, and sets only properties of stages."""
+    try:
+        rules = parse_stylesheet(graph.model_stylesheet)
+    except StylesheetError as error:
+        message = f"model_stylesheet, character {error.at + 1}: {error.message}"
+        fix = "write selector { llm_model: name; }"
+        yield Diagnostic(rule="stylesheet_syntax", severity=ERROR, message=message, fix=fix)
+        return
+    for rule in rules:
+        for name in rule.properties:
+            if name not in PROPERTIES:
+                message = f"model_stylesheet: unknown property {name!r}"
+                yield _graph_diagnostic("stylesheet_property", WARNING, message, f"use one of {', '.join(PROPERTIES)}")
+
+
+def shape_known(graph: Graph) -> Iterator[Diagnostic]:
+    """A shape has a handler; a stage of any other shape is run by an agent."""
+    for node in graph.nodes.values():
+        if not node.type and node.shape not in HANDLERS:
+            message = f"shape {node.shape!r} stands for no handler, so an agent runs the stage"
+            yield node_diagnostic(
+                node, "shape_known", INFO, message, f"use one of {', '.join(HANDLERS)}, or give a type"
+            )
+
+
+def join_policy_known(graph: Graph) -> Iterator[Diagnostic]:
+    """A join policy is known."""
+    yield from _check_choice(graph, "join_policy", POLICIES, ERROR)
+
+
+def error_policy_known(graph: Graph) -> Iterator[Diagnostic]:
+    """An error policy is known."""
+    yield from _check_choice(graph, "error_policy", ERROR_POLICIES, WARNING)
+
+
+def retry_policy_known(graph: Graph) -> Iterator[Diagnostic]:
+    """A retry policy is known."""
+    yield from _check_choice(graph, "retry_policy", RETRY_POLICIES, WARNING)
+
+
+def _check_choice(graph: Graph, name: str, known: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
+    for node in graph.nodes.values():
+        said = node.text(name)
+        if said and said not in known:
+            fix = f"use one of {', '.join(sorted(known))}"
+            yield node_diagnostic(node, f"{name}_known", severity, f"unknown {name} {said!r}", fix)
+
+
+CONTENT = (
+    *(condition_syntax, stylesheet_syntax, join_policy_known, error_policy_known, retry_policy_known),
+    *(fidelity_valid, value_type),
+    *(reasoning_effort_known, shape_known, attributes_known),
+)
+
+
+def goal_gate_has_retry(graph: Graph) -> Iterator[Diagnostic]:
+    """A goal gate has a place to go back to."""
+    if graph.text("retry_target") or graph.text("fallback_retry_target"):
+        return
+    for node in graph.nodes.values():
+        again = any(edge.loop_restart for edge in graph.outgoing(node.name))
+        if node.goal_gate and not (node.retry_target or node.fallback_retry_target or again):
+            message = "a goal gate without a retry_target: the run fails when it is not met"
+            yield node_diagnostic(node, "goal_gate_has_retry", WARNING, message, "give it a retry_target")
+
+
+def prompt_on_llm_nodes(graph: Graph) -> Iterator[Diagnostic]:
+    """A stage run by a model has an instruction."""
+    for node in graph.with_ends().nodes.values():
+        if node.handler == DEFAULT_HANDLER and not node.prompt and node.raw("label") is None:
+            message = "an agent's stage with neither prompt nor label"
+            yield node_diagnostic(node, "prompt_on_llm_nodes", WARNING, message, "give it a prompt")
+
+
+def tool_command_required(graph: Graph) -> Iterator[Diagnostic]:
+    """A tool stage has a command."""
+    for node in graph.nodes.values():
+        if node.handler == "tool" and not node.text("tool_command"):
+            yield node_diagnostic(
+                node, "tool_command_required", WARNING, "a tool's stage without tool_command", "give it one"
+            )
+
+
+def tool_command_used(graph: Graph) -> Iterator[Diagnostic]:
+    """Only a tool stage has a command."""
+    for node in graph.nodes.values():
+        if node.handler in HANDLERS.values() and node.handler != "tool" and node.text("tool_command"):
+            message = f"tool_command has no effect: the stage is run by {node.handler!r}"
+            yield node_diagnostic(node, "tool_command_used", WARNING, message, "give it shape=parallelogram")
+
+
+def max_retries_used(graph: Graph) -> Iterator[Diagnostic]:
+    """Only a stage that can be retried has max_retries."""
+    for node in graph.nodes.values():
+        if node.max_retries and node.handler in NOT_RETRIED:
+            message = f"max_retries has no effect: {node.handler!r} is not retried"
+            yield node_diagnostic(node, "max_retries_used", WARNING, message, "leave it out")
+
+
+def full_without_thread(graph: Graph) -> Iterator[Diagnostic]:
+    """A stage at `full` names its conversation."""
+    if graph.default_thread_id:
+        return
+    for node in graph.nodes.values():
+        if node.handler != DEFAULT_HANDLER or node.thread_id or node.classes:
+            continue
+        edges = graph.incoming(node.name)
+        if any(_fidelity_of(edge, node, graph) == "full" and not edge.thread_id for edge in edges):
+            message = "full without a thread: it continues a thread named after the stage before it"
+            yield node_diagnostic(
+                node, "full_without_thread", INFO, message, "give the stages that belong together a thread_id"
+            )
+
+
+def thread_without_full(graph: Graph) -> Iterator[Diagnostic]:
+    """A thread is named only where a conversation is continued."""
+    for node in graph.nodes.values():
+        modes = {_fidelity_of(edge, node, graph) for edge in graph.incoming(node.name)} or {
+            _fidelity_of(None, node, graph)
+        }
+        if node.thread_id and "full" not in modes:
+            message = f"thread_id {node.thread_id!r} has no effect: it begins afresh every time"
+            yield node_diagnostic(
+                node, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out"
+            )
+    for edge in graph.edges:
+        node = graph.nodes.get(edge.target)
+        if edge.thread_id and node is not None and _fidelity_of(edge, node, graph) != "full":
+            message = f"thread_id {edge.thread_id!r} has no effect: the target begins afresh"
+            yield edge_diagnostic(
+                edge, "thread_without_full", WARNING, message, "set fidelity=full, or leave thread_id out"
+            )
+
+
+def _fidelity_of(edge: Edge | None, node: Node, graph: Graph) -> str:
+    said = (edge.fidelity if edge else "", node.fidelity, graph.default_fidelity)
+    return next((one.strip() for one in said if one.strip()), "")
+
+
+def all_conditional_edges(graph: Graph) -> Iterator[Diagnostic]:
+    """Some edge out of a stage is always open."""
+    for node in graph.nodes.values():
+        edges = graph.outgoing(node.name)
+        if not edges or node.handler in ("parallel", "exit") or not all(edge.condition for edge in edges):
+            continue
+        covered = _coverage(edges)
+        if covered == "all":
+            continue
+        message = "every edge that leaves it has a condition; the run ends here when none holds"
+        severity = INFO if covered == "success and fail" else WARNING
+        yield node_diagnostic(node, "all_conditional_edges", severity, message, "add an edge without a condition")
+
+
+def _coverage(edges: tuple[Edge, ...]) -> str:
+    """Coverage of the conditions of some edges: `all`, `success and fail`, or empty."""
+    single = [clause for edge in edges if (clause := _only_clause(edge)) is not None]
+    equal = {(clause.key, status_word(clause.value)) for clause in single if clause.operator == "="}
+    if any((clause.key, status_word(clause.value)) in equal for clause in single if clause.operator == "!="):
+        return "all"
+    return "success and fail" if {("outcome", "success"), ("outcome", "fail")} <= equal else ""
+
+
+def _only_clause(edge: Edge) -> Clause | None:
+    try:
+        clauses = parse_condition(edge.condition).clauses
+    except ConditionError:
+        return None
+    return clauses[0] if len(clauses) == 1 else None
+
+
+def condition_on_human_gate(graph: Graph) -> Iterator[Diagnostic]:
+    """Edges of a human gate have no conditions."""
+    for node in graph.nodes.values():
+        for edge in graph.outgoing(node.name) if node.handler == "wait.human" else ():
+            if edge.condition:
+                message = "a condition on an edge that a person chooses: when it holds, the choice is not looked at"
+                yield edge_diagnostic(edge, "condition_on_human_gate", WARNING, message, "use labels only")
+
+
+def default_choice_exists(graph: Graph) -> Iterator[Diagnostic]:
+    """The default choice of a human gate is one of its choices."""
+    for node in graph.nodes.values():
+        choice = node.text("human.default_choice")
+        if choice and choice not in {edge.target for edge in graph.outgoing(node.name)}:
+            message = f"human.default_choice {choice!r} is not a stage that an edge leads to from here"
+            yield node_diagnostic(
+                node, "default_choice_exists", WARNING, message, "name the target of one of its edges"
+            )
+
+
+def thread_across_branches(graph: Graph) -> Iterator[Diagnostic]:
+    """Concurrent branches use different threads."""
+    if not any(thing.thread_id for things in (graph.nodes.values(), graph.edges) for thing in things):
+        return
+    for node in graph.nodes.values():
+        if node.handler != "parallel" or not graph.outgoing(node.name):
+            continue
+        seen: dict[str, str] = {}
+        join = join_stage(graph, node.name)
+        for edge in graph.outgoing(node.name):
+            for thread in dict.fromkeys(_threads(graph, edge, join)):
+                if seen.setdefault(thread, edge.target) != edge.target:
+                    message = f"the branches {seen[thread]!r} and {edge.target!r} both use the thread {thread!r}"
+                    fix = "give each branch a thread_id of its own: what one adds, the other does not see"
+                    yield node_diagnostic(node, "thread_across_branches", WARNING, message, fix)
+
+
+def _threads(graph: Graph, first: Edge, join: str | None) -> Iterator[str]:
+    """Threads named by the stages of a branch, up to the join."""
+    waiting, reached = [first], {first.target}
+    while waiting:
+        edge = waiting.pop()
+        node = graph.nodes.get(edge.target)
+        if node is None or node.name == join or node.handler == "exit":
+            continue
+        if _fidelity_of(edge, node, graph) == "full" and (node.thread_id or edge.thread_id):
+            yield node.thread_id or edge.thread_id
+        onward = [one for one in graph.outgoing(node.name) if one.target not in reached]
+        reached |= {one.target for one in onward}
+        waiting += onward
+
+
+ADVICE = (
+    *(goal_gate_has_retry, prompt_on_llm_nodes, tool_command_required, tool_command_used, max_retries_used),
+    *(full_without_thread, thread_without_full),
+    *(all_conditional_edges, condition_on_human_gate, default_choice_exists, thread_across_branches),
+)

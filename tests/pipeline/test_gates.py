@@ -21,8 +21,8 @@ from context_compiler.pipeline import (
     resume_pipeline,
     run_pipeline,
 )
+from context_compiler.pipeline.check import RETRY_POLICIES
 from context_compiler.pipeline.config import PRESETS
-from context_compiler.pipeline.rules import RETRY_POLICIES
 from tests.pipeline.playing import Heard, graph, play
 from tests.pipeline.resuming import half
 
