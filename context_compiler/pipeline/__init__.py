@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from context_compiler.pipeline.checkpoint import checkpoint_document, read_checkpoint
     from context_compiler.pipeline.conditions import Condition, ConditionError, parse_condition
     from context_compiler.pipeline.config import Backoff, RunConfig
-    from context_compiler.pipeline.context import ContextStore
     from context_compiler.pipeline.dot import parse_dot, to_dot
     from context_compiler.pipeline.draw import to_svg
     from context_compiler.pipeline.engine import Engine
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from context_compiler.pipeline.routing import select_edge
     from context_compiler.pipeline.run import open_runs, resume_pipeline, run_pipeline
     from context_compiler.pipeline.stage import Handler, Stage, traits
-    from context_compiler.pipeline.state import RunResult, RunState
+    from context_compiler.pipeline.state import ContextStore, RunResult, RunState
     from context_compiler.pipeline.stores import Event, MemoryRuns, RunInfo, RunStore
     from context_compiler.pipeline.stores.files import FileRuns, in_folder
     from context_compiler.pipeline.stores.sqlite import SQLiteRuns
@@ -114,7 +113,7 @@ _HOMES = {
     "Condition": "pipeline.conditions",
     "ConditionError": "pipeline.conditions",
     "ConsoleInterviewer": "pipeline.interviewers",
-    "ContextStore": "pipeline.context",
+    "ContextStore": "pipeline.state",
     "Diagnostic": "pipeline.graph",
     "Edge": "pipeline.graph",
     "Engine": "pipeline.engine",

@@ -19,7 +19,7 @@ from threading import RLock
 from typing import Any, cast
 
 from context_compiler.errors import PipelineError
-from context_compiler.pipeline.context import to_json
+from context_compiler.pipeline.state import to_json
 
 THRESHOLD = 100 * 1024
 """Bytes of JSON above which an artifact goes to a file."""

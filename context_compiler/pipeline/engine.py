@@ -18,7 +18,6 @@ from context_compiler.errors import PipelineError
 from context_compiler.middleware.middleware import log_text
 from context_compiler.pipeline.artifacts import ArtifactStore
 from context_compiler.pipeline.config import RequestMeter, RunConfig
-from context_compiler.pipeline.context import ContextStore
 from context_compiler.pipeline.graph import AGENTS, DEFAULT_HANDLER, Graph, Node, shared_stages
 from context_compiler.pipeline.outcome import StageStatus, parse_outcome
 from context_compiler.pipeline.routing import Router, complete_stage, errors_in_a_row, fail_run
@@ -32,7 +31,15 @@ from context_compiler.pipeline.stage import (
     stage_input,
     traits,
 )
-from context_compiler.pipeline.state import Changes, RunState, Thread, branch_state, lineage_facts, next_attempt
+from context_compiler.pipeline.state import (
+    Changes,
+    ContextStore,
+    RunState,
+    Thread,
+    branch_state,
+    lineage_facts,
+    next_attempt,
+)
 from context_compiler.pipeline.threads import Session, load_session
 
 AGENT_IF_PROMPT = ("parallel.fan_in", "stack.manager_loop")
