@@ -1,6 +1,7 @@
 """The loop of a run: run a stage, apply its outcome, choose the next stage, save the state.
 
-A step reads everything from the state, and returns everything it changes in a new one.
+A step reads everything from the state, and returns everything it changes in a new one. Results of finished branches are
+saved while their parallel stage still runs, so that a resumed run does not repeat them.
 """
 
 from __future__ import annotations
@@ -42,10 +43,14 @@ from context_compiler.pipeline.state import (
 )
 from context_compiler.pipeline.threads import Session, load_session
 
+log = logging.getLogger("context_compiler.pipeline")
+
 AGENT_IF_PROMPT = ("parallel.fan_in", "stack.manager_loop")
 """Handlers that call an agent only if the stage has a prompt."""
 
 Save = Callable[[RunState], Awaitable[None]]
+
+_MISSING = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,11 +269,6 @@ class Engine:
             if state.status == "restarted":
                 state = fail_run(state, "loop_restart inside a branch of a parallel stage")
         return state
-
-
-log = logging.getLogger("context_compiler.pipeline")
-
-_MISSING = object()
 
 
 class Branches:

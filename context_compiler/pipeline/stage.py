@@ -1,4 +1,8 @@
-"""A stage as its handler sees it: inputs, results, files, and how much of the past it gets."""
+"""A stage as its handler sees it, and the attempts to run it.
+
+A handler may raise, hang, be cancelled, or return nonsense; it is tried until it has an outcome. Only the cancellation
+of the run itself propagates.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,10 @@ from context_compiler.pipeline.threads import Session
 from context_compiler.resilience import try_await
 
 STATUS_FILE = "status.json"
+
+EXCERPT = 2_000
+"""Characters of an answer that are kept as notes."""
+
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -239,10 +247,6 @@ def stage_input(
     if inbox:  # after the preamble, which shows little of a value, or none: whoever asks an agent hands it on whole
         context.set(STEER, "\n".join(inbox))
     return StageInput(fidelity=fidelity, thread=thread, context=context, preamble=preamble)
-
-
-EXCERPT = 2_000
-"""Characters of an answer that are kept as notes."""
 
 
 async def run_attempts(handler: HandlerLike, stage: Stage) -> tuple[Outcome, int]:

@@ -1,7 +1,9 @@
 """Workflows: markdown files with front matter, and one step under each `##` heading.
 
 A workflow is parsed into a pipeline whose stages follow one another, so that everything for pipelines works for
-workflows. A failed step ends the run. Directives at the top of a prompt become attributes of its stage.
+workflows. A failed step ends the run. Directives such as `@model openai:gpt-5` at the top of a prompt become attributes
+of its stage. `read_directives` serves any application: it is given the known names, and returns their values, the text
+without them, and any other line at the top unchanged.
 """
 
 from __future__ import annotations
