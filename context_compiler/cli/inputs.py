@@ -90,11 +90,21 @@ def chat_model(name: str) -> Model:
     return _infer(name, f"; --model {NAME} needs no key and no network")
 
 
-def _infer(name: str, instead: str = "") -> Model:
-    """The host's model of that name; `instead` is added to the error."""
+def check_stage_model(stage: str, model: str | None) -> None:
+    """Check that the model which a stage names can be used.
+
+    Raises:
+        SettingsError: it cannot.
+    """
+    if model is not None:
+        _infer(model, "; --simulate asks no model", given=f"stage {stage!r}: model")
+
+
+def _infer(name: str, instead: str = "", *, given: str = "--model") -> Model:
+    """The host's model of that name; `given` and `instead` go around the error."""
     found = attempt(lambda: infer_model(name))
     if found.value is None:
-        raise SettingsError(f"--model {one_line(name, 80)!r}: {_remedy(found.error)}{instead}")
+        raise SettingsError(f"{given} {one_line(name, 80)!r}: {_remedy(found.error)}{instead}")
     return found.value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -12,27 +13,20 @@ from typing import Annotated
 import typer
 
 from context_compiler import pipeline
-from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, example, group
+from context_compiler.cli.options import SYSTEM, Json, System, Vault, example, group
 from context_compiler.cli.runs import (
     RUNS,
-    AutoApprove,
-    Db,
-    Events,
-    Lenient,
-    Logs,
-    MaxDuration,
-    MaxRequests,
-    ModelName,
     NewId,
     Restore,
     RunId,
     RunOptions,
     Runs,
-    Simulate,
     Values,
     open_runs,
     resume_run,
     run_graph,
+    template_known,
+    with_run_options,
 )
 from context_compiler.cli.screen import Column, Screen, print_list
 from context_compiler.cli.text import json_text, one_line, plural, safe, suggestions
@@ -43,6 +37,7 @@ from context_compiler.pipeline.dot import parse_dot
 from context_compiler.pipeline.draw import to_svg
 from context_compiler.pipeline.graph import HANDLERS, Diagnostic, Graph, Severity
 from context_compiler.pipeline.workflow import SUFFIXES, load_workflow
+from context_compiler.template import TemplateLibrary
 
 app = group(
     "Check, draw, run, resume and show pipelines: DOT graphs whose stages are agents.", shown="pipeline check plan.dot"
@@ -82,10 +77,13 @@ class FileReport:
 @app.command("check", epilog=example("pipeline check plan.dot"))
 def check(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="DOT files or workflows.")],
+    vault: Vault = None,
+    system: System = SYSTEM,
     json: Json = False,
 ) -> None:
     """Check graphs against every rule; exit code 1 if one has errors."""
-    print_reports([check_file(file, read_graph) for file in files], json=json)
+    rule = partial(template_known, TemplateLibrary(vault=vault, system=system))
+    print_reports([check_file(file, read_graph, rule) for file in files], json=json)
 
 
 def print_reports(found: Sequence[FileReport], *, json: bool) -> None:
@@ -253,81 +251,31 @@ STAGES = (
 
 
 @app.command("run", epilog=example("pipeline run plan.dot --simulate"))
+@with_run_options()
 def run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A DOT file or a workflow.")],
-    model: ModelName = None,
-    simulate: Simulate = False,
-    auto_approve: AutoApprove = False,
-    lenient: Lenient = False,
+    wish: RunOptions,
     run_id: NewId = None,
     values: Values = None,
     runs: Runs = RUNS,
-    logs: Logs = None,
-    db: Db = DB,
-    vault: Vault = None,
-    system: System = SYSTEM,
-    max_duration: MaxDuration = None,
-    max_requests: MaxRequests = None,
-    events: Events = False,
-    json: Json = False,
 ) -> None:
     """Run a graph; exit code 1 if the run fails."""
-    wish = RunOptions(
-        model=model,
-        simulate=simulate,
-        auto_approve=auto_approve,
-        lenient=lenient,
-        runs=runs,
-        logs=logs,
-        db=db,
-        vault=vault,
-        system=system,
-        json=json,
-        events=events,
-        max_duration=max_duration,
-        max_requests=max_requests,
-    )
-    run_graph(read_graph(file), wish, run_id, values or [])
+    run_graph(read_graph(file), wish, run_id, values, runs=runs)
 
 
 @app.command("resume", epilog=example("pipeline resume login-1a2b3c4d --simulate"))
+@with_run_options()
 def resume(
     run: RunId,
-    model: ModelName = None,
-    simulate: Simulate = False,
-    auto_approve: AutoApprove = False,
-    lenient: Lenient = False,
+    wish: RunOptions,
     restore: Restore = False,
     runs: Annotated[
         Path | None, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Where runs are stored.")
     ] = None,
-    logs: Logs = None,
-    db: Db = DB,
-    vault: Vault = None,
-    system: System = SYSTEM,
-    max_duration: MaxDuration = None,
-    max_requests: MaxRequests = None,
-    events: Events = False,
-    json: Json = False,
 ) -> None:
     """Resume a stopped run; print the result of one that has ended."""
     folder = (Path(run) / "checkpoint.json").is_file() and runs is None
-    wish = RunOptions(
-        model=model,
-        simulate=simulate,
-        auto_approve=auto_approve,
-        lenient=lenient,
-        runs=None if folder else runs or RUNS,
-        logs=logs,
-        db=db,
-        vault=vault,
-        system=system,
-        json=json,
-        events=events,
-        max_duration=max_duration,
-        max_requests=max_requests,
-    )
-    resume_run(run, wish, restore=restore)
+    resume_run(run, wish, runs=None if folder else runs or RUNS, restore=restore)
 
 
 @app.command("runs", epilog=example("pipeline runs"))

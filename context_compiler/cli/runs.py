@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial, wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 from uuid import uuid4
 
 import typer
 
 from context_compiler import pipeline
-from context_compiler.cli.options import check_run_name
+from context_compiler.cli.inputs import chat_model, check_stage_model
+from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, check_run_name
 from context_compiler.cli.progress import RunProgress
 from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text, one_line
-from context_compiler.errors import SettingsError
+from context_compiler.errors import SettingsError, TemplateError
 from context_compiler.pipeline.attributes import as_seconds
+from context_compiler.pipeline.handlers.agent import stage_model
 from context_compiler.pipeline.workflow import apply_directives
+from context_compiler.template import TemplateLibrary
 
 Runs = Annotated[
     Path, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Where runs are stored: a .db file or a folder.")
@@ -29,7 +34,9 @@ Db = Annotated[
     Path,
     typer.Option("--db", envvar="CONTEXT_COMPILER_DB", help="File in which the requests of the stages are recorded."),
 ]
-ModelName = Annotated[str | None, typer.Option("--model", help="Model of the stages that name none.")]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="Model of the stages that name none; `scripted` needs no key.")
+]
 Simulate = Annotated[
     bool,
     typer.Option("--simulate", help="Simulate agents instead of asking models. Tool commands run for real."),
@@ -54,28 +61,61 @@ DIRECTIVES = "directive_known"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Options of a run, the graph excepted."""
+    """Options that all commands share which run a graph; see `with_run_options`."""
 
-    model: str | None
-    simulate: bool
-    auto_approve: bool = False
-    lenient: bool = False
-    runs: Path | None
-    logs: Path | None
-    db: Path
-    vault: Path | None
-    system: Path
-    json: bool
-    events: bool = False
-    max_duration: str | None = None
-    max_requests: int | None = None
+    model: ModelName = None
+    simulate: Simulate = False
+    auto_approve: AutoApprove = False
+    lenient: Lenient = False
+    logs: Logs = None
+    db: Db = DB
+    vault: Vault = None
+    system: System = SYSTEM
+    max_duration: MaxDuration = None
+    max_requests: MaxRequests = None
+    events: Events = False
+    json: Json = False
 
 
-def run_graph(graph: pipeline.Graph, wish: RunOptions, run_id: str | None, values: list[str]) -> None:
+def with_run_options(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: the command takes each of `RunOptions` as an option, and is given them as `wish`.
+
+    Args:
+        without: Fields that are no option of this command.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        shared = get_type_hints(RunOptions, include_extras=True)
+        names = [one.name for one in fields(RunOptions) if one.name not in without]
+        own = signature(command).parameters.values()
+        options = [
+            Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default)
+            for one in fields(RunOptions)
+            if one.name in names
+        ]
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            command(wish=RunOptions(**{name: given.pop(name) for name in names}), **given)
+
+        parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own if one.name != "wish"]
+        typed = [one.replace(annotation={**shared, **hints}[one.name]) for one in (*parameters, *options)]
+        run.__signature__ = Signature(typed)  # pyright: ignore[reportAttributeAccessIssue] # read by inspect
+        run.__annotations__ = {one.name: one.annotation for one in typed}
+        return run
+
+    return decorate
+
+
+def run_graph(
+    graph: pipeline.Graph, wish: RunOptions, run_id: str | None, values: list[str] | None, *, runs: Path
+) -> None:
     """Run a graph to its end and print the result; directives without effect are noted first.
 
     Raises:
-        SettingsError: a stage has no model, or a value is malformed.
+        SettingsError: a stage has no model or none that can be used, or a value is malformed.
+        GraphError: the graph has errors, or a template that a stage names is missing or wrong.
         Exit: the run failed.
     """
     for finding in pipeline.validate(graph):
@@ -83,18 +123,21 @@ def run_graph(graph: pipeline.Graph, wish: RunOptions, run_id: str | None, value
             print_note(f"{graph.path or graph.name}: {finding}")
     name = run_id or f"{graph.name or 'run'}-{uuid4().hex[:8]}"
     watch = RunProgress(Screen(), events=wish.events, silent=wish.json)
-    config = _config(wish, watch)
-    options: dict[str, Any] = {"run_id": name, "context": _parse_values(values), **_agents(graph, wish)}
+    config = _config(wish, watch, runs)
+    options: dict[str, Any] = {"run_id": name, "context": _parse_values(values or []), **_agents(graph, wish)}
     with watch.display():
         result = asyncio.run(pipeline.run_pipeline(graph, config, **options))
     _print_result(result, wish)
 
 
-def resume_run(run: str, wish: RunOptions, *, restore: bool, graph: pipeline.Graph | None = None) -> None:
+def resume_run(
+    run: str, wish: RunOptions, *, runs: Path | None, restore: bool, graph: pipeline.Graph | None = None
+) -> None:
     """Resume a run and print the result; `graph`, if given, must be the graph of the run.
 
     Raises:
-        SettingsError: a stage has no model.
+        SettingsError: a stage has no model, or none that can be used.
+        GraphError: a template that a stage names is missing or wrong.
         Exit: the run failed.
     """
     watch = RunProgress(Screen(), events=wish.events, silent=wish.json)
@@ -104,7 +147,7 @@ def resume_run(run: str, wish: RunOptions, *, restore: bool, graph: pipeline.Gra
     elif not wish.simulate and wish.model is None:
         options["agents"] = _own_model
     with watch.display():
-        result = asyncio.run(pipeline.resume_pipeline(run, _config(wish, watch), **options))
+        result = asyncio.run(pipeline.resume_pipeline(run, _config(wish, watch, runs), **options))
     _print_result(result, wish)
 
 
@@ -118,16 +161,17 @@ async def open_runs(runs: Path) -> AsyncGenerator[pipeline.RunStore]:
         await store.close()
 
 
-def _config(wish: RunOptions, watch: RunProgress) -> pipeline.RunConfig:
+def _config(wish: RunOptions, watch: RunProgress, runs: Path | None) -> pipeline.RunConfig:
     return pipeline.RunConfig(
-        model=wish.model,
+        model=None if wish.model is None or wish.simulate else chat_model(wish.model),
         simulate=wish.simulate,
         strict_failure_edges=False if wish.lenient else None,
         interviewer=pipeline.AutoApprove() if wish.auto_approve else pipeline.ConsoleInterviewer(),
-        runs=wish.runs,
+        runs=runs,
         logs_root=wish.logs,
         store=wish.db,
         compiler={"vault": wish.vault, "system": wish.system},
+        rules=(partial(template_known, TemplateLibrary(vault=wish.vault, system=wish.system)),),
         on_event=watch.on_event,
         max_duration=_parse_duration(wish.max_duration),
         max_requests=wish.max_requests,
@@ -145,15 +189,38 @@ def _agents(graph: pipeline.Graph, wish: RunOptions) -> dict[str, Any]:
     """Further arguments of a run: the agents, if stages name their own models.
 
     Raises:
-        SettingsError: a stage has no model.
+        SettingsError: a stage has no model, or one that cannot be used.
     """
-    if wish.simulate or wish.model is not None:
+    if wish.simulate:
         return {}
-    said = pipeline.apply_stylesheet(apply_directives(graph.with_ends()))
-    bare = [node.name for node in said.nodes.values() if node.handler == "codergen" and not node.llm_model]
+    ready = pipeline.apply_stylesheet(apply_directives(graph.with_ends())).nodes.values()
+    for node in ready:
+        check_stage_model(node.name, stage_model(node))
+    if wish.model is not None:
+        return {}
+    bare = [node.name for node in ready if node.handler == "codergen" and not node.llm_model]
     if bare:
         raise SettingsError(f"stage {bare[0]!r} names no model: give --model NAME, or --simulate to ask none")
     return {"agents": _own_model}
+
+
+def template_known(library: TemplateLibrary, graph: pipeline.Graph) -> Iterator[pipeline.Diagnostic]:
+    """Yield a finding for each stage whose template is missing or wrong."""
+    for node in apply_directives(graph).nodes.values():
+        try:
+            found = library.find(node.context_helper) if node.context_helper else None
+            if found is not None:
+                found.render({})
+        except TemplateError as error:
+            yield pipeline.Diagnostic(
+                rule="template_known",
+                severity=pipeline.Severity.ERROR,
+                message=f"@context-helper: {error}",
+                fix="without it, the step runs as written",
+                node_id=node.name,
+                line=node.line,
+                column=1,
+            )
 
 
 def _own_model(node: object) -> None:

@@ -20,7 +20,7 @@ from context_compiler.record.values import Record, SessionInfo
 
 app = group("Statistics of all recorded requests.")
 
-IMPORTED = "imported: nothing was sent"
+IMPORTED = "nothing was sent"
 """Note in the status of an imported conversation."""
 
 COLUMNS = (

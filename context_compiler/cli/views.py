@@ -34,6 +34,7 @@ from context_compiler.cli.options import (
 )
 from context_compiler.cli.screen import Column, Screen, print_list
 from context_compiler.cli.show import TOKEN_COLUMNS, print_messages, read_history, token_rows
+from context_compiler.cli.stats import IMPORTED
 from context_compiler.cli.templates import choose_template, parse_fidelity, recorded_fidelity, recorded_template
 from context_compiler.cli.text import first_word, json_text, number, plural, share, timestamp
 from context_compiler.compiler.view import View
@@ -66,7 +67,7 @@ LEFT_OUT = (
 
 def record_row(record: Record) -> tuple[object, ...]:
     """One request as a row of a table."""
-    made = record.compile
+    made, sent = record.compile, IMPORTED not in record.status
     return (
         record.id,
         record.session_id,
@@ -74,8 +75,8 @@ def record_row(record: Record) -> tuple[object, ...]:
         timestamp(record.created_at),
         first_word(record.status),
         number(record.tokens_raw),
-        number(record.tokens_sent),
-        share(record.tokens_sent, record.tokens_raw),
+        number(record.tokens_sent) if sent else "",
+        share(record.tokens_sent, record.tokens_raw) if sent else "",
         number(record.budget) if record.budget is not None else "",
         made.template_name if made else "",
         made.fidelity if made else "",
@@ -116,6 +117,7 @@ def show_(
         screen.raw(json_text({"view": record, "raw": raw, "messages": [json_.loads(body) for body in bodies]}))
         return
     print_facts(screen, record)
+    raw = raw or IMPORTED in record.status
     if not raw:
         _print_ledger(screen, record)
     history = read_history(load_messages(bodies))
@@ -133,13 +135,14 @@ async def _load_view(db: Path, number: int, *, raw: bool) -> tuple[Record, list[
 def print_facts(screen: Screen, record: Record) -> None:
     """Print everything about a request but its messages."""
     made = record.compile
+    sent = "" if IMPORTED in record.status else f" → {number(record.tokens_sent)} sent"
     screen.line((f"view {record.id}", "bold"), f" of session {record.session_id}, turn {record.turn_index + 1}")
     print_result = [
         ("when", f"{timestamp(record.created_at)} UTC"),
         ("status", first_word(record.status)),
         ("not known", _null_reasons(record.status)),
         ("error", record.error),
-        ("tokens", f"{number(record.tokens_raw)} raw → {number(record.tokens_sent)} sent"),
+        ("tokens", f"{number(record.tokens_raw)} raw{sent}"),
         ("budget", None if record.budget is None else number(record.budget)),
         ("run", None if record.run_id is None else f"{record.run_id}, request {record.request_index}"),
         ("request hash", record.request_hash),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,29 +11,24 @@ from typing import Annotated
 import typer
 
 from context_compiler import pipeline
-from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, check_run_name, example, group
+from context_compiler.cli.options import SYSTEM, Json, System, Vault, check_run_name, example, group
 from context_compiler.cli.pipelines import check_file, print_reports
 from context_compiler.cli.runs import (
     RUNS,
-    Db,
-    Events,
-    Logs,
-    MaxDuration,
-    MaxRequests,
-    ModelName,
     NewId,
     Restore,
     RunOptions,
     Runs,
-    Simulate,
     Values,
     open_runs,
     resume_run,
     run_graph,
+    template_known,
+    with_run_options,
 )
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, one_line
-from context_compiler.errors import PipelineError, TemplateError
+from context_compiler.errors import PipelineError
 from context_compiler.pipeline.state import graph_hashes
 from context_compiler.template import TemplateLibrary
 from context_compiler.workflow import apply_directives, load_workflow
@@ -41,6 +36,9 @@ from context_compiler.workflow import apply_directives, load_workflow
 app = group("Check, run, resume and show workflows: markdown files of steps.", shown="workflow check notes.md")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A markdown file with a `##` heading per step.")]
+PIPELINES_ONLY = ("auto_approve", "lenient")
+"""Options without a meaning for steps in order."""
+
 STEPS = (
     Column("step", style="bold"),
     Column("line", right=True, style="dim"),
@@ -64,76 +62,28 @@ def check(
 
 
 @app.command("run", epilog=example("workflow run notes.md --simulate"))
-def run(
-    file: File,
-    model: ModelName = None,
-    simulate: Simulate = False,
-    run_id: NewId = None,
-    values: Values = None,
-    runs: Runs = RUNS,
-    logs: Logs = None,
-    db: Db = DB,
-    vault: Vault = None,
-    system: System = SYSTEM,
-    max_duration: MaxDuration = None,
-    max_requests: MaxRequests = None,
-    events: Events = False,
-    json: Json = False,
-) -> None:
+@with_run_options(without=PIPELINES_ONLY)
+def run(file: File, wish: RunOptions, run_id: NewId = None, values: Values = None, runs: Runs = RUNS) -> None:
     """Run the steps in order; exit code 1 if one fails, which ends the run."""
-    wish = RunOptions(
-        model=model,
-        simulate=simulate,
-        runs=runs,
-        logs=logs,
-        db=db,
-        vault=vault,
-        system=system,
-        json=json,
-        events=events,
-        max_duration=max_duration,
-        max_requests=max_requests,
-    )
-    run_graph(load_workflow(file), wish, run_id, values or [])
+    run_graph(load_workflow(file), wish, run_id, values, runs=runs)
 
 
 @app.command("resume", epilog=example("workflow resume notes.md --simulate"))
+@with_run_options(without=PIPELINES_ONLY)
 def resume(
     file: File,
-    model: ModelName = None,
-    simulate: Simulate = False,
+    wish: RunOptions,
     run_id: Annotated[
         str | None,
         typer.Option("--id", callback=check_run_name, help="Id of the run; default: the last run of this file."),
     ] = None,
     restore: Restore = False,
     runs: Runs = RUNS,
-    logs: Logs = None,
-    db: Db = DB,
-    vault: Vault = None,
-    system: System = SYSTEM,
-    max_duration: MaxDuration = None,
-    max_requests: MaxRequests = None,
-    events: Events = False,
-    json: Json = False,
 ) -> None:
     """Resume the last stopped run of a file; print the result of one that has ended."""
-    wish = RunOptions(
-        model=model,
-        simulate=simulate,
-        runs=runs,
-        logs=logs,
-        db=db,
-        vault=vault,
-        system=system,
-        json=json,
-        events=events,
-        max_duration=max_duration,
-        max_requests=max_requests,
-    )
     graph = load_workflow(file)
     last = run_id or asyncio.run(_latest_run(graph, runs, lambda found: found.status in ("running", "stopped"))).run_id
-    resume_run(last, wish, restore=restore, graph=graph)
+    resume_run(last, wish, runs=runs, restore=restore, graph=graph)
 
 
 @app.command("show", epilog=example("workflow show notes.md"))
@@ -160,25 +110,6 @@ def show(file: File, runs: Runs = RUNS, json: Json = False) -> None:
     screen.facts(facts)
     screen.line()
     screen.table(STEPS, [tuple(one_line(str(value or ""), 200) for value in step.values()) for step in steps])
-
-
-def template_known(library: TemplateLibrary, graph: pipeline.Graph) -> Iterator[pipeline.Diagnostic]:
-    """Yield a finding for each step whose template is missing or wrong."""
-    for node in apply_directives(graph).nodes.values():
-        try:
-            found = library.find(node.context_helper) if node.context_helper else None
-            if found is not None:
-                found.render({})
-        except TemplateError as error:
-            yield pipeline.Diagnostic(
-                rule="template_known",
-                severity=pipeline.Severity.ERROR,
-                message=f"@context-helper: {error}",
-                fix="without it, the step runs as written",
-                node_id=node.name,
-                line=node.line,
-                column=1,
-            )
 
 
 def _apply_styles(graph: pipeline.Graph) -> list[pipeline.Node]:

@@ -93,6 +93,18 @@ def test_an_import_counts_as_no_request(recorded: Command) -> None:
     assert "1 imported conversation is not counted" in recorded("stats").out
 
 
+def test_an_import_is_not_shown_as_sent(cc: Command) -> None:
+    (done,) = cc("import", DEMO, "--session", "there", "--json").json["sessions"]
+    (view,) = cc("views", "list", "--json").json["views"]
+    assert (view["tokens_raw"], view["tokens_sent"]) == (done["tokens"], 0)
+    assert view["status"].startswith("imported; nothing was sent")
+    shown, listed = cc("views", "show", view["id"]), cc("views", "list")
+    assert shown.code == 0 and "Raw history: " in shown.out and "raw →" not in shown.out
+    assert "%" not in listed.out and "imported" in listed.out
+    assert cc("sessions", "list", "--json").json["sessions"][0]["tokens_sent"] == 0
+    assert cc("verify").code == 0
+
+
 def test_fallbacks_and_latencies_are_counted() -> None:
     records = [request("compiled; run_id: no run", at) for at in range(1, 20)] + [request("fallback", 1000.0)]
     total = add_up(None, records, 3)

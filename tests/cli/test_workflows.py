@@ -82,12 +82,43 @@ def test_check_finds_templates_that_are_not_there_and_says_the_line(cc: Command,
 
 
 def test_a_run_tells_of_directives_without_effect_and_of_steps_that_ran_as_written(cc: Command, steps: Path) -> None:
-    steps.write_text("## A\nDo.\n\n## B\n@modle x\n@model\n@context-helper nothere\nDo more.\n")
+    steps.write_text("## A\nDo.\n\n## B\n@modle x\n@model\n@context-helper odd\nDo more.\n")
+    folder = Path("system/ContextTemplates")
+    folder.mkdir(parents=True)
+    (folder / "odd.md").write_text("---\ncompiler: none\n---\n{% if recent_turns %}{{ 1 // 0 }}{% endif %}")
     done = cc("workflow", "run", steps, "--simulate")
     assert done.code == 0
     (line,) = [line for line in done.out.splitlines() if line.startswith("b ")]
-    assert "ran as written: TemplateError: nothere: there is no template of that name" in line
+    assert "ran as written: TemplateError: " in line
     assert "did you mean @model?" in done.err and "@model has no value and is passed over" in done.err
+
+
+@pytest.mark.parametrize("command", ["workflow", "pipeline"])
+def test_a_template_that_check_refuses_is_refused_before_a_run(cc: Command, steps: Path, command: str) -> None:
+    steps.write_text("## A\nDo.\n\n## B\n@context-helper nothere\nDo more.\n")
+    checked, done = cc(command, "check", steps), cc(command, "run", steps, "--simulate")
+    assert checked.code == 1 and "template_known: b: @context-helper: nothere" in checked.out
+    assert done.code == 2 and "template_known: b: @context-helper: nothere: there is no template" in done.err
+    assert not done.out and not Path("system/runs.db").exists()
+
+
+@pytest.mark.parametrize("step", ["## A\nDo.\n", "## A\nDo.\n\n## B\n@model openai:gpt-5\nDo more.\n"])
+def test_a_model_without_its_key_is_refused_before_a_run(cc: Command, steps: Path, step: str) -> None:
+    steps.write_text(step)
+    named = ("--model", "scripted" if "@model" in step else "openai:gpt-5")
+    for begun in (("run",), ("resume", "--id", "x")):
+        done = cc("workflow", *begun, steps, *named)
+        assert done.code == 2 and not done.out
+        assert "'openai:gpt-5': set the environment variable OPENAI_API_KEY" in done.err
+        assert ("stage 'b': model" if "@model" in step else "; --model scripted needs no key") in done.err
+    assert not Path("system/runs.db").exists()
+
+
+def test_the_bundled_model_runs_steps_without_a_key(cc: Command, steps: Path) -> None:
+    done = cc("workflow", "run", steps, "--model", "scripted", "--json").json
+    assert done["status"] == "success" and set(done["outcomes"]) >= {"plan", "report"}
+    assert "Simulated" not in done["context"]["last_response"]
+    assert any("context-helper" in one["session_id"] for one in cc("views", "list", "--json").json["views"])
 
 
 def test_what_is_no_workflow_is_refused(cc: Command, steps: Path) -> None:

@@ -80,7 +80,7 @@ class AgentHandler:
             result = await agent.run(
                 prompt,
                 message_history=list(stage.session.messages) if stage.session is not None else None,
-                model=_model(stage.node),
+                model=stage_model(stage.node),
                 deps=self._config.deps,
                 model_settings=self._settings(stage.node),
                 capabilities=capabilities or None,
@@ -111,7 +111,7 @@ class AgentHandler:
 
     def _model_of(self, stage: Stage) -> Model | str | None:
         """The model that runs a stage; None if simulated."""
-        return None if self._config.simulated else _model(stage.node) or self.agent(stage).model
+        return None if self._config.simulated else stage_model(stage.node) or self.agent(stage).model
 
     def _compiler_for_run(self) -> ContextCompiler | None:
         if self._config.compiler is None:
@@ -179,7 +179,7 @@ def _build_agent(model: Model | str | None, node: Node, graph: Graph) -> Agent[A
     return Agent(model, output_type=output, name=node.name)
 
 
-def _model(node: Node) -> str | None:
+def stage_model(node: Node) -> str | None:
     """The model named by the stage itself."""
     if not node.llm_model or ":" in node.llm_model or not node.llm_provider:
         return node.llm_model or None
