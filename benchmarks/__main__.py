@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks import goals
+from benchmarks import dial, goals
 from benchmarks.approaches import HOMES, ONLY, Approach, Missing, installed, load
 from benchmarks.data import Data, at_hand
 from benchmarks.machine import HOST, machine
 from benchmarks.measures import Measure, added, compiles, evidence, lived, references, sessions, survival
-from benchmarks.page import can_draw, filled, plotted, ran, written
+from benchmarks.page import can_draw, fill_page, ran, written
 from benchmarks.results import Cell, Result, Results, code
 from benchmarks.tables import markdown
-from context_compiler.cli.screen import Screen, print_note, progress_bar, step
+from context_compiler.cli.screen import Screen, print_note, print_progress, progress_bar, step
 
 MEASURES = {
     one.name: one
@@ -46,30 +48,37 @@ def main(
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what was measured with the same code and data.")
     ] = False,
+    conversations: Annotated[
+        int | None, typer.Option(help="The first so many conversations of every set; all without.", min=1)
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
     page: Annotated[
-        Path | None, typer.Option(help="Also put the tables into this page, and its plots beside it.")
+        list[Path] | None, typer.Option(help="Also put the tables into this page, and its plots beside it.")
     ] = None,
     report_only: Annotated[bool, typer.Option("--report-only", help="Measure nothing; print what is known.")] = False,
 ) -> None:
     """Measure, write down, print."""
     chosen = [MEASURES[_known(name, MEASURES)] for name in measure or MEASURES]
     names = [_known(name, HOMES) for name in approach or HOMES]
-    there = at_hand(fast, every)
+    there = _at_hand(fast, every, conversations)
     results = Results(out, resume=resume or report_only)
     if there.folder is None:
         print_note(
             "no data at hand (CONTEXT_COMPILER_DATA names their folder): a small generated history stands for them"
         )
     if not report_only:
-        _measure(chosen, names, there, results, data)
+        _measure(chosen, names, there, results, data, jobs)
     tables = _report(chosen, results, out)
-    tables |= {"machine": ran(results), "goals": goals.table(results), "setup": setup()}
-    if page is not None:
-        for one in chosen:
-            picture = page.with_name(f"{page.stem}-{one.name}.svg")
-            if plotted(one, _of(one, results), picture):
-                tables[f"{one.name}-plot"] = f"![{one.title}]({picture.name})"
-        page.write_text(filled(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
+    tables |= {"machine": ran(results), "goals": goals.table(results), "setup": setup(), "dial": dial.table(results)}
+    pictures = {one.name: one.panels(_of(one, results)) for one in chosen if one.panels is not None}
+    pictures["dial"] = dial.panels(results)
+    for one in page or ():
+        fill_page(one, tables, pictures)
+
+
+@cache
+def _at_hand(fast: bool, every: int, conversations: int | None) -> Data:
+    return at_hand(fast, every, conversations)
 
 
 def _known(name: str, names: Sequence[str] | dict[str, object] | dict[str, str] | dict[str, Measure]) -> str:
@@ -79,29 +88,59 @@ def _known(name: str, names: Sequence[str] | dict[str, object] | dict[str, str] 
 
 
 def _measure(
-    chosen: Sequence[Measure], names: Sequence[str], data: Data, results: Results, only: Sequence[str] | None
+    chosen: Sequence[Measure],
+    names: Sequence[str],
+    data: Data,
+    results: Results,
+    only: Sequence[str] | None,
+    jobs: int,
 ) -> None:
-    """Every cell that is not known, one after the other."""
+    """Every cell that is not known."""
     wanted = [
         (one, cell)
         for one in chosen
         for cell in one.cells(data, [name for name in names if one.name in ONLY.get(name, {one.name})])
-        if not only or cell.data in only
+        if not only or cell.data.partition("+")[0] in only
     ]
     prints = {name: data.fingerprint(name) for name in {cell.data for _, cell in wanted}}
     codes = {ours: code(ours=ours) for ours in (False, True)}
-    with progress_bar("measuring", len(wanted)) as progress:
-        for one, cell in wanted:
-            approach = load(cell.approach)
-            ours = one.alone or (isinstance(approach, Approach) and approach.ours)
-            version = approach.version if isinstance(approach, Approach) else approach.reason
-            stamp = "-".join([codes[ours], prints[cell.data], installed(HOST), version])
-            if results.find(cell, stamp) is None:
-                results.keep(_result(one, cell, approach, data, stamp))
+    todo: list[Task] = []
+    for one, cell in wanted:
+        approach = load(cell.approach)
+        ours = one.alone or (isinstance(approach, Approach) and approach.ours)
+        version = approach.version if isinstance(approach, Approach) else approach.reason
+        stamp = "-".join([codes[ours], prints[cell.data], installed(HOST), version])
+        if results.find(cell, stamp) is None:
+            todo.append((one.name, cell, stamp, data.fast, data.every, data.most))
+    if len(todo) < len(wanted):
+        print_progress(f"{len(wanted) - len(todo)} of {len(wanted)} are known")
+    with progress_bar("measuring", len(todo)) as progress:
+        for number, result in enumerate(_results(todo, jobs), 1):
+            results.keep(result)
             step(progress)
+            if progress is None:
+                cell = result.cell
+                what = f"{cell.measure} {cell.data} {cell.budget:,} {cell.approach}"
+                print_progress(f"{number}/{len(todo)} {what} {result.seconds:.0f} s")
 
 
-def _result(measure: Measure, cell: Cell, approach: Approach | Missing, data: Data, stamp: str) -> Result:
+Task = tuple[str, Cell, str, bool, int, int | None]
+"""A measure, a cell of it with its stamp, and which part of the data."""
+
+
+def _results(todo: Sequence[Task], jobs: int) -> Iterator[Result]:
+    """A result as soon as it is there."""
+    if jobs == 1:
+        yield from map(_result, todo)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        for done in as_completed([pool.submit(_result, task) for task in todo]):
+            yield done.result()
+
+
+def _result(task: Task) -> Result:
+    name, cell, stamp, *part = task
+    measure, approach, data = MEASURES[name], load(cell.approach), _at_hand(*part)
     if isinstance(approach, Missing):
         return Result(cell=cell, stamp=stamp, dash=approach.reason, ran=machine())
     started = time.perf_counter()

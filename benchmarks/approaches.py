@@ -53,6 +53,8 @@ HOMES = {
     "ours-live-bland": "ours",
     "ours-live-good": "ours",
     "ours-live-economy": "ours",
+    "ours-live-parity": "ours",
+    "ours-live-off": "ours",
     "everything": "baselines",
     "tail": "baselines",
     "head-tail": "baselines",
@@ -78,6 +80,8 @@ ONLY = {
     "ours-live-bland": {"lived"},
     "ours-live-good": {"lived"},
     "ours-live-economy": {"lived", "sessions"},
+    "ours-live-parity": {"lived"},
+    "ours-live-off": {"lived"},
 }
 """Approaches that belong to some measures only. A live agent is measured where it has lived through its history: one
 that is handed a whole history and asked at once makes its first view for that very question.

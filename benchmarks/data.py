@@ -63,6 +63,8 @@ class Data:
     fast: bool = False
     every: int = 1
     """Every so manieth question of a conversation is asked."""
+    most: int | None = None
+    """The largest number of conversations of a set; None is all of them."""
 
     @property
     def asked(self) -> dict[str, tuple[int, ...]]:
@@ -88,7 +90,8 @@ class Data:
 
     def fingerprint(self, name: str) -> str:
         """What changes when the histories of a set change; `locomo+tools5` is a way of living through one."""
-        mark = hashlib.sha256(f"{name} {self.fast} {self.every}".encode())
+        part = "" if self.most is None else f" {self.most}"
+        mark = hashlib.sha256(f"{name} {self.fast} {self.every}{part}".encode())
         for path in self.files(name.partition("+")[0]):
             mark.update(path.name.encode() + path.read_bytes())
         return mark.hexdigest()[:16]
@@ -101,7 +104,7 @@ class Data:
             return facts.conversations(self.sessions(name), name)
         found = self._loaded.setdefault(name, recall.load(name, self.folder))
         every = 20 if self.fast else self.every
-        chosen = found[:2] if self.fast else found
+        chosen = found[:2] if self.fast else found[: self.most]
         return [replace(one, questions=_drawn(one, every)) for one in chosen]
 
     def sessions(self, name: str) -> list[list[ModelMessage]]:
@@ -133,10 +136,10 @@ def _drawn(conversation: Conversation, every: int) -> tuple[Question, ...]:
     return tuple(questions[at] for at in sorted(dice.sample(range(len(questions)), count)))
 
 
-def at_hand(fast: bool, every: int) -> Data:
+def at_hand(fast: bool, every: int, most: int | None = None) -> Data:
     """The data, where there are any."""
     folder = recall.data_folder()
-    return Data(folder if folder.is_dir() else None, fast=fast, every=every)
+    return Data(folder if folder.is_dir() else None, fast=fast, every=every, most=most)
 
 
 def _summaries(one: dict[str, Any]) -> Any:

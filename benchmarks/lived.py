@@ -317,7 +317,7 @@ async def a_peer(
 def conversations(data: Data, name: str, budget: int) -> list[Conversation]:
     """The conversations of a set that are lived through at a budget."""
     found = data.conversations(name)[: 1 if name == GENERATED else None]
-    return [one for one in found if price(one.messages) > LONGER * budget] if name in LIVED else found
+    return [one for one in found if price(one.messages) > LONGER * budget][: data.most] if name in LIVED else found
 
 
 def line(all_lived: Sequence[Lived]) -> str:

@@ -15,10 +15,17 @@ from pathlib import Path
 from benchmarks.data import GENERATED
 from benchmarks.measures import Measure
 from benchmarks.results import Result
-from context_compiler.cli.drawing import draw, libraries
+from context_compiler.cli.drawing import Panel, draw, libraries
 from context_compiler.errors import SettingsError
 
-PLACE = re.compile(r"<!-- table: ([\w.-]+) -->\n.*?<!-- end -->", re.DOTALL)
+PLACE = re.compile(r"<!-- table: ([\w.-]+) -->\n(.*?)\n?<!-- end -->", re.DOTALL)
+PICTURES = {
+    "lived": "What is held when asked against the budget, and against what a request costs, for every approach.",
+    "dial": "What is held when asked against what a request costs: a line a budget, a point for each share of recall.",
+}
+"""Descriptions of pictures."""
+ADDED = ("goals", "machine")
+"""Tables of a page that keep the rows of what is not measured again."""
 MADE_UP = "\n\nMeasured on a small generated history, because no data are at hand: this shows only that it works."
 
 
@@ -55,6 +62,17 @@ def plotted(measure: Measure, results: Sequence[Result], path: Path) -> bool:
     return True
 
 
+def fill_page(page: Path, tables: Mapping[str, str], pictures: Mapping[str, Sequence[Panel]]) -> None:
+    """Put tables into a page, and beside it those pictures that it shows or has a place for."""
+    text, links = page.read_text(encoding="utf-8"), dict(tables)
+    for name, panels in pictures.items():
+        picture = page.with_name(f"benchmarks-{name}.svg")
+        if panels and (f"<!-- table: {name}-plot -->" in text or f"({picture.name})" in text) and can_draw():
+            draw(panels, picture)
+            links[f"{name}-plot"] = f"![{PICTURES.get(name, name)}]({picture.name})"
+    page.write_text(filled(text, links), encoding="utf-8")
+
+
 def can_draw() -> bool:
     """Whether matplotlib is installed."""
     try:
@@ -68,7 +86,34 @@ def filled(text: str, tables: Mapping[str, str]) -> str:
     """A page with its tables; what was not measured stays as it was."""
 
     def table(found: re.Match[str]) -> str:
-        name = found[1]
-        return f"<!-- table: {name} -->\n{tables[name]}\n<!-- end -->" if name in tables else found[0]
+        name, old = found[1], found[2]
+        if name not in tables:
+            return found[0]
+        new = _with_kept_rows(tables[name], old) if name in ADDED else tables[name]
+        return f"<!-- table: {name} -->\n{new}\n<!-- end -->"
 
     return PLACE.sub(table, text)
+
+
+def _with_kept_rows(new: str, old: str) -> str:
+    """The lines of a table or list with those of an older one that it does not replace."""
+    lines = new.splitlines()
+    if lines and lines[0].startswith("|"):
+        known = {_first_cell(line) for line in lines}
+        kept = [line for line in old.splitlines() if line.startswith("|") and _first_cell(line) not in known]
+        return "\n".join([*lines, *(line for line in kept if not line.startswith("|---"))])
+    measured = {name for line in lines for name in _measures(line)}
+    for line in old.splitlines():
+        left = [name for name in _measures(line) if name not in measured]
+        if left:
+            lines.append(f"* {', '.join(left)}:{line.partition(':')[2]}")
+    return "\n".join(lines)
+
+
+def _first_cell(line: str) -> str:
+    return line.split("|")[1].strip()
+
+
+def _measures(line: str) -> list[str]:
+    """The measures that a line says where they ran."""
+    return line.removeprefix("* ").partition(":")[0].split(", ") if line.startswith("* ") else []

@@ -22,7 +22,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from benchmarks import facts, goals, lived, page
+from benchmarks import dial, facts, goals, lived, page
 from benchmarks.approaches import HOMES, Approach, Missing, load
 from benchmarks.charges import PointedCache
 from benchmarks.data import Data, generated_conversations, generated_sessions
@@ -317,6 +317,12 @@ def test_the_rows_of_lived_conversations_are_compared_with_one_view_at_the_same_
     assert "| held when asked, live, locomo at 4,000 | ≥ 93.5 % | 75.0 % | **no** |" in met
     assert "| the same less one view, locomo at 4,000 | ≥ -3, interval from -6 | -25.0 [-25, -25] | **no** |" in met
     assert "| tokens a request, live, locomo at 4,000 | ≤ 1,200 | 50 | yes |" in met
+    assert made["lived-sample"] == "* LoCoMo within 4,000 tokens: 1 conversation, 2 questions"
+    shown = dial.table([*results, result("ours-live-off", 0.0, cost=200.0), result("everything", 1.0, cost=900.0)])
+    assert "| off | `0` | 50 % · 20 |" in shown and "| **default** | `0.5` | 75 % · 50 |" in shown
+    assert "| everything, no budget |  | 100 % · 90 |" in shown
+    [panel] = dial.panels([*results, result("ours-live-off", 0.0, cost=200.0)])
+    assert (panel.lines[0].x, panel.lines[0].y) == ([20, 50], [50, 75])
 
 
 # --- approaches
@@ -368,6 +374,14 @@ def test_a_page_gets_its_tables_and_keeps_the_rest() -> None:
     assert made == text.replace("old", "| new |")
 
 
+def test_a_page_keeps_the_goals_and_machines_of_what_was_not_measured_again() -> None:
+    text = "<!-- table: goals -->\n{}\n<!-- end -->\n<!-- table: machine -->\n{}\n<!-- end -->\n"
+    head = "|  | goal |\n|---|---|"
+    old = text.format(f"{head}\n| a | 1 |\n| b | 2 |", "* store, lived: there, 2 cores\n* lived: elsewhere")
+    made = page.filled(old, {"goals": f"{head}\n| c | 3 |\n| b | 4 |", "machine": "* lived: here"})
+    assert made == text.format(f"{head}\n| c | 3 |\n| b | 4 |\n| a | 1 |", "* lived: here\n* store: there, 2 cores")
+
+
 def test_a_goal_that_is_missed_is_said_to_be() -> None:
     def session(budget: int, cost: float) -> Result:
         value = {"relative": cost, "requests": 10, "over": 0, "broken": 1, "references": [], "references_long": []}
@@ -406,6 +420,12 @@ def test_the_command_measures_writes_and_goes_on(tmp_path: Path) -> None:
     benchmarked(tmp_path, *wanted, "--approach", "everything", "--resume")
     after = (tmp_path / "results.jsonl").read_text()
     assert after.startswith(kept) and len(after.splitlines()) == 3, "only what was new was measured"
+
+
+def test_several_processes_measure_the_same(tmp_path: Path) -> None:
+    wanted = ("--measure", "lived", "--approach", "ours-live", "--approach", "tail")
+    said = [benchmarked(tmp_path / jobs, *wanted, "--jobs", jobs).partition("written to")[0] for jobs in "12"]
+    assert said[0] == said[1] and "| **context-compiler, live agent** |" in said[0]
 
 
 def test_the_fast_benchmark_needs_neither_data_nor_peers(tmp_path: Path) -> None:

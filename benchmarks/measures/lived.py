@@ -15,6 +15,7 @@ from benchmarks.recall import interval
 from benchmarks.results import Cell, Result
 from benchmarks.tables import RECOUNTS, TOO_LONG, lines_of, markdown, named, reasons, title
 from context_compiler.cli.drawing import Line, Panel
+from context_compiler.cli.text import plural
 
 NAME = "lived"
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -22,6 +23,8 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours-live-bland": ("bland", {}),
     "ours-live-good": ("good", {}),
     "ours-live-economy": ("none", {"recall": 0.25}),
+    "ours-live-parity": ("none", {"recall": 1.0}),
+    "ours-live-off": ("none", {"recall": 0}),
 }
 """Who writes the summaries of ours, and the other arguments of `ContextCompiler`."""
 PEERS = (
@@ -46,6 +49,7 @@ TITLES = {
     "output": "structured output (`output_type=`)",
     "everyasks": "every prompt asks",
 }
+TITLES_OF_SETS = {"locomo": "LoCoMo", "beam-100k": "BEAM-100K", "tau": "τ-bench", "pi": "`pi`"}
 SUMS = ("requests", "over", "broken", "cost", "whole", "pointed", "one_shot_cost", "sent", "compiles", "asked")
 
 
@@ -97,6 +101,11 @@ def per_request(value: Mapping[str, Any]) -> float:
     return value["cost"] / value["requests"]
 
 
+def held_share(value: Mapping[str, Any]) -> float:
+    """What is held when asked, in per cent."""
+    return _mean(value)
+
+
 def tables(results: Sequence[Result]) -> dict[str, str]:
     """Of every set what is held at each budget, one table of everything a budget, and one of scenarios."""
     found: dict[str, str] = {}
@@ -107,6 +116,7 @@ def tables(results: Sequence[Result]) -> dict[str, str]:
         for budget in sorted({one.cell.budget for one in of_set}):
             rows = [one for one in of_set if one.cell.budget == budget]
             found[f"{NAME}-{name}-{budget}"] = markdown(HEAD, list(_rows(rows))) + reasons(rows)
+    found[f"{NAME}-sample"] = _sample(plain)
     scenarios = [one for one in results if "+" in one.cell.data and one.value is not None]
     if scenarios:
         found[f"{NAME}-scenarios"] = markdown(SCENARIO_HEAD, list(_scenario_rows(scenarios)))
@@ -123,6 +133,18 @@ def _held(results: Sequence[Result]) -> str:
             cells = [_share(value[field]) if value is not None else "–" for value in values]
             rows.append(["one view at the same points" if field == "one_shot" else named(name), *cells])
     return markdown(["", *(f"{budget:,} tokens" for budget in budgets)], rows) + reasons(results)
+
+
+def _sample(results: Sequence[Result]) -> str:
+    """Which part of every set was lived through, by the rows of this package."""
+    lines: list[str] = []
+    for one in results:
+        if one.cell.approach == PAIRED and one.value is not None:
+            title, groups = TITLES_OF_SETS.get(one.cell.data, one.cell.data), one.value["held"]
+            lived_in = f"{title} within {one.cell.budget:,} tokens"
+            asked = plural(sum(map(len, groups)), "question")
+            lines.append(f"* {lived_in}: {plural(len(groups), 'conversation')}, {asked}")
+    return "\n".join(lines)
 
 
 HEAD = (

@@ -68,4 +68,16 @@ APPROACHES = (
         ours=True,
         session=lambda budget: LiveSession(live(budget, recall=0.25)),
     ),
+    Approach(
+        name="ours-live-parity",
+        title="context-compiler, live agent, parity",
+        setup='`ContextCompiler(budget=budget, model="none", recall=1.0)`: blocks take all that is free',
+        ours=True,
+    ),
+    Approach(
+        name="ours-live-off",
+        title="context-compiler, live agent, recall off",
+        setup='`ContextCompiler(budget=budget, model="none", recall=0)`: no blocks',
+        ours=True,
+    ),
 )
