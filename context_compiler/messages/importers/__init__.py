@@ -7,29 +7,71 @@ a file that is no transcript is an error that names the file, the message and th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from context_compiler.errors import TranscriptError
-from context_compiler.messages.importers import anthropic_messages, openai_chat, pi_session, pydantic_json, swe_agent
-from context_compiler.messages.importers.document import Conversation, conversations, detect, load, names
-from context_compiler.messages.importers.draft import FORMATS, KNOWN_SHAPES, Draft, Json, Transcript, kind, mapping
+from context_compiler.messages.importers import (
+    anthropic_messages,
+    chatgpt_export,
+    claude_code,
+    claude_export,
+    cline,
+    codex_session,
+    langchain_dump,
+    openai_chat,
+    openai_responses,
+    openhands,
+    pi_session,
+    plain_text,
+    pydantic_json,
+    swe_agent,
+)
+from context_compiler.messages.importers.document import Conversation, conversations, decode, load, names
+from context_compiler.messages.importers.draft import Draft, Json, Transcript, kind, mapping
 
 __all__ = ["FORMATS", "Transcript", "parse_transcripts", "read_transcripts"]
 
-_READERS: dict[str, Callable[[Draft, Sequence[object], Json], None]] = {
-    "pydantic-ai": pydantic_json.read,
-    "openai": openai_chat.read,
-    "anthropic": anthropic_messages.read,
-    "pi": pi_session.read,
-    "swe-agent": swe_agent.read,
-}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Format:
+    """A format of JSON, with the test that detects it from one message."""
+
+    name: str
+    matches: Callable[[Json], bool]
+    read: Callable[[Draft, Sequence[object], Json], None]
+
+
+_SPECIFIC = (
+    _Format(name="pydantic-ai", matches=pydantic_json.matches, read=pydantic_json.read),
+    _Format(name="chatgpt", matches=chatgpt_export.matches, read=chatgpt_export.read),
+    _Format(name="claude", matches=claude_export.matches, read=claude_export.read),
+    _Format(name="pi", matches=pi_session.matches, read=pi_session.read),
+    _Format(name="codex", matches=codex_session.matches, read=codex_session.read),
+    _Format(name="claude-code", matches=claude_code.matches, read=claude_code.read),
+    _Format(name="openhands", matches=openhands.matches, read=openhands.read),
+    _Format(name="langchain", matches=langchain_dump.matches, read=langchain_dump.read),
+    _Format(name="openai-responses", matches=openai_responses.matches, read=openai_responses.read),
+    _Format(name="cline", matches=cline.matches, read=cline.read),
+    _Format(name="anthropic", matches=anthropic_messages.matches, read=anthropic_messages.read),
+    _Format(name="swe-agent", matches=swe_agent.matches, read=swe_agent.read),
+    _Format(name="openai", matches=openai_chat.matches, read=openai_chat.read),
+)
+"""Formats in the order in which they are tried: the first that a message of the conversation matches."""
+
+_BY_NAME = {format.name: format for format in _SPECIFIC}
+
+TEXT = "text"
+
+FORMATS: tuple[str, ...] = (*_BY_NAME, TEXT)
+"""The transcript formats that can be read, by name."""
 
 
 def read_transcripts(path: str | Path, *, format: str | None = None) -> list[Transcript]:
     """Every conversation in a file, in its order; at least one.
 
     Args:
-        path: A JSON or JSONL file in UTF-8.
+        path: A JSON, JSONL, markdown or text file in UTF-8.
         format: One of `FORMATS`; None reads it off the content.
 
     Raises:
@@ -55,11 +97,17 @@ def parse_transcripts(data: bytes, *, file: str, format: str | None = None) -> l
     """
     if format is not None and format not in FORMATS:
         raise TranscriptError(f"unknown format {format!r}; use one of {', '.join(FORMATS)}", file=file)
-    value = load(data, file=file)
-    found = conversations(value, trusted=format is not None)
+    stem = PurePath(file).stem
+    text = decode(data, file=file)
+    if format == TEXT or (format is None and plain_text.looks_like_text(text)):
+        draft = Draft(file=file)
+        plain_text.read(draft, text)
+        return [draft.transcript(name=stem, format=TEXT)]
+    value = load(text, file=file)
+    found = conversations(value, _is_message, trusted=format is not None)
     if not found:
         raise TranscriptError(_unknown(value), file=file)
-    called = names(found, PurePath(file).stem)
+    called = names(found, stem)
     read = [
         _read(one, file=file, name=name, label=name if len(found) > 1 else "", format=format)
         for one, name in zip(found, called, strict=True)
@@ -70,23 +118,38 @@ def parse_transcripts(data: bytes, *, file: str, format: str | None = None) -> l
 
 
 def _read(one: Conversation, *, file: str, name: str, label: str, format: str | None) -> Transcript:
-    format = format or detect(one)
+    format = format or _detect(one)
     draft = Draft(file=file, label=label)
     for index in one.skipped:
         draft.note("no messages in an element of the file", index)
     if not one.entries:
         draft.note("conversation without messages")
     try:
-        _READERS[format](draft, one.entries, one.head)
+        _BY_NAME[format].read(draft, one.entries, one.head)
         return draft.transcript(name=name, format=format)
     except RecursionError:
         raise draft.wrong("is nested too deeply to be read; no transcript needs that") from None
+
+
+def _is_message(entry: Json) -> bool:
+    return openai_chat.is_message(entry) or any(format.matches(entry) for format in _SPECIFIC[:-2])
+
+
+def _detect(conversation: Conversation) -> str:
+    """The format of a conversation; plain roles and texts, which two formats share, are `openai`."""
+    entries = [entry for entry in map(mapping, conversation.entries) if entry is not None]
+    for format in _SPECIFIC:
+        if any(map(format.matches, entries)):
+            return format.name
+    if "system" in conversation.head or any(map(anthropic_messages.may_match, entries)):
+        return "anthropic"
+    return "openai"
 
 
 def _unknown(value: object) -> str:
     held = mapping(value)
     keys = f" with the keys {', '.join(repr(key[:40]) for key in list(held)[:5])}" if held else ""
     return (
-        f"holds {kind(value)}{keys} in which no transcript was found; known are {KNOWN_SHAPES}. "
-        f"If it is one of these, say which with --format (format=...)"
+        f"holds {kind(value)}{keys} in which no transcript was found; known formats are {', '.join(FORMATS)}. "
+        f"If it is one of these, say which with --from (format=...)"
     )

@@ -8,8 +8,25 @@ from itertools import groupby
 from pydantic_ai.messages import ModelRequestPart
 
 from context_compiler.messages.importers.content import answer, blocks, prompt, spoken, system
-from context_compiler.messages.importers.draft import Draft, Json, mapping, text, time_of
+from context_compiler.messages.importers.draft import Draft, Json, mapping, sequence, text, time_of
 from context_compiler.messages.importers.openai_chat import read_role
+
+_TOOLS = ("tool_use", "tool_result")
+_BLOCKS = ("thinking", "redacted_thinking", "image", "document")
+
+
+def matches(entry: Json) -> bool:
+    """True for a message with a block of a tool."""
+    return "role" in entry and _has_block(entry, _TOOLS)
+
+
+def may_match(entry: Json) -> bool:
+    """True for a message with a block of thinking or media, which other formats could hold too."""
+    return _has_block(entry, _BLOCKS)
+
+
+def _has_block(entry: Json, types: tuple[str, ...]) -> bool:
+    return any((mapping(block) or {}).get("type") in types for block in sequence(entry.get("content")) or [])
 
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
@@ -17,11 +34,11 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     if head.get("system"):
         system(draft, {"content": head["system"]})
     for entry in draft.each(entries):
-        read_role(draft, entry, _ROLES)
+        read_role(draft, entry, ROLES)
 
 
-def _user(draft: Draft, entry: Json) -> None:
-    """Tool results and what the user says beside them are parts of one request, in their order."""
+def user(draft: Draft, entry: Json) -> None:
+    """Tool results and text beside them are parts of one request, in their order."""
     said = blocks(draft, entry.get("content"))
     parts: list[ModelRequestPart] = []
     for results, group in groupby(said or [""], key=_is_result):
@@ -46,8 +63,9 @@ def _result(draft: Draft, block: Json, entry: Json) -> ModelRequestPart:
     )
 
 
-def _assistant(draft: Draft, entry: Json) -> None:
+def assistant(draft: Draft, entry: Json) -> None:
+    """An assistant message is a response."""
     draft.respond(spoken(draft, entry.get("content"), provider="anthropic"), time=time_of(entry))
 
 
-_ROLES: dict[str, Callable[[Draft, Json], None]] = {"user": _user, "assistant": _assistant, "system": system}
+ROLES: dict[str, Callable[[Draft, Json], None]] = {"user": user, "assistant": assistant, "system": system}

@@ -254,6 +254,12 @@ def file(block: Json) -> Piece | None:
     return UploadedFile(file_id=file_id, provider_name="openai") if file_id else None
 
 
+def input_file(block: Json) -> Piece | None:
+    """OpenAI Responses: `{"file_data", "file_id" or "file_url", "filename"}`."""
+    url = text(block.get("file_url"))
+    return DocumentUrl(url=url) if url else file({"file": block})
+
+
 def image(block: Json) -> Piece | None:
     """Anthropic: `{"source": …}`. A coding-agent session: `{"data", "mimeType"}`."""
     if "source" not in block:
@@ -288,6 +294,7 @@ _PIECES: dict[str, Callable[[Json], Piece | None]] = {
     "input_image": image_url,
     "input_audio": input_audio,
     "file": file,
+    "input_file": input_file,
     "image": image,
     "document": document,
 }

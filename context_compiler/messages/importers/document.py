@@ -1,14 +1,11 @@
-"""Files as JSON or JSONL, and the conversations in them with the format of each, detected by content.
-
-Errors give line and column.
-"""
+"""Files as JSON or JSONL, and the lists of messages in them. Errors give line and column."""
 
 from __future__ import annotations
 
 import json
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import isinf
@@ -49,15 +46,12 @@ def strict(text: str) -> object:
     return _STRICT.decode(text)
 
 
-def load(data: bytes, *, file: str) -> object:
+def load(text: str, *, file: str) -> object:
     """The value of a JSON file, or the list of the values of a JSONL file.
 
     Raises:
-        TranscriptError: `data` is empty, not UTF-8, or not JSON.
+        TranscriptError: `text` is not JSON.
     """
-    text = _decoded(data, file)
-    if not text.strip():
-        raise TranscriptError("is empty; name a file that holds a transcript", file=file)
     try:
         return strict(text)
     except (ValueError, RecursionError) as error:
@@ -67,13 +61,21 @@ def load(data: bytes, *, file: str) -> object:
         raise TranscriptError(_why(error, text), file=file) from None
 
 
-def _decoded(data: bytes, file: str) -> str:
+def decode(data: bytes, *, file: str) -> str:
+    """Text of a file.
+
+    Raises:
+        TranscriptError: it is empty or not UTF-8.
+    """
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         wide = data.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
         found = "it looks like UTF-16" if wide else f"byte {error.start} is not UTF-8"
         raise TranscriptError(f"is not UTF-8 text ({found}); save it as UTF-8", file=file) from None
+    if not text.strip():
+        raise TranscriptError("is empty; name a file that holds a transcript", file=file)
+    return text
 
 
 def _is_value(line: str) -> bool:
@@ -128,20 +130,22 @@ HOLDERS = (
     "transcript",
     "transcripts",
     "dialogue",
+    "chat_messages",
+    "events",
+    "items",
+    "input",
+    "output",
     "data",
 )
 """Keys under which an object holds its messages, or objects that hold theirs; the first that fits counts."""
 
-NAMES = ("id", "conversation_id", "session_id", "instance_id", "task_id")
+NAMES = ("id", "conversation_id", "session_id", "instance_id", "task_id", "uuid")
 """Keys that name one of several conversations, where each has its own."""
 
 _LEVELS = 4
 
-_OPENAI_ROLES = ("system", "developer", "tool", "function")
-_OPENAI_KEYS = ("tool_calls", "function_call", "tool_call_id", "refusal")
-_ANTHROPIC_TOOLS = ("tool_use", "tool_result")
-_ANTHROPIC_BLOCKS = ("thinking", "redacted_thinking", "image", "document")
-_SWE_KEYS = ("agent", "thought", "action", "message_type", "tool_call_ids", "is_demo")
+NODES = "mapping"
+"""Key of an object whose messages are nodes of a tree, by id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,12 +158,15 @@ class Conversation:
     """Elements of the file beside it in which no conversation was found."""
 
 
-def conversations(value: object, *, trusted: bool = False) -> list[Conversation]:
+def conversations(value: object, is_message: Callable[[Json], bool], *, trusted: bool = False) -> list[Conversation]:
     """Every conversation in a file's value; none if its shape is unknown.
 
-    `trusted` takes a list for a conversation even when nothing in it looks like a message.
+    Args:
+        value: The value of the file.
+        is_message: True for an entry of a conversation in any known format.
+        trusted: Take a list for a conversation even when nothing in it looks like a message.
     """
-    found = _find(value, {}, _LEVELS)
+    found = _find(value, {}, is_message, _LEVELS)
     if found or not trusted:
         return found
     head = mapping(value) or {}
@@ -167,65 +174,33 @@ def conversations(value: object, *, trusted: bool = False) -> list[Conversation]
     return [Conversation(entries=entries, head=head) for entries in map(sequence, lists) if entries][:1]
 
 
-def _find(value: object, head: Json, levels: int) -> list[Conversation]:
+def _find(value: object, head: Json, is_message: Callable[[Json], bool], levels: int) -> list[Conversation]:
     listed, held = sequence(value), mapping(value) or {}
     if listed is not None:
-        if not listed or any(map(_is_message, listed)):
+        if not listed or any(is_message(entry) for entry in map(mapping, listed) if entry is not None):
             return [Conversation(entries=listed, head=head)]
-        return _each(listed, levels - 1) if levels else []
-    if _is_message(held):
+        return _each(listed, is_message, levels - 1) if levels else []
+    nodes = mapping(held.get(NODES))
+    if nodes is not None:
+        return [Conversation(entries=list(nodes.values()), head=held)]
+    if is_message(held):
         return [Conversation(entries=[held])]
-    found = [some for key in HOLDERS if levels and key in held for some in [_find(held[key], held, levels - 1)] if some]
+    found = [
+        some
+        for key in HOLDERS
+        if levels and key in held
+        for some in [_find(held[key], held, is_message, levels - 1)]
+        if some
+    ]
     return next((some for some in found if any(one.entries for one in some)), found[0] if found else [])
 
 
-def _each(listed: Sequence[object], levels: int) -> list[Conversation]:
+def _each(listed: Sequence[object], is_message: Callable[[Json], bool], levels: int) -> list[Conversation]:
     """The conversations in the elements of a list; the first one knows which elements hold none."""
-    found = [_find(inner, {}, levels) for inner in listed]
+    found = [_find(inner, {}, is_message, levels) for inner in listed]
     skipped = tuple(index for index, some in enumerate(found) if not some)
     whole = list(chain.from_iterable(found))
     return [replace(whole[0], skipped=skipped), *whole[1:]] if whole else []
-
-
-def _is_message(value: object) -> bool:
-    entry = mapping(value)
-    if entry is None:
-        return False
-    if "role" in entry or "content" in entry:
-        return not any(isinstance(entry.get(key), list) for key in HOLDERS)
-    return _is_host(entry) or _is_entry(entry)
-
-
-def _is_host(entry: Json) -> bool:
-    return entry.get("kind") in ("request", "response") and "parts" in entry
-
-
-def _is_entry(entry: Json) -> bool:
-    """True for an entry of a coding-agent session."""
-    header = entry.get("type") == "session" and "cwd" in entry
-    return header or (entry.get("type") == "message" and isinstance(entry.get("message"), dict))
-
-
-def detect(conversation: Conversation) -> str:
-    """The format of a conversation; plain roles and texts, which two formats share, are `openai`."""
-    entries = [entry for entry in map(mapping, conversation.entries) if entry is not None]
-    if any(map(_is_host, entries)):
-        return "pydantic-ai"
-    if any(map(_is_entry, entries)):
-        return "pi"
-    if any(_has_block(entry, _ANTHROPIC_TOOLS) for entry in entries):
-        return "anthropic"
-    if any(key in entry for entry in entries for key in _SWE_KEYS):
-        return "swe-agent"
-    if any(entry.get("role") in _OPENAI_ROLES or any(key in entry for key in _OPENAI_KEYS) for entry in entries):
-        return "openai"
-    if "system" in conversation.head or any(_has_block(entry, _ANTHROPIC_BLOCKS) for entry in entries):
-        return "anthropic"
-    return "openai"
-
-
-def _has_block(entry: Json, types: tuple[str, ...]) -> bool:
-    return any((mapping(block) or {}).get("type") in types for block in sequence(entry.get("content")) or [])
 
 
 def names(found: Sequence[Conversation], stem: str) -> list[str]:

@@ -82,13 +82,20 @@ class Draft:
         self._leads = self._leads and all(isinstance(part, SystemPromptPart) for part in parts)
         self._answers = answers
 
-    def respond(self, parts: Sequence[ModelResponsePart], *, time: datetime | None) -> ModelResponse:
-        """Add a response; results without an id answer its calls in order."""
-        if not parts:
+    def respond(
+        self, parts: Sequence[ModelResponsePart], *, time: datetime | None, joins: bool = False
+    ) -> ModelResponse:
+        """Add a response, or extend the one before if it `joins`; results without an id answer its calls in order."""
+        last = self.messages[-1] if joins and self.messages else None
+        extends = isinstance(last, ModelResponse)
+        if not parts and not extends:
             self.note("response without content")
-        calls = (part for part in parts if isinstance(part, ToolCallPart))
-        self._waiting = OrderedDict((part.tool_call_id, part.tool_name) for part in calls)
-        self._names.update(self._waiting)
+        calls = OrderedDict((part.tool_call_id, part.tool_name) for part in parts if isinstance(part, ToolCallPart))
+        self._waiting = OrderedDict(self._waiting, **calls) if extends else calls
+        self._names.update(calls)
+        if isinstance(last, ModelResponse):
+            last.parts = [*last.parts, *parts]
+            return last
         response = ModelResponse(parts=list(parts), timestamp=time or UNDATED)
         self.add(response)
         return response
@@ -145,14 +152,6 @@ def _indexes(where: list[int]) -> str:
     return f"{shown} and {len(where) - 5} more" if len(where) > 5 else shown
 
 
-FORMATS: tuple[str, ...] = ("pydantic-ai", "openai", "anthropic", "pi", "swe-agent")
-"""The transcript formats that can be read, by name."""
-
-KNOWN_SHAPES = (
-    "Pydantic AI messages (pydantic-ai), OpenAI chat messages (openai), Anthropic messages (anthropic), "
-    "a coding-agent session as JSONL (pi) or a SWE-agent trajectory (swe-agent)"
-)
-
 UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
 """The time of a message whose file gives none: the same file always reads as the same messages."""
 
@@ -166,7 +165,7 @@ class Transcript:
     name: str
     """The file's stem; `stem#id` or `stem#index` for one of several conversations in a file."""
     format: str
-    """One of `FORMATS`."""
+    """One of `importers.FORMATS`."""
     messages: tuple[ModelMessage, ...]
     notes: tuple[str, ...] = ()
     """Notes on lenient reading: entries skipped, calls cut off, blocks of unknown type kept as text."""

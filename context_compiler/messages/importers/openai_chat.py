@@ -7,7 +7,21 @@ from collections.abc import Callable, Sequence
 from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart, ToolCallPart
 
 from context_compiler.messages.importers.content import answer, call, prompt, spoken, system
+from context_compiler.messages.importers.document import HOLDERS
 from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
+
+_OWN_ROLES = ("system", "developer", "tool", "function")
+_OWN_KEYS = ("tool_calls", "function_call", "tool_call_id", "refusal")
+
+
+def is_message(entry: Json) -> bool:
+    """True for a message with a role or content, and nothing under the keys that hold conversations."""
+    return ("role" in entry or "content" in entry) and not any(isinstance(entry.get(key), list) for key in HOLDERS)
+
+
+def matches(entry: Json) -> bool:
+    """True for what only this format has."""
+    return entry.get("role") in _OWN_ROLES or any(key in entry for key in _OWN_KEYS)
 
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:

@@ -25,6 +25,12 @@ _FINISH: dict[object, Literal["stop", "length", "tool_call", "error"]] = {
 _CUT_OFF = ("aborted", "error")
 
 
+def matches(entry: Json) -> bool:
+    """True for an entry of a session."""
+    header = entry.get("type") == "session" and "cwd" in entry
+    return header or (entry.get("type") == "message" and isinstance(entry.get("message"), dict))
+
+
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read the entries of the branch that the session ends on, oldest first."""
     for given in draft.each(entries, _branch(draft, entries)):

@@ -11,6 +11,11 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter
 from context_compiler.messages.importers.draft import Draft, Json
 
 
+def matches(entry: Json) -> bool:
+    """True for a request or a response."""
+    return entry.get("kind") in ("request", "response") and "parts" in entry
+
+
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read messages one by one, so that the one at fault is known.
 

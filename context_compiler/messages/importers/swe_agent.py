@@ -7,6 +7,13 @@ from collections.abc import Callable, Sequence
 from context_compiler.messages.importers import openai_chat
 from context_compiler.messages.importers.draft import Draft, Json, sequence, text
 
+_OWN_KEYS = ("agent", "thought", "action", "message_type", "tool_call_ids", "is_demo")
+
+
+def matches(entry: Json) -> bool:
+    """True for a message with a key of an agent's step."""
+    return any(key in entry for key in _OWN_KEYS)
+
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read a history, oldest first; demonstrations are part of it."""

@@ -14,7 +14,10 @@ from tests.messages.importers.samples import survives
 
 WORDS = ["user", "assistant", "", "\ud83d", "data:image/png;base64,AAAA", "data:,\udc00", "https://example.org/a", "{}"]
 KEYS = """role content messages type text name arguments id tool_call_id tool_use_id input kind parts part_kind args
-timestamp usage parentId image_url url source data media_type file system thinking signature file_id""".split()
+timestamp usage parentId image_url url source data media_type file system thinking signature file_id
+mapping current_node author parts content_type chat_messages sender payload uuid parentUuid
+message lc kwargs data summary call_id output arguments action observation kind args source
+tool_call tool_name cause""".split()
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(WORDS)
 values = st.recursive(
@@ -54,8 +57,31 @@ hosts = some("kind", "request response", "parts usage timestamp") | st.builds(
     st.sampled_from(["request", "response"]),
     st.lists(kept, max_size=3),
 )
-lists = st.lists(messages, max_size=4) | st.lists(entries, max_size=4) | st.lists(hosts, max_size=3) | st.lists(values)
-documents = values | lists | st.builds(lambda m, s: {"messages": m, "system": s}, lists, values) | st.lists(lists)
+apps = (
+    some("sender", "human assistant", "content text attachments files")
+    | some("type", "session_meta response_item event_msg turn_context compacted", "payload timestamp")
+    | some(
+        "type", "function_call function_call_output reasoning message", "name arguments call_id output summary content"
+    )
+    | some("type", "user assistant system", "uuid parentUuid isSidechain message sessionId")
+    | some("type", "human ai tool constructor", "lc id kwargs data content tool_calls tool_call_id")
+    | some("source", "user agent environment", "action observation args content cause kind llm_message tool_call")
+    | some("id", "a b", "parent children message")
+)
+lists = (
+    st.lists(apps, max_size=4)
+    | st.lists(messages, max_size=4)
+    | st.lists(entries, max_size=4)
+    | st.lists(hosts, max_size=3)
+    | st.lists(values)
+)
+documents = (
+    values
+    | lists
+    | st.builds(lambda a: {"mapping": dict(enumerate(a))}, st.lists(apps, max_size=3))
+    | st.builds(lambda m, s: {"messages": m, "system": s}, lists, values)
+    | st.lists(lists)
+)
 formats = st.none() | st.sampled_from(FORMATS)
 
 

@@ -108,5 +108,5 @@ def test_a_file_is_named_by_its_stem(tmp_path: Path):
 
 def test_a_list_that_looks_like_nothing_is_refused_unless_a_format_is_given():
     strange = {"messages": [{"speaker": "Ann", "said": "Hello"}]}
-    assert "known are" in str(refused(strange))
+    assert "known formats are" in str(refused(strange))
     assert "has no role" in str(refused(strange, format="openai"))

@@ -112,7 +112,7 @@ def test_every_depth_of_nesting_is_read_or_refused():
 def test_json_of_an_unknown_shape_says_which_shapes_are_known(value: object):
     said = str(refused(value))
     assert all(format in said for format in FORMATS)
-    assert "--format" in said
+    assert "--from" in said
 
 
 def test_the_keys_that_were_found_are_named():
@@ -125,7 +125,7 @@ def test_a_file_without_messages_is_refused(value: object):
 
 
 def test_an_unknown_format_is_refused():
-    assert "unknown format 'word'; use one of pydantic-ai, openai" in str(refused([HELLO], format="word"))
+    assert "unknown format 'word'; use one of pydantic-ai, chatgpt" in str(refused([HELLO], format="word"))
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path):

@@ -1,0 +1,134 @@
+"""Exports of ChatGPT: a conversation is a tree of nodes, of which the branch to the current one is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from pydantic_ai.messages import ModelResponsePart, SystemPromptPart, TextPart, ThinkingPart, UserPromptPart
+
+from context_compiler.messages.importers.content import call
+from context_compiler.messages.importers.draft import UNDATED, Draft, Json, kind, mapping, moment, sequence, text
+
+_HIDDEN = ("reasoning_recap",)
+"""Types of content that repeat other messages."""
+
+
+def matches(entry: Json) -> bool:
+    """True for a node of a conversation."""
+    return "children" in entry and ("message" in entry or "parent" in entry)
+
+
+def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
+    """Read the nodes from the root to the current one.
+
+    Raises:
+        TranscriptError: a message has no author of a known role.
+    """
+    for given in draft.each(entries, _branch(draft, entries, head)):
+        message = mapping((mapping(given) or {}).get("message"))
+        if message is not None:
+            _read_message(draft, message)
+
+
+def _branch(draft: Draft, entries: Sequence[object], head: Json) -> list[int]:
+    nodes = [mapping(entry) or {} for entry in entries]
+    ids = {id: at for at, node in enumerate(nodes) if (id := text(node.get("id"))) is not None}
+    leaves = [at for at, node in enumerate(nodes) if not sequence(node.get("children"))]
+    at = ids.get(text(head.get("current_node")) or "", leaves[-1] if leaves else None)
+    path: list[int] = []
+    seen: set[int] = set()
+    while at is not None and at not in seen:
+        seen.add(at)
+        path.append(at)
+        at = ids.get(text(nodes[at].get("parent")) or "")
+    for other, node in enumerate(nodes):
+        if other not in seen and mapping(node.get("message")):
+            draft.note("left out a message of another branch", other)
+    return path[::-1]
+
+
+def _read_message(draft: Draft, message: Json) -> None:
+    author = mapping(message.get("author")) or {}
+    role, content = author.get("role"), mapping(message.get("content")) or {}
+    reader = _ROLES.get(role) if isinstance(role, str) else None
+    if reader is None:
+        raise draft.wrong(f"the author of a message is {kind(role)}; its role must be one of {', '.join(_ROLES)}")
+    said = _text(draft, content)
+    if said and content.get("content_type") not in _HIDDEN:
+        reader(draft, message, said)
+
+
+def _text(draft: Draft, content: Json) -> str:
+    """Content as text; media are kept as their kind."""
+    type_ = content.get("content_type")
+    if type_ == "user_editable_context":
+        return "\n\n".join(filter(None, (text(content.get(key)) for key in ("user_profile", "user_instructions"))))
+    if type_ == "thoughts":
+        thoughts = [mapping(one) or {} for one in sequence(content.get("thoughts")) or []]
+        return "\n\n".join(filter(None, (text(one.get("content")) or text(one.get("summary")) for one in thoughts)))
+    parts = sequence(content.get("parts"))
+    if parts is None:
+        return text(content.get("text")) or text(content.get("result")) or ""
+    return "\n".join(filter(None, (_part(draft, part) for part in parts)))
+
+
+def _part(draft: Draft, part: object) -> str:
+    if isinstance(part, str):
+        return part
+    held = mapping(part) or {}
+    said = text(held.get("text"))
+    if said:
+        return said
+    type_ = text(held.get("content_type")) or kind(part)
+    draft.note(f"part of type {type_[:40]!r} kept as its name")
+    return f"[{type_.removesuffix('_asset_pointer')[:40]}]"
+
+
+def _time(message: Json) -> datetime | None:
+    return moment(message.get("create_time"))
+
+
+def _system(draft: Draft, message: Json, said: str) -> None:
+    when = _time(message)
+    draft.request([SystemPromptPart(content=said, timestamp=when or UNDATED)], time=when)
+
+
+def _user(draft: Draft, message: Json, said: str) -> None:
+    if (mapping(message.get("content")) or {}).get("content_type") == "user_editable_context":
+        draft.note("custom instructions kept as a system message")
+        _system(draft, message, said)
+        return
+    when = _time(message)
+    draft.request([UserPromptPart(content=said, timestamp=when or UNDATED)], time=when)
+
+
+def _assistant(draft: Draft, message: Json, said: str) -> None:
+    """Text, reasoning or, where it is addressed to a tool, a call."""
+    recipient = text(message.get("recipient")) or "all"
+    content = mapping(message.get("content")) or {}
+    part: ModelResponsePart
+    if recipient != "all":
+        argument = said if said.lstrip().startswith("{") else {"input": said}
+        part = call(draft, recipient, argument, call_id=message.get("id"), place=0)
+    elif content.get("content_type") == "thoughts":
+        part = ThinkingPart(content=said)
+    else:
+        part = TextPart(content=said)
+    response = draft.respond([part], time=_time(message), joins=True)
+    model = text((mapping(message.get("metadata")) or {}).get("model_slug"))
+    response.model_name = model or response.model_name
+
+
+def _tool(draft: Draft, message: Json, said: str) -> None:
+    when = _time(message)
+    name = text((mapping(message.get("author")) or {}).get("name"))
+    draft.request([draft.result(said, call_id=None, name=name, time=when)], time=when)
+
+
+_ROLES: dict[str, Callable[[Draft, Json, str], None]] = {
+    "system": _system,
+    "user": _user,
+    "assistant": _assistant,
+    "tool": _tool,
+}

@@ -1,0 +1,84 @@
+"""Claude Code sessions as JSONL: a tree of entries, of which the last branch is the conversation.
+
+A response with several blocks is written as several entries of one message id. Results of parallel calls hang on the
+entry of their call, beside the last branch, and belong to it. Summaries of a compaction and entries of subagents are
+left out: the conversation is read as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from context_compiler.messages.importers.anthropic_messages import user
+from context_compiler.messages.importers.content import spoken
+from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
+from context_compiler.messages.importers.openai_chat import read_role
+
+_SPEAKERS = ("user", "assistant")
+
+
+def matches(entry: Json) -> bool:
+    """True for an entry of a session."""
+    speaks = entry.get("type") in _SPEAKERS and isinstance(entry.get("message"), dict)
+    return speaks or ("sessionId" in entry and isinstance(entry.get("type"), str) and "role" not in entry)
+
+
+def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
+    """Read the entries of the branch that the session ends on, oldest first."""
+    last_id: str | None = None
+
+    def assistant(draft: Draft, message: Json) -> None:
+        nonlocal last_id
+        id = text(message.get("id"))
+        parts = spoken(draft, message.get("content"), provider="anthropic")
+        response = draft.respond(parts, time=time_of(message), joins=id is not None and id == last_id)
+        last_id = id
+        response.model_name = text(message.get("model"))
+        response.provider_name = "anthropic"
+
+    roles = {"user": user, "assistant": assistant}
+    for given in draft.each(entries, _branch(draft, entries)):
+        entry = mapping(given)
+        if entry is None:
+            raise draft.wrong(f"an entry is {kind(given)}; it must be an object with a type")
+        message = mapping(entry.get("message"))
+        if entry.get("type") in _SPEAKERS and message is not None:
+            read_role(draft, {"timestamp": entry.get("timestamp"), **message}, roles)
+
+
+def _branch(draft: Draft, entries: Sequence[object]) -> list[int]:
+    """Positions of the entries to read: those from the root to the last one, and results that hang on them."""
+    found = [mapping(entry) for entry in entries]
+    ids = {id: at for at, entry in enumerate(found) if entry and (id := text(entry.get("uuid"))) is not None}
+    parents = [
+        ids.get(text((entry or {}).get("parentUuid")) or text((entry or {}).get("logicalParentUuid")) or "")
+        for entry in found
+    ]
+    speaking: list[int] = []
+    for at, entry in enumerate(found):
+        if entry is None or entry.get("type") not in _SPEAKERS:
+            continue
+        if entry.get("isSidechain") is True:
+            draft.note("left out an entry of a subagent", at)
+        elif entry.get("isCompactSummary") is True:
+            draft.note("left out the summary of a compaction", at)
+        else:
+            speaking.append(at)
+    path: set[int] = set()
+    at = speaking[-1] if speaking else None
+    while at is not None and at not in path:
+        path.add(at)
+        at = parents[at]
+    taken = {at for at, entry in enumerate(found) if entry is None}
+    for at in speaking:
+        entry = found[at] or {}
+        if at in path or "uuid" not in entry or (parents[at] in path and _is_result(entry)):
+            taken.add(at)
+        else:
+            draft.note("left out an entry of another branch", at)
+    return sorted(taken)
+
+
+def _is_result(entry: Json) -> bool:
+    blocks = sequence((mapping(entry.get("message")) or {}).get("content")) or []
+    return any((mapping(block) or {}).get("type") == "tool_result" for block in blocks)

@@ -1,0 +1,145 @@
+"""Cline histories: Anthropic messages in which calls are tags in a text and results are texts of the user.
+
+A file that a prompt brings along (`<file_content path="…">`) becomes the result of a `read_file` call, so that a later
+version of the file supersedes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+
+from pydantic_ai.messages import ModelRequestPart, ModelResponsePart, TextPart, ToolCallPart
+
+from context_compiler.messages.importers import anthropic_messages
+from context_compiler.messages.importers.content import blocks, call, prompt, spoken, system
+from context_compiler.messages.importers.draft import Draft, Json, mapping, sequence, text, time_of
+from context_compiler.messages.importers.openai_chat import read_role
+
+_TOOLS = (
+    "execute_command read_file write_to_file replace_in_file apply_diff insert_content search_and_replace search_files "
+    "list_files list_code_definition_names browser_action use_mcp_tool access_mcp_resource ask_followup_question "
+    "attempt_completion new_task plan_mode_respond load_mcp_documentation fetch_instructions switch_mode"
+).split()
+
+_TAG = re.compile(rf"<({'|'.join(_TOOLS)})>")
+_PARAMETER = re.compile(r"<([a-z_]{1,40})>")
+_RESULT = re.compile(r"\[([a-z_]{1,40})(?: for [^\n]{0,2000}?)?\] Result:[ \n]?")
+_FILE = re.compile(r"<file_content path=\"([^\"\n]{1,1000})\">")
+_FILE_END = "</file_content>"
+_DETAILS = "<environment_details>"
+
+
+def matches(entry: Json) -> bool:
+    """True for a message of the user with the details that Cline adds, or with a result in a text."""
+    if entry.get("role") != "user":
+        return False
+    texts = (text((mapping(block) or {}).get("text")) for block in sequence(entry.get("content")) or [])
+    return any(said.startswith((_DETAILS, "<task>")) or _RESULT.match(said) for said in texts if said)
+
+
+def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
+    """Read messages, oldest first."""
+    for entry in draft.each(entries):
+        read_role(draft, entry, _ROLES)
+
+
+def _assistant(draft: Draft, entry: Json) -> None:
+    """A response; the tags of a call in its text become the call."""
+    parts: list[ModelResponsePart] = []
+    for part in spoken(draft, entry.get("content"), provider="anthropic"):
+        if isinstance(part, TextPart):
+            parts += _calls(draft, part.content, len(parts))
+        else:
+            parts.append(part)
+    draft.respond(parts, time=time_of(entry))
+
+
+def _calls(draft: Draft, said: str, place: int) -> list[ModelResponsePart]:
+    """A text as itself and, from the first tag of a tool that is closed, the call."""
+    tag = _TAG.search(said)
+    end = said.find(f"</{tag[1]}>", tag.end()) if tag else -1
+    if tag is None or end < 0:
+        return [TextPart(content=said)]
+    before, after = said[: tag.start()].strip(), said[end + len(tag[1]) + 3 :].strip()
+    parts: list[ModelResponsePart] = [TextPart(content=before)] if before else []
+    parts.append(call(draft, tag[1], dict(_parameters(said[tag.end() : end])), call_id=None, place=place + len(parts)))
+    return [*parts, TextPart(content=after)] if after else parts
+
+
+def _parameters(inner: str) -> Iterator[tuple[str, object]]:
+    at = 0
+    while (tag := _PARAMETER.search(inner, at)) is not None:
+        end = inner.find(f"</{tag[1]}>", tag.end())
+        if end < 0:
+            return
+        yield tag[1], inner[tag.end() : end].strip("\n")
+        at = end + len(tag[1]) + 3
+
+
+def _user(draft: Draft, entry: Json) -> None:
+    """Results first, then what the user wrote; files that it brings along follow as results of their own."""
+    when = time_of(entry)
+    content = blocks(draft, entry.get("content"))
+    texts = [said if isinstance(said, str) else text((mapping(said) or {}).get("text")) for said in content]
+    if not any(said is not None and _RESULT.match(said) for said in texts):
+        _prompt(draft, entry, content, texts)
+        return
+    results: list[tuple[str, list[str]]] = []
+    rest: list[object] = []
+    for block, said in zip(content, texts, strict=True):
+        match = _RESULT.match(said) if said is not None else None
+        if said is not None and match is not None:
+            results.append((match[1], [said[match.end() :]]))
+        elif said is not None and results and not said.startswith(_DETAILS):
+            results[-1][1].append(said)
+        else:
+            rest.append(block)
+    parts: list[ModelRequestPart] = [
+        draft.result("\n".join(filter(None, said)), call_id=None, name=name, time=when) for name, said in results
+    ]
+    draft.request([*parts, prompt(draft, rest, entry)] if rest else parts, time=when)
+
+
+def _prompt(draft: Draft, entry: Json, content: Sequence[object], texts: Sequence[str | None]) -> None:
+    """A prompt, without the files in it, and an exchange for each file."""
+    files: list[tuple[str, str]] = []
+    kept: list[object] = []
+    for block, said in zip(content, texts, strict=True):
+        if said is None:
+            kept.append(block)
+            continue
+        left, found = _without_files(said)
+        files += found
+        if left:
+            kept.append(left)
+    anthropic_messages.user(draft, {**entry, "content": kept})
+    when = time_of(entry)
+    for place, (path, body) in enumerate(files):
+        draft.note("file in a prompt taken as the result of a read_file call")
+        _exchange(draft, path, body, place, when)
+
+
+def _without_files(said: str) -> tuple[str, list[tuple[str, str]]]:
+    """A text without its file blocks, and their paths and bodies."""
+    files: list[tuple[str, str]] = []
+    left: list[str] = []
+    at = 0
+    while (tag := _FILE.search(said, at)) is not None:
+        end = said.find(_FILE_END, tag.end())
+        if end < 0:
+            break
+        left.append(f"{said[at : tag.start()]}[file: {tag[1]}]")
+        files.append((tag[1], said[tag.end() : end].strip("\n")))
+        at = end + len(_FILE_END)
+    return "".join([*left, said[at:]]), files
+
+
+def _exchange(draft: Draft, path: str, body: str, place: int, when: datetime | None) -> None:
+    id = f"file-{draft.at}-{place}"
+    draft.respond([ToolCallPart(tool_name="read_file", args={"path": path}, tool_call_id=id)], time=when)
+    draft.request([draft.result(body, call_id=id, name="read_file", time=when)], time=when)
+
+
+_ROLES: dict[str, Callable[[Draft, Json], None]] = {"user": _user, "assistant": _assistant, "system": system}

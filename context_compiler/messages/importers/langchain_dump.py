@@ -1,0 +1,101 @@
+"""LangChain messages, as `dumps`, `messages_to_dict` or `model_dump` write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from context_compiler.messages.importers import openai_chat
+from context_compiler.messages.importers.content import answer, call, spoken, system
+from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
+
+_TYPES = {
+    "human": "user",
+    "ai": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "function": "tool",
+    "HumanMessage": "user",
+    "AIMessage": "assistant",
+    "SystemMessage": "system",
+    "ToolMessage": "tool",
+    "FunctionMessage": "tool",
+    "HumanMessageChunk": "user",
+    "AIMessageChunk": "assistant",
+}
+"""Types of messages by either name, and their roles."""
+
+
+def matches(entry: Json) -> bool:
+    """True for a message that was dumped."""
+    return _body(entry) is not None
+
+
+def _body(entry: Json) -> tuple[str, Json] | None:
+    """Type and fields of a message; None if it is none."""
+    if entry.get("lc") == 1 and entry.get("type") == "constructor":
+        path, fields = sequence(entry.get("id")) or [""], mapping(entry.get("kwargs"))
+        return (
+            (str(path[-1]), fields)
+            if fields is not None and path and str(path[-1]).endswith(("Message", "Chunk"))
+            else None
+        )
+    name, fields = entry.get("type"), mapping(entry.get("data"))
+    if not isinstance(name, str) or "role" in entry or (name not in _TYPES and name != "chat"):
+        return None
+    if fields is not None and "content" in fields:
+        return name, fields
+    return (name, entry) if "content" in entry else None
+
+
+def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
+    """Read messages, oldest first."""
+    for given in draft.each(entries):
+        body = _body(mapping(given) or {})
+        if body is None:
+            raise draft.wrong(f"a message is {kind(given)}; it must be an object with a type and its fields")
+        name, fields = body
+        role = _TYPES.get(name) or text(fields.get("role")) or name
+        openai_chat.read_role(draft, {**fields, "role": _TYPES.get(role, role)}, _ROLES)
+
+
+def _assistant(draft: Draft, message: Json) -> None:
+    """Text, and the calls that LangChain parsed; blocks of the provider that repeat them are left out."""
+    listed = [
+        mapping(one) or {} for key in ("tool_calls", "invalid_tool_calls") for one in sequence(message.get(key)) or []
+    ]
+    if not listed:
+        openai_chat.assistant(draft, {**(mapping(message.get("additional_kwargs")) or {}), **_without_calls(message)})
+        return
+    content = message.get("content")
+    blocks = sequence(content)
+    if blocks is not None:
+        content = [block for block in blocks if (mapping(block) or {}).get("type") not in ("tool_use", "function_call")]
+    parts = spoken(draft, content)
+    for one in listed:
+        parts.append(call(draft, one.get("name"), one.get("args"), call_id=one.get("id"), place=len(parts)))
+    draft.respond(parts, time=time_of(message))
+
+
+def _without_calls(message: Json) -> Json:
+    return {key: value for key, value in message.items() if key not in ("tool_calls", "invalid_tool_calls")}
+
+
+def _tool(draft: Draft, message: Json) -> None:
+    when = time_of(message)
+    part = draft.result(
+        answer(draft, message.get("content")),
+        call_id=text(message.get("tool_call_id")),
+        name=text(message.get("name")),
+        failed=message.get("status") == "error",
+        time=when,
+    )
+    draft.request([part], time=when)
+
+
+_ROLES: dict[str, Callable[[Draft, Json], None]] = {
+    "system": system,
+    "developer": system,
+    "user": openai_chat.user,
+    "assistant": _assistant,
+    "tool": _tool,
+}

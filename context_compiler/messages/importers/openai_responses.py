@@ -1,0 +1,98 @@
+"""OpenAI Responses: input and output items, of which those in a row that a model wrote are one response."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart
+
+from context_compiler.messages.importers.content import answer, call, prompt, spoken, system
+from context_compiler.messages.importers.draft import Draft, Json, kind, mapping, sequence, text, time_of
+from context_compiler.messages.importers.openai_chat import read_role
+
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action"}
+"""Types of calls, and the key of their arguments."""
+
+_RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+
+_TEXTS = ("input_text", "output_text", "input_image", "input_file")
+
+_SHELL = "local_shell"
+
+
+def matches(entry: Json) -> bool:
+    """True for an item."""
+    type_ = text(entry.get("type"))
+    if type_ in _CALLS or type_ in _RESULTS or (type_ == "reasoning" and "summary" in entry):
+        return True
+    blocks = sequence(entry.get("content")) or []
+    return type_ in ("message", None) and any((mapping(block) or {}).get("type") in _TEXTS for block in blocks)
+
+
+def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
+    """Read items, oldest first, after the instructions of the object that holds them."""
+    if isinstance(head.get("instructions"), str) and head["instructions"]:
+        system(draft, {"content": head["instructions"]})
+    for given in draft.each(entries):
+        item = mapping(given)
+        if item is None:
+            raise draft.wrong(f"an item is {kind(given)}; it must be an object with a type or a role")
+        read_item(draft, item, time=time_of(item))
+
+
+def read_item(draft: Draft, item: Json, *, time: datetime | None) -> None:
+    """Read one item.
+
+    Raises:
+        TranscriptError: it has neither a type nor a role, or a call has no name.
+    """
+    type_ = item.get("type")
+    if type_ in ("message", None):
+        read_role(draft, item, _ROLES)
+    elif type_ in _RESULTS:
+        content = item.get("output")
+        structured = content is not None and not isinstance(content, str) and sequence(content) is None
+        said = answer(draft, json.dumps(content, ensure_ascii=False) if structured else content)
+        draft.request([draft.result(said, call_id=text(item.get("call_id")), name=None, time=time)], time=time)
+    else:
+        parts = _written(draft, item, type_)
+        if parts:
+            draft.respond(parts, time=time, joins=True)
+
+
+def _written(draft: Draft, item: Json, type_: object) -> list[ModelResponsePart]:
+    """Parts of what a model wrote beside messages; a call to a provider's own tool is kept as text."""
+    if isinstance(type_, str) and type_ in _CALLS:
+        name = _SHELL if type_ == "local_shell_call" else item.get("name")
+        return [call(draft, name, item.get(_CALLS[type_]), call_id=item.get("call_id") or item.get("id"), place=0)]
+    if type_ == "reasoning":
+        return _reasoning(item)
+    draft.note(f"item of type {str(type_)[:40]!r} kept as text")
+    return [TextPart(content=json.dumps(item, ensure_ascii=False))]
+
+
+def _reasoning(item: Json) -> list[ModelResponsePart]:
+    blocks = [*(sequence(item.get("summary")) or []), *(sequence(item.get("content")) or [])]
+    said = "\n\n".join(filter(None, (text((mapping(block) or {}).get("text")) for block in blocks)))
+    signature = text(item.get("encrypted_content"))
+    if not said and not signature:
+        return []
+    return [ThinkingPart(content=said, id=text(item.get("id")), signature=signature, provider_name="openai")]
+
+
+def _user(draft: Draft, item: Json) -> None:
+    draft.request([prompt(draft, item.get("content"), item)], time=time_of(item))
+
+
+def _assistant(draft: Draft, item: Json) -> None:
+    draft.respond(spoken(draft, item.get("content")), time=time_of(item), joins=True)
+
+
+_ROLES: dict[str, Callable[[Draft, Json], None]] = {
+    "user": _user,
+    "assistant": _assistant,
+    "system": system,
+    "developer": system,
+}

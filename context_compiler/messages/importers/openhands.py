@@ -1,0 +1,197 @@
+"""OpenHands trajectories: events of an agent, its user and its environment, of the older and the newer kind.
+
+Older events have an `action` or an `observation`, newer ones a `kind` that ends with `Event`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart, UserPromptPart
+
+from context_compiler.messages.importers.content import answer, call, system
+from context_compiler.messages.importers.draft import (
+    UNDATED,
+    Draft,
+    Json,
+    kind,
+    mapping,
+    sequence,
+    text,
+    time_of,
+)
+from context_compiler.messages.importers.openai_chat import ROLES, read_role
+
+_SOURCES = ("user", "agent", "environment")
+
+_UNSEEN = ("change_agent_state", "agent_state_changed", "null", "recall")
+"""Events that are no part of the conversation."""
+
+_OWN_ARGUMENTS = (
+    "thought",
+    "hidden",
+    "confirmation_state",
+    "security_risk",
+    "blocking",
+    "is_static",
+    "wait_for_response",
+)
+"""Arguments of an action that the model did not write."""
+
+
+def matches(entry: Json) -> bool:
+    """True for an event."""
+    if entry.get("source") not in _SOURCES:
+        return False
+    return "action" in entry or "observation" in entry or str(entry.get("kind")).endswith("Event")
+
+
+def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
+    """Read events, oldest first."""
+    reply: object = None
+    for given in draft.each(entries):
+        event = mapping(given)
+        if event is None:
+            raise draft.wrong(
+                f"an event is {kind(given)}; it must be an object with an action, an observation or a kind"
+            )
+        joins = reply is not None and reply == _reply_id(event)
+        if "kind" in event:
+            _NEWER.get(str(event["kind"]), _skip)(draft, event, joins)
+        elif "action" in event:
+            _action(draft, event, joins)
+        elif "observation" in event:
+            _observation(draft, event)
+        else:
+            _skip(draft, event, joins)
+        reply = _reply_id(event) or reply
+
+
+def _reply_id(event: Json) -> object:
+    """Id of the model's response that an action comes from."""
+    metadata = mapping(event.get("tool_call_metadata")) or {}
+    return event.get("llm_response_id") or (mapping(metadata.get("model_response")) or {}).get("id")
+
+
+def _skip(draft: Draft, event: Json, joins: bool) -> None:
+    draft.note(f"skipped event of kind {str(event.get('kind') or event.get('action') or '?')[:40]!r}")
+
+
+def _prompt(draft: Draft, event: Json, said: str) -> None:
+    when = time_of(event)
+    draft.request([UserPromptPart(content=said, timestamp=when or UNDATED)], time=when)
+
+
+def _action(draft: Draft, event: Json, joins: bool) -> None:
+    """An older event: a message, or the call of a tool with the thought before it."""
+    name, held = text(event.get("action")) or "", mapping(event.get("args")) or {}
+    content = text(held.get("content")) or text(event.get("message")) or ""
+    if name in _UNSEEN:
+        return
+    if name == "system":
+        system(draft, {"content": content, "timestamp": event.get("timestamp")})
+    elif event.get("source") == "user":
+        if name != "message":
+            draft.note("action of the user kept as a prompt")
+            content = f"Ran {name}: {text(held.get('command')) or content}"
+        _prompt(draft, event, content)
+    elif name in ("message", "finish"):
+        said = text(held.get("final_thought")) or content
+        draft.respond([TextPart(content=said)] if said else [], time=time_of(event), joins=joins)
+    else:
+        thought = text(held.get("thought"))
+        parts: list[ModelResponsePart] = [TextPart(content=thought)] if thought else []
+        parts.append(_older_call(draft, event, name, held))
+        draft.respond(parts, time=time_of(event), joins=joins)
+
+
+def _older_call(draft: Draft, event: Json, name: str, held: Json) -> ModelResponsePart:
+    """Call of a tool as the model wrote it; else the action and its arguments."""
+    metadata = mapping(event.get("tool_call_metadata")) or {}
+    call_id = metadata.get("tool_call_id")
+    response = mapping(metadata.get("model_response")) or {}
+    for choice in sequence(response.get("choices")) or []:
+        message = mapping((mapping(choice) or {}).get("message")) or {}
+        for one in sequence(message.get("tool_calls")) or []:
+            given = mapping(one) or {}
+            function = mapping(given.get("function")) or {}
+            if given.get("id") == call_id and call_id is not None:
+                return call(draft, function.get("name"), function.get("arguments"), call_id=call_id, place=0)
+    own = {key: value for key, value in held.items() if key not in _OWN_ARGUMENTS}
+    id = call_id or f"event-{event.get('id', draft.at)}"
+    return call(draft, metadata.get("function_name") or name, own, call_id=id, place=0)
+
+
+def _observation(draft: Draft, event: Json) -> None:
+    """An older event: the result of an action."""
+    if event.get("observation") in _UNSEEN:
+        return
+    metadata = mapping(event.get("tool_call_metadata")) or {}
+    content, when = text(event.get("content")) or "", time_of(event)
+    call_id = text(metadata.get("tool_call_id"))
+    if call_id is None and event.get("cause") is not None:
+        call_id = f"event-{event['cause']}"
+    if event.get("source") == "user" or call_id is None:
+        draft.note("observation without an action kept as a prompt")
+        _prompt(draft, event, content)
+        return
+    failed = event.get("observation") == "error"
+    draft.request([draft.result(content, call_id=call_id, name=None, failed=failed, time=when)], time=when)
+
+
+def _system_prompt(draft: Draft, event: Json, joins: bool) -> None:
+    held = mapping(event.get("system_prompt")) or {}
+    system(draft, {"content": text(held.get("text")) or "", "timestamp": event.get("timestamp")})
+
+
+def _message(draft: Draft, event: Json, joins: bool) -> None:
+    read_role(draft, {**(mapping(event.get("llm_message")) or {}), "timestamp": event.get("timestamp")}, ROLES)
+
+
+def _newer_action(draft: Draft, event: Json, joins: bool) -> None:
+    parts: list[ModelResponsePart] = []
+    reasoning = text(event.get("reasoning_content"))
+    if reasoning:
+        parts.append(ThinkingPart(content=reasoning))
+    for block in sequence(event.get("thought")) or []:
+        said = text((mapping(block) or {}).get("text"))
+        if said:
+            parts.append(TextPart(content=said))
+    given = mapping(event.get("tool_call")) or {}
+    function = mapping(given.get("function")) or given
+    arguments = function.get("arguments", mapping(event.get("action")))
+    name = text(event.get("tool_name")) or function.get("name")
+    parts.append(call(draft, name, arguments, call_id=event.get("tool_call_id") or given.get("id"), place=0))
+    draft.respond(parts, time=time_of(event), joins=joins)
+
+
+def _newer_result(draft: Draft, event: Json, joins: bool) -> None:
+    """Result of a call, or the reason why there is none."""
+    observation = mapping(event.get("observation"))
+    content: object = event.get("error") or event.get("rejection_reason")
+    failed = observation is None or observation.get("is_error") is True
+    if observation is not None:
+        blocks = observation.get("content", observation.get("output"))
+        if isinstance(blocks, str) or sequence(blocks) is not None:
+            content = answer(draft, blocks)
+        else:
+            content = json.dumps(observation, ensure_ascii=False)
+    part = draft.result(
+        content if content is not None else "",
+        call_id=text(event.get("tool_call_id")),
+        name=text(event.get("tool_name")),
+        failed=failed,
+        time=time_of(event),
+    )
+    draft.request([part], time=time_of(event))
+
+
+_NEWER: dict[str, Callable[[Draft, Json, bool], None]] = {
+    "SystemPromptEvent": _system_prompt,
+    "MessageEvent": _message,
+    "ActionEvent": _newer_action,
+    "ObservationEvent": _newer_result,
+    "UserRejectObservation": _newer_result,
+    "AgentErrorEvent": _newer_result,
+}

@@ -1,0 +1,101 @@
+"""Conversations as markdown or text: a line names who speaks, and what follows is theirs.
+
+Read are `**User:**`, `## Assistant`, `[Human]` and the like on a line of their own, and `User: Hello` where the text
+begins on the same line. Lines inside a code fence are never taken for a speaker. The transcripts of this project's own
+chat are such files; there a line that looks like a speaker ends with a backslash.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from pydantic_ai.messages import ModelResponsePart, SystemPromptPart, TextPart, UserPromptPart
+
+from context_compiler.messages.importers.draft import UNDATED, Draft, moment
+
+_NAMES = {
+    **dict.fromkeys(("user", "human", "you", "me", "you said"), "user"),
+    **dict.fromkeys(("assistant", "ai", "bot", "model", "chatgpt", "claude", "gemini", "chatgpt said"), "assistant"),
+    "system": "system",
+}
+"""Speakers in lower case, and their roles."""
+
+_NAME = rf"({'|'.join(sorted(map(re.escape, _NAMES), key=len, reverse=True))})"
+_MARKED = re.compile(
+    rf"(?:#{{1,6}} )?(?:\*\*|__|\[)?{_NAME}(?:\*\*|__|\])?:?(?:\*\*|__|\])?[ \t]{{0,20}}$", re.IGNORECASE
+)
+_INLINE = re.compile(rf"(?:\*\*|__)?{_NAME}(?:\*\*|__)?:(?:\*\*|__)?[ \t]{{1,20}}(?=\S)", re.IGNORECASE)
+_TIME = re.compile(r"\*(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC\*$")
+_OWN = "# Chat Session:"
+_ESCAPED = re.compile(r"(?:\*\*(?:User|Assistant):\*\*|\*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\*)\\+$")
+_FENCES = ("```", "~~~")
+
+LONGEST_LINE = 200
+"""Characters after which a line is not looked at for a speaker on its own."""
+
+
+def looks_like_text(said: str) -> bool:
+    """True if the first lines name a speaker, maybe after a title."""
+    lines = [line for line in said.split("\n", 20)[:20] if line.strip()]
+    return any(_speaker(line) is not None for line in lines[:6])
+
+
+def _speaker(line: str) -> tuple[str, str] | None:
+    """Role that a line begins, and the rest of the line; None if it begins none."""
+    marked = _MARKED.match(line) if len(line) <= LONGEST_LINE else None
+    if marked and len(marked[0].strip()) > len(marked[1]):
+        return _NAMES[marked[1].lower()], ""
+    inline = _INLINE.match(line[:LONGEST_LINE])
+    return (_NAMES[inline[1].lower()], line[inline.end() :]) if inline else None
+
+
+def read(draft: Draft, said: str) -> None:
+    """Read a text, first line first.
+
+    Raises:
+        TranscriptError: no line names a speaker.
+    """
+    own = said.lstrip().startswith(_OWN)
+    role, lines, fence, when = None, list[str](), "", None
+    found = False
+    for line in said.splitlines():
+        stamp = _TIME.match(line.strip()) if own and len(line) < LONGEST_LINE else None
+        speaker = None if fence else _speaker(line)
+        if stamp is not None:
+            _add(draft, role, lines, when)
+            role, lines, when = None, [], moment(f"{stamp[1]}+00:00")
+        elif speaker is not None:
+            _add(draft, role, lines, when)
+            (role, rest), found = speaker, True
+            lines = [rest] if rest else []
+            draft.at += 1
+        else:
+            lines.append(line[:-1] if own and _ESCAPED.match(line[:LONGEST_LINE]) else line)
+        fence = _fence(line, fence) if not own else ""
+    _add(draft, role, lines, when)
+    if not found:
+        raise draft.wrong("no line names a speaker; begin each message with a line such as **User:** or **Assistant:**")
+
+
+def _fence(line: str, fence: str) -> str:
+    """The fence that is open after a line."""
+    mark = next((mark for mark in _FENCES if line.lstrip().startswith(mark)), "")
+    if fence:
+        return "" if mark == fence else fence
+    return mark
+
+
+def _add(draft: Draft, role: str | None, lines: list[str], when: datetime | None) -> None:
+    said = "\n".join(lines).strip("\n").rstrip()
+    if role is None or not said:
+        if role is None and said and draft.at:
+            draft.note("text without a speaker left out")
+        return
+    if role == "assistant":
+        parts: list[ModelResponsePart] = [TextPart(content=said)]
+        draft.respond(parts, time=when)
+    elif role == "system":
+        draft.request([SystemPromptPart(content=said, timestamp=when or UNDATED)], time=when)
+    else:
+        draft.request([UserPromptPart(content=said, timestamp=when or UNDATED)], time=when)

@@ -1,0 +1,448 @@
+"""Exports and sessions of apps and agents, in the shapes that they write."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from context_compiler.messages.importers import parse_transcripts
+from tests.messages.importers.samples import kinds, parts, read, read_all, refused, survives
+
+
+def texts(messages: Any) -> list[str]:
+    """The text of every part that has one, in order."""
+    return [str(part.content) for message in messages for part in message.parts if hasattr(part, "content")]
+
+
+def node(id: str, parent: str | None, children: list[str], message: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"id": id, "parent": parent, "children": children, "message": message}
+
+
+def says(role: str, said: str, **more: Any) -> dict[str, Any]:
+    return {"author": {"role": role}, "content": {"content_type": "text", "parts": [said]}, "recipient": "all", **more}
+
+
+CHATGPT = {
+    "title": "Trip",
+    "conversation_id": "c1",
+    "current_node": "f",
+    "mapping": {
+        "root": node("root", None, ["a"]),
+        "a": node("a", "root", ["b", "x"], says("user", "Which port?", create_time=1700000000.5)),
+        "x": node("x", "a", [], says("assistant", "An answer that was regenerated.")),
+        "b": node("b", "a", ["c"], says("assistant", "print(8080)", id="call-1", recipient="python")),
+        "c": node(
+            "c",
+            "b",
+            ["d"],
+            {
+                "author": {"role": "tool", "name": "python"},
+                "content": {"content_type": "execution_output", "text": "8080"},
+            },
+        ),
+        "d": node("d", "c", ["e"], says("assistant", "Port 8080.", metadata={"model_slug": "gpt-5"})),
+        "e": node(
+            "e",
+            "d",
+            ["f"],
+            {
+                "author": {"role": "user"},
+                "content": {
+                    "content_type": "multimodal_text",
+                    "parts": [{"content_type": "image_asset_pointer", "asset_pointer": "file://x"}, "And this?"],
+                },
+            },
+        ),
+        "f": node("f", "e", [], says("assistant", "A map.")),
+    },
+}
+
+
+def test_chatgpt_reads_the_branch_to_the_current_node():
+    one = read(CHATGPT)
+    assert one.format == "chatgpt"
+    assert kinds(one.messages) == [
+        ["user-prompt"],
+        ["tool-call"],
+        ["tool-return"],
+        ["text"],
+        ["user-prompt"],
+        ["text"],
+    ]
+    assert "regenerated" not in str(one.messages)
+    assert any("another branch" in note for note in one.notes)
+    (call,), (result,) = parts(one.messages, "tool-call"), parts(one.messages, "tool-return")
+    assert (call.tool_name, call.args, call.tool_call_id) == ("python", {"input": "print(8080)"}, "call-1")
+    assert (result.tool_name, result.tool_call_id, result.content) == ("python", "call-1", "8080")
+    assert "[image]\nAnd this?" in texts(one.messages)
+    assert one.messages[3].model_name == "gpt-5"  # pyright: ignore[reportAttributeAccessIssue]
+    assert parts(one.messages, "user-prompt")[0].timestamp.timestamp() == 1700000000.5
+
+
+def test_an_export_with_several_chats_names_them_by_their_ids():
+    found = read_all([CHATGPT, {**CHATGPT, "conversation_id": "c2"}])
+    assert [(one.name, one.format) for one in found] == [("sample#c1", "chatgpt"), ("sample#c2", "chatgpt")]
+
+
+CLAUDE = {
+    "uuid": "u1",
+    "name": "Trip",
+    "chat_messages": [
+        {
+            "uuid": "m1",
+            "sender": "human",
+            "text": "Where?",
+            "created_at": "2026-01-02T03:04:05Z",
+            "content": [{"type": "text", "text": "Where?"}],
+            "attachments": [{"file_name": "plan.md", "extracted_content": "Lisbon first"}],
+            "files": [{"file_name": "map.png"}],
+        },
+        {
+            "uuid": "m2",
+            "sender": "assistant",
+            "text": "",
+            "content": [
+                {"type": "thinking", "thinking": "Look it up."},
+                {"type": "text", "text": "I search."},
+                {"type": "tool_use", "id": "t1", "name": "web_search", "input": {"query": "Lisbon"}},
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "A city"}]},
+                {"type": "text", "text": "Lisbon."},
+            ],
+        },
+        {"uuid": "m3", "sender": "human", "text": "Thanks", "content": []},
+    ],
+}
+
+
+def test_claude_splits_an_answer_at_the_results_in_it():
+    one = read([CLAUDE])
+    assert one.format == "claude"
+    assert kinds(one.messages) == [
+        ["user-prompt"],
+        ["thinking", "text", "tool-call"],
+        ["tool-return"],
+        ["text"],
+        ["user-prompt"],
+    ]
+    prompt = parts(one.messages, "user-prompt")[0]
+    assert prompt.content == ["Where?", "[file: plan.md]\nLisbon first", "[file: map.png]"]
+    assert parts(one.messages, "tool-return")[0].content == "A city"
+    assert parts(one.messages, "user-prompt")[1].content == "Thanks"
+
+
+def entry(type: str, uuid: str, parent: str | None, content: object, **more: Any) -> dict[str, Any]:
+    message = {"role": type, "content": content, **more.pop("message", {})}
+    return {"type": type, "uuid": uuid, "parentUuid": parent, "sessionId": "s", "message": message, **more}
+
+
+def use(id: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id, "name": "Read", "input": {"file": id}}
+
+
+def result(id: str) -> list[dict[str, Any]]:
+    return [{"type": "tool_result", "tool_use_id": id, "content": f"body of {id}"}]
+
+
+def test_claude_code_joins_the_entries_of_a_response_and_keeps_results_of_parallel_calls():
+    one_id = {"message": {"id": "msg_1", "model": "claude-opus"}}
+    lines = [
+        {"type": "file-history-snapshot", "messageId": "u", "snapshot": {}, "sessionId": "s"},
+        entry("user", "u", None, "Read a and b"),
+        entry("user", "old", None, "A prompt that was edited"),
+        entry("assistant", "a1", "u", [{"type": "text", "text": "Reading."}], **one_id),
+        entry("assistant", "a2", "a1", [use("a")], **one_id),
+        entry("assistant", "a3", "a2", [use("b")], **one_id),
+        entry("user", "r1", "a2", result("a")),
+        entry("user", "r2", "a3", result("b")),
+        entry("assistant", "side", "r2", "from a subagent", isSidechain=True),
+        entry("assistant", "a4", "r2", [{"type": "text", "text": "Both read."}], message={"id": "msg_2"}),
+        entry("user", "c", "a4", "The conversation so far was", isCompactSummary=True),
+        entry("user", "u2", "c", "Thanks"),
+    ]
+    (one,) = parse_transcripts("\n".join(map(json.dumps, lines)).encode(), file="s.jsonl")
+    survives(one.messages)
+    assert one.format == "claude-code"
+    assert kinds(one.messages) == [
+        ["user-prompt"],
+        ["text", "tool-call", "tool-call"],
+        ["tool-return", "tool-return"],
+        ["text"],
+        ["user-prompt"],
+    ]
+    assert "edited" not in str(one.messages) and "subagent" not in str(one.messages)
+    assert {note.split(" (")[0] for note in one.notes} == {
+        "left out an entry of a subagent",
+        "left out the summary of a compaction",
+        "left out an entry of another branch",
+    }
+
+
+CODEX = [
+    {"timestamp": "2026-01-01T00:00:00Z", "type": "session_meta", "payload": {"id": "x", "instructions": "Be brief."}},
+    {"type": "turn_context", "payload": {"model": "gpt-5-codex"}},
+    {
+        "type": "response_item",
+        "payload": {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Run the tests"}]},
+    },
+    {"type": "event_msg", "payload": {"type": "user_message", "message": "Run the tests"}},
+    {
+        "type": "response_item",
+        "payload": {
+            "type": "reasoning",
+            "summary": [{"type": "summary_text", "text": "Tests"}],
+            "encrypted_content": "z",
+        },
+    },
+    {
+        "type": "response_item",
+        "payload": {"type": "function_call", "name": "shell", "arguments": '{"cmd": "make test"}', "call_id": "c1"},
+    },
+    {"type": "response_item", "payload": {"type": "function_call_output", "call_id": "c1", "output": "1 passed"}},
+    {
+        "type": "response_item",
+        "payload": {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin", "call_id": "c2"},
+    },
+    {
+        "type": "response_item",
+        "payload": {
+            "type": "custom_tool_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_text", "text": "Done"}],
+        },
+    },
+    {
+        "type": "response_item",
+        "payload": {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "They pass."}]},
+    },
+]
+
+
+def test_codex_reads_response_items_once():
+    one = read(CODEX)
+    assert one.format == "codex"
+    assert kinds(one.messages) == [
+        ["system-prompt", "user-prompt"],
+        ["thinking", "tool-call"],
+        ["tool-return"],
+        ["tool-call"],
+        ["tool-return"],
+        ["text"],
+    ]
+    assert [part.args for part in parts(one.messages, "tool-call")] == [{"cmd": "make test"}, "*** Begin"]
+    assert [part.content for part in parts(one.messages, "tool-return")] == ["1 passed", "Done"]
+    assert one.messages[-1].model_name == "gpt-5-codex"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_responses_of_openai_are_read_from_a_request_a_response_or_a_list():
+    items = [line["payload"] for line in CODEX if line["type"] == "response_item"]
+    one = read({"instructions": "Be brief.", "input": items})
+    assert one.format == "openai-responses"
+    assert kinds(one.messages)[0] == ["system-prompt", "user-prompt"]
+    assert kinds(read(items).messages) == [["user-prompt"], *kinds(one.messages)[1:]]
+    assert kinds(read({"object": "response", "output": items[-1:]}).messages) == [["text"]]
+
+
+def test_an_item_of_a_provider_tool_is_kept_as_text():
+    item = {"type": "web_search_call", "id": "w", "action": {"query": "x"}}
+    one = read([{"role": "user", "content": "x"}, item], format="openai-responses")
+    assert json.loads(parts(one.messages, "text")[0].content) == item
+    assert "item of type 'web_search_call' kept as text" in one.notes[0]
+
+
+def langchain(kind: str, **fields: Any) -> dict[str, Any]:
+    path = ["langchain", "schema", "messages", f"{kind}Message"]
+    return {"lc": 1, "type": "constructor", "id": path, "kwargs": fields}
+
+
+CALL = {"name": "look", "args": {"at": 1}, "id": "c1", "type": "tool_call"}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [
+            langchain("System", content="Be brief."),
+            langchain("Human", content="Look"),
+            langchain("AI", content=[{"type": "tool_use", "id": "c1", "name": "look", "input": {}}], tool_calls=[CALL]),
+            langchain("Tool", content="seen", tool_call_id="c1", status="error"),
+            langchain("AI", content="Done", tool_calls=[]),
+        ],
+        [
+            {"type": "system", "data": {"content": "Be brief."}},
+            {"type": "human", "data": {"content": "Look"}},
+            {"type": "ai", "data": {"content": "", "tool_calls": [CALL]}},
+            {"type": "tool", "data": {"content": "seen", "tool_call_id": "c1", "status": "error"}},
+            {"type": "ai", "data": {"content": "Done"}},
+        ],
+        [
+            {"type": "system", "content": "Be brief."},
+            {"type": "human", "content": "Look"},
+            {"type": "ai", "content": "", "tool_calls": [CALL]},
+            {"type": "tool", "content": "seen", "tool_call_id": "c1", "status": "error"},
+            {"type": "ai", "content": "Done"},
+        ],
+    ],
+)
+def test_langchain_is_read_in_each_of_its_dumps(messages: list[dict[str, Any]]):
+    one = read({"messages": messages})
+    assert one.format == "langchain"
+    assert kinds(one.messages) == [["system-prompt", "user-prompt"], ["tool-call"], ["tool-return"], ["text"]]
+    assert parts(one.messages, "tool-call")[0].args == {"at": 1}
+    returned = parts(one.messages, "tool-return")[0]
+    assert (returned.tool_name, returned.content, returned.outcome) == ("look", "seen", "failed")
+
+
+def test_openhands_reads_actions_and_observations():
+    call = {"id": "c1", "function": {"name": "execute_bash", "arguments": '{"command": "ls"}'}}
+    model = {"id": "r1", "choices": [{"message": {"tool_calls": [call]}}]}
+    metadata = {"tool_call_id": "c1", "function_name": "execute_bash", "model_response": model}
+    one = read(
+        [
+            {"id": 0, "source": "agent", "action": "system", "args": {"content": "You are an agent."}},
+            {"id": 1, "source": "user", "action": "message", "args": {"content": "List"}},
+            {"id": 2, "source": "environment", "observation": "agent_state_changed", "content": ""},
+            {
+                "id": 3,
+                "source": "agent",
+                "action": "run",
+                "args": {"command": "ls", "thought": "I list."},
+                "tool_call_metadata": metadata,
+            },
+            {
+                "id": 4,
+                "source": "agent",
+                "observation": "run",
+                "content": "a.py",
+                "cause": 3,
+                "tool_call_metadata": metadata,
+            },
+            {"id": 5, "source": "agent", "action": "finish", "args": {"final_thought": "One file."}},
+        ]
+    )
+    assert one.format == "openhands"
+    assert kinds(one.messages) == [["system-prompt", "user-prompt"], ["text", "tool-call"], ["tool-return"], ["text"]]
+    assert parts(one.messages, "tool-call")[0].args == {"command": "ls"}
+    assert parts(one.messages, "tool-return")[0].tool_name == "execute_bash"
+
+
+def test_openhands_reads_events_of_the_newer_kind():
+    def action(id: str) -> dict[str, Any]:
+        call = {"id": id, "name": "terminal", "arguments": '{"command": "ls"}'}
+        thought = [{"type": "text", "text": "I list."}]
+        more = {"thought": thought, "tool_name": "terminal", "tool_call_id": id, "tool_call": call}
+        return {"kind": "ActionEvent", "source": "agent", "llm_response_id": "r1", **more}
+
+    def observed(id: str) -> dict[str, Any]:
+        seen = {"kind": "TerminalObservation", "content": [{"type": "text", "text": "a.py"}], "is_error": False}
+        return {
+            "kind": "ObservationEvent",
+            "source": "environment",
+            "tool_name": "terminal",
+            "tool_call_id": id,
+            "observation": seen,
+        }
+
+    one = read(
+        {
+            "events": [
+                {"kind": "SystemPromptEvent", "source": "agent", "system_prompt": {"type": "text", "text": "Agent."}},
+                {
+                    "kind": "MessageEvent",
+                    "source": "user",
+                    "llm_message": {"role": "user", "content": [{"type": "text", "text": "List"}]},
+                },
+                action("c1"),
+                {**action("c2"), "thought": []},
+                observed("c1"),
+                {
+                    "kind": "AgentErrorEvent",
+                    "source": "agent",
+                    "error": "no such tool",
+                    "tool_name": "terminal",
+                    "tool_call_id": "c2",
+                },
+                {"kind": "ConversationStateUpdateEvent", "source": "environment"},
+            ]
+        }
+    )
+    assert one.format == "openhands"
+    assert kinds(one.messages) == [
+        ["system-prompt", "user-prompt"],
+        ["text", "tool-call", "tool-call"],
+        ["tool-return", "tool-return"],
+    ]
+    assert [part.outcome for part in parts(one.messages, "tool-return")] == ["success", "failed"]
+
+
+def test_cline_reads_tags_as_calls_and_files_as_results():
+    details = {"type": "text", "text": "<environment_details>\nVS Code\n</environment_details>"}
+
+    def block(said: str) -> dict[str, str]:
+        return {"type": "text", "text": said}
+
+    brought = '<task>\nFix it, see\n<file_content path="src/a.py">\nx = 1\n</file_content>\n</task>'
+    called = "I look.\n<read_file>\n<path>src/b.py</path>\n</read_file>"
+    one = read(
+        [
+            {"role": "user", "content": [block(brought), details]},
+            {"role": "assistant", "content": [block(called)]},
+            {"role": "user", "content": [block("[read_file for 'src/b.py'] Result:"), block("y = 2"), details]},
+            {"role": "assistant", "content": [block("<b>Done</b> <unknown_tool>")]},
+        ]
+    )
+    assert one.format == "cline"
+    assert kinds(one.messages) == [
+        ["user-prompt"],
+        ["tool-call"],
+        ["tool-return"],
+        ["text", "tool-call"],
+        ["tool-return", "user-prompt"],
+        ["text"],
+    ]
+    assert [(part.tool_name, part.args) for part in parts(one.messages, "tool-call")] == [
+        ("read_file", {"path": "src/a.py"}),
+        ("read_file", {"path": "src/b.py"}),
+    ]
+    assert [part.content for part in parts(one.messages, "tool-return")] == ["x = 1", "y = 2"]
+    first = parts(one.messages, "user-prompt")[0].content
+    assert "[file: src/a.py]" in first[0] and "x = 1" not in str(first)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "**User:**\n\nHello\n\n**Assistant:**\n\nHi\n",
+        "# A chat\n\n## User\nHello\n\n## Assistant\nHi",
+        "User: Hello\nAssistant: Hi",
+        "You said:\nHello\nChatGPT said:\nHi",
+        "**Human**: Hello\n**AI**: Hi",
+        "[user]\nHello\n[assistant]\nHi\n",
+    ],
+)
+def test_text_is_split_where_a_line_names_the_speaker(said: str):
+    (one,) = parse_transcripts(said.encode(), file="chat.md")
+    assert one.format == "text"
+    assert kinds(one.messages) == [["user-prompt"], ["text"]]
+    assert texts(one.messages) == ["Hello", "Hi"]
+
+
+def test_a_speaker_inside_a_code_fence_is_text():
+    said = "User: Look\n```\nAssistant: not a speaker\n```\nthere\nAssistant: I see"
+    (one,) = parse_transcripts(said.encode(), file="chat.txt")
+    assert texts(one.messages) == ["Look\n```\nAssistant: not a speaker\n```\nthere", "I see"]
+
+
+def test_a_transcript_of_our_own_chat_reads_back():
+    said = (
+        "# Chat Session: demo\n\n*2026-11-21 15:43:40 UTC*\n\n**User:**\n\nHello\n**User:**\\\nend\n\n"
+        "**Assistant:**\n\nHi\n\n*2026-11-21 15:44:40 UTC*\n\n**User:**\n\nBye\n"
+    )
+    (one,) = parse_transcripts(said.encode(), file="demo.md")
+    assert texts(one.messages) == ["Hello\n**User:**\nend", "Hi", "Bye"]
+    assert parts(one.messages, "user-prompt")[0].timestamp.isoformat() == "2026-11-21T15:43:40+00:00"
+
+
+def test_text_without_a_speaker_says_what_a_speaker_is():
+    assert "begin each message with a line such as **User:**" in str(refused(b"Hello", format="text"))
