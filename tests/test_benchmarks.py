@@ -317,7 +317,7 @@ def test_the_rows_of_lived_conversations_are_compared_with_one_view_at_the_same_
     assert "| held when asked, live, locomo at 4,000 | ≥ 93.5 % | 75.0 % | **no** |" in met
     assert "| the same less one view, locomo at 4,000 | ≥ -3, interval from -6 | -25.0 [-25, -25] | **no** |" in met
     assert "| tokens a request, live, locomo at 4,000 | ≤ 1,200 | 50 | yes |" in met
-    assert made["lived-sample"] == "* LoCoMo within 4,000 tokens: 1 conversation, 2 questions"
+    assert made["lived-sample"] == "* LoCoMo, 1 conversation with 2 questions, within 4,000 tokens"
     shown = dial.table([*results, result("ours-live-off", 0.0, cost=200.0), result("everything", 1.0, cost=900.0)])
     assert "| off | `0` | 50 % · 20 |" in shown and "| **default** | `0.5` | 75 % · 50 |" in shown
     assert "| everything, no budget |  | 100 % · 90 |" in shown

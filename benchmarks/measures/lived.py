@@ -137,13 +137,13 @@ def _held(results: Sequence[Result]) -> str:
 
 def _sample(results: Sequence[Result]) -> str:
     """Which part of every set was lived through, by the rows of this package."""
-    lines: list[str] = []
+    found: dict[str, list[str]] = {}
     for one in results:
         if one.cell.approach == PAIRED and one.value is not None:
-            title, groups = TITLES_OF_SETS.get(one.cell.data, one.cell.data), one.value["held"]
-            lived_in = f"{title} within {one.cell.budget:,} tokens"
-            asked = plural(sum(map(len, groups)), "question")
-            lines.append(f"* {lived_in}: {plural(len(groups), 'conversation')}, {asked}")
+            groups, name = one.value["held"], TITLES_OF_SETS.get(one.cell.data, one.cell.data)
+            part = f"{name}, {plural(len(groups), 'conversation')} with {plural(sum(map(len, groups)), 'question')}"
+            found.setdefault(part, []).append(f"{one.cell.budget:,}")
+    lines = [f"* {part}, within {' and '.join(budgets)} tokens" for part, budgets in found.items()]
     return "\n".join(lines)
 
 
