@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # whichever is first builds for all
+
 ROOT = Path(__file__).parents[1]
 
 SOURCES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "context_compiler").rglob("*.py"))

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, cast
-
-from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
-from pydantic_ai.models.anthropic import AnthropicModel
-from pydantic_ai.providers.anthropic import AnthropicProvider
+from typing import TYPE_CHECKING, Any, cast
 
 from tests.support.loopback import Answer, LoopbackServer, Refusal, arguments_text, fresh_id, pieces
 from tests.support.wire import Body
+
+if TYPE_CHECKING:
+    from pydantic_ai.models.anthropic import AnthropicModel
 
 Blocks = list[dict[str, Any]]
 Turns = list[tuple[str, Blocks]]
@@ -41,6 +40,10 @@ class AnthropicServer(LoopbackServer):
 
     def model(self, name: str = "claude-sonnet-4-6", **settings: Any) -> AnthropicModel:
         """A model that talks to this server, without retries of its own; `settings` go to `AnthropicModel`."""
+        from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient  # 3 s, which collecting tests does not wait for
+        from pydantic_ai.models.anthropic import AnthropicModel
+        from pydantic_ai.providers.anthropic import AnthropicProvider
+
         client = AsyncAnthropic(
             base_url=self.base_url,
             api_key="test",

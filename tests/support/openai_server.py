@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, cast
-
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-from pydantic_ai.models.openai import OpenAIChatModel
-from pydantic_ai.providers.openai import OpenAIProvider
+from typing import TYPE_CHECKING, Any, cast
 
 from tests.support.loopback import Answer, LoopbackServer, Refusal, arguments_text, fresh_id, pieces
 from tests.support.wire import Body
+
+if TYPE_CHECKING:
+    from pydantic_ai.models.openai import OpenAIChatModel
 
 ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 CONTENT = ("text", "image_url", "input_audio", "file", "refusal")
@@ -33,6 +32,10 @@ class OpenAIServer(LoopbackServer):
 
     def model(self, name: str = "gpt-4o", **settings: Any) -> OpenAIChatModel:
         """A model that talks to this server, without retries of its own; `settings` go to `OpenAIChatModel`."""
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient  # a second, which collecting tests does not wait for
+        from pydantic_ai.models.openai import OpenAIChatModel
+        from pydantic_ai.providers.openai import OpenAIProvider
+
         client = AsyncOpenAI(
             base_url=self.base_url,
             api_key="test",

@@ -1,23 +1,28 @@
 """Slow tests, by measurement: `python -m tests.support.slow` runs the suite and writes their names to `tests/slow.txt`.
 
-A test function that takes longer than `LIMIT` in any of its cases is marked `slow` when the suite is collected.
+A test function that takes more than `LIMIT` in any of its cases is marked `slow` when the suite is collected. What is
+measured is CPU time, children included, so that the list is the same on a busy machine; `ASLEEP` finds those that wait.
+The quick tests then run once more: what a slow test set up for them is theirs now.
 """
 
 from __future__ import annotations
 
-import re
-import subprocess
+import os
 import sys
-import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Generator
 from pathlib import Path
 
+import pytest
+
 LIMIT = 0.1
-"""Seconds of set-up, call and tear-down together."""
+"""Seconds of CPU time for set-up, call and tear-down together."""
+
+ASLEEP = 1.0
+"""Seconds by the clock."""
 
 TESTS = Path(__file__).parents[1]
 LIST = TESTS / "slow.txt"
-LINE = re.compile(r"([\d.]+)s (?:call|setup|teardown)\s+tests/(\S+?\.py::\S+)")
 
 
 def function_name(node_id: str) -> str:
@@ -30,25 +35,39 @@ def slow_names() -> frozenset[str]:
     return frozenset(LIST.read_text(encoding="utf-8").split())
 
 
-def slow_of(report: Iterable[str]) -> set[str]:
-    """The names of test functions that a report of durations shows above the limit."""
-    seconds: dict[str, float] = {}
-    for line in report:
-        if found := LINE.match(line):
-            seconds[found[2]] = seconds.get(found[2], 0.0) + float(found[1])
-    return {function_name(name) for name, taken in seconds.items() if taken > LIMIT}
+def cpu_seconds() -> float:
+    """CPU time of this process and of its children."""
+    return sum(os.times()[:4])
+
+
+class Measure:
+    """A plugin that notes which test functions are slow."""
+
+    def __init__(self) -> None:
+        self.slow: set[str] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        busy, clock = cpu_seconds(), time.monotonic()
+        done = yield
+        if cpu_seconds() - busy > LIMIT or time.monotonic() - clock > ASLEEP:
+            self.slow.add(function_name(item.nodeid))
+        return done
+
+
+def measure(*options: str) -> set[str]:
+    """The slow functions of one run in this process, by one worker."""
+    found = Measure()
+    if code := pytest.main(["-q", "-p", "no:cacheprovider", *options, str(TESTS)], plugins=[found]):
+        sys.exit(f"the suite fails ({code}): run it first")
+    return found.slow
 
 
 def main() -> None:
-    """Measure one worker alone, so that workers do not slow each other down."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as report:
-        command = [sys.executable, "-m", "pytest", "-q", "--durations=0", "-p", "no:cacheprovider"]
-        code = subprocess.run(command, cwd=TESTS.parent, stdout=report, check=False).returncode
-        report.seek(0)
-        found = slow_of(report)
-    if code:
-        sys.exit(f"the suite fails ({code}): run it first")
-    LIST.write_text("".join(f"{name}\n" for name in sorted(found)), encoding="utf-8")
+    """Measure all tests, then the quick ones alone."""
+    for options in ((), ("-m", "not slow")):
+        found = measure(*options) | (set(slow_names()) if options else set())
+        LIST.write_text("".join(f"{name}\n" for name in sorted(found)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from pydantic_ai.models import ModelRequestParameters
 from tests.support.anthropic_server import AnthropicServer
 from tests.support.posting import Message, post
 
+pytestmark = pytest.mark.slow  # these test the tools of the tests
+
 
 def turn(role: str, *blocks: Any) -> Message:
     return {"role": role, "content": list(blocks)}

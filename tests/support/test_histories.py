@@ -43,6 +43,8 @@ from tests.support.histories import (
 from tests.support.openai_server import OpenAIServer
 from tests.support.parts import PNG, retry_prompt
 
+pytestmark = pytest.mark.slow  # these test the tools of the tests
+
 History = list[ModelMessage]
 
 

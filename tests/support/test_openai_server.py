@@ -9,6 +9,8 @@ import pytest
 from tests.support.openai_server import OpenAIServer
 from tests.support.posting import Message, post, user
 
+pytestmark = pytest.mark.slow  # these test the tools of the tests
+
 
 def calls(*ids: str) -> Message:
     made = [{"id": ident, "type": "function", "function": {"name": "look", "arguments": "{}"}} for ident in ids]

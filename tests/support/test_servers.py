@@ -16,6 +16,8 @@ from tests.support.loopback import Answer, Refusal
 from tests.support.openai_server import OpenAIServer
 from tests.support.posting import post, user
 
+pytestmark = pytest.mark.slow  # these test the tools of the tests
+
 
 def test_the_given_counter_counts() -> None:
     with OpenAIServer(count=lambda text: text.count("word"), window=2) as server:
