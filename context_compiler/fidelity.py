@@ -76,10 +76,10 @@ def resolve_fidelity(edge: object, node: object, pipeline: object) -> Fidelity:
     nothing said. What is no mode is passed over, with a warning in the log.
     """
     for thing, name in ((edge, "fidelity"), (node, "fidelity"), (pipeline, "default_fidelity")):
-        said = _attribute_text(thing, name)
-        if said:
+        value = _attribute_text(thing, name)
+        if value:
             try:
-                return Fidelity.parse(said, where=name)
+                return Fidelity.parse(value, where=name)
             except FidelityError as error:
                 _logger.warning("%s; the next level decides", error)
     return Fidelity.COMPACT
@@ -94,12 +94,12 @@ def resolve_thread_id(edge: object, node: object, pipeline: object, prev_node_na
     classes = getattr(node, "classes", None)
     several = isinstance(classes, Sequence) and not isinstance(classes, str | bytes)
     first = next(iter(cast("Sequence[object]", classes)), "") if several else ""
-    said = (
+    names = (
         *(_attribute_text(node, "thread_id"), _attribute_text(edge, "thread_id")),
         *(_attribute_text(pipeline, name) for name in ("default_thread_id", "thread_id", "default_thread")),
         *(first.strip() if isinstance(first, str) else "", prev_node_name, _attribute_text(node, "name")),
     )
-    return next((one for one in said if one), "")
+    return next((one for one in names if one), "")
 
 
 def fidelity_on_resume(resolved: str, is_first: bool) -> Fidelity:

@@ -33,8 +33,8 @@ def identity(body: bytes) -> str:
     renderings of the same dynamic part: the host renders it anew at every run.
     """
     data = json.loads(body)
-    said = {"kind": data.get("kind"), "parts": [_without_stamps(part) for part in data.get("parts", [])]}
-    canonical = json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    content = {"kind": data.get("kind"), "parts": [_without_stamps(part) for part in data.get("parts", [])]}
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return blake2b(canonical.encode(), digest_size=16).hexdigest()
 
 
@@ -70,9 +70,9 @@ def objects_of(message: ModelMessage) -> list[object]:
     held: list[object] = list(message.parts)
     for part in message.parts:
         for name in ("content", "args"):
-            said = getattr(part, name, None)
-            if said is not None:
-                held.append(said if type(said) is str else _snapshot(said))
+            content = getattr(part, name, None)
+            if content is not None:
+                held.append(content if type(content) is str else _snapshot(content))
     return held
 
 

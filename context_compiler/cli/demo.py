@@ -146,8 +146,8 @@ def _compare(screen: Screen, raw: History, views: Sequence[View]) -> None:
 
 def held_words(view: View) -> list[bool]:
     """For each needed fact, True if the view has it outside the question."""
-    said = "\n".join(item.text for one in read_history(view.messages[:-1]).readings for item in one.items)
-    return [words in said for _, words in NEEDED]
+    text = "\n".join(item.text for one in read_history(view.messages[:-1]).readings for item in one.items)
+    return [words in text for _, words in NEEDED]
 
 
 def _answer(screen: Screen, views: Sequence[View]) -> None:
@@ -158,7 +158,7 @@ def _answer(screen: Screen, views: Sequence[View]) -> None:
         *(Column(name) for name, _ in VIEWS),
     ]
     kept = zip(*map(held_words, views), strict=True)
-    rows = [(*need, *("yes" if one else "-" for one in said)) for need, said in zip(NEEDED, kept, strict=True)]
+    rows = [(*need, *("yes" if one else "-" for one in held)) for need, held in zip(NEEDED, kept, strict=True)]
     screen.line()
     screen.table(columns, rows)
     if any("-" in row for row in rows):

@@ -110,17 +110,17 @@ def _infer(name: str, instead: str = "", *, given: str = "--model") -> Model:
 
 def _remedy(error: Exception | None) -> str:
     """The remedy for an error of the host: a key to set, a package to install."""
-    said = one_line(str(error))
+    message = one_line(str(error))
     if isinstance(error, ImportError):
-        extra = next(iter(re.findall(r"pydantic-ai-slim\[([\w-]+)\]", said)), "")
+        extra = next(iter(re.findall(r"pydantic-ai-slim\[([\w-]+)\]", message)), "")
         missing = "its provider's package is not installed"
         if extra in EXTRAS:
             return f'{missing}: pip install "pydantic-ai-context-compiler[{extra}]"'
-        return f'{missing}: pip install "pydantic-ai-slim[{extra}]"' if extra else f"{missing}: {said}"
-    missing = next(iter(re.findall(r"`([A-Z][A-Z0-9_]+)`", said)), "")
+        return f'{missing}: pip install "pydantic-ai-slim[{extra}]"' if extra else f"{missing}: {message}"
+    missing = next(iter(re.findall(r"`([A-Z][A-Z0-9_]+)`", message)), "")
     if isinstance(error, UserError) and missing:
         return f"set the environment variable {missing}"
-    return said if said.startswith("Unknown model") and len(said) < 200 else said.split(". ")[0]
+    return message if message.startswith("Unknown model") and len(message) < 200 else message.split(". ")[0]
 
 
 def _scripted(name: str) -> ScriptedModel:

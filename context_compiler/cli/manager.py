@@ -55,9 +55,9 @@ def log(
 ) -> None:
     """List the commits of a session, newest first; an arrow marks the next rollback."""
     found = asyncio.run(_log(db, session, limit))
-    said = {"db": str(db), "session": session, "turns": found.turns, "next": found.next, "commits": found.commits}
+    facts = {"db": str(db), "session": session, "turns": found.turns, "next": found.next, "commits": found.commits}
     none = f"session {one_line(session)} has {plural(found.turns, 'turn')} and no checkpoint yet"
-    print_list(said, COLUMNS, [_row(one, found.next) for one in found.commits], json=json, empty=none)
+    print_list(facts, COLUMNS, [_row(one, found.next) for one in found.commits], json=json, empty=none)
 
 
 @app.command("checkpoint", epilog=example('manager checkpoint assistant --message "before the move"'))

@@ -66,11 +66,11 @@ def confirm(question: str) -> bool:
         SettingsError: standard input is empty.
     """
     print(one_line(question), "[y/N] ", end="", file=sys.stderr, flush=True)
-    said = sys.stdin.readline()
-    if not said:
+    answer = sys.stdin.readline()
+    if not answer:
         print(file=sys.stderr)
         raise SettingsError("no answer on standard input; give --yes in scripts")
-    return said.strip().lower() in ("y", "yes")
+    return answer.strip().lower() in ("y", "yes")
 
 
 @asynccontextmanager
@@ -125,11 +125,11 @@ def _nearest_views(wrong: int, numbers: Sequence[int], db: Path) -> str:
     if len(numbers) == 1:
         return f"there is only view {numbers[0]}"
     low, high = numbers[0], numbers[-1]
-    said = f"there are {len(numbers):,}, from {low} to {high}"
+    hint = f"there are {len(numbers):,}, from {low} to {high}"
     if high - low >= len(numbers):
         close = sorted(sorted(numbers, key=lambda one: abs(one - wrong))[:3])
-        said += f" with gaps, the nearest are {', '.join(map(str, close))}"
-    return f"{said}; `{list_command('views list', db)}` lists them"
+        hint += f" with gaps, the nearest are {', '.join(map(str, close))}"
+    return f"{hint}; `{list_command('views list', db)}` lists them"
 
 
 def list_command(command: str, db: Path) -> str:
@@ -165,9 +165,9 @@ def check_run_name(text: str | None) -> str | None:
 
 def parse_amount(text: str) -> Amount:
     """Parse a budget: whole tokens such as 4000, or a share such as 0.5."""
-    said = text.strip().lower()
+    number = text.strip().lower()
     try:
-        value: Amount = float(said) if "." in said or "e" in said else int(said)
+        value: Amount = float(number) if "." in number or "e" in number else int(number)
     except ValueError:
         value = 0
     try:

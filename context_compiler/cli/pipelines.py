@@ -318,8 +318,8 @@ def show(run: RunId, runs: Runs = RUNS, json: Json = False) -> None:
 
 def _stage_row(state: pipeline.RunState, name: str) -> tuple[object, ...]:
     outcome = state.outcomes[name]
-    said = outcome.failure_reason or outcome.notes
-    return name, outcome.status, state.visits.get(name, 0), state.retries.get(name, ""), one_line(said, 200)
+    notes = outcome.failure_reason or outcome.notes
+    return name, outcome.status, state.visits.get(name, 0), state.retries.get(name, ""), one_line(notes, 200)
 
 
 async def _load_runs(runs: Path) -> list[pipeline.RunInfo]:

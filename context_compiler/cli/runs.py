@@ -227,8 +227,8 @@ def _own_model(node: object) -> None:
     """No agent, so that the stage gets the model that it names."""
 
 
-def _parse_values(said: list[str]) -> dict[str, str]:
-    pairs = [one.partition("=") for one in said]
+def _parse_values(texts: list[str]) -> dict[str, str]:
+    pairs = [one.partition("=") for one in texts]
     for key, equals, _ in pairs:
         if not equals or not key:
             raise SettingsError(f"--set {key!r}: give KEY=VALUE")

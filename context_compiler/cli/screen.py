@@ -62,15 +62,15 @@ class Screen:
 
     def facts(self, pairs: Iterable[tuple[str, object]]) -> None:
         """Print names and values, one pair per line, without those that are None or empty."""
-        said = [(name, one_line(str(value))) for name, value in pairs if value not in (None, "")]
+        shown = [(name, one_line(str(value))) for name, value in pairs if value not in (None, "")]
         if self.rich:
             grid = Table.grid(RichColumn(style="dim", no_wrap=True), RichColumn(overflow="fold"), padding=(0, 2))
-            for name, value in said:
+            for name, value in shown:
                 grid.add_row(styled_text(name), Text(value))
             self.console.print(Padding(grid, (0, 0, 0, 2), expand=False))
             return
-        width = max((cell_len(name) for name, _ in said), default=0)
-        for name, value in said:
+        width = max((cell_len(name) for name, _ in shown), default=0)
+        for name, value in shown:
             self._plain(f"  {safe(name).ljust(width)}  {value}".rstrip())
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
@@ -254,10 +254,10 @@ def draw_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], fit: W
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold", collapse_padding=True)
     shown: list[Sequence[str]] = []
     for at, width in fit.items():
-        column, said = columns[at], [row[at] for row in cells]
+        column, values = columns[at], [row[at] for row in cells]
         justify = "right" if column.right else "left"
         table.add_column(Text(column.name), justify=justify, style=column.style or None, overflow="fold", width=width)
-        shown.append(abbreviate(said, width) if column.names else [one_line(cell, width) for cell in said])
+        shown.append(abbreviate(values, width) if column.names else [one_line(cell, width) for cell in values])
     for row in zip(*shown, strict=True):
         table.add_row(*map(Text, row))
     return table

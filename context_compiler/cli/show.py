@@ -162,8 +162,8 @@ def has_recall(one: Reading) -> bool:
 def excerpt(one: Reading, width: int = 0) -> str:
     """The beginning of a message, on one line; of a prompt with a recall block, that of the prompt."""
     theirs = [item for item in one.items if item.mark is None] or one.items
-    said = [item for item in theirs if item.kind is not Kind.SYSTEM] or theirs
-    return one_line(" · ".join(_item_text(item).plain for item in said), width)
+    shown = [item for item in theirs if item.kind is not Kind.SYSTEM] or theirs
+    return one_line(" · ".join(_item_text(item).plain for item in shown), width)
 
 
 def body(one: Reading) -> Text:

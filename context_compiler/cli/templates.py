@@ -157,8 +157,8 @@ def _try_template(name: str, path: str, read: Callable[[], Template]) -> Templat
 
 def _print(screen: Screen, found: Sequence[TemplateCheck], wrong: int) -> None:
     for one in found:
-        said = one.error or f"{one.name} ({one.path})"
-        screen.line(("wrong  " if one.error else "ok     ", "bold red" if one.error else "green"), said)
+        text = one.error or f"{one.name} ({one.path})"
+        screen.line(("wrong  " if one.error else "ok     ", "bold red" if one.error else "green"), text)
         for warning in one.warnings:
             screen.line(("       warning  ", "yellow"), warning)
     screen.line()
@@ -175,8 +175,8 @@ class _ErrorCollector(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Collect a template error."""
-        said = record.args if isinstance(record.args, tuple) else ()
-        self.errors.extend(one for one in said if isinstance(one, TemplateError))
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        self.errors.extend(one for one in arguments if isinstance(one, TemplateError))
 
 
 @contextmanager

@@ -108,12 +108,12 @@ def suggestions(wrong: str, known: Iterable[str], *, most: int = 3, list_command
     names = list(dict.fromkeys(known))
     close = get_close_matches(wrong, names, n=most, cutoff=0.5) or [name for name in names if wrong and wrong in name]
     close = close[:most] or names[:most]
-    said = ", ".join(repr(one_line(name, 60)) for name in close)
+    listed = ", ".join(repr(one_line(name, 60)) for name in close)
     if len(names) > len(close):
-        return f"; there are {len(names):,}, such as {said}" + (
+        return f"; there are {len(names):,}, such as {listed}" + (
             f"; `{list_command}` lists them all" if list_command else ""
         )
-    return f"; there {'is' if len(names) == 1 else 'are'} {said}" if close else ""
+    return f"; there {'is' if len(names) == 1 else 'are'} {listed}" if close else ""
 
 
 def plain_value(value: object) -> object:

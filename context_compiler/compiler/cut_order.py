@@ -172,10 +172,10 @@ def relieve_system_text(draft: Draft, limits: Limits, overhead: int) -> Limits:
     if limits.room:
         return limits
     readings, messages = draft.history.readings, draft.history.messages
-    said = [item for reading in readings for item in reading.items if item.kind is Kind.SYSTEM and item.stays]
-    if not said:
+    texts = [item for reading in readings for item in reading.items if item.kind is Kind.SYSTEM and item.stays]
+    if not texts:
         return limits
-    limit = max((limits.budget - overhead) // 2 // len(said), SMALLEST)
+    limit = max((limits.budget - overhead) // 2 // len(texts), SMALLEST)
     saved = 0
     for index, reading in enumerate(readings):
         if any(item.kind is Kind.SYSTEM and item.stays for item in reading.items):

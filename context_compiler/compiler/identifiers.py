@@ -45,12 +45,12 @@ class MissingIdentifier:
     fields: set[str] = field(default_factory=set[str])
 
 
-def missing_identifiers(selection: Selection, told: Sequence[str]) -> list[MissingIdentifier]:
-    """Identifiers that neither the kept messages nor `told` hold, those used in calls first.
+def missing_identifiers(selection: Selection, shown: Sequence[str]) -> list[MissingIdentifier]:
+    """Identifiers that neither the kept messages nor `shown` hold, those used in calls first.
 
     Args:
         selection: What stays and what is out.
-        told: What stands beside the messages: note and quotes.
+        shown: What stands beside the messages: note and quotes.
     """
     whole = {index for index, shape in enumerate(selection.draft.shapes) if shape == WHOLE}
     found: dict[str, MissingIdentifier] = {}
@@ -67,7 +67,7 @@ def missing_identifiers(selection: Selection, told: Sequence[str]) -> list[Missi
         beside[mention.position, mention.part] += 1
         _note(found.setdefault(text, MissingIdentifier(homes=[mention, mention, mention])), mention)
     rates = {name: (len(values & called) + 0.5) / (len(values) + 2) for name, values in fields.items() if name}
-    holds = TextSet(*_kept(selection), *told).holds
+    holds = TextSet(*_kept(selection), *shown).holds
     length = max(1, len(selection.history))
 
     def rank(need: MissingIdentifier) -> tuple[bool, float]:
@@ -153,13 +153,13 @@ def identifier_room(history: History, room: int) -> int:
 
 
 def identifiers_and_quotes(
-    selection: Selection, told: Sequence[str], room: int, quoting: Callable[[int], str], *, lost: bool
+    selection: Selection, shown: Sequence[str], room: int, quoting: Callable[[int], str], *, lost: bool
 ) -> str:
     """Ledger and quotes, together at most `room` tokens: what the ledger does not need is the quotes'.
 
     Args:
         selection: What stays and what is out.
-        told: What stands beside them: the note, and what is pinned.
+        shown: What stands beside them: the note, and what is pinned.
         room: The most tokens that both may cost.
         quoting: Gives quotes of at most so many tokens.
         lost: A model has written a summary, and what it lost is listed.
@@ -167,13 +167,13 @@ def identifiers_and_quotes(
     most = int(selection.limits.room * SHARE) if lost or uses_tools(selection.history) else 0
     own = min(most, room if lost else room // PART)
     quotes = quoting(room - own)
-    listed = list_identifiers(selection, (*told, quotes), own)
+    listed = list_identifiers(selection, (*shown, quotes), own)
     used = selection.counter.text(listed) + 2 if listed else 0
     if own - used > SMALLEST:
         quotes = quoting(room - used)
     rest = min(most, room - selection.counter.text(quotes) - 2)
     if rest - used > SPARE:
-        listed = list_identifiers(selection, (*told, quotes), rest)
+        listed = list_identifiers(selection, (*shown, quotes), rest)
     return "\n\n".join(block for block in (listed, quotes) if block)
 
 
@@ -183,20 +183,20 @@ class _Line:
 
     mentions: tuple[Mention, ...] = ()
     label: str = ""
-    said: str = ""
+    text: str = ""
 
 
-def list_identifiers(selection: Selection, told: Sequence[str], room: int) -> str:
-    """Identifiers of what is left out that neither the messages kept nor `told` hold, at most `room` tokens.
+def list_identifiers(selection: Selection, shown: Sequence[str], room: int) -> str:
+    """Identifiers of what is left out that neither the messages kept nor `shown` hold, at most `room` tokens.
 
     Args:
         selection: What stays and what is out.
-        told: What stands beside the messages: note and quotes.
+        shown: What stands beside the messages: note and quotes.
         room: The most tokens that it may cost.
     """
     if room < SMALLEST:
         return ""
-    candidates = missing_identifiers(selection, told)
+    candidates = missing_identifiers(selection, shown)
     lines: dict[Key, _Line] = {}
     labels: set[str] = set()
     left = room - 2
@@ -222,21 +222,21 @@ def _added(
     """Tokens that quoting an identifier from there adds, and the line to quote; 0 if it is quoted already."""
     key = written.key(home)
     line = lines.get(key, _Line())
-    if line.mentions and TextSet(line.said).holds(home.specific):
+    if line.mentions and TextSet(line.text).holds(home.specific):
         return 0, key, line
     longer = written.line((*line.mentions, home))
-    if line.said:
-        return counter.text(longer.said) - counter.text(line.said), key, longer
+    if line.text:
+        return counter.text(longer.text) - counter.text(line.text), key, longer
     shares = longer.label in labels
-    return counter.text(f"{AND}{longer.said}" if shares else f"{longer.label}{longer.said}\n"), key, longer
+    return counter.text(f"{AND}{longer.text}" if shares else f"{longer.label}{longer.text}\n"), key, longer
 
 
 def _together(lines: Mapping[Key, _Line]) -> str:
     """Every line; what has the same label shares it."""
     found: dict[str, list[str]] = {}
     for key in sorted(lines):
-        found.setdefault(lines[key].label, []).append(lines[key].said)
-    return "\n".join(label + AND.join(said) for label, said in found.items())
+        found.setdefault(lines[key].label, []).append(lines[key].text)
+    return "\n".join(label + AND.join(texts) for label, texts in found.items())
 
 
 class _Writer:
@@ -265,25 +265,25 @@ class _Writer:
         item = self._history.readings[position].items[part]
         asked = [one for one in mentions if (one.position, one.part) == (position, part)]
         answers = [one for one in mentions if (one.position, one.part) != (position, part)]
-        said = _pieces(readable_text(item), asked, self._words)
+        text = _pieces(readable_text(item), asked, self._words)
         if item.kind is Kind.CALL:
             short = call_line(item.tool or "tool", item.text, width=CALL)
             named = TextSet(short)
-            said = short[short.find("(") :] if all(named.holds(one.specific) for one in asked) else f"(… {said})"
+            text = short[short.find("(") :] if all(named.holds(one.specific) for one in asked) else f"(… {text})"
         elif item.kind is Kind.RETURN:
-            said = f" → {said}"
+            text = f" → {text}"
         if answers:
             at, place = answers[0].position, answers[0].part
-            said += " → " + _pieces(readable_text(self._history.readings[at].items[place]), answers, self._words)
+            text += " → " + _pieces(readable_text(self._history.readings[at].items[place]), answers, self._words)
         tool = one_line(item.tool or "tool", 40) if item.kind in (Kind.CALL, Kind.RETURN) else ""
-        return _Line(mentions=mentions, label=f"[turn {first.turn + 1} · {first.speaker}] {tool}", said=said)
+        return _Line(mentions=mentions, label=f"[turn {first.turn + 1} · {first.speaker}] {tool}", text=text)
 
 
-def _pieces(text: str, told: Iterable[Mention], words: int) -> str:
+def _pieces(text: str, wanted: Iterable[Mention], words: int) -> str:
     """The text with what stands around each of these, in order; what lies close together is one piece."""
     spans: list[list[int]] = []
     data = text[:1] in ("{", "[")
-    for one in sorted(told, key=lambda mention: mention.specific.offset):
+    for one in sorted(wanted, key=lambda mention: mention.specific.offset):
         start, end = one.specific.offset, one.specific.offset + len(one.specific.verbatim)
         start, end = _around(text, start, end, words)
         if spans and start <= spans[-1][1] + 4:

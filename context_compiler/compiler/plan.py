@@ -62,8 +62,8 @@ class Plan:
     def base(self) -> Mapping[int, Shape]:
         """The shapes of messages with broken parts."""
         shapes = {index: Shape(skip=parts) for index, parts in self.pairing.broken.items()}
-        told = self.pairing.told
-        return shapes if told is None else {**shapes, told: Shape(tools="render")}
+        unpaired = self.pairing.unpaired
+        return shapes if unpaired is None else {**shapes, unpaired: Shape(tools="render")}
 
     @cached_property
     def prompt_tokens(self) -> int:

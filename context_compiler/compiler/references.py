@@ -90,20 +90,20 @@ def contexts(text: str, wanted: str) -> set[tuple[str, str, str]]:
 
 def texts(history: History) -> list[str]:
     """Comparable text of every message."""
-    said = (
+    readable = (
         "\n".join(text for item in reading.items if item.kind is not Kind.THINKING for text in sources(item))
         for reading in history.readings
     )
-    return [comparable_text(text.replace("\\n", "\n ").replace("\\t", " ")) for text in said]
+    return [comparable_text(text.replace("\\n", "\n ").replace("\\t", " ")) for text in readable]
 
 
-def calls(sessions: Sequence[History], said: Sequence[Sequence[str]]) -> Iterator[Call]:
+def calls(sessions: Sequence[History], spoken: Sequence[Sequence[str]]) -> Iterator[Call]:
     """Every call with something in its arguments that occurred before."""
     for number, history in enumerate(sessions):
         for position, reading in enumerate(history.readings):
             if reading.request or position == 0:
                 continue
-            before = said[number][:position]
+            before = spoken[number][:position]
             found: list[Reference] = []
             for text in sorted({text for item in reading.items for text in needed(item)}):
                 last = next((at for at in range(position - 1, -1, -1) if any(places(before[at], text))), None)
@@ -113,10 +113,10 @@ def calls(sessions: Sequence[History], said: Sequence[Sequence[str]]) -> Iterato
                 yield Call(session=number, position=position, references=tuple(found))
 
 
-def held(reference: str, said: Sequence[str], view: str) -> bool:
+def held(reference: str, before: Sequence[str], view: str) -> bool:
     """True if a view holds a reference with words that were beside it at its origin."""
     shown = contexts(view, reference)
-    return bool(shown) and any(shown & contexts(text, reference) for text in said)
+    return bool(shown) and any(shown & contexts(text, reference) for text in before)
 
 
 class ReferenceRecall:
@@ -124,8 +124,8 @@ class ReferenceRecall:
 
     def __init__(self, history: History, budget: int, reader: Reader) -> None:
         """Find what each call of `history` needs; `reader` reads the views."""
-        self._said = texts(history)
-        self._needed = {call.position: call.references for call in calls([history], [self._said])}
+        self._texts = texts(history)
+        self._needed = {call.position: call.references for call in calls([history], [self._texts])}
         self._budget, self._reader = budget, reader
         self._all: list[float] = []
         self._long: list[float] = []
@@ -136,7 +136,7 @@ class ReferenceRecall:
         if not needed:
             return
         shown = "\n".join(texts(self._reader.read(list(view))))
-        hits = [(held(one.text, self._said[:position], shown), one.distance) for one in needed]
+        hits = [(held(one.text, self._texts[:position], shown), one.distance) for one in needed]
         self._all.append(fmean(hit for hit, _ in hits))
         if far := [hit for hit, distance in hits if distance > self._budget]:
             self._long.append(fmean(far))

@@ -90,8 +90,8 @@ def _found(original: str, start: int, rules: bool) -> Iterator[Specific]:
     places += [(at, end, Sort.COMMAND) for at, end in _commands(text)]
     places += [(at, end, Sort.RULE) for at, end in _rules(text)] if rules else []
     for at, end, sort in sorted(places):
-        said = original[at:end]
-        yield Specific(sort=sort, text=comparable_text(said), verbatim=said, offset=start + at)
+        verbatim = original[at:end]
+        yield Specific(sort=sort, text=comparable_text(verbatim), verbatim=verbatim, offset=start + at)
 
 
 def _trimmed(text: str, sort: Sort) -> str:
@@ -128,11 +128,11 @@ def _rules(text: str) -> Iterator[tuple[int, int]]:
     at = 0
     for end in (*sentence_ends(text), len(text)):
         sentence = text[at:end]
-        said = sentence.strip()
-        if 5 < len(said) <= min(LONGEST, 400) and not _NO_RULE.search(said):
-            if _BINDS.search(said) or is_instruction(one_line(said, LONGEST)):
+        rule = sentence.strip()
+        if 5 < len(rule) <= min(LONGEST, 400) and not _NO_RULE.search(rule):
+            if _BINDS.search(rule) or is_instruction(one_line(rule, LONGEST)):
                 start = at + len(sentence) - len(sentence.lstrip())
-                yield start, start + len(said)
+                yield start, start + len(rule)
         at = end
 
 
@@ -243,8 +243,8 @@ def mentions(history: History, outline: Outline, positions: Iterable[int], *, ru
             if item.mark is not None or item.kind not in SPEAKERS:
                 continue
             called = item.kind is Kind.CALL or runs_command(item)
-            said = readable_text(item)
-            for one in (*specifics(said, rules), *_shell_commands(item)):
+            text = readable_text(item)
+            for one in (*specifics(text, rules), *_shell_commands(item)):
                 found.append(
                     Mention(
                         specific=one,
@@ -252,7 +252,7 @@ def mentions(history: History, outline: Outline, positions: Iterable[int], *, ru
                         part=part,
                         turn=turn,
                         speaker=SPEAKERS[item.kind],
-                        field=field_of(said, one.offset) or (item.tool or ""),
+                        field=field_of(text, one.offset) or (item.tool or ""),
                         called=called,
                     )
                 )
@@ -288,10 +288,10 @@ def field_of(text: str, offset: int) -> str:
 def _shell_commands(item: Item) -> tuple[Specific, ...]:
     """Shell commands of a call."""
     given = parse_arguments(item.text) if item.kind is Kind.CALL else None
-    said = next(
+    command = next(
         (value for key, value in (given or {}).items() if key in SHELL_ARGUMENTS and isinstance(value, str)), ""
     )
-    line = said.strip().partition("\n")[0][:300]
+    line = command.strip().partition("\n")[0][:300]
     if not line:
         return ()
     at = max(0, readable_text(item).find(line))
@@ -321,6 +321,6 @@ def lost_specifics(history: History, outline: Outline, span: Iterable[int]) -> t
 
 def survival(lost: Iterable[Specific], *texts: str) -> Survival:
     """Count of these identifiers in the texts, compared without case and spacing."""
-    told = TextSet(*texts)
-    kept = [told.holds(one) for one in lost]
+    shown = TextSet(*texts)
+    kept = [shown.holds(one) for one in lost]
     return Survival(found=len(kept), kept=sum(kept))

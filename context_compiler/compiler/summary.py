@@ -74,8 +74,8 @@ def compose_prompts(
     """One prompt per chunk of `turns`; from the second on, `SLOT` is replaced by the previous summary."""
     prompts: list[str] = []
     for number, chunk in enumerate(turns or [""]):
-        said = {**values, "recent_turns": chunk, "previous_summary": previous if number == 0 else SLOT}
-        prompts.append(_one(template, said, cap))
+        filled = {**values, "recent_turns": chunk, "previous_summary": previous if number == 0 else SLOT}
+        prompts.append(_one(template, filled, cap))
     return tuple(prompts)
 
 
@@ -200,17 +200,17 @@ def turn_lines(history: History, positions: Sequence[int], results: int | None) 
 
 
 def _line(item: Item, whole: bool) -> str:
-    said = _SPEAKING.sub(r"\1> ", item.text)
+    text = _SPEAKING.sub(r"\1> ", item.text)
     if item.mark is not None:
-        return f"Earlier notes: {said}"
+        return f"Earlier notes: {text}"
     if item.kind in (Kind.USER, Kind.FEEDBACK):
-        return f"User: {said}" if item.kind is Kind.USER else f"[retry] {said}"
+        return f"User: {text}" if item.kind is Kind.USER else f"[retry] {text}"
     if item.kind in (Kind.TEXT, Kind.MEDIA, Kind.COMPACTION, Kind.OTHER):
-        return f"Assistant: {said}" if said.strip() else ""
+        return f"Assistant: {text}" if text.strip() else ""
     if item.kind is Kind.CALL:
         return f"Assistant called {call_line(item.tool or 'tool', item.text)}"
     if item.kind is Kind.RETURN:
-        return f"[tool] {item.tool}: {said if whole else outcome_line(item.text, failed=item.failed)}"
+        return f"[tool] {item.tool}: {text if whole else outcome_line(item.text, failed=item.failed)}"
     return ""
 
 
@@ -264,23 +264,23 @@ def gather_sections(selection: Selection, span: Sequence[int], wanted: Collectio
     return {name: text for name, text in found.items() if name in wanted}
 
 
-def newest(said: Sequence[str], limit: int, counter: TokenCounter) -> list[str]:
+def newest(lines: Sequence[str], limit: int, counter: TokenCounter) -> list[str]:
     """The last lines that have at most `limit` tokens together; where the last alone is longer, its head and tail."""
     kept: list[str] = []
     left = limit
-    for line in reversed(said):
+    for line in reversed(lines):
         left -= counter.text(line) + 1
         if left < 0:
             break
         kept.append(line)
-    return kept[::-1] or [truncate(line, limit, counter) for line in said[-1:]]
+    return kept[::-1] or [truncate(line, limit, counter) for line in lines[-1:]]
 
 
 def fit_turns(
-    said: Iterable[str], *, rules: Mapping[str, SectionRule], counter: TokenCounter
+    lines: Iterable[str], *, rules: Mapping[str, SectionRule], counter: TokenCounter
 ) -> tuple[list[str], tuple[Drop, ...]]:
     """The lines of the turns, of which the older go where the template gives them a budget."""
-    given = list(said)
+    given = list(lines)
     limit = _limit("recent_turns", rules)
     if limit is None:
         return given, ()
@@ -365,13 +365,13 @@ def summary_request(selection: Selection) -> SummaryRequest:
     values, dropped = fit_sections(given, rules=rules, room=room // 4, counter=selection.counter)
     turns = chunks(newer, room // 2, selection.counter)
     prompts = compose_prompts(policy.template, values, turns, previous=notes["previous_summary"], cap=cap)
-    said = {**values, **notes, "recent_turns": "".join(turns)}
-    had = {**said, **given}
+    filled = {**values, **notes, "recent_turns": "".join(turns)}
+    had = {**filled, **given}
     return SummaryRequest(
         key=_key(selection, cap),
         prompts=prompts,
         cap=cap,
-        included=tuple(name for name in TITLES if said.get(name, "").strip()),
+        included=tuple(name for name in TITLES if filled.get(name, "").strip()),
         missing=tuple(
             sorted(name for name in policy.template.wants() if name in TITLES and not had.get(name, "").strip())
         ),
@@ -459,8 +459,8 @@ async def ask(
                 text = (result.output or "").strip()
                 spent.incr(result.usage)
     except TimeoutError:
-        said = f"no answer within {timeout:g} s"
-        raise CompileError(said, model=model_alias(model), phase="timeout", **_bill(spent)) from None
+        reason = f"no answer within {timeout:g} s"
+        raise CompileError(reason, model=model_alias(model), phase="timeout", **_bill(spent)) from None
     except (AgentRunError, UserError, ImportError) as error:
         raise CompileError(str(error), model=model_alias(model), phase="call", **_bill(spent)) from error
     return SummaryResponse(text=text, latency_ms=(time.perf_counter() - started) * 1000, **_bill(spent))

@@ -147,10 +147,10 @@ def failures(history: History, positions: Sequence[int]) -> Iterator[Failure]:
         elif item.kind in (Kind.RETURN, Kind.FEEDBACK):
             results.append((turn, item))
     named = sorted(enumerate(results), key=lambda one: (one[1][1].tool or "", one[0]))
-    told: list[tuple[int, Failure]] = []
+    found: list[tuple[int, Failure]] = []
     for tool, group in groupby(named, key=lambda one: one[1][1].tool or ""):
-        told += _failures_of_tool(tool, list(group), calls)
-    yield from (failure for _, failure in sorted(told, key=lambda one: one[0]))
+        found += _failures_of_tool(tool, list(group), calls)
+    yield from (failure for _, failure in sorted(found, key=lambda one: one[0]))
 
 
 def _failures_of_tool(

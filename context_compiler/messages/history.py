@@ -63,8 +63,8 @@ class Reading:
     @property
     def asks(self) -> bool:
         """True if a user speaks in it. A file beside a tool result belongs to the result."""
-        said = [item for item in self.items if item.kind is Kind.USER and item.mark is None]
-        return self.prompts and not (self.answers and all(item.media for item in said))
+        spoken = [item for item in self.items if item.kind is Kind.USER and item.mark is None]
+        return self.prompts and not (self.answers and all(item.media for item in spoken))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +110,8 @@ SPOKEN = frozenset({Kind.USER, Kind.TEXT, Kind.CALL, Kind.RETURN, Kind.FEEDBACK,
 
 def searchable(reading: Reading) -> str:
     """Searchable text of a message: speech, calls and results."""
-    said = (f"{item.tool} {item.text}" if item.tool else item.text for item in reading.items if item.kind in SPOKEN)
-    return "\n".join(text for text in said if text)
+    texts = (f"{item.tool} {item.text}" if item.tool else item.text for item in reading.items if item.kind in SPOKEN)
+    return "\n".join(text for text in texts if text)
 
 
 class Reader:
@@ -269,15 +269,15 @@ def superseded_parts(history: History) -> dict[int, frozenset[int]]:
     staying = [index for index, reading in enumerate(history.readings) if reading.stays]
     noted = any(item.kind is Kind.CONTROL for index in staying for item in history.readings[index].items)
     window = _window_start(history) if noted else (0, 0)
-    said: set[str] = set()
+    seen: set[str] = set()
     found: dict[int, set[int]] = {}
     for index in staying:
         for at, item in enumerate(history.readings[index].items):
             if item.kind is not Kind.SYSTEM:
                 gone = item.kind is Kind.CONTROL and (index, at) < window
             else:
-                gone = item.text in said
-                said.add(item.text)
+                gone = item.text in seen
+                seen.add(item.text)
             if gone:
                 found.setdefault(index, set()).add(at)
     return {index: frozenset(parts) for index, parts in found.items()}

@@ -202,14 +202,14 @@ def is_instruction(sentence: str) -> bool:
     """True if a sentence is a standing instruction or prohibition."""
     if sentence.startswith(_PASTED):
         return False
-    said = _LISTED.sub("", _QUOTED.sub("_", sentence.replace("’", "'"))).strip(" *_").lower()
-    if len(_CODE.findall(said)) > 1 + len(said) // 16:
+    plain = _LISTED.sub("", _QUOTED.sub("_", sentence.replace("’", "'"))).strip(" *_").lower()
+    if len(_CODE.findall(plain)) > 1 + len(plain) // 16:
         return False
-    if said.endswith(("?", "？", "؟")):
-        return bool(_POLITE.search(said))
-    if _ANYWHERE.search(said) or _OPENING.match(said):
+    if plain.endswith(("?", "？", "؟")):
+        return bool(_POLITE.search(plain))
+    if _ANYWHERE.search(plain) or _OPENING.match(plain):
         return True
-    return bool(_ORDER.search(said)) and not _FRIENDLY.search(said)
+    return bool(_ORDER.search(plain)) and not _FRIENDLY.search(plain)
 
 
 INSTRUCTION_WIDTH = 400
@@ -241,7 +241,7 @@ def standing_instructions(history: History, outline: Outline, positions: Iterabl
                 continue
             turn = outline.turns[bisect_right(starts, position) - 1].index
             for sentence in instruction_sentences(item.text):
-                said = "".join(filter(str.isalnum, sentence.casefold()))
-                found.pop(said, None)
-                found[said] = Instruction(position=position, turn=turn, text=clip(sentence, INSTRUCTION_WIDTH))
+                key = "".join(filter(str.isalnum, sentence.casefold()))
+                found.pop(key, None)
+                found[key] = Instruction(position=position, turn=turn, text=clip(sentence, INSTRUCTION_WIDTH))
     return tuple(found.values())

@@ -126,8 +126,8 @@ def _piece(piece: object) -> tuple[str, int]:
         return "", 0
     if is_media(piece):
         return placeholder(piece), media_cost(piece)
-    said = getattr(piece, "content", None)
-    return (said, 0) if isinstance(said, str) else (plain_text(piece), 0)
+    content = getattr(piece, "content", None)
+    return (content, 0) if isinstance(content, str) else (plain_text(piece), 0)
 
 
 def mark_of(thing: Any) -> dict[str, Any] | None:
@@ -138,16 +138,16 @@ def mark_of(thing: Any) -> dict[str, Any] | None:
 
 
 def _return(part: Any, counter: TokenCounter) -> Item:
-    said = part.content
+    content = part.content
     outcome = getattr(part, "outcome", "success")
     media = 0
-    if not isinstance(said, str):
-        media = sum(map(media_cost, media_in(said)))
-        said = plain_text(without_media(said) if media else said)
-    sent = plain_text({"error": said}) if outcome in ERRORS else said
+    if not isinstance(content, str):
+        media = sum(map(media_cost, media_in(content)))
+        content = plain_text(without_media(content) if media else content)
+    sent = plain_text({"error": content}) if outcome in ERRORS else content
     return Item(
         kind=Kind.RETURN,
-        text=said,
+        text=content,
         tokens=counter.text(sent) + counter.text(part.tool_name) + media + MESSAGE_OVERHEAD,
         call_id=part.tool_call_id,
         tool=part.tool_name,
@@ -215,8 +215,8 @@ def _speech(part: Any, counter: TokenCounter) -> Item:
 
 
 def _other(part: Any, counter: TokenCounter) -> Item:
-    said = getattr(part, "content", None)
-    text = said if isinstance(said, str) else plain_text(part)
+    content = getattr(part, "content", None)
+    text = content if isinstance(content, str) else plain_text(part)
     return Item(kind=Kind.OTHER, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD)
 
 

@@ -67,11 +67,11 @@ def apply_shape(message: ModelMessage, reading: Reading, shape: Shape, counter: 
     """Apply a shape to a message; None if nothing is left of it."""
     if shape == WHOLE:
         return message
-    told = _oversized_native_ids(reading.items, shape)
+    oversized = _oversized_native_ids(reading.items, shape)
     truncator = Truncator(counter, shape.ref)
     parts: list[Any] = []
     for position, (part, item) in enumerate(zip(message.parts, reading.items, strict=True)):
-        kept = None if position in shape.skip else _part(part, item, shape, told, truncator)
+        kept = None if position in shape.skip else _part(part, item, shape, oversized, truncator)
         if kept is not None:
             parts.append(kept)
     return replace(message, parts=parts) if parts else None
@@ -94,13 +94,13 @@ def _oversized_native_ids(items: Sequence[Item], shape: Shape) -> frozenset[str 
     return frozenset(item.call_id for item in items if item.tokens > limit and own.count(item.call_id) > 1)
 
 
-def _part(part: Any, item: Item, shape: Shape, told: frozenset[str | None], truncator: Truncator) -> Any | None:
+def _part(part: Any, item: Item, shape: Shape, oversized: frozenset[str | None], truncator: Truncator) -> Any | None:
     if item.stays:
         long = item.kind is Kind.SYSTEM and shape.system is not None and item.tokens > shape.system
         return _truncate_part(part, item, shape.system or 0, truncator) if long else part
     if shape.bare or item.kind in shape.without or (item.call_id is not None and shape.tools == "drop"):
         return None
-    if item.call_id is not None and (shape.tools == "render" or (item.native and item.call_id in told)):
+    if item.call_id is not None and (shape.tools == "render" or (item.native and item.call_id in oversized)):
         return _as_text(part, item, shape.limit, truncator)
     if item.native:
         return part
@@ -153,9 +153,9 @@ def _piece(piece: Any, left: int, truncator: Truncator) -> tuple[Any, int]:
         piece = placeholder(piece)
     if getattr(piece, "kind", None) == "cache-point":
         return piece, 0
-    said = getattr(piece, "content", None)
-    if isinstance(said, str):
-        text = truncator.truncate(said, left)
+    content = getattr(piece, "content", None)
+    if isinstance(content, str):
+        text = truncator.truncate(content, left)
         return replace(piece, content=text), truncator.text(text)
     text = truncator.truncate(plain_text(piece), left)
     return text, truncator.text(text)
@@ -191,8 +191,8 @@ def _short_arguments(text: str, limit: int, truncator: Truncator) -> dict[str, o
 
 
 def _short_value(value: object, width: int, truncator: Truncator) -> object:
-    said = plain_text(value)
-    return value if truncator.text(said) <= width else truncator.truncate(said, width)
+    text = plain_text(value)
+    return value if truncator.text(text) <= width else truncator.truncate(text, width)
 
 
 def _write_file(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:
@@ -221,12 +221,12 @@ def _as_text(part: Any, item: Item, limit: int | None, truncator: Truncator) -> 
     """A call or an answer as a line of text, each on its own side of the conversation."""
     name = item.tool or "tool"
     line = call_line(name, item.text) if item.kind is Kind.CALL else outcome_line(item.text, failed=item.failed)
-    said = f"[tool] {line}" if item.kind is Kind.CALL else f"[tool] {name}: {line}"
+    text = f"[tool] {line}" if item.kind is Kind.CALL else f"[tool] {name}: {line}"
     if limit is not None:
-        said = truncator.truncate(said, max(1, limit - MESSAGE_OVERHEAD))
+        text = truncator.truncate(text, max(1, limit - MESSAGE_OVERHEAD))
     if item.kind is Kind.CALL or item.native:
-        return TextPart(content=said)
-    return UserPromptPart(content=said, timestamp=part.timestamp)
+        return TextPart(content=text)
+    return UserPromptPart(content=text, timestamp=part.timestamp)
 
 
 def _tool_call_stub(part: Any, item: Item, truncator: Truncator) -> tuple[Any, Item]:

@@ -69,8 +69,8 @@ def call_line(tool: str, args_text: str, *, width: int = WIDTH) -> str:
         return clip(f"{name}({bare})", width)
     alone = len(given) == 1
     room = width - len(name) - 2
-    said = (_field(key, given[key], room if alone else _width(key, given[key])) for key in _rank_keys(given))
-    return clip(f"{name}({_join_fields(said, len(given), room)})", width)
+    shown = (_field(key, given[key], room if alone else _width(key, given[key])) for key in _rank_keys(given))
+    return clip(f"{name}({_join_fields(shown, len(given), room)})", width)
 
 
 def _join_fields(fields: Iterable[str], total: int, room: int) -> str:
@@ -136,8 +136,8 @@ def outcome_line(text: str, *, failed: bool, width: int = WIDTH) -> str:
     """
     if not text.strip():
         return clip("(empty)", width)
-    said = _from_json(text, width) or _from_lines(text, failed)
-    return one_line(said, width) or clip("(empty)", width)
+    shown = _from_json(text, width) or _from_lines(text, failed)
+    return one_line(shown, width) or clip("(empty)", width)
 
 
 def _from_json(text: str, width: int) -> str:
@@ -242,10 +242,10 @@ def nested_ids(value: object) -> str:
             continue
         for key, one in (cast(dict[str, object], at) if isinstance(at, dict) else {}).items():
             if isinstance(one, str | int) and is_id_field(key) and 1 < len(str(one)) <= LONGEST_ID:
-                said = f"{key[:40]}={one}"
-                if said not in found and sum(map(len, found)) + len(said) > IDS_WIDTH:
+                entry = f"{key[:40]}={one}"
+                if entry not in found and sum(map(len, found)) + len(entry) > IDS_WIDTH:
                     return ", ".join([*found, "…"])
-                found[said] = None
+                found[entry] = None
             elif isinstance(one, dict | list):
                 waiting.append(cast(object, one))
     return ", ".join(found)

@@ -32,7 +32,7 @@ class Pairing:
     broken: Mapping[int, frozenset[int]]
     """Parts without a partner, by position of their message: orphaned and repeated answers, unanswered calls,
     and thinking that signs nothing else."""
-    told: int | None
+    unpaired: int | None
     """The last message if none of its parts has a partner: a view must end with it, so it is rendered as text."""
     length: int
     tip: str | None
@@ -41,7 +41,7 @@ class Pairing:
     """True if a later message may change this: a call is open, or the last message is rendered as text."""
 
 
-NOTHING = Pairing(pairs=(), broken={}, told=None, length=0, tip=None, waiting=False)
+NOTHING = Pairing(pairs=(), broken={}, unpaired=None, length=0, tip=None, waiting=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ def pair(history: History, before: Pairing | None = None) -> Pairing:
     return Pairing(
         pairs=tuple(pairs),
         broken={**before.broken, **found},
-        told=last if lost else None,
+        unpaired=last if lost else None,
         length=len(history),
         tip=history.tip,
         waiting=bool(calls) or lost,

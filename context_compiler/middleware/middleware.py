@@ -115,9 +115,9 @@ class Middleware:
             self._settle(run, result)
             if result.fault is not None:
                 await self.report(result.fault)
-            if result.view.status == "floor_over_budget" and request.told.text:
-                run.tell(drop_block(request.told, "even the least that can be sent needs their room"))
-                request = replace(request, told=run.told or NO_LAYERS)
+            if result.view.status == "floor_over_budget" and request.layers.text:
+                run.attach(drop_block(request.layers, "even the least that can be sent needs their room"))
+                request = replace(request, layers=run.layers or NO_LAYERS)
                 again = (await try_await(respond(self.state, run, request, host))).value
                 if again is not None:
                     result = again
@@ -146,16 +146,16 @@ class Middleware:
         layers, role = self.arguments.layers, self.arguments.role
         if layers is None or role is None:
             return request
-        if run.told is None:
-            outcome = await try_await(self._told(run, request, layers, role))
+        if run.layers is None:
+            outcome = await try_await(self._layer_block(run, request, layers, role))
             if outcome.error is not None:
                 await self.report(outcome.error)
-                run.tell(drop_block(NO_LAYERS, f"could not be told: {type(outcome.error).__name__}"))
+                run.attach(drop_block(NO_LAYERS, f"could not be told: {type(outcome.error).__name__}"))
             else:
-                run.tell(outcome.value or NO_LAYERS)
-        return replace(request, told=run.told or NO_LAYERS)
+                run.attach(outcome.value or NO_LAYERS)
+        return replace(request, layers=run.layers or NO_LAYERS)
 
-    async def _told(self, run: Run, request: Request, layers: LayerSource, role: str | Need) -> LayerBlock:
+    async def _layer_block(self, run: Run, request: Request, layers: LayerSource, role: str | Need) -> LayerBlock:
         state = await load_state(layers, request.session_id, timeout=self.arguments.timeout)
         budget, _ = self.arguments.whole_budget(window=request.window, max_tokens=request.max_tokens)
         room = int(budget / run.ratios.of(request.family)) - request.overhead

@@ -105,9 +105,9 @@ async def compile_view(
     arguments.check()
     context = _read(arguments, messages, session)
     limits = context.limits()
-    told = await _told(layers, role, session, context, limits.room)
-    if told is not NO_LAYERS:
-        context = replace(context, request=replace(context.request, told=told))
+    block = await _layer_block(layers, role, session, context, limits.room)
+    if block is not NO_LAYERS:
+        context = replace(context, request=replace(context.request, layers=block))
 
     async def answer(given: SummaryRequest) -> SummaryResponse:
         return await ask(given.prompts, model or "none", timeout=timeout)
@@ -115,7 +115,7 @@ async def compile_view(
     done: Advance | None = None
     result = assemble_view(context, None, "raw")
     if result.view.tokens > limits.budget:
-        room = replace(limits, budget=limits.budget - told.tokens)
+        room = replace(limits, budget=limits.budget - block.tokens)
         done = await advance(context, room, where=context.where, ask=answer, one_shot=True)
         result = assemble_view(context, done.cycle, "compiled", done, earlier=result)
         if result.view.tokens > limits.budget:
@@ -147,7 +147,7 @@ def _label(history: History) -> str:
     return f"conversation-{history.ids[0][-12:]}" if history.ids else "empty"
 
 
-async def _told(
+async def _layer_block(
     layers: LayerSource | None, role: str | Need | None, session: str | None, context: RequestContext, room: int
 ) -> LayerBlock:
     """The layers as they stand before the prompt."""

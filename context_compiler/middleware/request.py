@@ -56,7 +56,7 @@ class Request:
     """The agent has the tool that reads what a view leaves out."""
     marked: bool = False
     """A view that is not raw history must carry a part of ours, so that it is known again."""
-    told: LayerBlock = NO_LAYERS
+    layers: LayerBlock = NO_LAYERS
     """The layers of the session, as they stand directly before the prompt."""
     dropped: tuple[Drop, ...] = ()
     """Messages that are no part of the request, and why."""
@@ -70,7 +70,7 @@ class Request:
     @property
     def fixed(self) -> int:
         """Exact tokens of everything but the history."""
-        return self.overhead + self.told.tokens
+        return self.overhead + self.layers.tokens
 
 
 class Host(Protocol):

@@ -253,19 +253,19 @@ def assemble_view(
     Raises:
         ContextCompilerError: the view may not go out as it is.
     """
-    request, history, told, live = context.request, context.history, context.request.told, context.host is not None
+    request, history, layers, live = context.request, context.history, context.request.layers, context.host is not None
     frozen, limits = cycle or RAW, context.limits(cycle)
-    untouched = cycle is None and not context.base and not told.text and not (live and _unled(request.messages))
+    untouched = cycle is None and not context.base and not layers.text and not (live and _unled(request.messages))
     if untouched:
         start, messages, sent = None, list(request.messages), history
     else:
         start = _opening(context, frozen, blocks, earlier)
         messages = _messages(context, frozen, blocks, start[2])
-        messages = insert_block(messages, told) if told.text else messages
+        messages = insert_block(messages, layers) if layers.text else messages
         sent = context.reader.read(messages, last=earlier.sent if earlier else context.run.view)
         if live:
             _check(sent, history)
-    drops = (*told.drops, *(done.selection.draft.drops if done else ()), *request.dropped)
+    drops = (*layers.drops, *(done.selection.draft.drops if done else ()), *request.dropped)
     kept = () if live and untouched else why_kept(frozen, context)
     return Result(
         view=View(
@@ -277,7 +277,7 @@ def assemble_view(
             ledger=token_breakdown(_sections(context, frozen, sent, blocks), drops, kept),
             drops=drops,
             kept=kept,
-            quoted=(*told.sections, *(done.quoted if done else ()), *(blocks.quotes if blocks else ())),
+            quoted=(*layers.sections, *(done.quoted if done else ()), *(blocks.quotes if blocks else ())),
         ),
         raw=history,
         sent=sent,
@@ -297,8 +297,8 @@ def assemble_view(
 def _sections(context: RequestContext, cycle: Cycle, sent: History, blocks: Blocks | None) -> dict[str, int]:
     """Exact tokens of a request by section."""
     texts = blocks.texts().values() if blocks else ()
-    sections, told = sections_of(cycle, sent, context.counter, texts), context.request.told
-    sections = with_layer_tokens(sections, told) if told.text else sections
+    sections, layers = sections_of(cycle, sent, context.counter, texts), context.request.layers
+    sections = with_layer_tokens(sections, layers) if layers.text else sections
     return sections if context.host is None else {"instructions and schemas": context.request.overhead, **sections}
 
 

@@ -106,7 +106,7 @@ class Run:
     """The provider has refused a request of this run as too long."""
     failed: Compile | None = None
     """The compile that failed in this request."""
-    told: LayerBlock | None = None
+    layers: LayerBlock | None = None
     """The layers as this run has them, once that is settled."""
     earlier: Sequence[ModelMessage] | None = None
     """Messages of the record before the window that this run was given; None until that is looked up."""
@@ -163,9 +163,9 @@ class Run:
         """A compile of this request has failed; None forgets that of the request before."""
         self.failed = row
 
-    def tell(self, told: LayerBlock) -> None:
+    def attach(self, layers: LayerBlock) -> None:
         """Settle the layers of this run."""
-        self.told = told
+        self.layers = layers
 
     def settle(self, result: Result) -> None:
         """Take over what one request came to."""

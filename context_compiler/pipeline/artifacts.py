@@ -49,11 +49,11 @@ class ArtifactInfo:
 
 def artifact_id(*parts: object) -> str:
     """Join texts into an id; a hash keeps it unique where characters had to be replaced."""
-    said = [str(part) for part in parts]
-    plain_id = ".".join(said)
-    if _ID.fullmatch(plain_id) and not any("." in part for part in said[:-1]):
+    names = [str(part) for part in parts]
+    plain_id = ".".join(names)
+    if _ID.fullmatch(plain_id) and not any("." in part for part in names[:-1]):
         return plain_id
-    mark = blake2b("\0".join(said).encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    mark = blake2b("\0".join(names).encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
     return f"{_UNFIT.sub('_', plain_id)[:150]}-{mark}"
 
 

@@ -35,8 +35,8 @@ def as_text(value: Value | None) -> str:
 
 def as_flag(value: Value | None) -> bool | None:
     """True or false, quoted or not; None for anything else."""
-    said = as_text(value).strip().lower()
-    return True if said in TRUE else False if said in FALSE else None
+    text = as_text(value).strip().lower()
+    return True if text in TRUE else False if text in FALSE else None
 
 
 def as_whole(value: Value | None) -> int | None:
@@ -45,16 +45,16 @@ def as_whole(value: Value | None) -> int | None:
         return None
     if isinstance(value, float):
         return int(value) if value.is_integer() else None
-    said = as_text(value).strip()
-    return int(said) if _WHOLE.fullmatch(said) else None
+    text = as_text(value).strip()
+    return int(text) if _WHOLE.fullmatch(text) else None
 
 
 def as_number(value: Value | None) -> float | None:
     """A number, quoted or not; None for anything else."""
     if isinstance(value, bool):
         return None
-    said = as_text(value).strip()
-    return float(said) if _NUMBER.fullmatch(said) else None
+    text = as_text(value).strip()
+    return float(text) if _NUMBER.fullmatch(text) else None
 
 
 def as_seconds(value: Value | None) -> float | None:

@@ -282,14 +282,14 @@ def fidelity_valid(graph: Graph) -> Iterator[Diagnostic]:
     """A fidelity is one of the six modes; any other is ignored at run time."""
     for thing, _, _, say in _attributed(graph):
         name = "default_fidelity" if thing is graph else "fidelity"
-        said = thing.text(name)
-        if not said:
+        value = thing.text(name)
+        if not value:
             continue
         try:
-            Fidelity.parse(said, where=name)
+            Fidelity.parse(value, where=name)
         except FidelityError:
             fix = f"use one of {', '.join(Fidelity)}"
-            yield say("fidelity_valid", WARNING, f"unknown fidelity {said!r}", fix)
+            yield say("fidelity_valid", WARNING, f"unknown fidelity {value!r}", fix)
 
 
 def reasoning_effort_known(graph: Graph) -> Iterator[Diagnostic]:
@@ -358,10 +358,10 @@ def retry_policy_known(graph: Graph) -> Iterator[Diagnostic]:
 
 def _check_choice(graph: Graph, name: str, known: frozenset[str], severity: Severity) -> Iterator[Diagnostic]:
     for node in graph.nodes.values():
-        said = node.text(name)
-        if said and said not in known:
+        value = node.text(name)
+        if value and value not in known:
             fix = f"use one of {', '.join(sorted(known))}"
-            yield node_diagnostic(node, f"{name}_known", severity, f"unknown {name} {said!r}", fix)
+            yield node_diagnostic(node, f"{name}_known", severity, f"unknown {name} {value!r}", fix)
 
 
 CONTENT = (
@@ -451,8 +451,8 @@ def thread_without_full(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def _fidelity_of(edge: Edge | None, node: Node, graph: Graph) -> str:
-    said = (edge.fidelity if edge else "", node.fidelity, graph.default_fidelity)
-    return next((one.strip() for one in said if one.strip()), "")
+    values = (edge.fidelity if edge else "", node.fidelity, graph.default_fidelity)
+    return next((one.strip() for one in values if one.strip()), "")
 
 
 def all_conditional_edges(graph: Graph) -> Iterator[Diagnostic]:

@@ -70,10 +70,10 @@ class OutputCompiler:
             model: The stage's model; it writes the summary unless the run's compiler has its own.
         """
         template = stage.node.context_helper
-        said = list(exchanges(stage)) if template else []
-        if not said:
+        messages = list(exchanges(stage)) if template else []
+        if not messages:
             return ""
-        done = await try_await(self._view(template, stage, said, model))
+        done = await try_await(self._view(template, stage, messages, model))
         view = done.value
         if view is None:
             why = log_text(done.error) if done.error else "no view"
@@ -82,7 +82,9 @@ class OutputCompiler:
         await stage.emit("context_compiled", template=template, **_facts(view, done.error))
         return text
 
-    async def _view(self, template: str, stage: Stage, said: Sequence[ModelMessage], model: Model | str | None) -> View:
+    async def _view(
+        self, template: str, stage: Stage, messages: Sequence[ModelMessage], model: Model | str | None
+    ) -> View:
         """Compile a recorded view of the earlier outputs and the stage's prompt."""
         middleware = self._middlewares.get(template) or Middleware(self._arguments(template))
         self._middlewares[template] = middleware
@@ -90,7 +92,7 @@ class OutputCompiler:
         session = f"{stage.run_id}/{stage.node.name}/{CONVERSATION}"
 
         request = Request(
-            messages=[*said, _request(stage.prompt)],
+            messages=[*messages, _request(stage.prompt)],
             session_id=session,
             scope=session,
             run_id=stage.run_id,

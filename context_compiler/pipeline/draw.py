@@ -60,7 +60,7 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
     sizes = [(2 * LINE + COLUMN * max(cell_len(text) for _, text in box), LINE * (len(box) + 1)) for box in boxes]
     links = [(place[edge.source], place[edge.target]) for edge in graph.edges if edge.source != edge.target]
     together = _group_edges(graph, place)
-    labels = {ends: _label_size(said) for ends, some in together.items() if (said := _labels(some))}
+    labels = {ends: _label_size(rows) for ends, some in together.items() if (rows := _labels(some))}
     layout = compute_layout(sizes, list(dict.fromkeys(links)), labels=labels, graphviz=graphviz)
     lines = {ends: _line(ends, layout) for ends in together}
     drawn = [one for ends, some in together.items() for one in _edge(some, lines[ends], layout, ends)]
@@ -71,16 +71,16 @@ def to_svg(graph: Graph, *, graphviz: str | None = "dot") -> str:
 
 def _document(graph: Graph, layout: Layout, drawn: Iterable[str]) -> str:
     title = _shorten(graph.label or "pipeline", 80)
-    said = [f"goal: {_shorten(graph.goal, 100)}"] if graph.goal else []
-    said.append(f"default fidelity: {_shorten(graph.default_fidelity or 'compact', 40)}")
+    lines = [f"goal: {_shorten(graph.goal, 100)}"] if graph.goal else []
+    lines.append(f"default fidelity: {_shorten(graph.default_fidelity or 'compact', 40)}")
     if graph.default_thread_id:
-        said.append(f"default thread: {_shorten(graph.default_thread_id, 40)}")
-    longest = COLUMN * max(map(cell_len, (title, *said)))
+        lines.append(f"default thread: {_shorten(graph.default_thread_id, 40)}")
+    longest = COLUMN * max(map(cell_len, (title, *lines)))
     labels = (len(text) for edge in graph.edges for text in (edge.label, edge.condition))
     room = min(LONGEST, max(labels, default=0)) * COLUMN
-    width, top = max(layout.width, longest) + 2 * MARGIN + 2 * room, LINE * (len(said) + 3)
+    width, top = max(layout.width, longest) + 2 * MARGIN + 2 * room, LINE * (len(lines) + 3)
     head = [_text(MARGIN, 1.6 * LINE, title, "title", "start")]
-    head += [_text(MARGIN, LINE * (at + 2.7), one, "small", "start") for at, one in enumerate(said)]
+    head += [_text(MARGIN, LINE * (at + 2.7), one, "small", "start") for at, one in enumerate(lines)]
     body = [f'<g transform="translate({MARGIN + room:.1f} {top + MARGIN / 2:.1f})">', *drawn, "</g>"]
     height = layout.height + top + 2 * MARGIN
     return "\n".join(
@@ -126,8 +126,8 @@ def _box(node: Node | None, lines: Sequence[tuple[str, str]], centre: Point, siz
     fill = FILLS.get(node.handler, "#f5f5f5") if node else "#ffffff"
     stroke = STROKES.get(node.fidelity, "#616161") if node else "#c62828"
     dash = "" if node else ' stroke-dasharray="4 3"'
-    told = _shorten(node.prompt or node.label, 300) if node else "only an edge names this stage"
-    yield f"<g><title>{_escape(told)}</title>"
+    shown = _shorten(node.prompt or node.label, 300) if node else "only an edge names this stage"
+    yield f"<g><title>{_escape(shown)}</title>"
     style = f'fill="{fill}" stroke="{stroke}" stroke-width="1.3"{dash}'
     left, up, right, down = x - w / 2, y - h / 2, x + w / 2, y + h / 2
     if node is not None and node.handler in ("conditional", "wait.human"):
@@ -155,8 +155,8 @@ def _labels(edges: Iterable[Edge]) -> list[tuple[str, str]]:
     """Rows of a line's label: CSS class and text."""
     rows: list[tuple[str, str]] = []
     for edge in edges:
-        said = (edge.label, edge.condition, "restart" if edge.loop_restart else "")
-        rows += [("small", _shorten(one, LONGEST)) for one in said if one]
+        texts = (edge.label, edge.condition, "restart" if edge.loop_restart else "")
+        rows += [("small", _shorten(one, LONGEST)) for one in texts if one]
         past = _fidelity_text(edge.fidelity, edge.thread_id)
         rows += [("past", past)] if past else []
     return rows
@@ -176,8 +176,8 @@ def _line(ends: Link, layout: Layout) -> Sequence[Point]:
 
 def _edge(edges: Sequence[Edge], points: Sequence[Point], layout: Layout, ends: Link) -> Iterator[str]:
     """A line with its label, for all edges between the same two boxes."""
-    told, shut = any(edge.fidelity or edge.thread_id for edge in edges), all(edge.condition for edge in edges)
-    kind = f"{'past-edge' if told else ''} {'shut' if shut else ''}".strip()
+    marked, shut = any(edge.fidelity or edge.thread_id for edge in edges), all(edge.condition for edge in edges)
+    kind = f"{'past-edge' if marked else ''} {'shut' if shut else ''}".strip()
     if points:
         line = _path(points, layout.curved or ends[0] == ends[1])
         yield f'<path class="{kind}" d="{line}" marker-end="url(#tip)"/>'

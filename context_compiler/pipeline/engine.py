@@ -168,8 +168,8 @@ class Engine:
         if self.branch_id or node.name not in self._exits:
             stage.write_status(outcome)
         kind = "stage_failed" if outcome.status is StageStatus.FAIL else "stage_completed"
-        said = {"status": str(outcome.status), "duration": duration, "retries": retries, "visit": stage.visit}
-        await stage.emit(kind, **said, reason=outcome.failure_reason, notes=outcome.notes[:200])
+        report = {"status": str(outcome.status), "duration": duration, "retries": retries, "visit": stage.visit}
+        await stage.emit(kind, **report, reason=outcome.failure_reason, notes=outcome.notes[:200])
         if node.name in self._exits:
             return replace(begun, next_node=None, status="success", edge=None)
         return await self._pause(self._router.route(begun, node, outcome), node.name)

@@ -99,8 +99,8 @@ class Node(Attributed):
     @property
     def classes(self) -> tuple[str, ...]:
         """Its classes, without duplicates: those of its subgraphs, then those of `class`."""
-        said = (one.strip() for one in self.text("class").replace(",", " ").split())
-        return tuple(dict.fromkeys((*self.derived, *said)))
+        named = (one.strip() for one in self.text("class").replace(",", " ").split())
+        return tuple(dict.fromkeys((*self.derived, *named)))
 
     @property
     def label(self) -> str:

@@ -84,9 +84,9 @@ class Interviewer(Protocol):
         """Inform about something that needs no answer; `stage` is its subject. Does nothing by default."""
 
 
-def parse_reply(question: Question, said: str) -> Reply:
+def parse_reply(question: Question, text: str) -> Reply:
     """Interpret an answer: an option by its key or label, ignoring case; else free text."""
-    word = said.strip()
+    word = text.strip()
     for option in question.options:
         if word.lower() in (option.label.lower(), option.target.lower()) and word:
             return Reply(value=option.key, option=option, text=word)
@@ -176,8 +176,8 @@ class CallbackInterviewer(Interviewer):
 
     async def ask(self, question: Question) -> Reply:
         """The function's answer."""
-        said: Any = self._answer(question)
-        return _reply(question, await said if inspect.isawaitable(said) else said)
+        answer: Any = self._answer(question)
+        return _reply(question, await answer if inspect.isawaitable(answer) else answer)
 
     async def inform(self, message: str, stage: str = "") -> None:
         """Pass the message to `inform`, if given."""
@@ -225,9 +225,9 @@ async def inform(whom: Interviewer, message: str, stage: str) -> None:
         await telling(message, stage)
 
 
-def _reply(question: Question, said: Any) -> Reply:
-    if said is None:
+def _reply(question: Question, answer: Any) -> Reply:
+    if answer is None:
         return Reply(value=AnswerValue.SKIPPED)
-    if isinstance(said, Option):
-        return Reply(value=said.key, option=said, text=said.label)
-    return said if isinstance(said, Reply) else parse_reply(question, str(said))
+    if isinstance(answer, Option):
+        return Reply(value=answer.key, option=answer, text=answer.label)
+    return answer if isinstance(answer, Reply) else parse_reply(question, str(answer))

@@ -69,7 +69,7 @@ class Outcome:
 
     def document(self) -> dict[str, Any]:
         """The outcome as plain data, with the keys of a status file, without empty values."""
-        said: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "outcome": self.status.value,
             "status": self.status.value,
             "preferred_label": self.preferred_label,
@@ -81,7 +81,7 @@ class Outcome:
             "tools": list(self.tools),
             "error": self.error,
         }
-        return {key: value for key, value in said.items() if value not in ("", [], {})}
+        return {key: value for key, value in facts.items() if value not in ("", [], {})}
 
 
 _TEXTS = ("preferred_label", "notes", "failure_reason", "raw", "error")
@@ -121,9 +121,9 @@ def parse_outcome(document: Mapping[str, Any]) -> Outcome:
 
 def parse_status(word: str) -> tuple[StageStatus, str]:
     """The status meant by a word, and the word itself if it is a label instead."""
-    said = word.strip().lower()
-    said = STATUSES.get(said, said)
-    return (StageStatus(said), "") if said in tuple(StageStatus) else (StageStatus.SUCCESS, word.strip())
+    status = word.strip().lower()
+    status = STATUSES.get(status, status)
+    return (StageStatus(status), "") if status in tuple(StageStatus) else (StageStatus.SUCCESS, word.strip())
 
 
 def find_outcome(text: str) -> Outcome | None:

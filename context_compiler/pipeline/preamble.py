@@ -51,12 +51,12 @@ class CompletedStage:
 
     name: str
     outcome: str
-    told: Mapping[str, object] = field(default_factory=dict[str, object])
+    fields: Mapping[str, object] = field(default_factory=dict[str, object])
     """Merged log entries."""
 
-    def said(self, names: Sequence[str]) -> object:
+    def first(self, names: Sequence[str]) -> object:
         """The first of several fields that is set in the logs."""
-        return _first(self.told, names)
+        return _first(self.fields, names)
 
 
 def context_values(context: object) -> Mapping[str, object]:
@@ -93,9 +93,9 @@ def completed_stages(
     Each stage appears once, in the order of its latest completion.
     """
     order = list(dict.fromkeys(reversed([one if type(one) is str else node_name(one) for one in names])))
-    told: dict[str, dict[str, object]] = {name: {} for name in order[:most]}
-    open_ = set(told)
-    for entry in reversed(list(logs)) if told else ():
+    latest: dict[str, dict[str, object]] = {name: {} for name in order[:most]}
+    open_ = set(latest)
+    for entry in reversed(list(logs)) if latest else ():
         if not open_:
             break
         if isinstance(entry, Mapping):
@@ -103,25 +103,25 @@ def completed_stages(
             name = fields.get("node") or _first(fields, NODE)
             name = name if isinstance(name, str) else safe_str(name)
             if name in open_:
-                told[name] = {key: value for key, value in fields.items() if value is not None} | told[name]
+                latest[name] = {key: value for key, value in fields.items() if value is not None} | latest[name]
                 if all(fields.get(key) is not None for key in COMPLETE):
                     open_.discard(name)  # nothing that was said of it before can count
-    return [(name, told[name]) for name in reversed(order[:most])], len(order)
+    return [(name, latest[name]) for name in reversed(order[:most])], len(order)
 
 
-def completed_stage(name: str, told: Mapping[str, object], context: Mapping[str, object]) -> CompletedStage:
+def completed_stage(name: str, fields: Mapping[str, object], context: Mapping[str, object]) -> CompletedStage:
     """A completed stage with its outcome, from the logs or the context's `node_outcomes`."""
-    outcome = _first(told, OUTCOME)
+    outcome = _first(fields, OUTCOME)
     if outcome is None:
         outcomes = context.get("node_outcomes", context.get("internal.node_outcomes"))
         if isinstance(outcomes, Mapping):
             outcome = cast("Mapping[str, object]", outcomes).get(name)
             if isinstance(outcome, Mapping):
-                told = {**cast("Mapping[str, object]", outcome), **told}
-                outcome = _first(told, OUTCOME)
+                fields = {**cast("Mapping[str, object]", outcome), **fields}
+                outcome = _first(fields, OUTCOME)
     outcome = getattr(outcome, "status", outcome)
     outcome = getattr(outcome, "value", outcome)
-    return CompletedStage(name=name, outcome="unknown" if outcome is None else safe_str(outcome), told=told)
+    return CompletedStage(name=name, outcome="unknown" if outcome is None else safe_str(outcome), fields=fields)
 
 
 def _first(fields: Mapping[str, object], names: Sequence[str]) -> object:
@@ -365,8 +365,8 @@ class Page:
         room = self._room()
         quarter = self.shape.budget // 4
         most = room - 4 if self.shape.budget <= 100 else min(quarter, room)
-        self._values["goal"] = said = self.clip(goal, max(1, most))
-        self._free = room - self._count.text(said) - ENTRY
+        self._values["goal"] = text = self.clip(goal, max(1, most))
+        self._free = room - self._count.text(text) - ENTRY
 
     def fill(
         self,
@@ -383,7 +383,7 @@ class Page:
         self._kept = cast("Mapping[str, object]", kept) if isinstance(kept, Mapping) else {}
         room = max(0, self._free) - 8 * sum(bool(one) for one in (stages, values, again))
         room -= self._put(
-            "retries", [self._entry(name, said) for name, said in again[: room // 8]], room // 8, len(again)
+            "retries", [self._entry(name, often) for name, often in again[: room // 8]], room // 8, len(again)
         )
         half = room // 2 if self.shape.value else room
         wanted, left = visible_entries(values, room // 4 + 1) if self.shape.value else ([], 0)
@@ -431,7 +431,7 @@ class Page:
         kept: list[Mapping[str, str]] = []
         spent = 0
         for entry in entries:
-            cost = self._signs(name, entry) + sum(_cost(self._count, said) for said in entry.values())
+            cost = self._signs(name, entry) + sum(_cost(self._count, text) for text in entry.values())
             if spent + cost > room:
                 break
             spent += cost
@@ -468,20 +468,20 @@ class Page:
         }
 
     def _reference(self, key: str) -> str:
-        said = self._kept.get(key)
-        return said if isinstance(said, str) else artifact_reference(key)
+        reference = self._kept.get(key)
+        return reference if isinstance(reference, str) else artifact_reference(key)
 
-    def _entry(self, name: str, said: str) -> Mapping[str, str]:
-        return {"name": escape_lead(one_line(name, 120)), "said": one_line(said, 40)}
+    def _entry(self, name: str, text: str) -> Mapping[str, str]:
+        return {"name": escape_lead(one_line(name, 120)), "said": one_line(text, 40)}
 
     def _stage(self, one: CompletedStage) -> Mapping[str, str]:
         name, outcome = escape_lead(one_line(one.name, 120)), one_line(one.outcome, 60)
         if not self.shape.notes:
             return {"said": f"{name} ({outcome})" if self.shape.outcomes else name}
-        notes = one_line(one.said(NOTES) or "", self.shape.notes)
+        notes = one_line(one.first(NOTES) or "", self.shape.notes)
         entry = {"said": f"{name}: {outcome}" + (f" — {notes}" if notes else "")}
         if self.shape.details:
-            entry |= {"tools": _tools(one.said(TOOLS)), "duration": _duration(one.said(DURATION))}
+            entry |= {"tools": _tools(one.first(TOOLS)), "duration": _duration(one.first(DURATION))}
         return entry
 
 

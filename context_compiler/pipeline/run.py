@@ -247,9 +247,9 @@ class ChildRun:
 
 
 async def _notify(listener: Any, event: Event) -> None:
-    said = listener(event)
-    if isawaitable(said):
-        await said
+    done = listener(event)
+    if isawaitable(done):
+        await done
 
 
 async def resume_pipeline(

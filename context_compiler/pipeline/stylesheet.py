@@ -91,11 +91,11 @@ def apply_stylesheet(graph: Graph) -> Graph:
 
 
 def _apply_rules(node: Node, rules: list[StyleRule]) -> Node:
-    said: dict[str, Value] = {}
+    wanted: dict[str, Value] = {}
     for rule in rules:
         if rule.matches(node):
-            said.update(rule.properties)
-    missing = {name: said[name] for name in PROPERTIES if name in said and node.raw(name) is None}
+            wanted.update(rule.properties)
+    missing = {name: wanted[name] for name in PROPERTIES if name in wanted and node.raw(name) is None}
     return replace(node, attrs={**node.attrs, **missing}) if missing else node
 
 

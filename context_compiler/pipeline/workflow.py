@@ -130,9 +130,9 @@ def _read_front_matter(entries: Mapping[str, Entry]) -> tuple[dict[str, str], li
 def _front_matter_value(key: str, entry: Entry) -> str:
     if isinstance(entry.value, Mapping | list | bool):
         raise FrontMatterError(f"{key}: give a text", entry.line)
-    said = str(entry.value).strip()
+    text = str(entry.value).strip()
     try:
-        return str(Fidelity.parse(said, where=key)) if key == "fidelity" and said else said
+        return str(Fidelity.parse(text, where=key)) if key == "fidelity" and text else text
     except FidelityError as error:
         raise FrontMatterError(str(error), entry.line) from None
 
@@ -140,7 +140,7 @@ def _front_matter_value(key: str, entry: Entry) -> str:
 def _attributes(name: str, facts: Mapping[str, str]) -> dict[str, Value]:
     """Attributes of the pipeline; at `full` all steps share one conversation."""
     fidelity = facts.get("fidelity", "")
-    said: dict[str, Value] = {
+    given: dict[str, Value] = {
         "label": name,
         "goal": facts.get("goal", ""),
         "comment": facts.get("description", ""),
@@ -148,7 +148,7 @@ def _attributes(name: str, facts: Mapping[str, str]) -> dict[str, Value]:
         "default_fidelity": fidelity,
         "default_thread_id": "workflow" if fidelity == Fidelity.FULL else "",
     }
-    return {**{key: value for key, value in said.items() if value}, "strict_failure_edges": True}
+    return {**{key: value for key, value in given.items() if value}, "strict_failure_edges": True}
 
 
 def _sections(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> Iterator[_Section]:
@@ -180,9 +180,9 @@ def _sections(lines: Sequence[str], offset: int, findings: list[Diagnostic]) -> 
 
 def _title(rest: str) -> str:
     """Text of a heading, without closing signs."""
-    said = rest.rstrip(" \t")
-    bare = said.rstrip("#")
-    return (bare if bare.endswith((" ", "\t")) else said).strip()
+    text = rest.rstrip(" \t")
+    bare = text.rstrip("#")
+    return (bare if bare.endswith((" ", "\t")) else text).strip()
 
 
 def _steps(parts: Sequence[_Section], findings: list[Diagnostic]) -> list[Node]:
@@ -222,15 +222,17 @@ DIRECTIVES = MappingProxyType({"model": "llm_model", "context-helper": "context_
 def apply_directives(graph: Graph) -> Graph:
     """Turn directives in prompts into attributes; the same graph if there are none."""
     lowered = {
-        name: _with_directives(node, said) for name, node, said in _directives_of(graph) if said.text != node.prompt
+        name: _with_directives(node, directives)
+        for name, node, directives in _directives_of(graph)
+        if directives.text != node.prompt
     }
     return replace(graph, nodes={**graph.nodes, **lowered}) if lowered else graph
 
 
 def directives_known(graph: Graph) -> Iterator[Diagnostic]:
     """Directives are known, have a value, and are given once."""
-    for name, node, said in _directives_of(graph):
-        for one in said.findings:
+    for name, node, directives in _directives_of(graph):
+        for one in directives.findings:
             foreign = one.kind == "unknown" and one.near is None  # of another application, as like as not
             placed = node.prompt_line is not None
             yield Diagnostic(
@@ -251,10 +253,12 @@ def _directives_of(graph: Graph) -> Iterator[tuple[str, Node, Directives]]:
             yield name, node, read_directives(node.prompt, DIRECTIVES, path=graph.path, line=node.prompt_line or 1)
 
 
-def _with_directives(node: Node, said: Directives) -> Node:
+def _with_directives(node: Node, directives: Directives) -> Node:
     rest = {key: value for key, value in node.attrs.items() if key not in ("prompt", *node.spellings("prompt"))}
-    prompt = {"prompt": said.text} if said.text.strip() else {}
-    return replace(node, attrs={**rest, **prompt, **{DIRECTIVES[name]: value for name, value in said.values.items()}})
+    prompt = {"prompt": directives.text} if directives.text.strip() else {}
+    return replace(
+        node, attrs={**rest, **prompt, **{DIRECTIVES[name]: value for name, value in directives.values.items()}}
+    )
 
 
 _LINE = re.compile(r" {0,3}@(?P<name>[A-Za-z][A-Za-z0-9_-]{0,63})(?::(?!//)|(?=[ \t\r])|$)(?P<value>.*)")
@@ -360,18 +364,18 @@ def _without(lines: Sequence[str], taken: Collection[int]) -> str:
 
 def _unwrap(value: str) -> str:
     """A value without the quotes or brackets around it; the target of a wiki link with a caption."""
-    said = value.strip()
+    text = value.strip()
     for _ in _QUOTES:
-        pair = next((pair for pair in _QUOTES if _within(said, *pair)), None)
+        pair = next((pair for pair in _QUOTES if _within(text, *pair)), None)
         if pair is None:
             break
-        said = said[len(pair[0]) : len(said) - len(pair[1])].strip()
-        said = said.partition("|")[0].strip() if pair == _LINK else said
-    return said
+        text = text[len(pair[0]) : len(text) - len(pair[1])].strip()
+        text = text.partition("|")[0].strip() if pair == _LINK else text
+    return text
 
 
-def _within(said: str, opening: str, closing: str) -> bool:
-    return len(said) >= len(opening) + len(closing) and said.startswith(opening) and said.endswith(closing)
+def _within(text: str, opening: str, closing: str) -> bool:
+    return len(text) >= len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing)
 
 
 def _fold(name: str) -> str:

@@ -147,8 +147,8 @@ class TokenCounter:
         return best
 
     def _fresh(self, text: str) -> int:
-        told = _try_or_warn(self._ask, text, self._failure) if self._ask else None
-        return _count_exact(text) if told is None else told
+        counted = _try_or_warn(self._ask, text, self._failure) if self._ask else None
+        return _count_exact(text) if counted is None else counted
 
     def _keep(self, text: str, tokens: int) -> None:
         if len(text) + ENTRY > self._room:

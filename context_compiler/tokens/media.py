@@ -146,8 +146,8 @@ def _fine_patches(width: int, height: int) -> int:
 def _seconds(data: bytes | None, bytes_a_second: float) -> float:
     if not data:
         return UNREAD_SECONDS
-    told = _wav_seconds(data) or _mp4_seconds(data) or len(data) / bytes_a_second
-    return min(max(told, 1.0), MOST_SECONDS)
+    seconds = _wav_seconds(data) or _mp4_seconds(data) or len(data) / bytes_a_second
+    return min(max(seconds, 1.0), MOST_SECONDS)
 
 
 def _wav_seconds(data: bytes) -> float:
@@ -166,11 +166,11 @@ def _mp4_seconds(data: bytes) -> float:
 
 
 def _pages(data: bytes) -> int:
-    told = 0
+    pages = 0
     if data.startswith(b"%PDF"):  # whose page objects may lie in compressed streams, out of sight
         first_part = _LINEARIZED.search(data, 0, 1_024)
-        told = max(sum(1 for _ in _PAGE_OBJECT.finditer(data)), int(first_part[1]) if first_part else 0)
-    return min(MOST_PAGES, told or ceil(len(data) / BYTES_A_PAGE))
+        pages = max(sum(1 for _ in _PAGE_OBJECT.finditer(data)), int(first_part[1]) if first_part else 0)
+    return min(MOST_PAGES, pages or ceil(len(data) / BYTES_A_PAGE))
 
 
 def _number(data: bytes, order: Literal["little", "big"] = "little") -> int:

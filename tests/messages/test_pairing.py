@@ -80,10 +80,10 @@ def test_thinking_that_signs_nothing_else_goes_with_a_broken_call() -> None:
 
 def test_a_last_request_without_any_partner_is_told() -> None:
     found = paired(user("a"), assistant("b"), user(answer("nobody")))
-    assert found.told == 2
+    assert found.unpaired == 2
     assert found.waiting
-    assert paired(user("a"), assistant("b"), user(answer("nobody"), "c")).told is None
-    assert paired(user("a"), assistant(call("look", "x"))).told is None
+    assert paired(user("a"), assistant("b"), user(answer("nobody"), "c")).unpaired is None
+    assert paired(user("a"), assistant(call("look", "x"))).unpaired is None
 
 
 def test_a_pairing_goes_on_from_that_of_an_earlier_request() -> None:

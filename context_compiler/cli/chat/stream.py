@@ -132,7 +132,7 @@ class PlainStream:
 
     def __init__(self) -> None:
         self._line = ""
-        self._said = False
+        self._wrote = False
 
     def __enter__(self) -> PlainStream:
         return self
@@ -142,7 +142,7 @@ class PlainStream:
     ) -> None:
         if self._line:
             self._write(self._line)
-        if self._said:
+        if self._wrote:
             self._write("")
 
     def write(self, piece: str) -> None:
@@ -154,7 +154,7 @@ class PlainStream:
     def _write(self, line: str) -> None:
         sys.stdout.write(f"{safe(line)}\n")
         sys.stdout.flush()
-        self._said = True
+        self._wrote = True
 
 
 class NullStream:

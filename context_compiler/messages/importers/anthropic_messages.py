@@ -39,13 +39,13 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
 
 def user(draft: Draft, entry: Json) -> None:
     """Tool results and text beside them are parts of one request, in their order."""
-    said = blocks(draft, entry.get("content"))
+    content = blocks(draft, entry.get("content"))
     parts: list[ModelRequestPart] = []
-    for results, group in groupby(said or [""], key=_is_result):
+    for results, group in groupby(content or [""], key=_is_result):
         if results:
             parts += [_result(draft, mapping(block) or {}, entry) for block in group]
         else:
-            parts.append(prompt(draft, list(group) if said else None, entry))
+            parts.append(prompt(draft, list(group) if content else None, entry))
     draft.request(parts, time=time_of(entry))
 
 

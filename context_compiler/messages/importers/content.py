@@ -81,11 +81,11 @@ def _piece(draft: Draft, block: object) -> Piece:
 
 def system(draft: Draft, entry: Json) -> None:
     """A system message leads the request that follows it."""
-    said = [_as_text(draft, piece) for piece in pieces(draft, entry.get("content"))]
-    if not said:
+    texts = [_as_text(draft, piece) for piece in pieces(draft, entry.get("content"))]
+    if not texts:
         draft.note("system message without content")
     when = time_of(entry)
-    draft.request([SystemPromptPart(content=text, timestamp=when or UNDATED) for text in said or [""]], time=when)
+    draft.request([SystemPromptPart(content=text, timestamp=when or UNDATED) for text in texts or [""]], time=when)
 
 
 def _as_text(draft: Draft, piece: Piece) -> str:
@@ -97,17 +97,17 @@ def _as_text(draft: Draft, piece: Piece) -> str:
 
 def prompt(draft: Draft, content: object, entry: Json) -> UserPromptPart:
     """User content as one part."""
-    said = pieces(draft, content)
-    if not said:
+    parts = pieces(draft, content)
+    if not parts:
         draft.note("user message without content")
-    alone = said[0] if len(said) == 1 else None if said else ""
-    return UserPromptPart(content=alone if isinstance(alone, str) else said, timestamp=time_of(entry) or UNDATED)
+    alone = parts[0] if len(parts) == 1 else None if parts else ""
+    return UserPromptPart(content=alone if isinstance(alone, str) else parts, timestamp=time_of(entry) or UNDATED)
 
 
 def answer(draft: Draft, content: object) -> object:
     """Tool result: texts joined into one, or a list if there are media among them."""
-    said = pieces(draft, content)
-    return "\n".join(cast("list[str]", said)) if all(isinstance(piece, str) for piece in said) else said
+    parts = pieces(draft, content)
+    return "\n".join(cast("list[str]", parts)) if all(isinstance(piece, str) for piece in parts) else parts
 
 
 def spoken(draft: Draft, content: object, *, provider: str | None = None) -> list[ModelResponsePart]:

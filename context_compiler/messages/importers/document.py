@@ -215,5 +215,5 @@ def names(found: Sequence[Conversation], stem: str) -> list[str]:
 
 
 def _id(value: object) -> str:
-    said = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
-    return said if len(said) <= 80 and said.isprintable() else ""
+    name = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    return name if len(name) <= 80 and name.isprintable() else ""

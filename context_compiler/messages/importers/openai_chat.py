@@ -75,8 +75,8 @@ def _calls(draft: Draft, entry: Json, first: int) -> list[ToolCallPart]:
     for one in listed:
         wrapper = mapping(one) or {}
         function = mapping(wrapper.get("function")) or mapping(wrapper.get("custom")) or {}
-        said = function.get("arguments") if "arguments" in function else function.get("input")
-        calls.append(call(draft, function.get("name"), said, call_id=wrapper.get("id"), place=first + len(calls)))
+        arguments = function.get("arguments") if "arguments" in function else function.get("input")
+        calls.append(call(draft, function.get("name"), arguments, call_id=wrapper.get("id"), place=first + len(calls)))
     legacy = mapping(entry.get("function_call"))
     if legacy is not None:
         calls.append(call(draft, legacy.get("name"), legacy.get("arguments"), call_id=None, place=first + len(calls)))
@@ -87,8 +87,8 @@ def tool(draft: Draft, entry: Json) -> None:
     """A tool message answers a call; consecutive ones share a request."""
     when = time_of(entry)
     name = text(entry.get("name")) or text(entry.get("tool_name"))
-    said = answer(draft, entry.get("content"))
-    draft.request([draft.result(said, call_id=text(entry.get("tool_call_id")), name=name, time=when)], time=when)
+    result = answer(draft, entry.get("content"))
+    draft.request([draft.result(result, call_id=text(entry.get("tool_call_id")), name=name, time=when)], time=when)
 
 
 ROLES: dict[str, Callable[[Draft, Json], None]] = {

@@ -119,9 +119,9 @@ def _command(draft: Draft, message: Json) -> None:
         return
     draft.note("command run by the user, kept as a user message")
     code = message.get("exitCode")
-    said = f"Ran `{text(message.get('command')) or ''}`\n```\n{text(message.get('output')) or ''}\n```"
+    content = f"Ran `{text(message.get('command')) or ''}`\n```\n{text(message.get('output')) or ''}\n```"
     ended = f"\nexit code {code}" if isinstance(code, int) and code else ""
-    _user(draft, {**message, "content": said + ended})
+    _user(draft, {**message, "content": content + ended})
 
 
 def _inserted(draft: Draft, message: Json) -> None:

@@ -60,8 +60,8 @@ class AgentHandler:
 
     async def execute(self, stage: Stage) -> Outcome:
         """Ask the agent, and convert its answer to an outcome."""
-        told = await self._outputs.compile_outputs(stage, self._model_of(stage)) if stage.node.context_helper else ""
-        prompt = "\n\n".join(filter(None, (stage.preamble.rstrip(), told, _steer_text(stage), stage.prompt)))
+        outputs = await self._outputs.compile_outputs(stage, self._model_of(stage)) if stage.node.context_helper else ""
+        prompt = "\n\n".join(filter(None, (stage.preamble.rstrip(), outputs, _steer_text(stage), stage.prompt)))
         stage.write("prompt.md", prompt)
         if self._config.simulated:
             return self._outcome(stage, f"[Simulated] Response for stage: {stage.node.name}", ())
@@ -159,15 +159,17 @@ def _outcome(output: object) -> Outcome:
     if isinstance(output, str):
         return find_outcome(output) or Outcome()
     if isinstance(output, Mapping):
-        said = cast("Mapping[str, Any]", output)
-        return parse_outcome(said) if isinstance(said.get("outcome", said.get("status")), str) else Outcome()
+        document = cast("Mapping[str, Any]", output)
+        return (
+            parse_outcome(document) if isinstance(document.get("outcome", document.get("status")), str) else Outcome()
+        )
     return Outcome()
 
 
 def _to_text(output: object) -> str:
     """Any output as text: JSON, with bytes in base64 and `str` as fallback."""
-    told = output.document() if isinstance(output, Outcome) else output
-    return json.dumps(to_jsonable_python(told, bytes_mode="base64", fallback=str), indent=1)
+    plain = output.document() if isinstance(output, Outcome) else output
+    return json.dumps(to_jsonable_python(plain, bytes_mode="base64", fallback=str), indent=1)
 
 
 def _build_agent(model: Model | str | None, node: Node, graph: Graph) -> Agent[Any, Any]:
@@ -227,7 +229,7 @@ class ToolHooks(AbstractCapability[Any]):
     async def _hook(self, name: str, command: str, facts: dict[str, Any]) -> CommandResult:
         stage = self.stage
         facts = {"hook": name, "run_id": stage.run_id, "node": stage.node.name, "visit": stage.visit, **facts}
-        said = ("hook", "run_id", "node", "tool", "call_id")
+        keys = ("hook", "run_id", "node", "tool", "call_id")
         where = stage.node.text("workdir") or stage.config.workdir
         try:
             return await run_shell(
@@ -235,7 +237,7 @@ class ToolHooks(AbstractCapability[Any]):
                 where=Path(where) if where else None,
                 limit=SECONDS,
                 given=json.dumps(to_jsonable_python(facts, bytes_mode="base64", fallback=str)),
-                env=stage.environment() | {f"HOOK_{key.upper()}": str(facts[key]).replace("\0", "") for key in said},
+                env=stage.environment() | {f"HOOK_{key.upper()}": str(facts[key]).replace("\0", "") for key in keys},
             )
         except OSError as error:
             return CommandResult(code=127, out="", err=str(error))

@@ -58,10 +58,10 @@ class FanInHandler:
         output, messages = asked.value
         if stage.session is not None:
             stage.session.add(stage.node.name, messages)
-        said = _words(output)
-        stage.write("response.md", said)
-        exact = [row for row in rows if str(row["branch_id"]) == said.strip().strip("`\"'.")]
-        named = exact or [row for row in rows if str(row["branch_id"]) in said]
+        answer = _words(output)
+        stage.write("response.md", answer)
+        exact = [row for row in rows if str(row["branch_id"]) == answer.strip().strip("`\"'.")]
+        named = exact or [row for row in rows if str(row["branch_id"]) in answer]
         return named[0] if len(named) == 1 else None
 
 

@@ -53,8 +53,8 @@ class ManagerLoopHandler:
 
     async def _supervise(self, stage: Stage, child: Child | None, condition: Condition) -> Outcome:
         most = stage.node.whole("manager.max_cycles")
-        said = (one.strip() for one in stage.node.text("manager.actions").replace(" ", ",").split(","))
-        actions = tuple(one for one in said if one in ACTIONS) or USUAL
+        listed = (one.strip() for one in stage.node.text("manager.actions").replace(" ", ",").split(","))
+        actions = tuple(one for one in listed if one in ACTIONS) or USUAL
         interval = stage.node.seconds("manager.poll_interval")
         for cycle in range(1, (CYCLES if most is None else most) + 1):
             stage.context.set("stack.manager.cycles", cycle)
@@ -92,8 +92,8 @@ class ManagerLoopHandler:
 
 
 def _question(stage: Stage) -> str:
-    told = sorted((key, value) for key, value in stage.context.values().items() if key.startswith("stack."))
-    return "\n\n".join((stage.preamble.rstrip(), stage.prompt, "\n".join(f"{key}: {value}" for key, value in told)))
+    values = sorted((key, value) for key, value in stage.context.values().items() if key.startswith("stack."))
+    return "\n\n".join((stage.preamble.rstrip(), stage.prompt, "\n".join(f"{key}: {value}" for key, value in values)))
 
 
 def _graph(stage: Stage) -> Graph | Outcome:

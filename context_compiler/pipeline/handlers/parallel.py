@@ -75,10 +75,10 @@ def branches_of(stage: Stage) -> list[Branch]:
     counts: dict[str, int] = {}
     for place, edge in enumerate(stage.graph.edges):
         if edge.source == stage.node.name:
-            name = said = edge.label or edge.target
+            name = label = edge.label or edge.target
             while name in found:
-                counts[said] = counts.get(said, 1) + 1
-                name = f"{said}-{counts[said]}"
+                counts[label] = counts.get(label, 1) + 1
+                name = f"{label}-{counts[label]}"
             found[name] = Branch(id=name, target=edge.target, place=place)
     return list(found.values())
 
@@ -118,8 +118,13 @@ async def _run_branch(stage: Stage, way: Branch, join: str, room: asyncio.Semaph
             row |= {"status": "fail", "score": 0, "notes": "", "failure_reason": f"{ran.error}"}
         else:
             row |= _branch_row(stage, way, before, ran.value)
-        said = {"branch": way.id, "index": way.place, "success": _good(row), "duration": stage.config.clock() - started}
-        await stage.emit("parallel_branch_completed", **said)
+        outcome = {
+            "branch": way.id,
+            "index": way.place,
+            "success": _good(row),
+            "duration": stage.config.clock() - started,
+        }
+        await stage.emit("parallel_branch_completed", **outcome)
         return row
 
 
@@ -173,9 +178,9 @@ def required_successes(policy: str, count: int, stage: Stage) -> int:
         return 1
     if policy == "k_of_n":
         return node.whole("k") or node.whole("min_success") or 1
-    said = node.whole("quorum_count")
-    if said is not None:
-        return min(max(said, 1), max(count, 1))
+    wanted = node.whole("quorum_count")
+    if wanted is not None:
+        return min(max(wanted, 1), max(count, 1))
     share = node.number("quorum_fraction")
     share = node.number("quorum_ratio") if share is None else share
     return max(1, math.ceil(count * (0.5 if share is None else share)))
