@@ -31,6 +31,7 @@ DYNAMIC = {
     "cli.chat.prompt": "terminals are of another kind on some systems",
     "cli.chat": "the prompt is there before the host is imported",
     "cli.root": "a command loads when it is called",
+    "cli.serve": "the pages come with an extra, and are needed when they are served",
     "cli.drawing": "matplotlib comes with an extra, and is needed when something is drawn",
 }
 """Where a module is imported by a name in a string, and why."""
@@ -116,7 +117,7 @@ def test_packages_import_downward_only() -> None:
 def test_the_library_has_few_rooms() -> None:
     tops = {name.split(".")[0] for name in MODULES if name and not name.startswith("__")} - ALIASES
     packages = {name for name in tops if (PACKAGE / name).is_dir()}
-    assert len(packages) <= 12 and len(tops - packages) <= 8, sorted(tops)
+    assert len(packages) <= 13 and len(tops - packages) <= 8, sorted(tops)
 
 
 def test_a_module_is_used_by_another_one() -> None:

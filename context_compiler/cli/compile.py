@@ -42,14 +42,13 @@ from context_compiler.cli.screen import Screen
 from context_compiler.cli.show import (
     explanation_markdown,
     messages_markdown,
-    places,
     print_explanation,
     print_messages,
     read_history,
 )
 from context_compiler.cli.templates import choose_template, parse_fidelity
 from context_compiler.cli.text import first_word, json_text, number, share
-from context_compiler.compiler.view import View
+from context_compiler.compiler.view import View, places
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
 from context_compiler.layers.session import Layers

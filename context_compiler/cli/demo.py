@@ -12,9 +12,9 @@ from shlex import quote
 from context_compiler.cli.compile import ViewRequest, compile_messages, view_document
 from context_compiler.cli.options import DB, Db, Json, example, group, open_record
 from context_compiler.cli.screen import Column, Piece, Screen
-from context_compiler.cli.show import DROP_COLUMNS, dropped_rows, places, print_messages, read_history
+from context_compiler.cli.show import DROP_COLUMNS, dropped_rows, print_messages, read_history
 from context_compiler.cli.text import json_text, number, one_line, plural, share
-from context_compiler.compiler.view import View
+from context_compiler.compiler.view import View, places
 from context_compiler.fidelity import Fidelity
 from context_compiler.messages.history import History, message_body
 from context_compiler.messages.importers import Transcript, parse_transcripts

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from difflib import unified_diff
 
 from context_compiler.cli.screen import Screen
-from context_compiler.cli.show import body, role
+from context_compiler.cli.show import body
 from context_compiler.cli.text import number, plural, share
+from context_compiler.messages.display import role
 from context_compiler.messages.history import History
 
 COLOURS = {"+": "green", "-": "red", "@": "cyan"}

@@ -37,6 +37,7 @@ COMMANDS = {
     "workflow": ("workflows", "Check, run, resume and show workflows: markdown files of steps."),
     "manager": ("manager", "List and make checkpoints of a session, and roll back."),
     "bench": ("bench", "Measure what views would save on a transcript."),
+    "serve": ("serve", "Look at the record in the browser."),
     "stats": ("stats", "Show tokens saved, fallbacks and latencies."),
     "verify": ("maintenance", "Verify that the record is as it was written."),
     "prune": ("maintenance", "Remove old requests from the record."),

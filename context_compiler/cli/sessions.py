@@ -25,9 +25,10 @@ from context_compiler.cli.options import (
     open_record,
 )
 from context_compiler.cli.screen import Column, Screen, print_error, print_list, print_note, print_result
-from context_compiler.cli.show import excerpt, print_messages, read_history, role
+from context_compiler.cli.show import excerpt, print_messages, read_history
 from context_compiler.cli.text import json_text, number, plural, share, timestamp
 from context_compiler.cli.views import VIEWS, record_row
+from context_compiler.messages.display import role
 from context_compiler.messages.history import load_messages
 from context_compiler.record.values import Compile, Record, SessionInfo
 

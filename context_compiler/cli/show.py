@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
@@ -15,7 +14,8 @@ from rich.text import Text
 
 from context_compiler.cli.screen import Column, Piece, Screen, styled_text
 from context_compiler.cli.text import number, one_line, safe, share
-from context_compiler.compiler.view import View
+from context_compiler.compiler.view import Place, View, places
+from context_compiler.messages.display import SECTIONS, has_recall, role
 from context_compiler.messages.history import History, Reader, Reading
 from context_compiler.messages.items import Item, Kind
 from context_compiler.record.values import Drop
@@ -41,15 +41,6 @@ DROP_COLUMNS = (
     Column("begins", style="dim", elastic=True),
 )
 TOKEN_COLUMNS = (Column("section"), Column("tokens", right=True, style="bold"), Column("share", right=True))
-
-SECTION_NAMES = {
-    "summary": "summary",
-    "quotes": "quoted from what is left out",
-    "recall": "recalled before prompts",
-    "layers": "layers before the prompt",
-    "messages": "kept messages",
-}
-"""Names of the sections of a token breakdown."""
 
 PROMPT_DROPS = "Left out of the summary's prompt"
 """Heading of the table of sections that a compile's prompt lost."""
@@ -119,44 +110,16 @@ def _first_words(what: str, raw: History) -> str:
 def token_rows(ledger: Mapping[str, Any], total: int) -> Rows:
     """Table rows of a token breakdown."""
     sections = cast("Mapping[str, int]", ledger.get("tokens", {}))
-    return [(SECTION_NAMES.get(name, name), number(cost), share(cost, total)) for name, cost in sections.items()]
+    return [(SECTIONS.get(name, name), number(cost), share(cost, total)) for name, cost in sections.items()]
 
 
 STYLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow", "notes": "bright_blue"}
 """Colours of the roles."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Origin of one message of a view, and why it was kept."""
-
-    index: int
-    """Position in the view."""
-    raw: int | None
-    """Position in the raw history; None if it was written for the view, or is unknown."""
-    why: str
-
-
 def read_history(messages: Sequence[ModelMessage]) -> History:
     """Messages with their tokens and ids."""
     return Reader(as_counter(None)).read(messages)
-
-
-def role(one: Reading) -> str:
-    """Role of a message: system, user, assistant, tool, or notes, which are wholly ours."""
-    if not one.request:
-        return "assistant"
-    kinds = {item.kind for item in one.items if item.mark is None}
-    if one.items and not kinds:
-        return "notes"
-    if Kind.RETURN in kinds:
-        return "tool"
-    return "user" if kinds & {Kind.USER, Kind.FEEDBACK} else "system"
-
-
-def has_recall(one: Reading) -> bool:
-    """True for a message of the conversation that carries a text of ours too: its recall block."""
-    return role(one) != "notes" and any(item.mark is not None for item in one.items)
 
 
 def excerpt(one: Reading, width: int = 0) -> str:
@@ -207,44 +170,6 @@ def print_messages(screen: Screen, history: History, places: Sequence[Place] = (
             title.append((" · with its recall block", "dim"))
         whole = who == "notes" or has_recall(one)
         screen.block(title, body(one), style=STYLES[who], lines=0 if whole else lines)
-
-
-def places(view: View, raw: History, sent: History) -> list[Place]:
-    """Origin of each message of a view.
-
-    A view has messages carried for the host first, then those written for it, then the others in order.
-    """
-    carried = [one for one in view.kept if one[1].startswith("carried")]
-    others = [one for one in view.kept if not one[1].startswith("carried")]
-    written = [index for index, one in enumerate(sent.readings) if role(one) == "notes"]
-    if len(view.kept) + len(written) != len(sent):
-        return _by_identity(view, raw, sent)
-    queue = iter([*carried, *others])
-    found: list[Place] = []
-    for index in range(len(sent)):
-        if index in written:
-            found.append(Place(index=index, raw=None, why="written for this view"))
-        else:
-            position, why = next(queue)
-            found.append(
-                Place(
-                    index=index,
-                    raw=position,
-                    why=f"{why}, with its recall block" if has_recall(sent.readings[index]) else why,
-                )
-            )
-    return found
-
-
-def _by_identity(view: View, raw: History, sent: History) -> list[Place]:
-    positions = {id(message): index for index, message in enumerate(raw.messages)}
-    reasons = dict(view.kept)
-    found: list[Place] = []
-    for index, message in enumerate(sent.messages):
-        position = positions.get(id(message))
-        why = reasons.get(position, "kept") if position is not None else "kept in another shape"
-        found.append(Place(index=index, raw=position, why=why))
-    return found
 
 
 def messages_markdown(history: History, title: str, facts: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 from pydantic_ai.messages import (
@@ -24,12 +25,27 @@ from pydantic_ai.messages import (
 
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.plan import LEFT_OUT, Plan
+from context_compiler.messages.display import (
+    CARRIED,
+    SHORTENED,
+    SUMMARY,
+    VERBATIM,
+    Bar,
+    ShownMessage,
+    bars,
+    document,
+    fragment,
+    has_recall,
+    role,
+    show_parts,
+    time_of,
+)
 from context_compiler.messages.fences import SUMMARY_PREFIX
-from context_compiler.messages.history import History, Reader
+from context_compiler.messages.history import History, Reader, reader_of
 from context_compiler.messages.items import MARK, mark_of, user_content
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape
 from context_compiler.record.values import Drop, Record
-from context_compiler.tokens import TokenCounter
+from context_compiler.tokens import TokenCounter, as_counter
 
 NOTHING: Mapping[int, str] = {}
 
@@ -68,6 +84,29 @@ class View:
     """Quotes from left-out messages, with reasons; empty in a view that only extends an earlier one."""
     error: str | None = None
     record: Record | None = None
+
+    def __repr__(self) -> str:
+        what = f"{self.tokens:,} of {self.budget:,} tokens, {len(self.messages)} messages, {self.status}"
+        return f"View({what})" if self.error is None else f"View({what}, error={self.error!r})"
+
+    def _repr_html_(self) -> str:
+        """The view in a notebook: its budget bar and its messages, coloured by the reason why they are there."""
+        return fragment(*self._display())
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the view as one HTML file that needs no other; the path, as a `Path`."""
+        file = Path(path)
+        file.write_text(document(*self._display()), encoding="utf-8")
+        return file
+
+    def _display(self) -> tuple[str, list[tuple[str, str]], list[ShownMessage], list[Bar]]:
+        sent = reader_of(as_counter(None)).read(self.messages)
+        shown = [show_message(sent, place) for place in places(self, None, sent)]
+        facts = [("status", self.status), ("budget", f"{self.budget:,}")]
+        if self.error is not None:
+            facts.append(("error", self.error))
+        title = f"{self.tokens:,} tokens in {len(self.messages)} messages"
+        return title, facts, shown, bars(self.ledger.get("tokens", {}), self.budget)
 
 
 def note_text(text: str, preface: str) -> str:
@@ -249,3 +288,77 @@ def token_breakdown(
     for _, reason in kept:
         reasons[reason] = reasons.get(reason, 0) + 1
     return {"tokens": dict(sections), "kept": reasons, "dropped": by_reason(drops)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Origin of one message of a view, and why it was kept."""
+
+    index: int
+    """Position in the view."""
+    raw: int | None
+    """Position in the raw history; None if it was written for the view, or is unknown."""
+    why: str
+
+
+def places(view: View, raw: History | None, sent: History) -> list[Place]:
+    """Origin of each message of a view; without the raw history, of as many as the view itself tells.
+
+    A view has messages carried for the host first, then those written for it, then the others in order.
+    """
+    carried = [one for one in view.kept if one[1].startswith("carried")]
+    others = [one for one in view.kept if not one[1].startswith("carried")]
+    written = [index for index, one in enumerate(sent.readings) if role(one) == "notes"]
+    if len(view.kept) + len(written) != len(sent):
+        return _by_identity(view, raw, sent)
+    queue = iter([*carried, *others])
+    found: list[Place] = []
+    for index in range(len(sent)):
+        if index in written:
+            found.append(Place(index=index, raw=None, why="written for this view"))
+        else:
+            position, why = next(queue)
+            found.append(
+                Place(
+                    index=index,
+                    raw=position,
+                    why=f"{why}, with its recall block" if has_recall(sent.readings[index]) else why,
+                )
+            )
+    return found
+
+
+def _by_identity(view: View, raw: History | None, sent: History) -> list[Place]:
+    positions = {id(message): index for index, message in enumerate(raw.messages if raw else ())}
+    reasons = dict(view.kept)
+    found: list[Place] = []
+    for index, message in enumerate(sent.messages):
+        position = positions.get(id(message))
+        why = reasons.get(position, "kept") if position is not None else "kept in another shape"
+        found.append(Place(index=index, raw=position, why=why))
+    return found
+
+
+def show_message(sent: History, place: Place, *, longest: int | None = None) -> ShownMessage:
+    """A message of a view for display; texts longer than `longest` characters are cut."""
+    one = sent.readings[place.index]
+    form = form_of(role(one), place.why)
+    return ShownMessage(
+        index=place.index,
+        role=role(one),
+        tokens=one.tokens,
+        form=form,
+        why=place.why,
+        parts=show_parts(one, form, longest=longest),
+        raw=place.raw,
+        time=time_of(sent.messages[place.index]),
+    )
+
+
+def form_of(role: str, why: str) -> str:
+    """Form of a message that is in a view for a reason."""
+    if role == "notes":
+        return SUMMARY
+    if why.startswith("carried"):
+        return CARRIED
+    return SHORTENED if "skeleton" in why or "shape" in why or "shortened" in why else VERBATIM

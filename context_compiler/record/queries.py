@@ -36,7 +36,7 @@ ORDERS = {
 def find_compile(db: sqlite3.Connection, cache_key: str) -> tuple[int, Compile] | None:
     """The reusable compile with that cache key and its row number."""
     row = db.execute(f"{SUMMARIES} WHERE c.cache_key = ?", (cache_key,)).fetchone()
-    return None if row is None else (row["id"], _compiles(db, [row])[row["id"]])
+    return None if row is None else (row["id"], compiles_of(db, [row])[row["id"]])
 
 
 def find_cycle(db: sqlite3.Connection, tips: Sequence[str], config: str) -> Cycle | None:
@@ -92,7 +92,7 @@ def summaries(db: sqlite3.Connection, session_id: str, limit: int | None) -> lis
             f"{SUMMARIES} WHERE s.session_id = ? ORDER BY c.id DESC LIMIT ?",
             (rows.plain(session_id), ALL if limit is None else max(limit, 0)),
         )
-        return list(_compiles(db, found.fetchall()).values())
+        return list(compiles_of(db, found.fetchall()).values())
 
 
 def sessions(db: sqlite3.Connection) -> list[SessionInfo]:
@@ -129,14 +129,20 @@ def export(db: sqlite3.Connection) -> Generator[Mapping[str, object]]:
                 yield {"table": table, **rows.mapping(row), **body}
 
 
+def record_of(db: sqlite3.Connection, row: sqlite3.Row) -> Record:
+    """The record of one row of `VIEWS`, with its compile."""
+    return _records(db, [row])[0]
+
+
 def _records(db: sqlite3.Connection, found: Sequence[sqlite3.Row]) -> list[Record]:
     numbers = json.dumps(sorted({row["summary"] for row in found if isinstance(row["summary"], int)}))
     found_compiles = db.execute(f"{SUMMARIES} WHERE c.id IN (SELECT value FROM json_each(?))", (numbers,)).fetchall()
-    compiles = _compiles(db, found_compiles)
+    compiles = compiles_of(db, found_compiles)
     return [rows.to_record(rows.mapping(row), compiles.get(row["summary"])) for row in found]
 
 
-def _compiles(db: sqlite3.Connection, found: Iterable[sqlite3.Row]) -> dict[int, Compile]:
+def compiles_of(db: sqlite3.Connection, found: Iterable[sqlite3.Row]) -> dict[int, Compile]:
+    """Compiles of rows of `SUMMARIES`, by row number."""
     mappings = [rows.mapping(row) for row in found]
     hashes = {row[column] for row in mappings for column in rows.TEXTS if isinstance(row[column], str)}
     bodies = db.execute(

@@ -9,7 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
+
+from context_compiler.messages.display import bars, fragment
 
 
 class Chain(Protocol):
@@ -126,6 +128,25 @@ class Record:
     """Row number of the compile whose summary this view carries."""
     compile: Compile | None = field(default=None, repr=False)
     """That compile, if loaded or just made."""
+
+    def __repr__(self) -> str:
+        status, sent = self.status.partition(";")[0], f"{self.tokens_raw:,} → {self.tokens_sent:,} tokens"
+        return f"Record(id={self.id}, session_id={self.session_id!r}, turn={self.turn_index + 1}, {status}, {sent})"
+
+    def _repr_html_(self) -> str:
+        """The request in a notebook: its figures and its budget bar."""
+        made = self.compile
+        facts = [
+            ("turn", str(self.turn_index + 1)),
+            ("status", self.status.partition(";")[0]),
+            ("budget", "" if self.budget is None else f"{self.budget:,}"),
+            ("template", made.template_name if made else ""),
+            ("fidelity", made.fidelity if made else ""),
+            ("error", self.error or ""),
+        ]
+        title = f"{self.session_id}: {self.tokens_raw:,} → {self.tokens_sent:,} tokens"
+        sections = cast("Mapping[str, int]", self.ledger.get("tokens", {}))
+        return fragment(title, [fact for fact in facts if fact[1]], (), bars(sections, self.budget or 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,21 @@
+"""Untrusted text made safe to show to a person: no control characters, escape sequences or direction marks."""
+
+from __future__ import annotations
+
+import re
+
+_BREAKS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
+_SEQUENCES = re.compile(
+    "(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]{0,4096}"
+    "(?:\x07|\x1b\\\\|\x9c)"  # titles, links, clipboards
+    "|(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor
+    "|\x1b[ -/]*[0-~]"
+)
+_UNSEEN = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_HALVES = re.compile("[\ud800-\udfff]")
+
+
+def safe(text: str) -> str:
+    """The text without control characters, escape sequences and direction marks; line breaks and tabs stay."""
+    clean = _SEQUENCES.sub("", _BREAKS.sub("\n", text))
+    return _HALVES.sub("\ufffd", _UNSEEN.sub("", clean)).expandtabs(4)

@@ -1,0 +1,301 @@
+"""Queries of one page each, for a record of any size: sessions, requests, and chains without their bodies."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+from context_compiler.record import rows
+from context_compiler.record.queries import SUMMARIES, VIEWS, compiles_of, record_of
+from context_compiler.record.rows import snapshot
+from context_compiler.record.values import Compile, Drop, Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRow:
+    """One conversation with its totals."""
+
+    id: int
+    session_id: str
+    vault_name: str
+    created_at: datetime
+    last_at: datetime | None
+    requests: int
+    compiles: int
+    fallbacks: int
+    over_budget: int
+    tokens_raw: int
+    tokens_sent: int
+    messages: int
+    """Length of its raw history as last seen; 0 without content."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRow:
+    """One request without its messages."""
+
+    id: int
+    session: int
+    """Row number of its session."""
+    turn_index: int
+    run_id: str | None
+    request_index: int
+    status: str
+    """First word of the status."""
+    error: str | None
+    budget: int | None
+    tokens_raw: int
+    tokens_sent: int
+    messages_raw: int | None
+    """Length of its raw history; None without content."""
+    messages_sent: int | None
+    raw_tip: str | None
+    view_tip: str | None
+    summary_id: int | None
+    """Row number of the compile whose summary it carries."""
+    template: str | None
+    fidelity: str | None
+    model: str | None
+    """Model that was asked for that summary; `none` for no model."""
+    latency_ms: float
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A message of a chain without its body."""
+
+    id: str
+    content: str
+    """Hash of the body, which two chains have in common where they hold the same message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFilter:
+    """Conditions of a list of sessions; an empty one holds for all."""
+
+    name: str = ""
+    """A part of the session's name."""
+    status: str = ""
+    """First word of the status of at least one of its requests."""
+    template: str = ""
+    model: str = ""
+    among: tuple[int, ...] | None = None
+    """Row numbers; None is no condition."""
+
+
+_SESSIONS = (
+    "SELECT s.id, s.session_id, s.vault_name, s.created_at, max(v.created_at) AS last_at, count(v.id) AS requests,"
+    " ifnull(sum(v.tokens_raw), 0) AS tokens_raw, ifnull(sum(v.tokens_sent), 0) AS tokens_sent,"
+    " ifnull(sum(v.status LIKE 'fallback%'), 0) AS fallbacks,"
+    " ifnull(sum(v.status LIKE 'floor_over_budget%'), 0) AS over_budget,"
+    " (SELECT count(*) FROM context_summaries c WHERE c.session = s.id) AS compiles,"
+    " (SELECT n.position + 1 FROM nodes n WHERE n.id = s.raw_tip) AS messages"
+    " FROM sessions s LEFT JOIN views v ON v.session = s.id"
+)
+_REQUESTS = (
+    "SELECT v.id, v.session, v.turn_index, v.run_id, v.request_index, v.status, v.error, v.budget, v.tokens_raw,"
+    " v.tokens_sent, v.raw_tip, v.view_tip, v.summary, v.latency_ms, v.created_at, c.template_name, c.fidelity,"
+    " c.model_alias, r.position + 1 AS messages_raw, w.position + 1 AS messages_sent"
+    " FROM views v LEFT JOIN context_summaries c ON c.id = v.summary"
+    " LEFT JOIN nodes r ON r.id = v.raw_tip LEFT JOIN nodes w ON w.id = v.view_tip"
+)
+
+
+def sessions_page(
+    db: sqlite3.Connection, wanted: SessionFilter, *, limit: int, offset: int = 0
+) -> tuple[list[SessionRow], int]:
+    """Sessions, most recently used first, and how many there are in all."""
+    where, given = _conditions(wanted)
+    with snapshot(db):
+        (total,) = db.execute(f"SELECT count(*) FROM sessions s WHERE {where}", given).fetchone()
+        found = db.execute(
+            "SELECT s.id FROM sessions s LEFT JOIN (SELECT session, max(id) AS newest FROM views GROUP BY session) n"
+            f" ON n.session = s.id WHERE {where} ORDER BY n.newest DESC NULLS LAST, s.id DESC LIMIT ? OFFSET ?",
+            (*given, limit, offset),
+        ).fetchall()
+        order = [row["id"] for row in found]
+        return [_session(row) for row in _in_order(db, f"{_SESSIONS} WHERE s.id IN", "GROUP BY s.id", order)], total
+
+
+def _conditions(wanted: SessionFilter) -> tuple[str, list[object]]:
+    said, given = ["1"], list[object]()
+    if wanted.name:
+        said.append("instr(lower(s.session_id), lower(?))")
+        given.append(rows.plain(wanted.name))
+    if wanted.status:
+        said.append(
+            "EXISTS (SELECT 1 FROM views v WHERE v.session = s.id AND (v.status = ? OR v.status LIKE ? || ';%'))"
+        )
+        given += [wanted.status, wanted.status]
+    for column, value in (("template_name", wanted.template), ("model_alias", wanted.model)):
+        if value:
+            said.append(f"EXISTS (SELECT 1 FROM context_summaries c WHERE c.session = s.id AND c.{column} = ?)")
+            given.append(rows.plain(value))
+    if wanted.among is not None:
+        said.append("s.id IN (SELECT value FROM json_each(?))")
+        given.append(json.dumps(sorted(wanted.among)))
+    return " AND ".join(said), given
+
+
+def _in_order(db: sqlite3.Connection, query: str, end: str, order: Sequence[int]) -> list[sqlite3.Row]:
+    found = db.execute(f"{query} (SELECT value FROM json_each(?)) {end}", (json.dumps(order),))
+    by_number = {row["id"]: row for row in found}
+    return [by_number[number] for number in order if number in by_number]
+
+
+def find_session(db: sqlite3.Connection, number: int) -> SessionRow | None:
+    """The session in that row."""
+    row = db.execute(f"{_SESSIONS} WHERE s.id = ? GROUP BY s.id", (number,)).fetchone()
+    return None if row is None else _session(row)
+
+
+def session_number(db: sqlite3.Connection, session_id: str, vault_name: str = "") -> int | None:
+    """Row number of a session by its name."""
+    names = rows.plain(session_id), rows.plain(vault_name)
+    row = db.execute("SELECT id FROM sessions WHERE session_id = ? AND vault_name = ?", names).fetchone()
+    return None if row is None else row["id"]
+
+
+def choices(db: sqlite3.Connection) -> Mapping[str, list[str]]:
+    """Templates and models that occur on the record."""
+    return {
+        name: [row[0] for row in db.execute(f"SELECT DISTINCT {column} FROM context_summaries ORDER BY 1")]
+        for name, column in (("template", "template_name"), ("model", "model_alias"))
+    }
+
+
+def requests_page(
+    db: sqlite3.Connection, session: int | None, *, limit: int, offset: int = 0, status: str = ""
+) -> tuple[list[RequestRow], int]:
+    """Requests of a session, or of all, newest first, and how many there are in all."""
+    where = "(?1 IS NULL OR v.session = ?1) AND (?2 = '' OR v.status = ?2 OR v.status LIKE ?2 || ';%')"
+    with snapshot(db):
+        (total,) = db.execute(f"SELECT count(*) FROM views v WHERE {where}", (session, status)).fetchone()
+        found = db.execute(
+            f"{_REQUESTS} WHERE {where} ORDER BY v.id DESC LIMIT ?3 OFFSET ?4", (session, status, limit, offset)
+        )
+        return [_request(row) for row in found], total
+
+
+def find_request(db: sqlite3.Connection, number: int) -> tuple[RequestRow, Record] | None:
+    """The request in that row, as a row and in full."""
+    with snapshot(db):
+        row = db.execute(f"{_REQUESTS} WHERE v.id = ?", (number,)).fetchone()
+        if row is None:
+            return None
+        full = db.execute(f"{VIEWS} WHERE v.id = ?", (number,)).fetchone()
+        return _request(row), record_of(db, full)
+
+
+def neighbours(db: sqlite3.Connection, request: RequestRow) -> tuple[int | None, int | None]:
+    """Numbers of the requests before and after one in its session."""
+    before = db.execute("SELECT max(id) FROM views WHERE session = ? AND id < ?", (request.session, request.id))
+    after = db.execute("SELECT min(id) FROM views WHERE session = ? AND id > ?", (request.session, request.id))
+    return before.fetchone()[0], after.fetchone()[0]
+
+
+def decisions(db: sqlite3.Connection, request: RequestRow, limit: int) -> list[tuple[int, tuple[Drop, ...]]]:
+    """Drops of the requests before one in its session that cut the history back, the newest first."""
+    found = db.execute(
+        "SELECT id, ledger FROM views WHERE session = ? AND id < ? AND (status LIKE 'compiled%'"
+        " OR status LIKE 'fallback%' OR status LIKE 'floor_over_budget%') ORDER BY id DESC LIMIT ?",
+        (request.session, request.id, limit),
+    )
+    return [(row["id"], listed_drops(json.loads(row["ledger"]))) for row in found]
+
+
+def listed_drops(ledger: Mapping[str, Any]) -> tuple[Drop, ...]:
+    """Drops that a token breakdown lists."""
+    lines = cast("list[Mapping[str, Any]]", ledger.get("dropped") or [])
+    found: list[Drop] = []
+    for line in lines:
+        named = cast("list[Any]", line.get("what") or [])
+        found += [Drop(what=str(what), reason=str(line.get("reason", ""))) for what in named]
+    return tuple(found)
+
+
+def find_compile(db: sqlite3.Connection, number: int) -> Compile | None:
+    """The compile in that row."""
+    with snapshot(db):
+        row = db.execute(f"{SUMMARIES} WHERE c.id = ?", (number,)).fetchone()
+        return None if row is None else compiles_of(db, [row])[number]
+
+
+def chain_nodes(db: sqlite3.Connection, tip: str | None, session: int) -> list[Node]:
+    """A chain without its bodies, oldest first; empty for None."""
+    if tip is None:
+        return []
+    found = db.execute(
+        "WITH RECURSIVE up (id, parent, content, position) AS ("
+        " SELECT id, parent, content, position FROM nodes WHERE id = ?"
+        " UNION ALL SELECT n.id, n.parent, n.content, n.position FROM up JOIN nodes n ON n.id = up.parent)"
+        " SELECT up.id, ifnull(c.content, up.content) AS content FROM up"
+        " LEFT JOIN copies c ON c.node = up.id AND c.session = ? ORDER BY up.position",
+        (tip, session),
+    )
+    return [Node(id=row["id"], content=row["content"]) for row in found]
+
+
+def bodies(db: sqlite3.Connection, contents: Sequence[str]) -> list[bytes]:
+    """Bodies by their hashes, in the same order."""
+    found = db.execute(
+        "SELECT hash, body FROM contents WHERE hash IN (SELECT value FROM json_each(?))", (json.dumps(contents),)
+    )
+    known = {row["hash"]: rows.unpack(row["body"]) for row in found}
+    return [known[name] for name in contents]
+
+
+def change_mark(db: sqlite3.Connection) -> tuple[int, int]:
+    """Two numbers, one of which changes with every new request and compile."""
+    row = db.execute(
+        "SELECT (SELECT ifnull(max(id), 0) FROM views), (SELECT ifnull(max(id), 0) FROM context_summaries)"
+    )
+    found = row.fetchone()
+    return found[0], found[1]
+
+
+def _session(row: sqlite3.Row) -> SessionRow:
+    return SessionRow(
+        id=row["id"],
+        session_id=row["session_id"],
+        vault_name=row["vault_name"],
+        created_at=rows.parse_stamp(row["created_at"]),
+        last_at=None if row["last_at"] is None else rows.parse_stamp(row["last_at"]),
+        requests=row["requests"],
+        compiles=row["compiles"],
+        fallbacks=row["fallbacks"],
+        over_budget=row["over_budget"],
+        tokens_raw=row["tokens_raw"],
+        tokens_sent=row["tokens_sent"],
+        messages=row["messages"] or 0,
+    )
+
+
+def _request(row: sqlite3.Row) -> RequestRow:
+    return RequestRow(
+        id=row["id"],
+        session=row["session"],
+        turn_index=row["turn_index"],
+        run_id=row["run_id"],
+        request_index=row["request_index"],
+        status=row["status"].partition(";")[0].strip(),
+        error=row["error"],
+        budget=row["budget"],
+        tokens_raw=row["tokens_raw"],
+        tokens_sent=row["tokens_sent"],
+        messages_raw=row["messages_raw"],
+        messages_sent=row["messages_sent"],
+        raw_tip=row["raw_tip"],
+        view_tip=row["view_tip"],
+        summary_id=row["summary"],
+        template=row["template_name"],
+        fidelity=row["fidelity"],
+        model=row["model_alias"],
+        latency_ms=row["latency_ms"],
+        created_at=rows.parse_stamp(row["created_at"]),
+    )

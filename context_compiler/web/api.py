@@ -1,0 +1,228 @@
+"""The JSON API: one table of resources that is served as JSON and as pages, and the OpenAPI document of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from context_compiler import __version__
+from context_compiler.errors import ContextCompilerError
+from context_compiler.record.browse import SessionFilter
+from context_compiler.web.data import Inspector, RequestPage, SessionPage, SessionsPage, WhyPage
+
+LARGEST = 2**53 - 1
+"""Largest number that JavaScript reads exactly."""
+
+LONGEST = 2_000
+"""Characters of a text parameter."""
+
+
+class BadRequest(ContextCompilerError):
+    """A parameter has a wrong value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A parameter of a resource, in its path or its query."""
+
+    name: str
+    about: str
+    number: bool = False
+    default: int | str | None = None
+    """None for a parameter of the path."""
+    choices: tuple[str, ...] = ()
+    most: int = LARGEST
+
+    @property
+    def place(self) -> Literal["path", "query"]:
+        """Place of the parameter in an address."""
+        return "path" if self.default is None else "query"
+
+    def parse(self, text: str | None) -> int | str:
+        """The value of a text.
+
+        Raises:
+            BadRequest: it is wrong; the message says what is allowed.
+        """
+        if text is None or (text == "" and self.default is not None):
+            return self.default if self.default is not None else ""
+        if self.number:
+            if not (text.isascii() and text.isdigit() and len(text) <= 16 and 1 <= int(text) <= self.most):
+                raise BadRequest(f"{self.name}={text[:40]!r}: give a whole number from 1 to {self.most}")
+            return int(text)
+        if self.choices and text not in self.choices:
+            raise BadRequest(f"{self.name}={text[:40]!r}: give one of {', '.join(filter(None, self.choices))}")
+        if len(text) > LONGEST or "\x00" in text:
+            raise BadRequest(f"{self.name}: give at most {LONGEST} characters, and no NUL")
+        return text
+
+    def document(self) -> dict[str, Any]:
+        """The parameter in OpenAPI."""
+        kind: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": self.most} if self.number else {}
+        kind = kind or {"type": "string", "maxLength": LONGEST}
+        if self.choices:
+            kind = {"type": "string", "enum": list(self.choices)}
+        if self.default is not None:
+            kind["default"] = self.default
+        required = self.place == "path"
+        return {"name": self.name, "in": self.place, "required": required, "description": self.about, "schema": kind}
+
+
+Values = Mapping[str, Any]
+Load = Callable[[Inspector, Values], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """Something to look at, at one address as a page and at the same address below `/api` as JSON."""
+
+    path: str
+    name: str
+    about: str
+    result: Any
+    load: Load
+    page: str
+    """Template of its page; empty if it has none."""
+    parameters: tuple[Parameter, ...] = ()
+
+    @property
+    def route(self) -> str:
+        """The path with the type of its parameters."""
+        found = self.path
+        for one in self.parameters:
+            found = found.replace(
+                f"{{{one.name}}}", f"{{{one.name}:path}}" if one.name == "file" else f"{{{one.name}}}"
+            )
+        return found
+
+    def parse(self, path: Mapping[str, str], query: Mapping[str, str]) -> dict[str, Any]:
+        """Values of all parameters.
+
+        Raises:
+            BadRequest: one of them is wrong, or unknown.
+        """
+        known = {one.name for one in self.parameters}
+        if unknown := sorted(set(query) - known - {"token"}):
+            raise BadRequest(f"unknown parameter {unknown[0][:40]!r}; known are {', '.join(sorted(known)) or 'none'}")
+        return {one.name: one.parse((path if one.place == "path" else query).get(one.name)) for one in self.parameters}
+
+
+def _number(about: str) -> Parameter:
+    return Parameter(name="number", about=about, number=True)
+
+
+PAGE = Parameter(name="page", about="Page of the list, from 1.", number=True, default=1, most=10_000_000)
+STATUSES = ("", "raw", "compiled", "cycle", "fallback", "floor_over_budget", "dry_run")
+STATUS = Parameter(name="status", about="First word of the status of requests.", default="", choices=STATUSES)
+
+
+async def _sessions(inspector: Inspector, given: Values) -> SessionsPage:
+    names = ("name", "status", "template", "model")
+    return await inspector.sessions(SessionFilter(**{name: given[name] for name in names}), page=given["page"])
+
+
+RESOURCES: tuple[Resource, ...] = (
+    Resource(
+        path="/sessions",
+        name="sessions",
+        about="Conversations, most recently used first.",
+        result=SessionsPage,
+        load=_sessions,
+        page="sessions.html",
+        parameters=(
+            Parameter(name="name", about="A part of the session's name.", default=""),
+            STATUS,
+            Parameter(name="template", about="Template of at least one of its compiles.", default=""),
+            Parameter(name="model", about="Model of at least one of its compiles.", default=""),
+            PAGE,
+        ),
+    ),
+    Resource(
+        path="/sessions/{number}",
+        name="session",
+        about="One conversation with its requests, newest first.",
+        result=SessionPage,
+        load=lambda inspector, given: inspector.session(given["number"], page=given["page"], status=given["status"]),
+        page="session.html",
+        parameters=(_number("Number of the session."), STATUS, PAGE),
+    ),
+    Resource(
+        path="/requests/{number}",
+        name="request",
+        about="One request: its figures and its messages in order, each with the reason why it is there.",
+        result=RequestPage,
+        load=lambda inspector, given: inspector.request(given["number"], page=given["page"]),
+        page="request.html",
+        parameters=(_number("Number of the request."), PAGE),
+    ),
+    Resource(
+        path="/requests/{number}/why",
+        name="why",
+        about="The raw history of a request: each message in or out of it, and the step that decided.",
+        result=WhyPage,
+        load=lambda inspector, given: inspector.why(given["number"], page=given["page"], only=given["only"]),
+        page="why.html",
+        parameters=(
+            _number("Number of the request."),
+            Parameter(
+                name="only",
+                about="Only messages in this form.",
+                default="",
+                choices=("", "verbatim", "shortened", "carried", "absent"),
+            ),
+            PAGE,
+        ),
+    ),
+)
+"""Everything there is to look at."""
+
+
+@cache
+def adapter(result: Any) -> TypeAdapter[Any]:
+    """The serialiser of a type of result."""
+    return TypeAdapter(result)
+
+
+def to_json(resource: Resource, value: object) -> bytes:
+    """A value of a resource as JSON."""
+    return adapter(resource.result).dump_json(value)
+
+
+ERROR = {
+    "type": "object",
+    "properties": {"error": {"type": "string"}},
+    "required": ["error"],
+    "additionalProperties": False,
+}
+
+
+def openapi(resources: Sequence[Resource] = RESOURCES) -> dict[str, Any]:
+    """The OpenAPI document of the API."""
+    schemas: dict[str, Any] = {"Error": ERROR}
+    paths: dict[str, Any] = {}
+    for one in resources:
+        schema = adapter(one.result).json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {})
+        answers: dict[str, Any] = {"200": _answer(one.about, schema)}
+        answers |= {code: _answer(why, {"$ref": "#/components/schemas/Error"}) for code, why in FAILURES.items()}
+        paths[f"/api{one.path}"] = {
+            "get": {
+                "operationId": one.name,
+                "summary": one.about,
+                "parameters": [parameter.document() for parameter in one.parameters],
+                "responses": answers,
+            }
+        }
+    info = {"title": "context_compiler", "version": __version__, "description": "The record, read-only."}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
+
+
+FAILURES = {"400": "A parameter is wrong.", "404": "There is no such thing.", "503": "The record cannot be read."}
+
+
+def _answer(about: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"description": about, "content": {"application/json": {"schema": schema}}}

@@ -1,0 +1,232 @@
+"""The application: routes of pages, API and files, and the middleware that guards them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from context_compiler.errors import ContextCompilerError, StoreError
+from context_compiler.record.store import SQLiteStore
+from context_compiler.web.api import RESOURCES, BadRequest, Resource, openapi, to_json
+from context_compiler.web.data import Inspector, NotFound
+from context_compiler.web.pages import render, static_files
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+COOKIE = "context_compiler_token"
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+"""Headers of every answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Conditions of every request: the names under which the server is reached, and its token."""
+
+    hosts: frozenset[str] = LOOPBACK
+    token: str | None = None
+    """None asks for none."""
+
+
+class Guard:
+    """Middleware that refuses foreign names, cross-site writes and missing tokens, and sets the security headers.
+
+    A page of another site that is made to resolve to this address (DNS rebinding) carries its own name in `Host`.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app, self.access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refused = self._refusal(scope, headers)
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                found = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    found.setdefault(name, value)
+                found.setdefault("cache-control", "no-store")
+            await send(message)
+
+        if refused is None and (cookie := self._new_cookie(scope)):
+            refused = RedirectResponse(_without_token(scope), status_code=303)
+            refused.set_cookie(COOKIE, cookie, httponly=True, samesite="strict")
+        await (refused or self.app)(scope, receive, guarded)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        host = headers.get("host", "")
+        if _hostname(host) not in self.access.hosts:
+            return _refuse(403, f"this server is not called {host[:80]!r}")
+        if scope["method"] not in SAFE and not _same_site(headers, host):
+            return _refuse(403, "a page of another site may not write here")
+        if not self._allowed(scope, headers):
+            return _refuse(401, "give the token that the server printed, as ?token=… or as a bearer token")
+        return None
+
+    def _allowed(self, scope: Scope, headers: Headers) -> bool:
+        if self.access.token is None:
+            return True
+        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+        given = (bearer, _cookie(headers), _query_token(scope))
+        return any(secrets.compare_digest(one.encode(), self.access.token.encode()) for one in given if one)
+
+    def _new_cookie(self, scope: Scope) -> str:
+        """Token of an address that a browser opens, which goes into a cookie and out of the address."""
+        asked = scope["method"] == "GET" and not scope["path"].startswith("/api")
+        return _query_token(scope) if asked and self.access.token else ""
+
+
+def _hostname(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _same_site(headers: Headers, host: str) -> bool:
+    """True for a request of our own pages, or of a program that is no browser."""
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if origin is not None and urlsplit(origin).netloc != host:
+        return False
+    return site in (None, "same-origin", "none")
+
+
+def _cookie(headers: Headers) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found else ""
+
+
+def _query_token(scope: Scope) -> str:
+    return parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+
+
+def _without_token(scope: Scope) -> str:
+    pairs = [pair for pair in scope["query_string"].decode("latin-1").split("&") if not pair.startswith("token=")]
+    path = "/" + scope["path"].lstrip("/")
+    return f"{path}?{'&'.join(pairs)}" if pairs and pairs != [""] else path
+
+
+def _refuse(status: int, why: str) -> Response:
+    return JSONResponse({"error": why}, status)
+
+
+def create_app(
+    db: str | Path,
+    *,
+    system: str | Path | None = "system",
+    vault: str | Path | None = None,
+    hosts: Iterable[str] = (),
+    token: str | None = None,
+    routes: Iterable[Route] = (),
+) -> Starlette:
+    """The application for one record.
+
+    Args:
+        db: File of the record; opened read-only, and not before the first request.
+        system: Folder whose `ContextTemplates/` comes second.
+        vault: Folder whose `AssistantMD/ContextTemplates/` comes first.
+        hosts: Names under which the server is reached, beside those of loopback.
+        token: Token that every request must bring; None asks for none.
+        routes: More routes, which come first.
+    """
+    store = SQLiteStore(db, read_only=True)
+    inspector = Inspector(
+        store, vault=None if vault is None else Path(vault), system=None if system is None else Path(system)
+    )
+    pages = [Route(one.route, _page(one, inspector), name=one.name) for one in RESOURCES if one.page]
+    answers = [Route(f"/api{one.route}", _answer(one, inspector)) for one in RESOURCES]
+    app = Starlette(
+        routes=[
+            *routes,
+            Route("/", _home),
+            *pages,
+            *answers,
+            Route("/api/openapi.json", _openapi),
+            Route("/static/{name}", _static),
+        ],
+        middleware=[Middleware(Guard, access=Access(hosts=LOOPBACK | frozenset(hosts), token=token))],
+        exception_handlers={
+            ContextCompilerError: _explain,
+            HTTPException: _explain,
+        },
+    )
+    app.state.inspector = inspector
+    return app
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def _page(resource: Resource, inspector: Inspector) -> Endpoint:
+    async def answer(request: Request) -> Response:
+        value = await resource.load(inspector, resource.parse(request.path_params, request.query_params))
+        return HTMLResponse(render(resource.page, it=value, here=resource.name, db=str(inspector.store.path)))
+
+    return answer
+
+
+def _answer(resource: Resource, inspector: Inspector) -> Endpoint:
+    async def answer(request: Request) -> Response:
+        value = await resource.load(inspector, resource.parse(request.path_params, request.query_params))
+        return Response(to_json(resource, value), media_type="application/json")
+
+    return answer
+
+
+async def _home(request: Request) -> Response:
+    return RedirectResponse("/sessions")
+
+
+async def _openapi(request: Request) -> Response:
+    return JSONResponse(openapi())
+
+
+async def _static(request: Request) -> Response:
+    found = static_files().get(request.path_params["name"])
+    if found is None:
+        raise HTTPException(404, "no such file")
+    kept = "public, max-age=31536000, immutable" if request.url.query else "no-cache"
+    return Response(found[0], media_type=found[1], headers={"cache-control": kept})
+
+
+async def _explain(request: Request, error: Exception) -> Response:
+    """An error as a page, or as JSON below `/api`."""
+    status = error.status_code if isinstance(error, HTTPException) else _status(error)
+    why = error.detail if isinstance(error, HTTPException) else str(error)
+    if request.url.path.startswith("/api"):
+        return _refuse(status, why)
+    return HTMLResponse(render("error.html", status=status, why=why, here="error", db=""), status)
+
+
+def _status(error: Exception) -> int:
+    known = ((NotFound, 404), (BadRequest, 400), (StoreError, 503))
+    return next((status for kind, status in known if isinstance(error, kind)), 422)

@@ -1,0 +1,100 @@
+"""Pages: the Jinja2 environment of all templates in `pages/`, and the style sheets and scripts beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, FunctionLoader, StrictUndefined, select_autoescape
+
+from context_compiler.messages.display import FORMS, asset
+from context_compiler.messages.printable import safe
+from context_compiler.web.api import STATUSES
+
+HERE = Path(__file__).parent
+
+MENU = (("/sessions", "Sessions", ("sessions", "session", "request", "why")),)
+"""Main menu: address, name, and the resources below it."""
+
+REQUEST_TABS = (("", "Messages"), ("why", "Why not?"))
+"""Views of one request: the end of the address, and the name."""
+
+TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+"""Types of the files in `static/` that are served."""
+
+
+@cache
+def environment() -> Environment:
+    """Templates of the pages; every value is escaped."""
+    made = Environment(
+        loader=ChoiceLoader([FileSystemLoader(HERE / "pages"), FunctionLoader(asset)]),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters: dict[str, Any] = {"number": number, "percent": percent, "when": when, "line": one_line, "plain": safe}
+    made.filters.update(filters)
+    named: dict[str, Any] = {
+        "forms": FORMS,
+        "link": link,
+        "static": static_path,
+        "statuses": STATUSES,
+        "menu": MENU,
+        "request_tabs": REQUEST_TABS,
+    }
+    made.globals.update(named)
+    return made
+
+
+def number(value: float) -> str:
+    """A number with thousands separators."""
+    return f"{value:,.0f}"
+
+
+def percent(part: float, whole: float) -> str:
+    """A share in percent; empty if the whole is 0."""
+    return f"{part / whole:.0%}" if whole else ""
+
+
+def one_line(text: str) -> str:
+    """A text on one line."""
+    return " ".join(safe(text).split())
+
+
+def when(moment: datetime | None) -> str:
+    """A time in UTC to the second."""
+    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+def link(path: str, /, **query: object) -> str:
+    """An address with the parameters that are not empty."""
+    said = {name: value for name, value in query.items() if value not in ("", None)}
+    return f"{path}?{urlencode(said)}" if said else path
+
+
+def render(name: str, **values: Any) -> str:
+    """A page as text."""
+    return environment().get_template(name).render(**values)
+
+
+@cache
+def static_files() -> Mapping[str, tuple[bytes, str]]:
+    """Content and type of every served file, by name."""
+    found = {
+        file.name: (file.read_bytes(), TYPES[file.suffix])
+        for file in sorted((HERE / "static").iterdir())
+        if file.suffix in TYPES
+    }
+    return {**found, "messages.css": (asset("messages.css").encode(), TYPES[".css"])}
+
+
+@cache
+def static_path(name: str) -> str:
+    """Address of a served file, which changes with its content."""
+    return f"/static/{name}?{sha256(static_files()[name][0]).hexdigest()[:12]}"

@@ -1,0 +1,47 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const themes = { "": "as the system", light: "light", dark: "dark" };
+  const remembered = () => { try { return localStorage.getItem("theme") || ""; } catch { return ""; } };
+  const paint = (theme) => { if (theme) root.dataset.theme = theme; else delete root.dataset.theme; };
+  paint(remembered());
+
+  const rows = () => [...document.querySelectorAll("a.row, .messages .cc-message")];
+  let at = -1;
+  function move(by) {
+    const all = rows();
+    if (!all.length) return;
+    all[at]?.closest("tr, .cc-message")?.classList.remove("at");
+    at = Math.min(Math.max(at + by, 0), all.length - 1);
+    const here = all[at].closest("tr, .cc-message");
+    here.classList.add("at");
+    here.scrollIntoView({ block: "nearest" });
+    if (all[at].matches("a")) all[at].focus({ preventScroll: true });
+  }
+  const open = (selector) => { const found = document.querySelector(selector); if (found) found.click(); };
+  const keys = {
+    "/": () => document.querySelector("[data-search]")?.focus(),
+    "?": () => document.getElementById("keys")?.showModal(),
+    j: () => move(1), k: () => move(-1),
+    "[": () => open("a[rel=prev]"), "]": () => open("a[rel=next]"),
+  };
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
+    const tab = /^[1-9]$/.test(event.key) ? document.querySelectorAll(".tabs a")[event.key - 1] : null;
+    const act = keys[event.key] || (tab && (() => tab.click()));
+    if (act) { event.preventDefault(); act(); }
+  });
+  document.addEventListener("DOMContentLoaded", () => {
+    const button = document.getElementById("theme");
+    const label = () => button.setAttribute("aria-label", `Colours: ${themes[remembered()]}`);
+    label();
+    button.addEventListener("click", () => {
+      const all = Object.keys(themes);
+      const next = all[(all.indexOf(remembered()) + 1) % all.length];
+      try { localStorage.setItem("theme", next); } catch { /* private window */ }
+      paint(next);
+      label();
+    });
+  });
+})();

@@ -1,0 +1,133 @@
+"""Pages and API over a real record: sessions, requests, and why a message is not in one."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from context_compiler.web.app import create_app
+from tests.web.conftest import FACT, TURNS, number_of, requests_of
+
+
+def test_sessions_are_listed_with_their_totals(client: TestClient) -> None:
+    found = client.get("/api/sessions").json()
+    assert found["pages"]["total"] == 5
+    long = next(one for one in found["sessions"] if one["session_id"] == "long")
+    assert long["requests"] > TURNS and long["compiles"] >= 1 and long["tokens_sent"] < long["tokens_raw"]
+    page = client.get("/sessions").text
+    assert f'href="/sessions/{long["id"]}"' in page and f"{long['tokens_sent']:,}" in page
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [
+        ("name=lon", 1),
+        ("name=LON", 1),
+        ("status=compiled", 1),
+        ("status=raw", 5),
+        ("template=nothing", 0),
+        ("name=%25", 0),
+    ],
+)
+def test_sessions_are_found_by_name_status_template_and_model(client: TestClient, query: str, count: int) -> None:
+    assert client.get(f"/api/sessions?{query}").json()["pages"]["total"] == count
+
+
+def test_a_session_shows_its_requests_newest_first(client: TestClient) -> None:
+    found = client.get(f"/api/sessions/{number_of(client, 'long')}").json()["requests"]
+    numbers = [one["id"] for one in found]
+    assert numbers == sorted(numbers, reverse=True)
+
+
+def test_a_request_shows_every_message_it_sent_and_why(client: TestClient) -> None:
+    last = requests_of(client, "long")[-1]
+    found = client.get(f"/api/requests/{last['id']}").json()
+    assert found["pages"]["total"] == last["messages_sent"] == len(found["messages"])
+    assert found["instructions"] == "Answer briefly."
+    forms = [one["form"] for one in found["messages"]]
+    assert "summary" in forms and forms[-1] == "verbatim"
+    assert found["messages"][-1]["why"].startswith("active turn")
+    origins = [one["raw"] for one in found["messages"] if one["form"] != "summary"]
+    assert None not in origins and origins == sorted(origins)
+    assert sum(one["tokens"] for one in found["bar"]) > 0
+
+
+def test_every_raw_message_is_accounted_for(client: TestClient) -> None:
+    for one in requests_of(client, "long"):
+        found = client.get(f"/api/requests/{one['id']}/why").json()
+        assert len(found["strip"]) == one["messages_raw"] == sum(found["counts"].values())
+        if one["status"] == "raw":
+            assert set(found["strip"]) == {"v"}
+
+
+def test_a_message_that_is_out_names_the_step_that_dropped_it(client: TestClient) -> None:
+    last = requests_of(client, "long")[-1]
+    found = client.get(f"/api/requests/{last['id']}/why", params={"only": "absent"}).json()
+    fact = next(one for one in found["messages"] if FACT in json.dumps(one["message"]))
+    assert fact["fate"]["step"]["number"] and fact["fate"]["reason"] and fact["fate"]["request"] <= last["id"]
+    page = client.get(f"/requests/{last['id']}/why?only=absent").text
+    assert "Not in this request" in page and fact["fate"]["step"]["name"] in page
+
+
+def test_a_request_without_content_says_so(client: TestClient) -> None:
+    [one] = requests_of(client, "bare")
+    assert "without its messages" in client.get(f"/requests/{one['id']}").text
+    assert "not on the record" in client.get(f"/requests/{one['id']}/why").text
+    assert "secret words" not in client.get(f"/api/requests/{one['id']}").text
+
+
+@pytest.mark.parametrize("path", ["/sessions/999", "/requests/999", "/requests/999/why", "/nothing"])
+def test_what_is_not_there_is_not_found(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 404 and client.get(f"/api{path}").json()["error"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/sessions?page=0", "/sessions?page=x", "/requests/-1", "/requests/1/why?only=some", "/sessions?nmae=x"]
+)
+def test_a_wrong_parameter_is_explained(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 400 and client.get(f"/api{path}").json()["error"]
+
+
+def test_a_page_beyond_the_last_is_empty(client: TestClient) -> None:
+    assert client.get("/api/sessions?page=4000").json()["sessions"] == []
+    assert client.get("/sessions?page=4000").status_code == 200
+
+
+def test_a_record_that_does_not_exist_yet_is_explained_and_then_shown(db: Path, tmp_path: Path) -> None:
+    later = tmp_path / "later" / "context.db"
+    with TestClient(create_app(later, system=None), base_url="http://127.0.0.1") as client:
+        answer = client.get("/sessions")
+        assert answer.status_code == 503 and "there is no record here" in answer.text
+        later.parent.mkdir()
+        later.write_bytes(db.read_bytes())
+        assert client.get("/sessions").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda db: db.write_bytes(b"not a database at all" * 200), "no record"),
+        (lambda db: db.write_bytes(b""), "no current record"),
+        (lambda db: sqlite3.connect(db, isolation_level=None).execute("PRAGMA user_version = 999"), "newer version"),
+    ],
+    ids=["damaged", "empty", "newer"],
+)
+def test_a_file_that_cannot_be_read_is_explained(db: Path, damage: object, says: str) -> None:
+    for log in db.parent.glob("context.db-*"):
+        log.unlink()
+    damage(db)  # pyright: ignore
+    with TestClient(create_app(db, system=None), base_url="http://127.0.0.1") as client:
+        answer = client.get("/sessions")
+        assert answer.status_code == 503 and says in answer.text
+        assert says in client.get("/api/sessions").json()["error"]
+
+
+def test_nothing_is_written_to_the_record(db: Path, client: TestClient) -> None:
+    before = db.read_bytes()
+    for path in ("/sessions", "/sessions/1", "/requests/20", "/requests/20/why"):
+        client.get(path)
+    assert db.read_bytes() == before
