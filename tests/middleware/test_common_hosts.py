@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent, RunContext
-from pydantic_ai.messages import BinaryContent, ModelMessage, ModelMessagesTypeAdapter
+from pydantic_ai.messages import (
+    BinaryContent,
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models.function import AgentInfo
 from pydantic_ai.models.wrapper import WrapperModel
 
 from context_compiler import ContextCompiler, View
@@ -21,6 +34,10 @@ FACT = "By the way, the staging database is called heron."
 ASK = "What is the staging database called?"
 
 
+Carry = Callable[[list[ModelMessage]], list[ModelMessage]]
+"""What an application makes of a stored history before it hands it to the next run."""
+
+
 class Told(BaseModel):
     text: str
 
@@ -30,21 +47,39 @@ class Life:
 
     def __init__(self, **wanted: Any) -> None:
         self.notes, self.talker, self.seen = Notes("All went on as planned."), Talker("answer " * 60), 0
-        self.ours: ContextCompiler = compiler(self.notes, budget=BUDGET, **wanted)
+        self.views: list[View] = []
+        self.ours: ContextCompiler = compiler(self.notes, budget=BUDGET, on_view=self.views.append, **wanted)
         self.agent: Agent[Any, Any] = Agent(self.talker.model, capabilities=[self.ours])
         self.history: list[ModelMessage] = []
 
-    async def live(self, carry: Callable[[list[ModelMessage]], list[ModelMessage]], **given: Any) -> None:
+    async def live(self, carry: Carry, **given: Any) -> None:
         for number in range(TURNS):
-            told = f"{FACT} " if number == 3 else ""
-            await self.turn(f"{told}Matter {number}: {prose(number, 40)}", carry, **given)
+            await self.turn(matter(number), carry, **given)
+        await self.ask(carry, **given)
+
+    async def ask(self, carry: Carry, **given: Any) -> None:
         await self.turn(ASK, carry, **given)
         assert "heron" in self.talker.last.text
         assert max(sent.tokens for sent in self.talker.sent) <= BUDGET
+        assert max(view.tokens for view in self.views) <= BUDGET
 
-    async def turn(self, prompt: Any, carry: Callable[[list[ModelMessage]], list[ModelMessage]], **given: Any) -> None:
+    async def turn(self, prompt: Any, carry: Carry, **given: Any) -> None:
         ran = await run(self.agent, prompt, message_history=carry(self.history), conversation_id="c", **given)
         self.history = ran.messages
+
+    @property
+    def compiles(self) -> int:
+        """Requests that began a new cycle."""
+        return [view.status for view in self.views].count("compiled")
+
+    def assert_few_compiles(self, plain: Life) -> None:
+        assert plain.compiles > 3
+        assert self.compiles <= plain.compiles + 2 and self.notes.asked <= plain.notes.asked + 2
+
+
+def matter(number: int) -> str:
+    """The prompt of a turn; the fourth has the fact."""
+    return f"{FACT + ' ' if number == 3 else ''}Matter {number}: {prose(number, 40)}"
 
 
 class Windowed(WrapperModel):
@@ -57,6 +92,22 @@ class Windowed(WrapperModel):
     @property
     def context_window(self) -> int:
         return self._window
+
+
+class Named(WrapperModel):
+    """A model under another name."""
+
+    def __init__(self, wrapped: Any, name: str) -> None:
+        super().__init__(wrapped)
+        self._name = name
+
+    @property
+    def model_name(self) -> str:
+        return self._name
+
+
+PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x01\x00\x00\x00\x01\x00\x08\x02\x00\x00\x00"
+"""The beginning of a picture of 256 × 256."""
 
 
 def whole(history: list[ModelMessage]) -> list[ModelMessage]:
@@ -78,20 +129,38 @@ def rebuilt(history: list[ModelMessage]) -> list[ModelMessage]:
     return ModelMessagesTypeAdapter.validate_python(data)
 
 
-_plain: list[int] = []
+def from_front_end(history: list[ModelMessage]) -> list[ModelMessage]:
+    """As a front end gives it back that keeps roles, texts and calls: new messages of today."""
+    fresh: list[ModelMessage] = []
+    for message in history:
+        parts: list[Any] = []
+        for part in message.parts:
+            if isinstance(part, ToolCallPart):
+                parts.append(ToolCallPart(part.tool_name, part.args_as_json_str(), tool_call_id=part.tool_call_id))
+            elif isinstance(part, ToolReturnPart):
+                parts.append(ToolReturnPart(part.tool_name, part.content, tool_call_id=part.tool_call_id))
+            elif isinstance(part, UserPromptPart):
+                parts.append(UserPromptPart(part.content))
+            elif isinstance(part, TextPart):
+                parts.append(TextPart(part.content))
+        fresh.append(ModelRequest(parts=parts) if isinstance(message, ModelRequest) else ModelResponse(parts=parts))
+    return fresh
+
+
+_plain: list[Life] = []
 
 
 @pytest.fixture
-async def plain() -> int:
-    """Summaries of the plain session, which is lived once."""
+async def plain() -> Life:
+    """The plain session, which is lived once."""
     if not _plain:
         life = Life()
         await life.live(whole)
-        _plain.append(life.notes.asked)
+        _plain.append(life)
     return _plain[0]
 
 
-async def test_a_dynamic_system_prompt_is_no_other_conversation(plain: int) -> None:
+async def test_a_dynamic_system_prompt_is_no_other_conversation(plain: Life) -> None:
     life = Life()
 
     @life.agent.system_prompt(dynamic=True)
@@ -100,14 +169,14 @@ async def test_a_dynamic_system_prompt_is_no_other_conversation(plain: int) -> N
         return f"You are kind. The time is {life.seen}."
 
     await life.live(whole)
-    assert life.notes.asked <= plain + 2
+    life.assert_few_compiles(plain)
     assert f"The time is {life.seen}." in life.talker.last.text, "it is sent as it is now"
 
 
-async def test_a_window_of_a_known_conversation_is_joined_with_the_record(plain: int, tmp_path: Path) -> None:
+async def test_a_window_of_a_known_conversation_is_joined_with_the_record(plain: Life, tmp_path: Path) -> None:
     life = Life(store=tmp_path / "record.db")
     await life.live(window)
-    assert life.notes.asked <= plain + 2
+    life.assert_few_compiles(plain)
     record = (await life.ours.views("c"))[0]
     assert "joined with" in record.status
     assert len(await life.ours.transcript("c")) == 2 * (TURNS + 1)
@@ -138,18 +207,18 @@ async def test_a_prompt_larger_than_the_budget_leaves_room_for_the_past(budget: 
     assert 0.75 * budget <= talker.last.tokens <= budget
 
 
-async def test_histories_that_a_front_end_rebuilds_keep_their_cycle(plain: int) -> None:
+async def test_histories_that_a_front_end_rebuilds_keep_their_cycle(plain: Life) -> None:
     life = Life()
     await life.live(rebuilt)
-    assert life.notes.asked <= plain + 2
+    life.assert_few_compiles(plain)
 
 
-async def test_structured_answers_are_no_tool_work(plain: int) -> None:
+async def test_structured_answers_are_no_tool_work(plain: Life) -> None:
     life = Life()
     life.talker = Talker(lambda messages, info: [("final_result", {"text": "answer " * 60})])
     life.agent = Agent(life.talker.model, capabilities=[life.ours], output_type=Told)
     await life.live(whole)
-    assert life.notes.asked <= plain + 2
+    life.assert_few_compiles(plain)
 
 
 async def test_a_picture_alone_asks_nothing_and_costs_no_run() -> None:
@@ -160,15 +229,15 @@ async def test_a_picture_alone_asks_nothing_and_costs_no_run() -> None:
     assert life.talker.last.text.count("BEGIN RECALLED") == 0
 
 
-async def test_two_agents_in_turn_on_one_history(plain: int) -> None:
+async def test_two_agents_in_turn_on_one_history(plain: Life) -> None:
     life = Life()
     other = Agent(life.talker.model, capabilities=[life.ours], instructions="Be brief.")
     agents = [life.agent, other]
     for number in range(TURNS):
         life.agent = agents[number % 2]
-        await life.turn(f"{FACT if number == 3 else ''} Matter {number}: {prose(number, 40)}", whole)
-    await life.turn(ASK, whole)
-    assert "heron" in life.talker.last.text and life.notes.asked <= plain + 2
+        await life.turn(matter(number), whole)
+    await life.ask(whole)
+    life.assert_few_compiles(plain)
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -210,13 +279,122 @@ async def test_a_fallback_with_a_small_window_has_cycles_of_its_own() -> None:
     assert asked <= alone and both.count("compiled") <= statuses.count("compiled")
 
 
-async def test_a_prompt_that_is_regenerated_keeps_the_cycle(plain: int) -> None:
+async def test_a_prompt_that_is_regenerated_keeps_the_cycle(plain: Life) -> None:
     life = Life()
     for number in range(TURNS):
         before = life.history
-        await life.turn(f"{FACT if number == 3 else ''} Matter {number}: {prose(number, 40)}", whole)
+        await life.turn(matter(number), whole)
         if number % 5 == 4:
             life.history = before
             await life.turn(f"Matter {number}, said otherwise: {prose(number + 500, 40)}", whole)
-    await life.turn(ASK, whole)
-    assert "heron" in life.talker.last.text and life.notes.asked <= plain + 2
+    await life.ask(whole)
+    life.assert_few_compiles(plain)
+
+
+async def test_a_turn_that_is_edited_later_takes_the_conversation_back_to_it(plain: Life) -> None:
+    """Every tenth turn the user goes back three turns, words that prompt differently, and goes on from there."""
+    life, stored = Life(), list[list[ModelMessage]]()
+    number = 0
+    while number < TURNS:
+        del stored[number:]
+        stored.append(life.history)
+        await life.turn(matter(number), whole)
+        number += 1
+        if number % 10 == 0:
+            life.history = stored[number - 3]
+            await life.turn(f"Matter {number - 3}, in other words: {prose(number + 700, 40)}", whole)
+            stored[number - 2 :] = []
+            for again in range(number - 2, number):
+                stored.append(life.history)
+                await life.turn(matter(again), whole)
+    await life.ask(whole)
+    life.assert_few_compiles(plain)
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("where", ["before", "after"])
+async def test_what_an_application_adds_to_a_prompt_and_strips_from_its_history_is_no_other_conversation(
+    where: str, tools: bool
+) -> None:
+    """As applications do that retrieve documents for each prompt and store what the user typed."""
+
+    def stripped(history: list[ModelMessage]) -> list[ModelMessage]:
+        return [replace(one, parts=[_as_typed(part) for part in one.parts]) for one in history]  # pyright: ignore
+
+    async def lived(documents: int) -> Life:
+        life = with_tool_calls(Life()) if tools else Life()
+        for number, typed in enumerate(map(matter, range(TURNS))):
+            added = f"<documents>\nDocument {number}: {prose(900 + number, documents)}\n</documents>"
+            await life.turn("\n\n".join([added, typed] if where == "before" else [typed, added]), stripped)
+            assert life.talker.last.text.count("<documents>") == 1 and f"Document {number}" in life.talker.last.text
+        await life.ask(stripped)
+        return life
+
+    plain = await lived(0)
+    (await lived(200)).assert_few_compiles(plain)
+
+
+def with_tool_calls(life: Life) -> Life:
+    """The same with a tool that is called in every turn."""
+
+    def look(what: str) -> str:
+        return f"Nothing about {what}."
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        asked = isinstance(messages[-1].parts[-1], UserPromptPart)
+        return [("look", {"what": f"matter {len(messages)}"})] if asked else "answer " * 40
+
+    life.talker = Talker(answer)
+    life.agent = Agent(life.talker.model, tools=[look], capabilities=[life.ours])
+    return life
+
+
+def _as_typed(part: Any) -> Any:
+    if not isinstance(part, UserPromptPart):
+        return part
+    assert isinstance(part.content, str)
+    return replace(part, content=re.sub(r"\s*<documents>.*?</documents>\s*", "", part.content, flags=re.DOTALL))
+
+
+@pytest.mark.parametrize("carry", [rebuilt, from_front_end])
+async def test_histories_with_tool_calls_that_a_front_end_rebuilds_keep_their_cycle(carry: Carry) -> None:
+    plain, life = with_tool_calls(Life()), with_tool_calls(Life())
+    await plain.live(whole)
+    await life.live(carry)
+    life.assert_few_compiles(plain)
+
+
+async def test_histories_of_roles_and_texts_keep_their_cycle(plain: Life) -> None:
+    life = Life()
+    await life.live(from_front_end)
+    life.assert_few_compiles(plain)
+
+
+@pytest.mark.parametrize("every", [1, 10])
+async def test_a_model_that_is_switched_in_the_middle_keeps_the_cycle(plain: Life, every: int) -> None:
+    life = Life()
+    models = [Named(life.talker.model, name) for name in ("swift", "deep", "cheap")]
+    for number in range(TURNS):
+        await life.turn(matter(number), whole, model=models[number // every % 3])
+    await life.ask(whole, model=models[0])
+    life.assert_few_compiles(plain)
+
+
+async def test_pictures_among_the_prompts_compile_no_more_than_texts_of_their_size() -> None:
+    picture = BinaryContent(data=PNG, media_type="image/png")
+    text = " ".join(["picture"] * 1_120)
+    lives = [Life(), Life()]
+    for life, added in zip(lives, (text, picture), strict=True):
+        for number in range(TURNS):
+            await life.turn([matter(number), added] if number % 10 == 5 else matter(number), whole)
+        await life.ask(whole)
+    lives[1].assert_few_compiles(lives[0])
+
+
+async def test_a_picture_that_comes_with_a_question_finds_the_fact(plain: Life) -> None:
+    life = Life()
+    for number in range(TURNS):
+        await life.turn(matter(number), whole)
+    await life.turn([ASK, BinaryContent(data=PNG, media_type="image/png")], whole)
+    assert "heron" in life.talker.last.text
+    assert max(view.tokens for view in life.views) <= BUDGET
