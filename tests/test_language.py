@@ -1,50 +1,69 @@
-"""The mechanical half of plain English: how docstrings begin, and turns of phrase that say nothing."""
+"""The mechanical half of plain English: how texts begin, and turns of phrase that say nothing."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable, Iterator
 
-from tests.support.sources import MODULES, tree
+import pytest
+
+from tests.support.sources import MODULES, nodes, text
 
 BEGINNINGS = re.compile(r"(?:What|Whatever|Who|Whoever|Whom|Whose|Whether|Where|Wherever|How|Why)\b")
 """First words that announce a riddle: name the thing by the field's noun, or say what is done."""
 
-PHRASES = re.compile(r"(?i)\b(?:so many|one part in|of all that|is told|are told|stands? (?:for|in)\b)")
+PHRASES = re.compile(
+    r"(?i)\b(?:so many|one part in|of all that|is told|are told|whoever|whomever|stands? (?:for|in)\b)"
+)
 """Turns of phrase with a plainer word."""
 
-DocNode = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+COMMENT = re.compile(r"(?:^ *|  )# (.*)")
+"""A comment as ruff formats it."""
+
+Line = tuple[int, str]
 
 
-def first_lines(module: str) -> list[tuple[int, str]]:
-    """The first line of every docstring of a module, those below fields and constants included."""
-    found: list[tuple[int, str]] = []
-    for node in ast.walk(tree(module)):
-        for child in getattr(node, "body", ()) if isinstance(getattr(node, "body", None), list) else ():
-            if (
-                isinstance(child, ast.Expr)
-                and isinstance(child.value, ast.Constant)
-                and isinstance(child.value.value, str)
-            ):
-                found.append((child.lineno, child.value.value.strip().partition("\n")[0]))
-    return found
+def docstrings(module: str) -> Iterator[Line]:
+    """The first line of every docstring, those below fields and constants included."""
+    for node in nodes(module, ast.Expr):
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value.strip().partition("\n")[0]
 
 
-def test_a_docstring_begins_with_the_thing_or_with_what_is_done() -> None:
-    wrong = [
-        f"{module or '__init__'}:{line}: {text}"
-        for module in MODULES
-        for line, text in first_lines(module)
-        if BEGINNINGS.match(text)
-    ]
-    assert not wrong, "\n".join(wrong)
+def helps(module: str) -> Iterator[Line]:
+    """What `--help` says of arguments and options; of a command it shows the docstring."""
+    for call in nodes(module, ast.Call):
+        for given in call.keywords:
+            if given.arg == "help" and isinstance(given.value, ast.Constant) and isinstance(given.value.value, str):
+                yield given.value.lineno, given.value.value
 
 
-def test_a_first_line_uses_plain_words() -> None:
-    wrong = [
-        f"{module or '__init__'}:{line}: {text}"
-        for module in MODULES
-        for line, text in first_lines(module)
-        if PHRASES.search(text)
-    ]
-    assert not wrong, "\n".join(wrong)
+def comments(module: str) -> Iterator[Line]:
+    for number, line in enumerate(text(module).splitlines(), 1):
+        if comment := COMMENT.search(line):
+            yield number, comment[1]
+
+
+def found(texts: Callable[[str], Iterator[Line]], pattern: re.Pattern[str], *, first: bool) -> str:
+    look = pattern.match if first else pattern.search
+    return "\n".join(
+        f"{module or '__init__'}:{line}: {one}" for module in MODULES for line, one in texts(module) if look(one)
+    )
+
+
+@pytest.mark.parametrize("texts", [docstrings, helps])
+def test_a_text_begins_with_the_thing_or_with_what_is_done(texts: Callable[[str], Iterator[Line]]) -> None:
+    wrong = found(texts, BEGINNINGS, first=True)
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("texts", [docstrings, helps, comments])
+def test_a_text_uses_plain_words(texts: Callable[[str], Iterator[Line]]) -> None:
+    wrong = found(texts, PHRASES, first=False)
+    assert not wrong, wrong
+
+
+def test_a_text_on_help_ends_with_a_full_stop() -> None:
+    wrong = found(helps, re.compile(r".*[^.)]\s*$", re.S), first=True)
+    assert not wrong, wrong

@@ -270,7 +270,7 @@ def resume(
     wish: RunOptions,
     restore: Restore = False,
     runs: Annotated[
-        Path | None, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Where runs are stored.")
+        Path | None, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Run store: a .db file or a folder.")
     ] = None,
 ) -> None:
     """Resume a stopped run; print the result of one that has ended."""

@@ -27,7 +27,7 @@ from context_compiler.pipeline.workflow import apply_directives
 from context_compiler.template import TemplateLibrary
 
 Runs = Annotated[
-    Path, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Where runs are stored: a .db file or a folder.")
+    Path, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Run store: a .db file or a folder.")
 ]
 Logs = Annotated[Path | None, typer.Option("--logs", help="Folder for the files of this run.")]
 Db = Annotated[

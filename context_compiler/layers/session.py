@@ -261,7 +261,7 @@ class Turn:
             self.is_open = True
             _IN_TURNS.set((*(one for one in _IN_TURNS.get() if one.is_open), self))
         finally:
-            if not self.is_open:  # it could not be read: whoever waits may try
+            if not self.is_open:  # it could not be read: a waiting turn may try
                 self._release()
         return self
 

@@ -171,8 +171,8 @@ def _unkept(view: View, done: Advance | None) -> str:
     draft = done.selection.draft
     for index in range(draft.outline.active.start, draft.outline.active.stop):
         reading, shape = draft.history.readings[index], draft.here(index)
-        said = max((item.tokens for item in reading.items if item.kind is Kind.USER), default=0)
-        if reading.asks and (shape is None or (shape.limit is not None and said > shape.limit)):
+        longest = max((item.tokens for item in reading.items if item.kind is Kind.USER), default=0)
+        if reading.asks and (shape is None or (shape.limit is not None and longest > shape.limit)):
             return f"{view.budget} tokens are kept only by cutting the prompt, which takes {reading.tokens}"
     return ""
 

@@ -50,8 +50,8 @@ def is_overflow(error: BaseException) -> bool:
         return True
     if not isinstance(error, ModelHTTPError) or error.status_code not in (400, 413, 422):
         return False
-    said = str(error.body).lower()
-    return any(words in said for words in _WORDS)
+    message = str(error.body).lower()
+    return any(words in message for words in _WORDS)
 
 
 Tighter = Callable[[BaseException], Awaitable[list[ModelMessage] | None]]

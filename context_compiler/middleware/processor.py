@@ -99,12 +99,12 @@ class CompilingHistoryProcessor:
         """
         outcome = await try_await(self._ware.transcript(session))
         archived = outcome.value or []
-        said = await self._restored(list(self._stored.get(session) or ()))
-        if outcome.error is not None and (not said or any(map(mark_in, said))):
+        stored = await self._restored(list(self._stored.get(session) or ()))
+        if outcome.error is not None and (not stored or any(map(mark_in, stored))):
             raise outcome.error
         read = self._ware.state.reader.read
-        longer = len(said) > len(archived) and read(said).ids[: len(archived)] == read(archived).ids
-        return [*archived, *said[len(archived) :]] if longer else archived
+        longer = len(stored) > len(archived) and read(stored).ids[: len(archived)] == read(archived).ids
+        return [*archived, *stored[len(archived) :]] if longer else archived
 
     async def _restored(self, messages: list[ModelMessage]) -> list[ModelMessage]:
         """The raw history behind our own output, and what came after it."""

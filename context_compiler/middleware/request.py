@@ -166,8 +166,8 @@ def run_request(
 
 
 def _overhead(instructions: Sequence[str], tools: Sequence[str], counter: TokenCounter) -> int:
-    said = sum(counter.text(text) + MESSAGE_OVERHEAD for text in instructions)
-    return said + sum(counter.text(tool) + TOOL_OVERHEAD for tool in tools)
+    prose = sum(counter.text(text) + MESSAGE_OVERHEAD for text in instructions)
+    return prose + sum(counter.text(tool) + TOOL_OVERHEAD for tool in tools)
 
 
 def _tool(tool: Any) -> str:
@@ -200,15 +200,15 @@ def session_of(ctx: RunContext[Any]) -> str:
     return ctx.conversation_id or ctx.run_id or "conversation"
 
 
-def within_limits(ctx: RunContext[Any], given: int, said: int) -> bool:
+def within_limits(ctx: RunContext[Any], given: int, answered: int) -> bool:
     """True if a compile takes at most half of what the run's usage limits leave: the request itself needs the rest."""
     allowed, used = ctx.usage_limits, ctx.usage
     if allowed is None:
         return True
     takes = (
         (allowed.input_tokens_limit, used.input_tokens, given),
-        (allowed.output_tokens_limit, used.output_tokens, said),
-        (allowed.total_tokens_limit, used.total_tokens, given + said),
+        (allowed.output_tokens_limit, used.output_tokens, answered),
+        (allowed.total_tokens_limit, used.total_tokens, given + answered),
     )
     return all(limit is None or 2 * tokens <= limit - spent for limit, spent, tokens in takes)
 

@@ -99,7 +99,7 @@ class Engine:
         self._thread_sessions = {key: load_session(key, thread) for key, thread in state.threads.items()}
         folder = self.folder(state)
         if folder is not None:
-            with suppress(OSError):  # whoever writes there says it, with the file
+            with suppress(OSError):  # the writer reports it, with the file
                 (folder / "artifacts").mkdir(parents=True, exist_ok=True)
         self._artifacts = ArtifactStore(folder)
         self._artifacts.restore(state.artifacts)

@@ -136,7 +136,7 @@ class ConsoleInterviewer(Interviewer):
         self._coming = coming = self._coming or _read_in_thread(self._read or sys.stdin.readline)
 
         def wake(_: Future[str]) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed, and nothing waits any more
                 loop.call_soon_threadsafe(there.set)
 
         coming.add_done_callback(wake)

@@ -105,7 +105,7 @@ def completed_stages(
             if name in open_:
                 latest[name] = {key: value for key, value in fields.items() if value is not None} | latest[name]
                 if all(fields.get(key) is not None for key in COMPLETE):
-                    open_.discard(name)  # nothing that was said of it before can count
+                    open_.discard(name)  # older entries about it cannot count any more
     return [(name, latest[name]) for name in reversed(order[:most])], len(order)
 
 

@@ -224,7 +224,7 @@ class Router:
         """
         if edge.condition:
             return True
-        if self._strict() is not None or node.handler == "wait.human":  # nobody chose where a human gate failed
+        if self._strict() is not None or node.handler == "wait.human":  # a failed human gate has no choice to follow
             return False
         label = normalise_label(outcome.preferred_label)
         if (label and label == normalise_label(edge.label)) or edge.target in outcome.suggested_next_ids:

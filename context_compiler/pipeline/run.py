@@ -125,7 +125,7 @@ class ActiveRun:
     async def open(self) -> None:
         """Create the folder for files, and continue the numbers of existing events."""
         if self.root is not None:
-            with suppress(OSError):  # whoever writes there says it, with the file
+            with suppress(OSError):  # the writer reports it, with the file
                 make_private(self.root)
         events = await self.store.events(self.state.lineage.root_run_id)
         self._sequence = events[-1].sequence if events else 0

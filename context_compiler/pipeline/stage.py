@@ -244,7 +244,7 @@ def stage_input(
         values = context.values()
         preamble = build_fidelity_preamble(fidelity, graph, values, state.completed, node.name, state.logs)
         context.set(PREAMBLE, preamble)
-    if inbox:  # after the preamble, which shows little of a value, or none: whoever asks an agent hands it on whole
+    if inbox:  # after the preamble, which abridges values; a handler that asks an agent passes it on in full
         context.set(STEER, "\n".join(inbox))
     return StageInput(fidelity=fidelity, thread=thread, context=context, preamble=preamble)
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "context_compiler"
@@ -35,7 +35,15 @@ def tree(module: str) -> ast.Module:
     return ast.parse(text(module))
 
 
-def nodes(module: str, *kinds: type[Node]) -> Iterator[Node]:
+@cache
+def _by_kind(module: str) -> dict[type[ast.AST], list[ast.AST]]:
+    found: dict[type[ast.AST], list[ast.AST]] = {}
     for node in ast.walk(tree(module)):
-        if isinstance(node, kinds):
-            yield node
+        found.setdefault(type(node), []).append(node)
+    return found
+
+
+def nodes(module: str, *kinds: type[Node]) -> Iterator[Node]:
+    """Every node of these very types, type by type."""
+    for kind in kinds:
+        yield from cast("list[Node]", _by_kind(module).get(kind, []))

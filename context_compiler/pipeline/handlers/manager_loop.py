@@ -140,7 +140,7 @@ def _ending(stage: Stage, child: Child | None) -> Outcome | None:
     """The outcome implied by the child's end; None while it goes on."""
     status = stage.context.get_string("stack.child.status")
     outcome = stage.context.get_string("stack.child.outcome")
-    if child is not None:  # also when nobody observes
+    if child is not None:  # also without `observe` among the actions
         status = _status(child)
         outcome = child.state.status or outcome
     if status == "completed":

@@ -239,10 +239,10 @@ class Event:
 
     def document(self) -> dict[str, Any]:
         """The event as plain data."""
-        said: dict[str, Any] = {"kind": self.kind, "run_id": self.run_id, "sequence": self.sequence, "at": self.at}
-        said |= {"node": self.node} if self.node is not None else {}
-        said |= {"branch": self.branch} if self.branch else {}
-        return {**said, "data": dict(self.data)} if self.data else said
+        facts: dict[str, Any] = {"kind": self.kind, "run_id": self.run_id, "sequence": self.sequence, "at": self.at}
+        facts |= {"node": self.node} if self.node is not None else {}
+        facts |= {"branch": self.branch} if self.branch else {}
+        return {**facts, "data": dict(self.data)} if self.data else facts
 
 
 OnEvent = Callable[[Event], Any]

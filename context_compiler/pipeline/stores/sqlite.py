@@ -78,7 +78,7 @@ class SQLiteRuns:
     async def save(self, state: RunState) -> None:
         """Save the changes since the former state."""
         root = state.lineage.root_run_id
-        former = self._saved.pop(root, None)  # where this fails or is cancelled, nobody knows what is there
+        former = self._saved.pop(root, None)  # if this fails or is cancelled, what is stored is unknown
         await self._run(partial(_save, state=state, former=former))
         self._saved[root] = state
 
@@ -139,7 +139,7 @@ class SQLiteRuns:
             db.close()
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        # On a thread, because another process may be writing; whoever is cancelled waits for it, because nothing may
+        # On a thread, because another process may be writing. A cancelled caller waits for it, because nothing may
         # be written once the run is somebody else's, or the file closed.
         working = asyncio.create_task(asyncio.to_thread(self._call, work))
         try:
