@@ -56,14 +56,14 @@ async def talked(
 def block_of(messages: list[ModelMessage], prompt: str) -> str:
     """What stands directly before a prompt, within the same request; empty where that is no recall block."""
     for message in messages:
-        texts = [_text(part) for part in message.parts]
+        texts = [text_of(part) for part in message.parts]
         if prompt in texts and texts.index(prompt):
             before = texts[texts.index(prompt) - 1]
             return before if TITLE in before else ""
     return ""
 
 
-def _text(part: Any) -> str:
+def text_of(part: Any) -> str:
     pieces = getattr(part, "content", "")
     if isinstance(pieces, str):
         return pieces

@@ -1,0 +1,195 @@
+"""Recall blocks when something fails, or a turn goes on elsewhere: the same bytes, or none, and never an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent, RunContext
+from pydantic_ai.capabilities import ProcessHistory
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
+
+from context_compiler import ContextCompiler, View, build_compiling_history_processor
+from context_compiler.messages.history import message_body
+from context_compiler.tokens import TokenCounter
+from tests.recall.test_blocks import ASK, BUDGET, SECRET, TITLE, block_of, past, talked, text_of
+from tests.support.agents import Notes, Talker, compiler, run, unstamped
+from tests.support.builders import prose
+
+ROOT = Path(__file__).parents[2]
+
+
+def look(path: str) -> str:
+    return f"{path}: {prose(len(path), 20)}"
+
+
+class Broken(TokenCounter):
+    """A counter that fails on the frame of a new recall block, once it is broken."""
+
+    broken = False
+
+    def text(self, text: str) -> int:
+        if self.broken and f"BEGIN {TITLE}" in text and len(text) < 120:
+            raise ZeroDivisionError("ranking is broken")
+        return super().text(text)
+
+
+def looking(times: int) -> list[Any]:
+    """A turn of some tool calls, and its answer."""
+    return [*([("look", {"path": f"file {number}"})] for number in range(times)), "Fine."]
+
+
+@pytest.mark.parametrize("model", [True, False])
+async def test_a_failure_in_ranking_sends_the_view_without_its_block_and_later_turns_have_theirs(model: bool) -> None:
+    counter = Broken()
+    errors: list[Exception] = []
+    views: list[View] = []
+    notes = Notes("The conversation went on.") if model else None
+    ours = compiler(notes, budget=BUDGET, counter=counter, on_error=errors.append, on_view=views.append)
+    talker = Talker(["Fine.", *looking(2), "Fine."])
+    _, history = await talked(ours, ["Hello."], talker, tools=[look])
+    counter.broken = True
+    _, history = await talked(ours, [ASK], talker, tools=[look], history=history)
+    assert [type(error).__name__ for error in errors] == ["ZeroDivisionError"], "once a turn"
+    assert [view.status for view in views[1:]] == ["cycle"] * 3, "it is no fallback"
+    assert all(TITLE not in sent.text and ASK in sent.text for sent in talker.sent[1:4])
+    counter.broken = False
+    await talked(ours, [f"Once more: {ASK}"], talker, tools=[look], history=history)
+    assert SECRET in block_of(talker.last.messages, f"Once more: {ASK}")
+
+
+async def test_a_failure_in_ranking_where_a_view_is_compiled_costs_its_block_only() -> None:
+    counter = Broken()
+    counter.broken = True
+    errors: list[Exception] = []
+    talker, _ = await talked(compiler(budget=BUDGET, counter=counter, on_error=errors.append), [ASK])
+    assert len(errors) == 1 and TITLE not in talker.last.text
+    assert "BEGIN QUOTED" in talker.last.text and talker.last.tokens <= BUDGET
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_processor_of_histories_sends_one_block_through_a_tool_loop(stored: bool, tmp_path: Path) -> None:
+    """The host stores the processor's views, so each request of the loop starts from the view before it."""
+    given: Any = {"store": tmp_path / "record.db"} if stored else {"store": None}
+    processor = build_compiling_history_processor(budget=BUDGET, model="none", system=None, **given)
+    talker = Talker(["Fine.", *looking(3), *looking(1)])
+    agent = Agent(talker.model, tools=[look], capabilities=[ProcessHistory(processor)])
+    history: list[ModelMessage] = (await run(agent, "Hello.", message_history=past(), conversation_id="c")).messages
+    history = (await run(agent, ASK, message_history=history, conversation_id="c")).messages
+    blocks = [block_of(sent.messages, ASK) for sent in talker.sent[1:5]]
+    assert SECRET in blocks[0] and blocks == [blocks[0]] * 4
+    for before, after in zip(talker.sent[1:4], talker.sent[2:5], strict=True):
+        assert said(after.messages)[: len(said(before.messages))] == said(before.messages)
+    await run(agent, "Thanks, go on.", message_history=history, conversation_id="c")
+    assert all(sent.text.count(f"BEGIN {TITLE}") <= 1 and sent.tokens <= BUDGET for sent in talker.sent)
+
+
+def said(messages: list[ModelMessage]) -> list[str]:
+    """Texts as a provider gets them, without metadata."""
+    return [text_of(part) for message in messages for part in message.parts]
+
+
+PROGRAM = """
+import asyncio, json, sys
+from pathlib import Path
+from pydantic_ai.messages import ModelMessagesTypeAdapter
+from pydantic_ai import Agent
+from tests.middleware.test_block_faults import look, looking
+from tests.recall.test_blocks import ASK, BUDGET, past
+from tests.support.agents import Talker, compiler
+
+folder, record = Path(sys.argv[1]), sys.argv[2]
+given = {"store": folder / "record.db"} if record == "kept" else {"record": "off"}
+
+
+async def main():
+    kept = folder / "history.json"
+    first = not kept.exists()
+    talker = Talker(looking(2) if first else looking(2)[1:])
+    agent = Agent(talker.model, tools=[look], capabilities=[compiler(budget=BUDGET, **given)])
+    if first:
+        async with agent.iter(ASK, message_history=past(), conversation_id="c") as steps:
+            async for node in steps:
+                if talker.sent and Agent.is_call_tools_node(node):
+                    kept.write_bytes(ModelMessagesTypeAdapter.dump_json(steps.all_messages() + [node.model_response]))
+                    break
+    else:
+        history = ModelMessagesTypeAdapter.validate_json(kept.read_bytes())
+        await agent.run(message_history=history, conversation_id="c")
+    for sent in talker.sent:
+        print(ModelMessagesTypeAdapter.dump_json(sent.messages).decode())
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("record", ["kept", "off"])
+def test_a_new_process_in_the_middle_of_a_turn_finds_the_same_block(record: str, tmp_path: Path) -> None:
+    """Without a record it is found anew, whatever the seed of hashing is."""
+    sent: list[list[ModelMessage]] = []
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path), record],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        sent += [ModelMessagesTypeAdapter.validate_json(line) for line in done.stdout.splitlines()]
+    assert len(sent) == 3
+    first, second, third = sent
+    assert SECRET in block_of(first, ASK)
+    assert unstamped(second[: len(first)]) == unstamped(first)
+    assert unstamped(third[: len(second)]) == unstamped(second)
+
+
+@dataclass
+class Journalled(ContextCompiler):
+    """Answers `begin` as a durable engine does: from its journal, once it is there."""
+
+    journal: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    async def begin(self, ctx: RunContext[Any], ids: list[str], config: str) -> dict[str, Any]:
+        if "begin" not in self.journal:
+            self.journal["begin"] = json.dumps(await super().begin(ctx, ids, config))
+        return json.loads(self.journal["begin"])
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_durable_run_that_is_replayed_sends_the_same_blocks(stored: bool, tmp_path: Path) -> None:
+    """The record has the block by then, or nothing at all; the journal has what the run began with."""
+    journal: dict[str, Any] = {}
+    _, history = await talked(compiler(budget=BUDGET, store=tmp_path / "first.db"), ["Hello."])
+    sent: list[list[ModelMessage]] = []
+    for file in ("first.db", "first.db" if stored else "second.db"):
+        given: Any = {"budget": BUDGET, "model": "none", "system": None, "store": tmp_path / file}
+        talker, _ = await talked(
+            Journalled(journal=journal, **given), [ASK], Talker(looking(2)), tools=[look], history=history
+        )
+        sent += [request.messages for request in talker.sent]
+    assert len(sent) == 6 and SECRET in block_of(sent[0], ASK)
+    for first, again in zip(sent[:3], sent[3:], strict=True):
+        assert unstamped(again) == unstamped(first)
+
+
+async def test_blocks_on_the_record_cost_less_than_half_of_what_is_new(tmp_path: Path) -> None:
+    file = tmp_path / "record.db"
+    ours = compiler(budget=BUDGET, store=file)
+    prompts = [f"What was item {number} about, and what did it cost?" for number in range(5, 65)]
+    talker, history = await talked(ours, ["Hello.", *prompts])
+    bodies = {message_body(message) for sent in talker.sent for message in sent.messages}
+    bodies |= {message_body(message) for message in history}
+    blocks = [block_of(sent.messages, prompt) for sent, prompt in zip(talker.sent[1:], prompts, strict=True)]
+    assert all(blocks) and sum(map(len, blocks)) > sum(map(len, bodies)) / 4
+    written = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert written <= 1.5 * sum(map(len, bodies))
