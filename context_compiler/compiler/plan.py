@@ -71,6 +71,15 @@ class Plan:
         return next((reading.tokens for reading in reversed(self.history.readings) if reading.asks), 0)
 
     @cached_property
+    def recent_tokens(self) -> int:
+        """Exact tokens of the turns before the active one that the caller, not the template, wants kept."""
+        turns, wanted = self.outline.turns[:-1], self.policy.recent_turns
+        newest = turns if wanted is None else turns[max(0, len(turns) - wanted) :]
+        if not newest or not self.policy.recent_named:
+            return 0
+        return self.history.sums[newest[-1].stop] - self.history.sums[newest[0].start]
+
+    @cached_property
     def tools(self) -> bool:
         """True if one message in `TOOL_WORK` calls a function or a shell; output and recall tools do not count."""
         work = sum(any(map(_works, reading.items)) for reading in self.history.readings if reading.exchanges)

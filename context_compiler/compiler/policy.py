@@ -18,6 +18,10 @@ DEFAULT_BUDGET = 32_000
 DEFAULT_SHARE = 0.8
 DEFAULT_RESERVE = 4_096
 
+LEAST = 1_000
+"""Tokens of messages below which a trigger is raised, or half of the room where that is less: a view must be able to
+grow for a few turns before it is cut back again."""
+
 LARGE = 4
 """Divisor of the room above which a prompt is large."""
 
@@ -49,22 +53,34 @@ class Limits:
         """Tokens left for messages."""
         return max(0, self.budget - self.fixed)
 
+    @property
+    def used(self) -> int:
+        """Tokens that messages take of the room: less than all of it where a trigger is below half."""
+        return min(self.room, max(0, 2 * (self.high - self.fixed)))
+
     def carrying(self, fixed: int) -> Limits:
         """The same budget when less is fixed than it would fill alone."""
         return replace(self, fixed=fixed, high=self.budget, low=_half_way(fixed, self.budget))
 
-    def beside(self, prompt: int) -> Limits:
-        """The same with higher thresholds where the active prompt, which nothing cuts back, takes much of the room."""
-        if prompt <= self.room // LARGE:
+    def beside(self, prompt: int, turns: int = 0) -> Limits:
+        """The same with higher thresholds where what is not to be cut back takes much of the room.
+
+        Args:
+            prompt: Tokens of the active prompt.
+            turns: Tokens of the turns before it that the caller wants kept.
+        """
+        taken = min(turns, self.room // 2)
+        if prompt > self.used // LARGE:
+            taken += min(prompt, int(PROMPT * self.room))
+        if not taken:
             return self
         most = self.budget - self.room // 20
-        taken = min(prompt, int(PROMPT * self.room))
         high = max(self.high, min(most, self.high + taken))
         return replace(self, high=high, low=max(self.low, min(self.low + taken, most - self.room // 8)))
 
     def cap(self, fidelity: Fidelity) -> int:
         """The most tokens a summary may have."""
-        return summary_cap(fidelity, self.room)
+        return summary_cap(fidelity, self.used)
 
 
 def whole_budget(
@@ -132,7 +148,7 @@ def limits(
             tight=tight,
             notes=int(notes * room),
         )
-    high = min(max(int(wanted / ratio), fixed + room // 2), budget)
+    high = min(max(int(wanted / ratio), fixed + min(room // 2, LEAST)), budget)
     return Limits(budget=budget, fixed=fixed, high=high, low=_half_way(fixed, high), ratio=ratio, tight=tight)
 
 

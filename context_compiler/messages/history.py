@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, compress, count
+from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest
 from pydantic_core import PydanticSerializationError
@@ -123,6 +124,10 @@ class Reader:
         self._seen: dict[int, tuple[weakref.ref[ModelMessage], list[object], Reading]] = {}
         self._known: Memo[str, Reading] = Memo(REMEMBERED, _size)
         self._recent: deque[History] = deque(maxlen=RECENT)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A reader that has read nothing yet: what was read is a cache."""
+        return Reader, (self.counter,)
 
     def read(self, messages: Sequence[ModelMessage], *, last: History | None = None) -> History:
         """Read a history; `last` is what it was at the previous request of the same run.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Collection
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic_ai.models import Model
+from pydantic_ai.models import Model, parse_model_id
+from pydantic_ai.providers import infer_provider_class
 
 from context_compiler.compiler.policy import PROMPT_ROOM, Policy, trigger_of, whole_budget
 from context_compiler.compiler.summary import model_alias
@@ -20,6 +23,7 @@ from context_compiler.layers.session import Layers, LayerSource
 from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.record.redaction import Redact
 from context_compiler.record.store import Store
+from context_compiler.resilience import attempt
 from context_compiler.settings import MOST, Amount, Count, Settings, check_amount
 from context_compiler.template import Template, TemplateLibrary
 from context_compiler.tokens import Count as CountText
@@ -139,6 +143,34 @@ class Arguments:
     role: str | Need | None = None
     """Node of the agent: understand, think, act, reply, or a `Need` of your own."""
 
+    def __copy__(self) -> Self:
+        """The same once more: state, if there is any, is shared."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A new one of the same arguments, which are shared: a store and a model stay what they are."""
+        return type(self)(**self.given())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The arguments, without any state.
+
+        Raises:
+            PicklingError: An argument cannot be pickled; the message names it.
+        """
+        given = self.given()
+        for name, value in given.items():
+            error = attempt(partial(pickle.dumps, value)).error
+            if error is not None:
+                what = f"{name}={value!r:.80} cannot be pickled ({error})"
+                raise pickle.PicklingError(f"{what}: make the compiler in the process that uses it") from error
+        return _rebuilt, (type(self), given)
+
+    def given(self) -> dict[str, Any]:
+        """Every argument by name."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+
     def check(self) -> None:
         """Refuse wrong values; a YAML spec passes them unchecked.
 
@@ -162,6 +194,23 @@ class Arguments:
             _check_choice(name, getattr(self, name))
         _check_recall(self.recall)
         _check_choice("record", self.record)
+
+    def check_names(self) -> None:
+        """Refuse a template that is nowhere, and a model of a provider that does not exist.
+
+        An edit of a template is seen at the next request, and so is a fault in it; a key may be set later too.
+
+        Raises:
+            TemplateError: There is no template of that name.
+            SettingsError: There is no model of that name.
+        """
+        if isinstance(self.template, str):
+            TemplateLibrary(vault=self.vault, system=self.system).check(self.template)
+        if isinstance(self.model, str) and self.model not in ("none", "test"):
+            provider, _ = parse_model_id(self.model)
+            if provider is None or isinstance(attempt(partial(infer_provider_class, provider)).error, ValueError):
+                remedy = "give provider:name, such as openai:gpt-5, or a Model"
+                raise SettingsError(f"model={self.model!r}: there is no such model; {remedy}")
 
     def _fidelity(self) -> Fidelity | None:
         return None if self.fidelity is None else Fidelity.parse(self.fidelity, where="fidelity")
@@ -230,6 +279,10 @@ class Arguments:
             refs=refs,
             config=blake2b(repr((*written, alias, family, scope, refs, window)).encode(), digest_size=12).hexdigest(),
         )
+
+
+def _rebuilt(kind: type[Arguments], given: dict[str, Any]) -> Arguments:
+    return kind(**given)
 
 
 def _check_choice(name: str, value: object) -> None:

@@ -49,11 +49,13 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
 
         Raises:
             SettingsError: A value is wrong; the message says what is allowed.
+            TemplateError: There is no template of that name.
         """
         if self.defer_loading:
             raise SettingsError("defer_loading would keep the compiler silent until the model loads it: leave it out")
         warn_of_namesake()
         self._ware = Middleware(self)
+        self.check_names()
 
     @property
     def last_view(self) -> View | None:

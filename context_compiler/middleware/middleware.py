@@ -62,6 +62,8 @@ class Middleware:
         self._summaries = Summaries(arguments, self.archive)
         self._ratios = Ratios()
         self._ready = False
+        self._short = False
+        """A warning has said that fewer turns are kept than the caller wants."""
 
     async def _prepare(self) -> None:
         """Look at the environment and the system folder, at the first request and not before."""
@@ -182,6 +184,8 @@ class Middleware:
                 self.archive.remember_cycle(known)
         if result.began or result.row is not None:
             _log(record, result)
+        if result.began and not self._short:
+            self._short = _warn_of_fewer_turns(self.arguments, result)
         return replace(result.view, record=record)
 
     async def compile(self, key: str, prompts: Sequence[str], model: Model) -> SummaryResponse:
@@ -310,3 +314,19 @@ def _log(record: Record, result: Result) -> None:
         "1 compile" if result.row is not None and result.row.compiled_prompt else "no model asked",
         record.latency_ms / 1000,
     )
+
+
+def _warn_of_fewer_turns(arguments: Arguments, result: Result) -> bool:
+    """Log where fewer turns are kept than the caller counts, and what helps; True if so."""
+    wanted = arguments.recent_turns
+    kept, turns = (sum(reading.asks for reading in one.readings) - 1 for one in (result.sent, result.raw))
+    if not isinstance(wanted, int) or kept >= min(wanted, turns):
+        return False
+    LOG.warning(
+        "context_compiler: recent_turns=%d: %d kept whole or in part, more would take over half of the room that the "
+        "budget of %s tokens leaves; a larger budget or fewer turns would do",
+        wanted,
+        max(0, kept),
+        f"{result.view.budget:,}",
+    )
+    return True

@@ -56,6 +56,14 @@ class CompilingHistoryProcessor:
         self._raw: Memo[str, list[ModelMessage]] = Memo(REMEMBERED)
         self._stored: Memo[str, list[ModelMessage]] = Memo(REMEMBERED)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompilingHistoryProcessor:
+        """A new processor of the same arguments, which are shared."""
+        return type(self)(self._ware.arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The arguments, without any state; PicklingError if one cannot be pickled."""
+        return type(self), (self._ware.arguments,)
+
     async def __call__(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
         """The view of what really was said, with a mark that says where all of it is. Never raises."""
         outcome = await try_await(self._view(ctx, messages))
@@ -131,8 +139,12 @@ def build_compiling_history_processor(
 
     Raises:
         SettingsError: A value is wrong.
+        TemplateError: There is no template of that name.
     """
-    return CompilingHistoryProcessor(Arguments(template, **arguments))
+    given = Arguments(template, **arguments)
+    given.check()
+    given.check_names()
+    return CompilingHistoryProcessor(given)
 
 
 def tag_view(view: Sequence[ModelMessage], tip: str) -> list[ModelMessage]:

@@ -237,7 +237,7 @@ class RequestContext(Plan):
         ratio = cycle.ratio if cycle is not None else self.run.ratios.of(self.request.family)
         tools = cycle.tools if cycle is not None else self._mostly_tools()
         limits = self.policy.limits(self.request.fixed + self.carried, ratio=ratio, tight=self.run.tight, tools=tools)
-        return limits if self.host is None else limits.beside(self.prompt_tokens)
+        return limits if self.host is None else limits.beside(self.prompt_tokens, self.recent_tokens)
 
     def _mostly_tools(self) -> bool:
         """True where a session without a cycle is mostly tool work; not looked at while nothing depends on it."""

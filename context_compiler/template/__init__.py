@@ -225,8 +225,17 @@ class TemplateLibrary:
         Raises:
             TemplateError: there is none, it cannot be read, it is wrong, or the name leads elsewhere.
         """
-        if isinstance(name, Template):
-            return name
+        return name if isinstance(name, Template) else self._load(*self._locate(name))
+
+    def check(self, name: str) -> None:
+        """Check that there is a file of that name, without reading it.
+
+        Raises:
+            TemplateError: there is none, or the name leads elsewhere.
+        """
+        self._locate(name)
+
+    def _locate(self, name: str) -> tuple[Root, Path]:
         try:
             name = check_name(name)
         except UnusableTemplate as error:
@@ -234,7 +243,7 @@ class TemplateLibrary:
         for root in self._roots:
             for file in root.where(name):
                 if path_exists(file):
-                    return self._load(root, file)
+                    return root, file
         raise self._unknown(name)
 
     def list(self) -> Listing:

@@ -25,7 +25,7 @@ from hashlib import sha256
 from importlib.resources import files
 from itertools import accumulate, pairwise
 from threading import RLock
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from unicodedata import category
 
 from context_compiler.errors import SettingsError
@@ -89,12 +89,17 @@ class TokenCounter:
         """
         if count is not None and not callable(count):
             raise SettingsError(f"counter={count!r}: give a function from a text to its number of tokens")
+        self._count = count
         self._ask = None if count is None else _check_counts(count)
         self._failure = f"the counter {getattr(count, '__qualname__', count)} failed, o200k counts instead"
         self._room = remember
         self._known: OrderedDict[str, int] = OrderedDict()
         self._held = 0
         self._lock = RLock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A counter that has counted nothing yet: what was counted is a cache."""
+        return _rebuilt, (type(self), self._count, self._room)
 
     def text(self, text: str) -> int:
         """The number of tokens in `text`; whatever looks like a special token is ordinary text."""
@@ -160,6 +165,10 @@ class TokenCounter:
             while self._held > self._room:
                 forgotten, _ = self._known.popitem(last=False)
                 self._held -= len(forgotten) + ENTRY
+
+
+def _rebuilt(kind: type[TokenCounter], count: Count | None, remember: int) -> TokenCounter:
+    return kind(count, remember=remember)
 
 
 _shared = TokenCounter()

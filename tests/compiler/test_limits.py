@@ -77,8 +77,11 @@ def test_a_trigger_that_is_a_share_is_one_of_the_budget() -> None:
     assert marks(trigger=0.9) == (10_000, 9_000, 5_500)
 
 
-def test_a_trigger_is_at_least_what_is_fixed_and_half_the_room() -> None:
-    assert marks(trigger=100) == (10_000, 6_000, 4_000)
+def test_a_trigger_is_at_least_what_is_fixed_and_a_thousand_tokens_or_half_the_room() -> None:
+    assert marks(trigger=4_000) == (10_000, 4_000, 3_000)
+    assert marks(trigger=100) == (10_000, 3_000, 2_500)
+    small = limits(Asked(budget=1_000, trigger=100), fixed=200)
+    assert (small.high, small.low) == (600, 400)
 
 
 def test_a_trigger_is_at_most_the_budget() -> None:
@@ -126,6 +129,6 @@ def test_the_marks_are_in_order(budget: Any, trigger: Any, fixed: int, window: i
     assert 1 <= found.budget
     assert found.high <= found.budget
     assert found.low <= found.high or fixed > found.high
-    assert found.high >= min(found.budget, fixed + found.room // 2)
+    assert found.high >= min(found.budget, fixed + min(found.room // 2, 1_000))
     if window is not None:
         assert found.budget * ratio <= max(1, window - min(4_096, window // 4)) + ratio

@@ -36,6 +36,46 @@ async def test_full_sends_everything_until_the_budget_is_passed() -> None:
     assert chat.talker.sent[2].tokens <= 8_000
 
 
+@pytest.mark.parametrize("wanted", [1, 3])
+async def test_the_recent_turns_that_the_caller_counts_stay_at_a_small_budget(wanted: int) -> None:
+    chat = Chat(steps=0, words=150, recent_turns=wanted, budget=4_000, trigger=None)
+    for number in range(22):
+        await chat.turn(number)
+        prompts = [f"Question {one}: {prose(one + 1_000, 150)}" for one in range(max(0, number - wanted), number)]
+        assert all(prompt in chat.talker.last.text for prompt in prompts), number
+    assert 2 <= chat.statuses.count("compiled") <= 8 and not chat.errors
+
+
+async def test_turns_that_cannot_be_kept_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    chat = Chat(steps=0, recent_turns=9, budget=1_500)
+    for number in range(12):
+        await chat.turn(number, long_history(30) if not number else None)
+    (said,) = [one.getMessage() for one in caplog.records if "recent_turns=9" in one.getMessage()]
+    assert "a larger budget or fewer turns would do" in said
+
+
+@pytest.mark.parametrize("named", [{"trigger": 2_000}, {"template": "mine"}], ids=["trigger", "template"])
+async def test_a_threshold_far_below_the_budget_is_where_compiling_begins(named: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "ContextTemplates"
+    folder.mkdir()
+    (folder / "mine.md").write_text("---\ntoken_threshold: 2000\n---\nSum it up.\n{{ recent_turns }}")
+    chat = Chat(steps=0, budget=50_000, recall=0, system=tmp_path, **{"trigger": None, **named})
+    for number in range(16):
+        await chat.turn(number, long_history(16) if not number else None)
+    assert chat.statuses[0] == "compiled" and max(sent.tokens for sent in chat.talker.sent) <= 2_100
+    assert chat.statuses.count("compiled") <= 8
+
+
+@pytest.mark.parametrize("budget", [1, 20])
+async def test_a_budget_of_nearly_nothing_is_kept_or_told_of(budget: int) -> None:
+    chat = Chat(steps=0, budget=budget)
+    for number in range(3):
+        await chat.turn(number, long_history(3) if not number else None)
+    for sent, view in zip(chat.talker.sent, chat.views, strict=True):
+        assert sent.tokens <= budget or view.status == "floor_over_budget"
+    assert len(chat.errors) == chat.statuses.count("floor_over_budget")
+
+
 @pytest.mark.parametrize("recent", [0, 1, 3, "all"])
 async def test_recent_turns_stay_as_they_are_if_they_fit(recent: Any) -> None:
     chat = Chat(steps=0, recent_turns=recent, budget=30_000, every_turn=recent != "all")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,10 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.models.test import TestModel
 
-from context_compiler import ContextCompiler
-from context_compiler.errors import FidelityError, SettingsError
+from context_compiler import ContextCompiler, MemoryStore, Recall, build_compiling_history_processor
+from context_compiler.errors import FidelityError, SettingsError, TemplateError
+from context_compiler.tokens import TokenCounter
+from tests.support.histories import long_history
 
 
 def agent_from(tmp_path: Path, capability: str) -> Agent[Any, Any]:
@@ -57,3 +61,52 @@ def test_a_wrong_value_is_refused_at_once(given: dict[str, Any], error: type[Exc
     with pytest.raises(error) as raised:
         ContextCompiler(**given)
     assert next(iter(given)) in str(raised.value) or "fidelity" in str(raised.value)
+
+
+@pytest.mark.parametrize("make", [ContextCompiler, build_compiling_history_processor])
+@pytest.mark.parametrize("name", ["nowhere", "../secret", "/etc/passwd"])
+def test_a_template_that_is_nowhere_is_refused_at_once(make: Any, name: str, tmp_path: Path) -> None:
+    with pytest.raises(TemplateError, match="there is no template|cannot be the name") as raised:
+        make(name, system=tmp_path)
+    assert name in str(raised.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["nobody:some-model", "just-a-name"])
+def test_a_model_of_nobody_is_refused_at_once(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"model='{name}': there is no such model"):
+        ContextCompiler(model=name)
+
+
+async def test_a_model_whose_key_is_missing_is_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert ContextCompiler(model="openai:gpt-5").model == "openai:gpt-5"
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda one: pickle.loads(pickle.dumps(one))}
+
+
+@pytest.mark.parametrize("how", COPIES)
+async def test_a_copy_is_a_compiler_of_its_own_with_the_same_arguments(how: str, tmp_path: Path) -> None:
+    ours = ContextCompiler(budget=900, model="none", store=tmp_path / "a.db", system=None, counter=TokenCounter(len))
+    await Agent(TestModel(), capabilities=[ours]).run("hello")
+    other = COPIES[how](ours)
+    assert other.last_view is None and (other.budget, other.store) == (900, tmp_path / "a.db")
+    await Agent(TestModel(), capabilities=[other]).run("hello again", message_history=long_history(40))
+    assert other.last_view is not None and other.last_view.status == "compiled" and other.last_view.tokens <= 900
+    assert len(await ours.views()) == 2, "one file"
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_tools_and_processors_can_be_copied_too(how: str) -> None:
+    assert COPIES[how](Recall(tokens=500)).tokens == 500
+    assert COPIES[how](build_compiling_history_processor(store=None, system=None)).last_view is None
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    store = MemoryStore()
+    ours = ContextCompiler(store=store, system=None)
+    assert copy.deepcopy(ours).store is store
+    with pytest.raises(
+        pickle.PicklingError, match=r"^store=MemoryStore\(\) cannot be pickled \(.*\): make the compiler"
+    ):
+        pickle.dumps(ours)

@@ -41,9 +41,12 @@ async def test_a_template_that_trips_costs_no_run(tmp_path: Path, text: str) -> 
     assert faulty.talker.last.tokens <= BUDGET
 
 
-@pytest.mark.parametrize("name", ["nowhere", "../secret", "/etc/passwd"])
-async def test_a_template_that_is_not_there_costs_no_run(name: str) -> None:
-    faulty = Faulty(Notes(), template=name)
+async def test_a_template_that_goes_away_costs_no_run(tmp_path: Path) -> None:
+    file = tmp_path / "ContextTemplates" / "mine.md"
+    file.parent.mkdir()
+    file.write_text("Sum it up.")
+    faulty = Faulty(Notes(), template="mine", system=tmp_path)
+    file.unlink()
     await faulty.ask()
     assert faulty.kinds == ["TemplateError"] and faulty.statuses == ["fallback"]
     assert faulty.talker.last.tokens <= BUDGET
@@ -180,8 +183,12 @@ async def test_an_answer_that_comes_long_after_its_call_has_it_in_the_least_that
     assert [type(message).__name__ for message in least] == ["ModelRequest", "ModelResponse", "ModelRequest"]
 
 
-async def test_instructions_over_the_budget_are_told_where_the_template_fails_too() -> None:
-    faulty = Faulty(template="nowhere", budget=1_000)
+async def test_instructions_over_the_budget_are_told_where_the_template_fails_too(tmp_path: Path) -> None:
+    file = tmp_path / "ContextTemplates" / "mine.md"
+    file.parent.mkdir()
+    file.write_text("Sum it up.")
+    faulty = Faulty(template="mine", system=tmp_path, budget=1_000)
+    file.unlink()
     faulty.agent = Agent(faulty.talker.model, instructions=prose(1, 2_000), capabilities=[faulty.ours])
     await faulty.ask()
     assert faulty.done.output == "done" and faulty.statuses == ["floor_over_budget"]

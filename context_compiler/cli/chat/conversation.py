@@ -20,6 +20,7 @@ from context_compiler.cli.inputs import chat_model
 from context_compiler.cli.screen import Screen, print_error, print_note
 from context_compiler.cli.text import json_text, number, one_line, share
 from context_compiler.resilience import try_await
+from context_compiler.template import TemplateLibrary
 
 
 class Conversation:
@@ -36,6 +37,7 @@ class Conversation:
 
     Raises:
         SettingsError: the model cannot be used, or a value is wrong.
+        TemplateError: there is no template of that name.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Conversation:
         agent = Agent(chat_model(model), name="chat")
         if vault is not None and not vault.exists():
             print_note(f"{vault}: no such folder; it is made for this chat")
+        TemplateLibrary(vault=vault, system=system).check(options["template"])
         writer = compiler if compiler in (None, "none") else chat_model(compiler)
         self.chat = ChatSession(agent, session, model=writer, vault=vault, system=system, notice=print_note, **options)
         self.commands = Commands(self.chat, self.screen, vault=vault, system=system)

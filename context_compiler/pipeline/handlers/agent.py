@@ -55,7 +55,8 @@ class AgentHandler:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._compiler: ContextCompiler | None = None
+        given: dict[str, Any] = {"store": config.store, **(config.compiler or {})}
+        self._compiler = None if config.compiler is None else ContextCompiler(**given)
         self._outputs = OutputCompiler(config)
 
     async def execute(self, stage: Stage) -> Outcome:
@@ -73,7 +74,7 @@ class AgentHandler:
     async def ask(self, stage: Stage, prompt: str) -> tuple[Any, list[ModelMessage]]:
         """Ask the agent of a stage; its output and the new messages."""
         agent = self.agent(stage)
-        capabilities = [one for one in (hooks_of(stage), self._compiler_for_run()) if one is not None]
+        capabilities = [one for one in (hooks_of(stage), self._compiler) if one is not None]
         usage, left = RunUsage(), stage.requests.left
         limits = None if left is None else UsageLimits(request_limit=min(left, UsageLimits().request_limit or left))
         try:
@@ -112,14 +113,6 @@ class AgentHandler:
     def _model_of(self, stage: Stage) -> Model | str | None:
         """The model that runs a stage; None if simulated."""
         return None if self._config.simulated else stage_model(stage.node) or self.agent(stage).model
-
-    def _compiler_for_run(self) -> ContextCompiler | None:
-        if self._config.compiler is None:
-            return None
-        if self._compiler is None:
-            arguments: dict[str, Any] = {"store": self._config.store, **self._config.compiler}
-            self._compiler = ContextCompiler(**arguments)
-        return self._compiler
 
     def _settings(self, node: Node) -> ModelSettings | None:
         effort = node.reasoning_effort
