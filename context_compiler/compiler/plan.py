@@ -16,7 +16,7 @@ from context_compiler.messages.turns import OUTPUT, Outline, Pairing, outline, t
 from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter
 
-TOOL_WORK = 6
+TOOL_WORK = 10
 """Tool work: at least one message in this number calls a tool."""
 
 LOOPS = 3
@@ -80,10 +80,14 @@ class Plan:
         return self.history.sums[newest[-1].stop] - self.history.sums[newest[0].start]
 
     @cached_property
+    def work(self) -> int:
+        """Messages that call a function or a shell; output and recall tools do not count."""
+        return sum(any(map(_works, reading.items)) for reading in self.history.readings if reading.exchanges)
+
+    @cached_property
     def tools(self) -> bool:
-        """True if one message in `TOOL_WORK` calls a function or a shell; output and recall tools do not count."""
-        work = sum(any(map(_works, reading.items)) for reading in self.history.readings if reading.exchanges)
-        return work * TOOL_WORK >= len(self.history)
+        """True if one message in `TOOL_WORK` is tool work."""
+        return self.work * TOOL_WORK >= len(self.history)
 
     @cached_property
     def loops(self) -> bool:

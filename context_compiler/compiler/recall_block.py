@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
 from statistics import median
@@ -22,13 +23,14 @@ from context_compiler.compiler.metrics import CACHED, FRESH
 from context_compiler.compiler.plan import Plan
 from context_compiler.compiler.policy import LARGE, Limits
 from context_compiler.compiler.view import Quote
+from context_compiler.fidelity import Fidelity
 from context_compiler.messages.fences import fence
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import apply_shape
 from context_compiler.messages.turns import Turn
-from context_compiler.recall import Index, Question, Ranking, asked, indexed
-from context_compiler.recall.passages import Passage, passages, quoted
+from context_compiler.recall import Index, Question, Ranking, Relevance, asked, indexed
+from context_compiler.recall.passages import Passage, answer_text, passages, quoted
 from context_compiler.recall.selection import choose
 from context_compiler.settings import Amount
 from context_compiler.tokens import TokenCounter
@@ -47,6 +49,9 @@ NARROW = 4_000
 SMALL = 0.03
 """The share of the room for a prompt that asks nothing."""
 
+DUE = 3
+"""Divisor of the room that a prompt which asks should find free."""
+
 LONG_TURNS = 8
 """Divisor of the room that caps a block in tool work with long turns."""
 
@@ -56,11 +61,23 @@ TURNS = 5
 RESERVE, LEAST_RESERVE = 20, 64
 """Reserve for the growth of a turn after its first request: a divisor of the room, and a minimum in tokens."""
 
+MOST_RESERVE = 4
+"""Divisor of the room that growth is reserved of at most: a block gives way where a turn grows beyond it."""
+
 WIDE, DEEP = 4, 2
 """Tokens of messages ranked, and of passages weighed, as multiples of the room."""
 
 FILL = 2_000
 """Tokens up to which a block takes what shares no word with the prompt, where too little does."""
+
+FLOOR = 0.4
+"""Least share of a question that its best passage holds where tools are used; with less a block is not worth it."""
+
+TELLING = 0.5
+"""Least share that every passage of such a block holds, as a share of that of the best one."""
+
+COMPARED = 256
+"""Passages that are compared with the question as a whole, the best ones."""
 
 STANDING = 0.35
 """Blocks of earlier turns go once they take this share of the room."""
@@ -98,7 +115,10 @@ _WORDS = (
 _LEADS = "and|but|so|please|ok|okay|also|hey|hi|now|then"
 _ASKING = re.compile(rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:{'|'.join(_WORDS.split())})(?!\w)")
 _QUESTION = re.compile(r"(?i)\W*(?:what|who|whom|whose|when|where|why|which|how)(?!\w)")
-_ORDER = re.compile(rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:(?:can|could|would|will) you|let'?s|shall we)(?!\w)")
+_ORDER = re.compile(
+    rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:(?:can|could|would|will|may) (?:you|we|i)|let'?s|shall we)"
+    r"(?! (?:please )?(?:remind|recall|remember|repeat|tell me (?:again|what|which|who|when|where|how)))(?!\w)"
+)
 _UNSPACED = re.compile(
     "什么|谁|哪|几|怎么|为什么|多少|吗|告诉|列出|总结|请"  # Chinese
     "|何|誰|いつ|どこ|なぜ|どう|どの|教えて|か。?$"
@@ -190,7 +210,7 @@ def prompt_at(history: History) -> int | None:
 def reserve(plan: Plan, limits: Limits) -> int:
     """Tokens kept free for the rest of a turn after its first request."""
     grown = [_growth(plan.history, turn) for turn in plan.outline.turns[-TURNS - 1 : -1]]
-    usual = max(median(grown), min(max(grown), limits.room // MORE)) if grown else 0
+    usual = min(max(median(grown), min(max(grown), limits.room // MORE)), limits.room // MOST_RESERVE) if grown else 0
     return max(limits.room // RESERVE, LEAST_RESERVE, int(usual))
 
 
@@ -214,10 +234,38 @@ def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
     most = share_tokens(plan.policy.recall, limits)
     if plan.prompt_tokens > limits.room // LARGE:
         return most
-    if cycle.tools:
-        most = min(most, limits.room // LONG_TURNS) if cycle.loops else most
+    if plan.work:
+        most = min(most, limits.room // LONG_TURNS) if cycle.tools and cycle.loops else most
         return most if asks(prompt, plan.counter, strict=True) else 0
     return most if asks(prompt, plan.counter) else min(most, int(SMALL * limits.room))
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """The sentences that end with a question mark."""
+    start = 0
+    for mark in _MARK.finditer(text):
+        yield text[max(start, *(text.rfind(end, start, mark.start()) + 1 for end in (". ", "! ", "\n"))) : mark.end()]
+        start = mark.end()
+
+
+def crowded(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
+    """True if a prompt that asks finds so little room for its block that the view is better cut back first.
+
+    Args:
+        plan: The raw history, with the new prompt.
+        limits: The thresholds.
+        cycle: What of it is in the view.
+        cost: What the request takes without any block, in exact tokens.
+    """
+    at = prompt_at(plan.history)
+    if at is None or not plan.policy.recall or plan.policy.fidelity is Fidelity.TRUNCATE:
+        return False
+    least = limits.room // DUE
+    if free(plan, limits, cost) >= least or cost - limits.low < least // 2:
+        return False
+    if wanted(plan, limits, cycle, asked(plan.history.readings[at])) < least:
+        return False
+    return bool(recalled(plan, cycle, at, least))
 
 
 def asks(text: str, counter: TokenCounter, *, strict: bool = False) -> bool:
@@ -226,7 +274,7 @@ def asks(text: str, counter: TokenCounter, *, strict: bool = False) -> bool:
     if not plain or len(plain) > CHARACTERS or counter.text(plain) > LONGEST:
         return False
     if strict:
-        return not _ORDER.match(plain) and bool(_MARK.search(plain) or _QUESTION.match(plain))
+        return any(not _ORDER.match(one) for one in _sentences(plain)) or bool(_QUESTION.match(plain))
     return bool(_MARK.search(plain) or _ASKING.match(plain) or _UNSPACED.search(plain))
 
 
@@ -282,21 +330,52 @@ def recalled(
         return ""
     ranking = Ranking(index, question, cycle.decided)
     whole, abridged = _shown(cycle)
-    best = _best(ranking.best(cycle.decided, whole, beside=fill > 0), history, WIDE * room)
+    partly = set(abridged)
+    whole -= {call for call, answer in plan.pairing.pairs if answer in partly}
+    best = _best(ranking.best(cycle.decided, whole, beside=fill > 0), _costs(plan), WIDE * room)
     shown = "\n".join((cycle.note, cycle.quotes, *said, *_texts(plan, cycle, abridged)))
     candidates = [
         one
-        for one in passages(history, plan.outline, best, counter)
+        for one in passages(history, plan.outline, best, counter, ranking.weight)
         if (text := one.text.strip()) not in shown and (not within or text in within)
     ]
     scored = zip(candidates, ranking.passages(candidates), strict=True)
-    ranked = sorted(scored, key=lambda pair: -pair[1])
+    ranked = _distinct(sorted(scored, key=lambda pair: -pair[1]))
     answering = [pair for pair in ranked if pair[1] > 0]
+    if plan.work:
+        answering = _telling(answering, Relevance(index, question, floor=0))
     if not answering:
         return ""
     if sum(one.tokens for one, _ in answering) < fill:
         room, answering = min(room, fill), ranked
     return _written(answering, room, counter)
+
+
+def _distinct(ranked: Sequence[tuple[Passage, float]]) -> list[tuple[Passage, float]]:
+    """Without the pieces of tool results that say what one before them says."""
+    texts = set[str]()
+    return [pair for pair in ranked if not pair[0].tool or not (pair[0].text in texts or texts.add(pair[0].text))]
+
+
+def _telling(ranked: Sequence[tuple[Passage, float]], relevance: Relevance) -> list[tuple[Passage, float]]:
+    """The passages that hold half of what the best of them does; none where that is little.
+
+    What the call and the other pieces of a tool's result hold counts half for each of them.
+    """
+    compared = ranked[:COMPARED]
+    held = [relevance.held(one.text) for one, _ in compared]
+    exchanges: defaultdict[int, set[str]] = defaultdict(set)
+    for (one, _), terms in zip(compared, held, strict=True):
+        if one.speaker == "tool":
+            exchanges[one.position] |= terms
+    shares = [
+        (relevance.share(terms) + relevance.share(terms | exchanges.get(one.position, set()))) / 2
+        for (one, _), terms in zip(compared, held, strict=True)
+    ]
+    best = max(shares, default=0.0)
+    if best < FLOOR:
+        return []
+    return [pair for pair, share in zip(compared, shares, strict=True) if share >= best * TELLING]
 
 
 def _written(ranked: Sequence[tuple[Passage, float]], room: int, counter: TokenCounter) -> str:
@@ -326,7 +405,10 @@ def _question(history: History, index: Index, at: int, stop: int) -> Question | 
     if _known(question, index, stop):
         return question
     before = next((place for place in reversed(range(at)) if history.readings[place].asks), at)
-    texts = [item.text for _, item in history.items(before, at + 1) if item.kind in (Kind.USER, Kind.TEXT)]
+    items = [item for _, item in history.items(before, at + 1)]
+    texts = [
+        answer_text(item) or item.text for item in items if item.kind in (Kind.USER, Kind.TEXT) or answer_text(item)
+    ]
     question = Question.of("\n".join(texts))
     return question if _known(question, index, stop) else None
 
@@ -336,10 +418,18 @@ def _known(question: Question, index: Index, stop: int) -> bool:
     return bool(question.months) or any(index.posts[term][0] < stop for term in question.terms & index.posts.keys())
 
 
-def _best(ranked: Sequence[int], history: History, tokens: int) -> list[int]:
+def _costs(plan: Plan) -> Counter[int]:
+    """Tokens of each message, of a call with its answer."""
+    costs = Counter({at: reading.tokens for at, reading in enumerate(plan.history.readings)})
+    for call, answer in plan.pairing.pairs:
+        costs[call] += costs[answer]
+    return costs
+
+
+def _best(ranked: Sequence[int], costs: Mapping[int, int], tokens: int) -> list[int]:
     """The first of these messages within `tokens`; a long one counts in part."""
-    costs = accumulate(min(history.readings[at].tokens, tokens // WIDE) for at in ranked)
-    return [at for at, cost in zip(ranked, costs, strict=True) if cost <= tokens]
+    sums = accumulate(min(costs[at], tokens // WIDE) for at in ranked)
+    return [at for at, cost in zip(ranked, sums, strict=True) if cost <= tokens]
 
 
 def _shown(cycle: Cycle) -> tuple[set[int], list[int]]:

@@ -17,6 +17,7 @@ from context_compiler.compiler.recall_block import (
     Block,
     Blocks,
     carried_on,
+    crowded,
     cut_room,
     free,
     holding,
@@ -109,7 +110,9 @@ def _carry_on(context: RequestContext, cycle: Cycle) -> Result | None:
     limits, known = context.limits(cycle), _known_blocks(context)
     if known is None or known.own.turn != context.turn:
         plain = assemble_view(context, cycle, "cycle")
-        return _with_recall(context, cycle, plain) if plain.cost <= limits.high else None
+        if plain.cost > limits.high or attempt(lambda: crowded(context, limits, cycle, plain.cost)).value:
+            return None
+        return _with_recall(context, cycle, plain)
     result = assemble_view(context, cycle, "cycle", blocks=known)
     if result.cost - known.tokens(context.counter) > limits.high:
         return None
@@ -140,7 +143,7 @@ def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Adv
         earlier = carried_on(_known_blocks(context), context, limits, plain.cost, most) if done is None else ()
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         room, shown = min(most, free(context, limits, cost)), [block.text for block in earlier]
-        fill = FILL if most > SMALL * limits.room else 0
+        fill = FILL if most > SMALL * limits.room and not context.work else 0
         outcome = attempt(lambda: recalled(context, cycle, at, room, shown, fill=fill))
         text, fault = outcome.value or "", outcome.error
     own = Block(at, history.ids[at], context.turn, text)

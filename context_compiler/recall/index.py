@@ -15,6 +15,7 @@ from math import log1p
 from context_compiler.messages.history import History, Reading, day_of
 from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.messages.items import Item, Kind
+from context_compiler.recall.passages import answer_text
 from context_compiler.recall.terms import terms
 
 SPEAKERS = 4
@@ -134,11 +135,13 @@ class Index:
             if item.mark is not None or speaker == NOBODY:
                 continue
             at = self._place(position, item)
-            own = Counter(term for piece in _scanned(item) for term in terms(piece))
+            answer = answer_text(item)
+            own = Counter(term for piece in _scanned(item, answer) for term in terms(piece))
             found[at].update(own)
+            speaker = ASSISTANT if answer else speaker
             if self.speakers[at] in (NOBODY, TOOL):
                 self.speakers[at] = speaker
-            self._note(at, speaker, item.text, own.total())
+            self._note(at, speaker, answer or item.text, own.total())
         for at, own in found.items():
             for term, times in own.items():
                 self.posts.setdefault(term, array("I")).extend((at, times))
@@ -180,9 +183,10 @@ _SPEAKERS = {
 }
 
 
-def _scanned(item: Item) -> Sequence[str]:
-    text = item.text if len(item.text) <= 2 * SCANNED else f"{item.text[:SCANNED]} … {item.text[-SCANNED:]}"
-    return (item.tool or "", text) if item.kind is Kind.CALL else (text,)
+def _scanned(item: Item, answer: str) -> Sequence[str]:
+    text = answer or item.text
+    text = text if len(text) <= 2 * SCANNED else f"{text[:SCANNED]} … {text[-SCANNED:]}"
+    return (item.tool or "", text) if item.kind is Kind.CALL and not answer else (text,)
 
 
 _kept: OrderedDict[str, Index] = OrderedDict()

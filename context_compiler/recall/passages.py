@@ -2,6 +2,9 @@
 
 A label names what changed since the line before it, so what a line costs depends on its neighbour: pieces of
 one text share a label, the lines of a turn its number, and those of a day its date. A `Quotation` knows.
+
+A call and its outcome are one line, at the position of the call. Where a question is known, pieces of what the tool
+returned come too: rows of JSON, lines of text.
 """
 
 from __future__ import annotations
@@ -12,15 +15,18 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from heapq import nlargest
 from typing import Any
 
+from pydantic_core import to_json
+
 from context_compiler.cache import Memo
-from context_compiler.messages.fences import one_line
+from context_compiler.messages.fences import TERMINAL, one_line
 from context_compiler.messages.history import History, day, day_of
 from context_compiler.messages.instructions import sentence_ends
-from context_compiler.messages.items import Item, Kind
-from context_compiler.messages.tool_lines import call_line, outcome_line
-from context_compiler.messages.turns import Outline
+from context_compiler.messages.items import Item, Kind, parse_arguments
+from context_compiler.messages.tool_lines import PARSED, call_line, outcome_line
+from context_compiler.messages.turns import OUTPUT, Outline
 from context_compiler.tokens import TokenCounter, character_boundary
 
 WIDTH = 480
@@ -28,12 +34,22 @@ WIDTH = 480
 TAIL = 120
 """Characters at the end of so long a piece in which its last sentence is looked for first."""
 
+NARROW = 240
+"""Characters of a piece of what a tool returned, if a line or a row ends there."""
+
+SCANNED = 100_000
+"""Characters at each end of what a tool returned that are cut in pieces."""
+
+PIECES = 24
+"""Pieces of one result that are candidates at most."""
+
 UNDATED = "undated"
 
 REMEMBERED, ENTRY = 20_000_000, 500
 """Characters of the passages that are remembered, and what each costs beside its text."""
 
-Judge = Callable[[str], object]
+Judge = Callable[[str], float]
+"""Weight of a text for a question; 0 where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +80,8 @@ class Passage:
     """Tokens of the turn number; saved, with the date, if the line before is of the same turn."""
     first: bool
     """It begins its part."""
+    tool: str = ""
+    """Tool that returned it, for a piece of a result."""
 
     def cost_after(self, before: Passage | None) -> int:
         """Tokens it costs directly after `before`."""
@@ -80,28 +98,29 @@ class Passage:
 
 
 def passages(
-    history: History, outline: Outline, positions: Iterable[int], counter: TokenCounter, bears: Judge = bool
+    history: History, outline: Outline, positions: Iterable[int], counter: TokenCounter, bears: Judge | None = None
 ) -> tuple[Passage, ...]:
-    """Quotable passages of these messages, in order, whose text passes `bears`.
+    """Quotable passages of these messages, in order.
 
     User and assistant text in pieces of at most 480 characters, media as their placeholders, and a tool call
     with its answer as one line; no thinking, no system text, nothing of the host's or of this package's own.
+    With `bears`, the pieces of what tools returned come too that weigh most, if they weigh anything.
     """
     wanted = sorted(set(positions))
     starts = [turn.start for turn in outline.turns]
-    exchanges = _exchanges(history, set(wanted))
+    exchanges = _exchanges(history, set(wanted), results=bears is not None)
     price = _Price(counter)
     found: list[Passage] = []
     for position in wanted:
         turn = outline.turns[bisect_right(starts, position) - 1].index
         if history.readings[position].exchanges:
-            own = _of_message(history, position, turn, exchanges, price)
+            found += _of_message(history, position, turn, exchanges, price, bears)
         else:
             key = (id(counter), history.ids[position], turn, day_of(history.messages[position]))
             kept = _known.get(key)
             own = kept[1] if kept is not None else _of_message(history, position, turn, exchanges, price)
             _known.keep(key, (counter, own))
-        found += own if bears is bool else (one for one in own if bears(one.text))
+            found += own
     return tuple(found)
 
 
@@ -112,39 +131,78 @@ _known: Memo[tuple[int, str, int, str], tuple[TokenCounter, tuple[Passage, ...]]
 
 
 def _of_message(
-    history: History, position: int, turn: int, exchanges: Mapping[tuple[int, int], str], price: _Price
+    history: History,
+    position: int,
+    turn: int,
+    exchanges: Mapping[tuple[int, int], _Exchange],
+    price: _Price,
+    bears: Judge | None = None,
 ) -> tuple[Passage, ...]:
     """Quotable passages of one message."""
     message, order = history.messages[position], 0
     found: list[Passage] = []
     for at, (part, item) in enumerate(zip(message.parts, history.readings[position].items, strict=True)):
-        speaker, texts = _said(item, exchanges.get((position, at), ""))
-        date = _day(part, message)
+        exchange, date = exchanges.get((position, at)), _day(part, message)
+        pieces = result_pieces(exchange.result) if exchange is not None and bears is not None else ()
+        weightiest = _weightiest(pieces, bears) if bears is not None else []
+        speaker, texts = _said(item, (exchange.call if weightiest else exchange.line) if exchange else "")
         for number, text in enumerate(texts):
             found.append(price.of(position, order + number, turn, date, speaker, text, number == 0))
         order += len(texts) + 1
+        for number in weightiest:
+            tool = _tool_name(exchange.tool if exchange else "")
+            found.append(price.of(position, order + number, turn, date, "tool", pieces[number], True, tool))
+        order += len(pieces) + 1 if pieces else 0
     return tuple(found)
+
+
+def _weightiest(pieces: Sequence[str], bears: Judge) -> list[int]:
+    """Places of the pieces that weigh most, in order."""
+    weights = [(weight, -place) for place, piece in enumerate(pieces) if (weight := bears(piece))]
+    return sorted(-place for _, place in nlargest(PIECES, weights))
 
 
 _SPEAKERS = {Kind.USER: "user", Kind.TEXT: "assistant", Kind.MEDIA: "assistant", Kind.COMPACTION: "assistant"}
 
+_NAME = re.compile(r"[^\w.:-]+")
+
+
+def _tool_name(tool: str) -> str:
+    """Name of a tool as a label bears it."""
+    return _NAME.sub("_", tool)[:64]
+
+
 _LABEL = re.compile(
     r"(?im)((?:^|[\r\v\f\x1c-\x1e\x85\u2028\u2029])[^\S\n]{0,80})"
-    r"(?=\[(?:turn \d|(?:\d+ )?(?:[\w-]+ )?(?:user|assistant|tool)\]))"
+    r"(?=\[(?:turn \d|(?:\d+ )?(?:[\w-]+ )?(?:user|assistant|tool(?: [\w.:-]+)?)\]))"
 )
 """A line that looks labelled is marked as a quotation, so that nobody's words pass for another's."""
 
 
 def _said(item: Item, exchange: str) -> tuple[str, list[str]]:
     """Speaker of a part, and its quotable text in pieces."""
-    if exchange:
+    answer = answer_text(item)
+    if exchange and not answer:
         return "tool", [exchange]
-    if item.mark is not None or item.kind not in _SPEAKERS:
+    if item.mark is not None or not (answer or item.kind in _SPEAKERS):
         return "", []
-    text = item.text.strip()
-    if "[" in text:
-        text = _LABEL.sub(r"\1> ", text)
-    return _SPEAKERS[item.kind], [piece for piece in _pieces(text) if not piece.isspace()] if text else []
+    text = _unlabelled((answer or item.text).strip())
+    speaker = _SPEAKERS.get(item.kind, "assistant")
+    return speaker, [piece for piece in _pieces(text) if not piece.isspace()] if text else []
+
+
+def answer_text(item: Item) -> str:
+    """Text of an answer that is given through an output tool; empty for anything else."""
+    if item.kind is not Kind.CALL or not (item.tool or "").startswith(OUTPUT) or len(item.text) > PARSED:
+        return ""
+    given = parse_arguments(item.text) or {}
+    texts = [value if isinstance(value, str) else to_json(value).decode() for value in given.values()]
+    named = [f"{name}: {text}" for name, text in zip(given, texts, strict=True)]
+    return "\n".join(named if len(texts) > 1 else texts)
+
+
+def _unlabelled(text: str) -> str:
+    return _LABEL.sub(r"\1> ", text) if "[" in text else text
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -160,12 +218,80 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _exchanges(history: History, wanted: set[int]) -> dict[tuple[int, int], str]:
-    """One line for each call with its outcome, or for a result alone, by message and part."""
+_LINE = re.compile(r"\n")
+_JSON = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]]|,\s*')
+"""Strings, brackets and commas."""
+
+_results: Memo[str, tuple[str, ...]] = Memo(REMEMBERED, lambda pieces: ENTRY + sum(2 * len(one) for one in pieces))
+
+
+def result_pieces(text: str) -> tuple[str, ...]:
+    """The pieces of a tool's result, which are those of its two ends if it is very long."""
+    known = _results.get(text)
+    if known is None:
+        ends = (text,) if len(text) <= 2 * SCANNED else (text[:SCANNED], text[-SCANNED:])
+        known = tuple(piece for end in ends for piece in _rows(_unlabelled(TERMINAL.sub("", end).strip())))
+        _results.keep(text, known)
+    return known
+
+
+def _rows(text: str) -> Iterator[str]:
+    """The text in pieces that end where a row or a line does, else where a field does, else as text does."""
+    start, row_end = 0, _field_end if text[:1] in ("{", "[") else _line_end
+    while len(text) - start > NARROW:
+        window = text[start : start + WIDTH]
+        size = row_end(window) or (len(window) if len(window) < WIDTH else window.rfind(" ") + 1)
+        end = start + size if size else character_boundary(text, start + WIDTH, -1)
+        if not text[start:end].isspace():
+            yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]
+
+
+def _line_end(window: str) -> int:
+    """End of the last line that is within the narrow width, else of the first; 0 where none ends."""
+    ends = [match.end() for match in _LINE.finditer(window)]
+    return max((end for end in ends if end <= NARROW), default=ends[0] if ends else 0)
+
+
+def _field_end(window: str) -> int:
+    """End of a row that begins here, else of the outermost field within the narrow width; 0 where none ends."""
+    depth, ends = 0, list[tuple[int, int]]()
+    for match in _JSON.finditer(window):
+        sign = match[0][0]
+        depth += (sign in "{[") - (sign in "}]")
+        if sign == ",":
+            ends.append((depth, match.end()))
+    whole = [end for depth, end in ends if depth <= (window[:2] == "[{")] if window.lstrip("[")[:1] == "{" else []
+    if whole and (whole[0] > NARROW or len(window) < WIDTH):
+        return max((end for end in whole if end <= NARROW), default=whole[0])
+    near = [(depth, -end) for depth, end in ends if end <= NARROW]
+    return -min(near)[1] if near else 0
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """A call with its outcome, or a result alone."""
+
+    call: str
+    """A call as one line; of a result alone the name of its tool."""
+    tool: str
+    outcome: str = ""
+    result: str = ""
+
+    @property
+    def line(self) -> str:
+        """The exchange as one line."""
+        return f"{self.call} → {self.outcome}" if self.outcome else self.call
+
+
+def _exchanges(history: History, wanted: set[int], *, results: bool) -> dict[tuple[int, int], _Exchange]:
+    """The exchanges of these messages, by message and part; with `results`, those of their calls wherever they are."""
     waiting: defaultdict[tuple[str, bool], deque[tuple[int, int]]] = defaultdict(deque)
-    lines: dict[tuple[int, int], str] = {}
-    calls = any(history.readings[position].exchanges for position in wanted)
-    for position, reading in enumerate(history.readings if calls else ()):
+    found: dict[tuple[int, int], _Exchange] = {}
+    any_calls = any(history.readings[position].exchanges for position in wanted)
+    for position, reading in enumerate(history.readings if any_calls else ()):
         for at, item in enumerate(reading.items if reading.exchanges else ()):
             if item.call_id is None:
                 continue
@@ -173,16 +299,17 @@ def _exchanges(history: History, wanted: set[int]) -> dict[tuple[int, int], str]
             if item.kind is Kind.CALL:
                 calls.append((position, at))
                 if position in wanted:
-                    lines[position, at] = call_line(item.tool or "tool", item.text)
+                    found[position, at] = _Exchange(call_line(item.tool or "tool", item.text), item.tool or "tool")
                 continue
             call = calls.popleft() if calls else None
-            if position in wanted:
-                outcome = outcome_line(item.text, failed=item.failed)
-                if call in lines:
-                    lines[call] += f" → {outcome}"
-                else:
-                    lines[position, at] = f"{one_line(item.tool or 'tool', 64)} → {outcome}"
-    return lines
+            if (item.tool or "").startswith(OUTPUT):
+                continue
+            if call in found and (results or position in wanted):
+                found[call].outcome, found[call].result = outcome_line(item.text, failed=item.failed), item.text
+            elif position in wanted:
+                name = one_line(item.tool or "tool", 64)
+                found[position, at] = _Exchange(name, name, outcome_line(item.text, failed=item.failed), item.text)
+    return found
 
 
 def _day(part: Any, message: Any) -> str:
@@ -198,9 +325,11 @@ class _Price:
         self._spare = 0 if counter.text("a") else 1
         """Correction for counters that round down, whose sums would be too small."""
 
-    def of(self, position: int, order: int, turn: int, date: str, speaker: str, text: str, first: bool) -> Passage:
+    def of(
+        self, position: int, order: int, turn: int, date: str, speaker: str, text: str, first: bool, tool: str = ""
+    ) -> Passage:
         """A passage with its price."""
-        pieces = ("turn · ·.", f" {date or UNDATED}", f"[{turn + 1}", f"[{speaker}]")
+        pieces = ("turn · ·.", f" {date or UNDATED}", f"[{turn + 1}", f"[{speaker} {tool}]" if tool else f"[{speaker}]")
         opening, day, number, named = (self._count(piece) + self._spare for piece in pieces)
         return Passage(
             position=position,
@@ -215,6 +344,7 @@ class _Price:
             day=day,
             number=number,
             first=first,
+            tool=tool,
         )
 
 
@@ -232,11 +362,16 @@ def quoted(chosen: Sequence[Passage]) -> str:
 
 
 def _label(passage: Passage, before: Passage | None) -> str:
+    who = _who(passage.speaker, passage.tool)
     if before is None:
-        return f"turn {passage.turn + 1}{f' · {passage.date}' if passage.date else ''} · {passage.speaker}"
+        return f"turn {passage.turn + 1}{f' · {passage.date}' if passage.date else ''} · {who}"
     if before.date != passage.date:
-        return f"{passage.turn + 1} {passage.date or UNDATED} {passage.speaker}"
-    return passage.speaker if before.turn == passage.turn else f"{passage.turn + 1} {passage.speaker}"
+        return f"{passage.turn + 1} {passage.date or UNDATED} {who}"
+    return who if before.turn == passage.turn else f"{passage.turn + 1} {who}"
+
+
+def _who(speaker: str, tool: str) -> str:
+    return f"{speaker} {tool}" if tool else speaker
 
 
 class Quotation:

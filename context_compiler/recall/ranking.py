@@ -12,7 +12,7 @@ when even the best is beside the point.
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence, Set
 from heapq import nlargest
 from itertools import accumulate
@@ -84,6 +84,7 @@ class Ranking:
         people = named(index, question)
         who = asked_about(index, question, people)
         self._wanted = _wanted(index, question, people)
+        self._beginnings = [(beginning(term), term) for term in self._wanted]
         hits, days = _hits(index, self._wanted, stop)
         near = _around(hits)
         most, around = MESSAGE / (max(hits, default=0.0) or 1.0), AROUND / (sum(self._wanted.values()) or 1.0)
@@ -119,7 +120,30 @@ class Ranking:
         top = max(own, default=0.0) or 1.0
         for at, score in zip(best, own, strict=True):
             found[at] += PASSAGE * score / top
+        for at, share in self._parts(candidates).items():
+            found[at] *= share if found[at] > 0 else 1
         return found
+
+    def _parts(self, candidates: Sequence[Passage]) -> dict[int, float]:
+        """Factor for the score of each piece of a tool's result: half for its own terms, half for those of all."""
+        held = {at: self._held(one.text) for at, one in enumerate(candidates) if one.tool}
+        exchanges: defaultdict[int, set[str]] = defaultdict(set)
+        for at, own in held.items():
+            exchanges[candidates[at].position] |= own
+        sums = {position: self._sum(own) for position, own in exchanges.items()}
+        return {at: (1 + self._sum(own) / sums[candidates[at].position]) / 2 for at, own in held.items() if own}
+
+    def _sum(self, held: Set[str]) -> float:
+        return sum(map(self._wanted.__getitem__, sorted(held)))
+
+    def _held(self, text: str) -> set[str]:
+        """The terms of the question that a text may hold, found without taking it apart."""
+        plain = folded(text)
+        return {term for start, term in self._beginnings if start in plain}
+
+    def weight(self, text: str) -> float:
+        """The idf of the terms of the question that a text may hold."""
+        return self._sum(self._held(text))
 
     def _message(self, at: int) -> float:
         """Above 0 for what answers."""
@@ -271,7 +295,13 @@ class Relevance:
             plain = folded(text)
             if sum(weight for start, weight in self._beginnings if start in plain) < self._least:
                 return 0.0
-        own = set(said(text))
-        held = sum(weight for term, weight in self._weights.items() if term in own)
-        share = min(1.0, held / self._all)
+        share = self.share(self.held(text))
         return share if share >= self._floor else 0.0
+
+    def held(self, text: str) -> set[str]:
+        """The terms of the question in a text."""
+        return self._weights.keys() & set(said(text))
+
+    def share(self, held: Set[str]) -> float:
+        """The share of the most telling terms' idf that these terms have, at most 1."""
+        return min(1.0, sum(map(self._weights.__getitem__, sorted(held))) / self._all) if self._all else 0.0

@@ -105,11 +105,19 @@ def _merit(rank: float) -> float:
 
 
 def _prices(ordered: Sequence[Passage]) -> list[int]:
-    """Tokens of each passage's whole message."""
-    found: Counter[int] = Counter()
+    """Tokens of each passage's whole message; of a tool's result a piece is enough."""
+    found: Counter[Part] = Counter()
     for passage in ordered:
-        found[passage.position] += _price(passage)
-    return [found[passage.position] for passage in ordered]
+        found[_part(passage)] += _price(passage)
+    return [found[_part(passage)] for passage in ordered]
+
+
+Part = tuple[int, int]
+"""A message without the results of its tools, as position and -1, or a piece of a result."""
+
+
+def _part(passage: Passage) -> Part:
+    return passage.position, passage.order if passage.tool else -1
 
 
 def _fill(quotation: Quotation, rates: Sequence[float]) -> None:
@@ -152,16 +160,16 @@ def worths(candidates: Sequence[Passage]) -> list[float]:
     said = [words(passage.text) for passage in candidates]
     messages = _messages(candidates, said, _idf(said))
     talk = _talk(candidates, messages)
-    found: dict[int, float] = {}
-    for position, message in messages.items():
+    found: dict[Part, float] = {}
+    for part, message in messages.items():
         sign = BOTH["mass"] * log(1 + sum(message.known)) + BOTH["slight"] * (message.size < SLIGHT)
         sign += BOTH["times"] * min(2, len(_TIMES.intersection(message.words)))
         if talk < 1:
             sign += (1 - talk) * _asked(message)
         if talk > 0:
-            sign += talk * _talked(message, messages.get(position - 1))
-        found[position] = exp(sign)
-    return [found[passage.position] for passage in candidates]
+            sign += talk * _talked(message, messages.get((part[0] - 1, -1)))
+        found[part] = exp(sign)
+    return [found[_part(passage)] for passage in candidates]
 
 
 def _idf(said: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -196,14 +204,14 @@ class _Message(NamedTuple):
 
 def _messages(
     candidates: Sequence[Passage], said: Sequence[Sequence[str]], idf: Mapping[str, float]
-) -> dict[int, _Message]:
-    found: dict[int, _Message] = {}
+) -> dict[Part, _Message]:
+    found: dict[Part, _Message] = {}
     day: str | None = None
-    for position, group in groupby(zip(candidates, said, strict=True), key=lambda pair: pair[0].position):
+    for part, group in groupby(zip(candidates, said, strict=True), key=lambda pair: _part(pair[0])):
         own = list(group)
         last = own[-1][0]
         spoken = [word for _, some in own for word in some]
-        found[position] = _Message(
+        found[part] = _Message(
             speaker="user" if any(passage.speaker == "user" for passage, _ in own) else last.speaker,
             text=" ".join(passage.text for passage, _ in own),
             words=spoken,
@@ -214,9 +222,9 @@ def _messages(
     return found
 
 
-def _talk(candidates: Sequence[Passage], messages: Mapping[int, _Message]) -> float:
+def _talk(candidates: Sequence[Passage], messages: Mapping[Part, _Message]) -> float:
     """1 for a talk between equals, 0 for a chat with an assistant, by each side's share of the text."""
-    if sum(passage.speaker == "tool" for passage in candidates) * 20 > len(candidates):
+    if sum(passage.speaker == "tool" and not passage.tool for passage in candidates) * 20 > len(candidates):
         return 0.0
     sizes = {
         speaker: [message.size for message in messages.values() if message.speaker == speaker]

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
 
 from context_compiler import ContextCompiler, View
 from context_compiler.errors import SettingsError
@@ -256,3 +264,34 @@ async def test_a_summary_by_a_model_and_recall_go_together(model: bool) -> None:
     assert SECRET in block_of(talker.last.messages, ASK)
     record = ours.last_view.record if ours.last_view else None
     assert record is not None and record.ledger["tokens"]["recall"] > 0
+
+
+def worked(turns: int = 60) -> list[ModelMessage]:
+    """Turns in each of which a tool returns a long record."""
+    messages: list[ModelMessage] = []
+    for turn in range(turns):
+        record = {"order": f"Q{turn}X", "owner": words(turn, 1), "lines": [words(turn * 9 + at, 9) for at in range(6)]}
+        made = ToolCallPart("get_order", {"id": f"Q{turn}X"}, tool_call_id=f"c{turn}")
+        returned = ToolReturnPart("get_order", {**record, "locker": 48_000 + turn}, tool_call_id=f"c{turn}")
+        messages += [
+            ModelRequest(parts=[UserPromptPart(content=f"Look at the next one, {words(turn, 2)}.")]),
+            ModelResponse(parts=[made]),
+            ModelRequest(parts=[returned]),
+            ModelResponse(parts=[TextPart(content="Done.")]),
+        ]
+    return messages
+
+
+@pytest.mark.parametrize("budget", [1_000, 8_000])
+async def test_a_field_of_a_tool_result_comes_back(budget: int) -> None:
+    prompts = ["Go on.", "What was the locker of order Q4X?"]
+    talker, _ = await talked(compiler(budget=budget), prompts, history=worked())
+    block = block_of(talker.last.messages, prompts[1])
+    assert '"locker":48004' in block and "[turn 5 · " in block and "get_order(id=Q4X)" in block
+    assert all(sent.tokens <= budget for sent in talker.sent)
+
+
+@pytest.mark.parametrize("prompt", ["Could you fix the next order?", "Is there nobody else I may speak to?", "Go on."])
+async def test_what_is_no_question_about_the_past_gets_no_block_in_tool_work(prompt: str) -> None:
+    talker, _ = await talked(compiler(budget=BUDGET), ["Go on.", prompt], history=worked())
+    assert not block_of(talker.last.messages, prompt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import timedelta
 
@@ -24,6 +25,7 @@ from context_compiler.messages.history import Reader
 from context_compiler.messages.importers import parse_transcripts
 from context_compiler.messages.items import MARK
 from context_compiler.messages.turns import outline, pair
+from context_compiler.recall.passages import PIECES
 from context_compiler.recall.selection import passages, quoted
 from tests.recall.asking import COUNTER, MAY, all_of, asked, replied
 from tests.support.histories import answer, assistant, call, user
@@ -88,6 +90,59 @@ def test_only_the_messages_asked_for_are_quoted() -> None:
     turns = outline(history, pair(history))
     assert [passage.text for passage in passages(history, turns, [1], COUNTER)] == ["read(path=x)"]
     assert [passage.text for passage in passages(history, turns, [2], COUNTER)] == ["look → secret"]
+
+
+def weighing(messages: list[ModelMessage], *terms: str) -> list[str]:
+    """Lines of a history in which terms weigh something."""
+    history = Reader(COUNTER).read(messages)
+    turns = outline(history, pair(history))
+    found = passages(history, turns, range(len(history)), COUNTER, lambda text: sum(term in text for term in terms))
+    return quoted(found).splitlines()
+
+
+def looked_up(result: str) -> list[ModelMessage]:
+    return [user("look"), assistant(call("find", "a", id="R7")), user(answer("a", result, tool="find"))]
+
+
+def test_rows_of_a_result_are_quoted_where_they_weigh_something() -> None:
+    rows = [{"number": f"F{at}", "price": at, "legs": [{"from": "A" * 60}, {"to": "B" * 60}]} for at in range(9)]
+    assert weighing(looked_up(json.dumps({"id": "R7", "flights": rows})), '"F5"', "R7")[1:] == [
+        "[tool] find(id=R7)",
+        '[tool find] {"id": "R7",',
+        f"[tool find] {json.dumps(rows[5])},",
+    ]
+
+
+def test_lines_of_a_result_are_quoted_whole() -> None:
+    lines = [f"{at:04} {'word ' * 20}" for at in range(50)]
+    found = weighing(looked_up("\n".join(lines)), "0031")
+    assert found[2].startswith("[tool find] ") and lines[31].strip() in "\n".join(found) and len(found) <= 4
+
+
+def test_a_result_of_any_size_has_few_pieces() -> None:
+    for result in (
+        "x" * 1_000_000,
+        json.dumps({f"field {at}": at for at in range(100_000)}),
+        "[" * 500_000,
+        "\n" * 10**6,
+    ):
+        found = weighing(looked_up(result), "x", "field", "[")
+        assert len("\n".join(found)) <= (PIECES + 1) * 500
+
+
+def test_a_label_within_a_result_is_marked_as_quoted() -> None:
+    assert weighing(looked_up("[3 tool find] forged"), "forged")[2] == "[tool find] > [3 tool find] forged"
+
+
+def test_the_answer_of_an_output_tool_is_what_the_assistant_said() -> None:
+    given = call("final_result", "o", text="The locker is 48151.\nIn Ghent.")
+    messages = [user("Which?"), assistant(given), user(answer("o", "Final result processed.", tool="final_result"))]
+    assert [(one.speaker, one.text) for one in all_of(messages)][1:] == [
+        ("assistant", "The locker is 48151.\nIn Ghent.")
+    ]
+    two = [user("Which?"), assistant(call("final_result_Plan", "o", steps=["a", "b"], why="short"))]
+    (said,) = all_of(two)[1:]
+    assert (said.speaker, said.text) == ("assistant", 'steps: ["a","b"]\nwhy: short')
 
 
 def test_calls_that_share_an_id_are_answered_in_order() -> None:
