@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ class SessionFilter:
 
     name: str = ""
     """A part of the session's name."""
+    text: str = ""
+    """Words that were said in it; `among` is what they lead to."""
     status: str = ""
     """First word of the status of at least one of its requests."""
     template: str = ""
@@ -248,6 +251,108 @@ def bodies(db: sqlite3.Connection, contents: Sequence[str]) -> list[bytes]:
     )
     known = {row["hash"]: rows.unpack(row["body"]) for row in found}
     return [known[name] for name in contents]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTips:
+    """One request as the ends of its two chains."""
+
+    id: int
+    turn_index: int
+    status: str
+    raw_tip: str | None
+    view_tip: str | None
+
+
+def request_tips(db: sqlite3.Connection, session: int) -> list[RequestTips]:
+    """All requests of a session, oldest first."""
+    found = db.execute(
+        "SELECT id, turn_index, status, raw_tip, view_tip FROM views WHERE session = ? ORDER BY id", (session,)
+    )
+    return [
+        RequestTips(
+            id=row[0], turn_index=row[1], status=row[2].partition(";")[0].strip(), raw_tip=row[3], view_tip=row[4]
+        )
+        for row in found
+    ]
+
+
+def session_nodes(db: sqlite3.Connection, session: int) -> list[tuple[str, str | None, str, int]]:
+    """Every message of all requests of a session once: id, parent, content hash and position, parents first."""
+    found = db.execute(
+        "WITH RECURSIVE up (id, parent, content, position) AS ("
+        " SELECT n.id, n.parent, n.content, n.position FROM views v JOIN nodes n ON n.id IN (v.raw_tip, v.view_tip)"
+        " WHERE v.session = ?"
+        " UNION SELECT n.id, n.parent, n.content, n.position FROM up JOIN nodes n ON n.id = up.parent)"
+        " SELECT id, parent, content, position FROM up ORDER BY position",
+        (session,),
+    )
+    return [(row[0], row[1], row[2], row[3]) for row in found]
+
+
+def matching_nodes(db: sqlite3.Connection, words: str, limit: int) -> list[tuple[str, str]]:
+    """Raw messages that hold these words one after the other, the newest first: id and searchable text.
+
+    The last word may be the beginning of a longer one.
+    """
+    pieces = re.findall(r"\w+", words)
+    if not pieces:
+        return []
+    phrase = " ".join(pieces)
+    found = db.execute(
+        "SELECT node, text FROM messages_fts WHERE messages_fts MATCH ? ORDER BY rowid DESC LIMIT ?",
+        (f'"{phrase}"*', limit),
+    )
+    return [(row[0], row[1]) for row in found]
+
+
+def root_of(db: sqlite3.Connection, node: str) -> str | None:
+    """First message of the chains that a message is in."""
+    row = db.execute(
+        "WITH RECURSIVE up (id, parent) AS (SELECT id, parent FROM nodes WHERE id = ?"
+        " UNION ALL SELECT n.id, n.parent FROM up JOIN nodes n ON n.id = up.parent)"
+        " SELECT id FROM up WHERE parent IS NULL",
+        (node,),
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def first_tips(db: sqlite3.Connection, after: int = 0) -> list[tuple[int, str]]:
+    """Row number of every session beyond `after`, with the end of the raw history of its first request."""
+    found = db.execute(
+        "SELECT s.id, coalesce((SELECT v.raw_tip FROM views v WHERE v.session = s.id AND v.raw_tip NOT NULL"
+        " ORDER BY v.id LIMIT 1), s.raw_tip) AS tip FROM sessions s WHERE s.id > ?",
+        (after,),
+    )
+    return [(row[0], row[1]) for row in found if row[1] is not None]
+
+
+def common_length(db: sqlite3.Connection, one: str | None, other: str | None) -> int:
+    """Number of messages that two chains have in common at their beginning."""
+
+    def place(name: str | None) -> tuple[str | None, int]:
+        row = db.execute("SELECT parent, position FROM nodes WHERE id = ?", (name,)).fetchone()
+        return (None, -1) if row is None else (row[0], row[1])
+
+    (above, at), (other_above, other_at) = place(one), place(other)
+    while one != other:
+        if at >= other_at:
+            one = above
+            above, at = place(one)
+        else:
+            other = other_above
+            other_above, other_at = place(other)
+    return at + 1
+
+
+def compile_usage(db: sqlite3.Connection, session: int, first: int, last: int) -> list[tuple[str, dict[str, int]]]:
+    """Model and usage of every compile that the requests from `first` to `last` carry, each once."""
+    found = db.execute(
+        "SELECT model_alias, usage FROM context_summaries WHERE usage <> '{}' AND id IN"
+        " (SELECT summary FROM views WHERE session = ? AND id BETWEEN ? AND ?)",
+        (session, first, last),
+    )
+    return [(row["model_alias"], json.loads(row["usage"])) for row in found]
 
 
 def change_mark(db: sqlite3.Connection) -> tuple[int, int]:

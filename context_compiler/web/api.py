@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -13,6 +13,8 @@ from context_compiler import __version__
 from context_compiler.errors import ContextCompilerError
 from context_compiler.record.browse import SessionFilter
 from context_compiler.web.data import Inspector, RequestPage, SessionPage, SessionsPage, WhyPage
+from context_compiler.web.facts import FactPage, FactSearch
+from context_compiler.web.timeline import Timeline, Timelines
 
 LARGEST = 2**53 - 1
 """Largest number that JavaScript reads exactly."""
@@ -73,7 +75,23 @@ class Parameter:
 
 
 Values = Mapping[str, Any]
-Load = Callable[[Inspector, Values], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Readers of one record, which keep what they read last."""
+
+    inspector: Inspector
+    facts: FactSearch
+    timelines: Timelines
+
+    @classmethod
+    def of(cls, inspector: Inspector) -> Sources:
+        """All readers over one inspector."""
+        return cls(inspector=inspector, facts=FactSearch(inspector), timelines=Timelines(inspector))
+
+
+Load = Callable[[Sources, Values], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +106,8 @@ class Resource:
     page: str
     """Template of its page; empty if it has none."""
     parameters: tuple[Parameter, ...] = ()
+    beside: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Other resources that its page shows too, by the names that its template uses."""
 
     @property
     def route(self) -> str:
@@ -116,13 +136,20 @@ def _number(about: str) -> Parameter:
 
 
 PAGE = Parameter(name="page", about="Page of the list, from 1.", number=True, default=1, most=10_000_000)
-STATUSES = ("", "raw", "compiled", "cycle", "fallback", "floor_over_budget", "dry_run")
+STRETCH = Parameter(name="stretch", about="Stretch of the timeline, from 1, the newest.", number=True, default=1)
+STATUSES = ("", "raw", "compiled", "cycle", "fallback", "floor_over_budget", "dry_run", "imported")
 STATUS = Parameter(name="status", about="First word of the status of requests.", default="", choices=STATUSES)
 
 
-async def _sessions(inspector: Inspector, given: Values) -> SessionsPage:
-    names = ("name", "status", "template", "model")
-    return await inspector.sessions(SessionFilter(**{name: given[name] for name in names}), page=given["page"])
+async def _sessions(sources: Sources, given: Values) -> SessionsPage:
+    names = ("name", "text", "status", "template", "model")
+    among = await sources.facts.sessions(given["text"]) if given["text"].strip() else None
+    wanted = SessionFilter(**{name: given[name] for name in names}, among=among)
+    return await sources.inspector.sessions(wanted, page=given["page"])
+
+
+async def _timeline(sources: Sources, given: Values) -> Timeline:
+    return await sources.timelines.timeline(given["number"], page=given.get("stretch", 1))
 
 
 RESOURCES: tuple[Resource, ...] = (
@@ -135,6 +162,7 @@ RESOURCES: tuple[Resource, ...] = (
         page="sessions.html",
         parameters=(
             Parameter(name="name", about="A part of the session's name.", default=""),
+            Parameter(name="text", about="Words that were said in the session, in this order.", default=""),
             STATUS,
             Parameter(name="template", about="Template of at least one of its compiles.", default=""),
             Parameter(name="model", about="Model of at least one of its compiles.", default=""),
@@ -146,16 +174,37 @@ RESOURCES: tuple[Resource, ...] = (
         name="session",
         about="One conversation with its requests, newest first.",
         result=SessionPage,
-        load=lambda inspector, given: inspector.session(given["number"], page=given["page"], status=given["status"]),
+        load=lambda sources, given: sources.inspector.session(
+            given["number"], page=given["page"], status=given["status"]
+        ),
         page="session.html",
-        parameters=(_number("Number of the session."), STATUS, PAGE),
+        parameters=(_number("Number of the session."), STATUS, PAGE, STRETCH),
+        beside={"timeline": "timeline"},
+    ),
+    Resource(
+        path="/sessions/{number}/timeline",
+        name="timeline",
+        about="Raw, sent and shared tokens of a session's requests, oldest first, and what they cost.",
+        result=Timeline,
+        load=_timeline,
+        page="",
+        parameters=(_number("Number of the session."), STRETCH),
+    ),
+    Resource(
+        path="/sessions/{number}/fact",
+        name="fact",
+        about="Fate of a fact: the requests that had it, in which form, and when it left.",
+        result=FactPage,
+        load=lambda sources, given: sources.facts.session(given["number"], given["q"]),
+        page="fact.html",
+        parameters=(_number("Number of the session."), Parameter(name="q", about="The fact.", default="")),
     ),
     Resource(
         path="/requests/{number}",
         name="request",
         about="One request: its figures and its messages in order, each with the reason why it is there.",
         result=RequestPage,
-        load=lambda inspector, given: inspector.request(given["number"], page=given["page"]),
+        load=lambda sources, given: sources.inspector.request(given["number"], page=given["page"]),
         page="request.html",
         parameters=(_number("Number of the request."), PAGE),
     ),
@@ -164,7 +213,7 @@ RESOURCES: tuple[Resource, ...] = (
         name="why",
         about="The raw history of a request: each message in or out of it, and the step that decided.",
         result=WhyPage,
-        load=lambda inspector, given: inspector.why(given["number"], page=given["page"], only=given["only"]),
+        load=lambda sources, given: sources.inspector.why(given["number"], page=given["page"], only=given["only"]),
         page="why.html",
         parameters=(
             _number("Number of the request."),

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from context_compiler.errors import ContextCompilerError, StoreError
 from context_compiler.record.store import SQLiteStore
-from context_compiler.web.api import RESOURCES, BadRequest, Resource, openapi, to_json
+from context_compiler.web.api import RESOURCES, BadRequest, Resource, Sources, openapi, to_json
 from context_compiler.web.data import Inspector, NotFound
 from context_compiler.web.pages import render, static_files
 
@@ -162,8 +162,9 @@ def create_app(
     inspector = Inspector(
         store, vault=None if vault is None else Path(vault), system=None if system is None else Path(system)
     )
-    pages = [Route(one.route, _page(one, inspector), name=one.name) for one in RESOURCES if one.page]
-    answers = [Route(f"/api{one.route}", _answer(one, inspector)) for one in RESOURCES]
+    sources = Sources.of(inspector)
+    pages = [Route(one.route, _page(one, sources), name=one.name) for one in RESOURCES if one.page]
+    answers = [Route(f"/api{one.route}", _answer(one, sources)) for one in RESOURCES]
     app = Starlette(
         routes=[
             *routes,
@@ -186,17 +187,26 @@ def create_app(
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def _page(resource: Resource, inspector: Inspector) -> Endpoint:
+def _page(resource: Resource, sources: Sources) -> Endpoint:
+    others = {name: _resource(other) for name, other in resource.beside.items()}
+
     async def answer(request: Request) -> Response:
-        value = await resource.load(inspector, resource.parse(request.path_params, request.query_params))
-        return HTMLResponse(render(resource.page, it=value, here=resource.name, db=str(inspector.store.path)))
+        given = resource.parse(request.path_params, request.query_params)
+        value = await resource.load(sources, given)
+        more = {name: await other.load(sources, given) for name, other in others.items()}
+        db = str(sources.inspector.store.path)
+        return HTMLResponse(render(resource.page, it=value, here=resource.name, db=db, **more))
 
     return answer
 
 
-def _answer(resource: Resource, inspector: Inspector) -> Endpoint:
+def _resource(name: str) -> Resource:
+    return next(one for one in RESOURCES if one.name == name)
+
+
+def _answer(resource: Resource, sources: Sources) -> Endpoint:
     async def answer(request: Request) -> Response:
-        value = await resource.load(inspector, resource.parse(request.path_params, request.query_params))
+        value = await resource.load(sources, resource.parse(request.path_params, request.query_params))
         return Response(to_json(resource, value), media_type="application/json")
 
     return answer

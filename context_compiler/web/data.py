@@ -225,7 +225,7 @@ class Inspector:
 
     def _request(self, db: sqlite3.Connection, number: int, page: int) -> RequestPage:
         row, record = request_of(db, number)
-        sent = self._sent_of(db, row, record)
+        sent = self.trace(db, row, record)
         pages = Pages(page=page, size=PAGE, total=len(sent.view))
         places = range(len(sent.view))[pages.offset : pages.offset + PAGE]
         before, after = browse.neighbours(db, row)
@@ -244,7 +244,7 @@ class Inspector:
         )
 
     def _show_view(self, db: sqlite3.Connection, sent: Sent, places: Sequence[int]) -> list[ShownMessage]:
-        messages, readings = self._read_nodes(db, [sent.view[at] for at in places])
+        messages, readings = self.read_nodes(db, [sent.view[at] for at in places])
         longest = longest_part(readings)
         return [
             show(
@@ -261,12 +261,12 @@ class Inspector:
 
     def _instructions(self, db: sqlite3.Connection, sent: Sent) -> str:
         """Instructions of the request, which the host keeps on its last message."""
-        messages, _ = self._read_nodes(db, sent.view[-1:])
+        messages, _ = self.read_nodes(db, sent.view[-1:])
         return next((message.instructions or "" for message in messages if isinstance(message, ModelRequest)), "")
 
     def _why(self, db: sqlite3.Connection, number: int, page: int, only: str) -> WhyPage:
         row, record = request_of(db, number)
-        sent = self._sent_of(db, row, record)
+        sent = self.trace(db, row, record)
         fates = fates_of(sent)
         counts = {form: 0 for form in (VERBATIM, SHORTENED, CARRIED, ABSENT)}
         for fate in fates:
@@ -274,7 +274,7 @@ class Inspector:
         chosen = [at for at, fate in enumerate(fates) if not only or fate.form == only]
         pages = Pages(page=page, size=PAGE, total=len(chosen))
         places = chosen[pages.offset : pages.offset + PAGE]
-        messages, readings = self._read_nodes(db, [sent.raw[at] for at in places])
+        messages, readings = self.read_nodes(db, [sent.raw[at] for at in places])
         longest = longest_part(readings, PAGE)
         before, after = browse.neighbours(db, row)
         shown = [
@@ -296,7 +296,8 @@ class Inspector:
             only=only,
         )
 
-    def _chain(self, db: sqlite3.Connection, tip: str | None, session: int) -> tuple[Node, ...]:
+    def chain(self, db: sqlite3.Connection, tip: str | None, session: int) -> tuple[Node, ...]:
+        """A chain without its bodies, from memory where it is known."""
         if tip is None:
             return ()
         known = self._chains.get((tip, session))
@@ -305,20 +306,21 @@ class Inspector:
             self._chains.keep((tip, session), known)
         return known
 
-    def _read_nodes(self, db: sqlite3.Connection, nodes: Sequence[Node]) -> tuple[list[ModelMessage], list[Reading]]:
+    def read_nodes(self, db: sqlite3.Connection, nodes: Sequence[Node]) -> tuple[list[ModelMessage], list[Reading]]:
+        """Messages of a chain, with their readings."""
         messages = load_messages(browse.bodies(db, [node.content for node in nodes])) if nodes else []
         return messages, [self._reader.one(message) for message in messages]
 
-    def _sent_of(self, db: sqlite3.Connection, row: RequestRow, record: Record) -> Sent:
+    def trace(self, db: sqlite3.Connection, row: RequestRow, record: Record) -> Sent:
         """Both chains of a request, and the origin and form of every message of its view."""
         known = self._sent.get(row.id)
         if known is None:
-            known = self._trace(db, row, record)
+            known = self._align(db, row, record)
             self._sent.keep(row.id, known)
         return known
 
-    def _trace(self, db: sqlite3.Connection, row: RequestRow, record: Record) -> Sent:
-        raw, view = self._chain(db, row.raw_tip, row.session), self._chain(db, row.view_tip, row.session)
+    def _align(self, db: sqlite3.Connection, row: RequestRow, record: Record) -> Sent:
+        raw, view = self.chain(db, row.raw_tip, row.session), self.chain(db, row.view_tip, row.session)
         origin = align([node.content for node in view], [node.content for node in raw])
         form = [VERBATIM] * len(view)
         open_places = [at for at, place in enumerate(origin) if place is None]
@@ -326,7 +328,7 @@ class Inspector:
             causes([(row.id, browse.listed_drops(record.ledger)), *browse.decisions(db, row, DECISIONS)]) if raw else {}
         )
         between = gaps(origin, len(raw))
-        messages, readings = self._read_nodes(db, [view[at] for at in open_places])
+        messages, readings = self.read_nodes(db, [view[at] for at in open_places])
         taken: set[int] = set()
         for at, message, reading in zip(open_places, messages, readings, strict=True):
             if is_written(message):
@@ -352,14 +354,14 @@ class Inspector:
         """Raw position of a shortened message."""
         free = [at for at in between if at not in taken]
         near = [*[at for at in free if at in why], *reversed(free)][:NEAR]
-        messages, _ = self._read_nodes(db, [raw[at] for at in near])
+        messages, _ = self.read_nodes(db, [raw[at] for at in near])
         return next((at for at, one in zip(near, messages, strict=True) if same_origin(message, one)), None)
 
     def _active(self, db: sqlite3.Connection, raw: Sequence[Node]) -> int:
         """Raw position of the last message in which a user speaks."""
         for stop in range(len(raw), 0, -PAGE):
             start = max(0, stop - PAGE)
-            _, readings = self._read_nodes(db, raw[start:stop])
+            _, readings = self.read_nodes(db, raw[start:stop])
             asked = [start + at for at, reading in enumerate(readings) if reading.asks]
             if asked:
                 return asked[-1]

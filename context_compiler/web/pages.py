@@ -18,7 +18,7 @@ from context_compiler.web.api import STATUSES
 
 HERE = Path(__file__).parent
 
-MENU = (("/sessions", "Sessions", ("sessions", "session", "request", "why")),)
+MENU = (("/sessions", "Sessions", ("sessions", "session", "fact", "request", "why")),)
 """Main menu: address, name, and the resources below it."""
 
 REQUEST_TABS = (("", "Messages"), ("why", "Why not?"))

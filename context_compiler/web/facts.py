@@ -1,0 +1,303 @@
+"""Search for a fact: the requests that had it, in which form, and when it left."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+from context_compiler.cache import Memo
+from context_compiler.messages.display import (
+    FORMS,
+    SHORTENED,
+    VERBATIM,
+    role,
+    segments,
+)
+from context_compiler.messages.history import Reading, searchable
+from context_compiler.messages.items import Item
+from context_compiler.record import browse
+from context_compiler.record.browse import Node, RequestTips, SessionRow
+from context_compiler.web.data import Inspector, fates_of, request_of, session_of
+
+ORDER = tuple(FORMS)
+"""Forms, the fullest first; a set of them is a number with one bit for each."""
+
+MENTIONS = 20
+"""Raw messages with the fact that are listed."""
+
+EXPLAINED = 6
+"""Departures whose reason is looked up."""
+
+HITS = 400
+"""Newest matches of the text index that a search of all sessions looks at."""
+
+EXCERPT = 90
+"""Characters on each side of a fact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mention:
+    """A raw message that holds the fact."""
+
+    index: int
+    role: str
+    before: str
+    fact: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Consecutive requests that have the fact in the same forms."""
+
+    first: int
+    last: int
+    requests: int
+    turns: tuple[int, int]
+    """First and last turn, from 1."""
+    forms: tuple[str, ...]
+    """Empty where the fact is not in the request."""
+    known: bool
+    """The raw history has the fact by then."""
+    reason: str
+    """Reason why it left, where it did."""
+    step: int
+    """Step of the cut order that dropped it; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactPage:
+    """Fate of one fact in one session."""
+
+    session: SessionRow
+    fact: str
+    mentions: tuple[Mention, ...]
+    mentioned: int
+    """Raw messages that hold it."""
+    requests: int
+    had: int
+    """Requests that had it, in any form."""
+    knew: int
+    """Requests whose raw history held it."""
+    stretches: tuple[Stretch, ...]
+    strip: tuple[tuple[str, float, float], ...]
+    """Stretches as a strip: form, start and width, per mille of all requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chains:
+    """All messages of all requests of a session, parents first."""
+
+    nodes: Sequence[tuple[str, str | None, str, int]]
+    raw: frozenset[str]
+    """Content hashes of raw messages."""
+    newest: int
+    """Number of the last request."""
+
+
+class FactSearch:
+    """Searches the record of an inspector, and keeps what it read of the last sessions."""
+
+    def __init__(self, inspector: Inspector) -> None:
+        self.inspector = inspector
+        self._chains: Memo[int, Chains] = Memo(400_000, lambda chains: len(chains.nodes))
+        self._roots: dict[str, list[int]] = {}
+        self._rooted = 0
+
+    async def session(self, number: int, fact: str) -> FactPage:
+        """Fate of a fact in a session."""
+        return await self.inspector.read(partial(self._session, number=number, fact=fact.strip()))
+
+    async def sessions(self, text: str) -> tuple[int, ...]:
+        """Row numbers of the sessions in whose raw history a text was said, by the newest matches of the index."""
+        return await self.inspector.read(partial(self._sessions, text=text.strip()))
+
+    def _sessions(self, db: sqlite3.Connection, text: str) -> tuple[int, ...]:
+        for session, tip in browse.first_tips(db, self._rooted):
+            root = browse.root_of(db, tip)
+            if root is not None:
+                self._roots.setdefault(root, []).append(session)
+            self._rooted = max(self._rooted, session)
+        found: dict[int, None] = {}
+        seen: set[str] = set()
+        for node, said in browse.matching_nodes(db, text, HITS):
+            root = browse.root_of(db, node) if text.casefold() in said.casefold() else None
+            if root is not None and root not in seen:
+                seen.add(root)
+                found |= dict.fromkeys(self._roots.get(root, ()))
+        return tuple(found)
+
+    def _session(self, db: sqlite3.Connection, number: int, fact: str) -> FactPage:
+        info = session_of(db, number)
+        tips = browse.request_tips(db, number)
+        if not fact or not tips:
+            return FactPage(
+                session=info,
+                fact=fact,
+                mentions=(),
+                mentioned=0,
+                requests=len(tips),
+                had=0,
+                knew=0,
+                stretches=(),
+                strip=(),
+            )
+        chains = self._read(db, number, tips)
+        own = self._forms(db, chains, fact)
+        reached: dict[str, int] = {}
+        for name, parent, content, _ in chains.nodes:
+            reached[name] = (reached[parent] if parent is not None else 0) | own.get(content, 0)
+        masks = [(reached.get(tip.view_tip or "", 0), reached.get(tip.raw_tip or "", 0)) for tip in tips]
+        mentions, mentioned = self._mentions(db, info, tips, own, fact)
+        return FactPage(
+            session=info,
+            fact=fact,
+            mentions=tuple(mentions),
+            mentioned=mentioned,
+            requests=len(tips),
+            had=sum(bool(mask) for mask, _ in masks),
+            knew=sum(bool(raw) for _, raw in masks),
+            stretches=tuple(self._stretches(db, tips, masks, [one.index for one in mentions])),
+            strip=tuple(_strip(masks)),
+        )
+
+    def _read(self, db: sqlite3.Connection, number: int, tips: Sequence[RequestTips]) -> Chains:
+        known = self._chains.get(number)
+        if known is not None and known.newest == tips[-1].id:
+            return known
+        nodes = browse.session_nodes(db, number)
+        parents = {name: (parent, content) for name, parent, content, _ in nodes}
+        raw: set[str] = set()
+        seen: set[str] = set()
+        for tip in tips:
+            at = tip.raw_tip
+            while at is not None and at not in seen and at in parents:
+                seen.add(at)
+                at, content = parents[at]
+                raw.add(content)
+        chains = Chains(nodes=nodes, raw=frozenset(raw), newest=tips[-1].id)
+        self._chains.keep(number, chains)
+        return chains
+
+    def _forms(self, db: sqlite3.Connection, chains: Chains, fact: str) -> dict[str, int]:
+        """Forms of the fact in each message that holds it, by content hash, as bits."""
+        contents = {name: content for name, _, content, _ in chains.nodes}
+        found: dict[str, int] = {}
+        folded = fact.casefold()
+        for node, said in browse.matching_nodes(db, fact, -1):
+            if node in contents and folded in said.casefold():
+                found[contents[node]] = _bit(VERBATIM)
+        written = list(dict.fromkeys(content for _, _, content, _ in chains.nodes if content not in chains.raw))
+        holding = [
+            content for content, body in zip(written, browse.bodies(db, written), strict=True) if _may(body, folded)
+        ]
+        _, readings = self.inspector.read_nodes(db, [Node(id="", content=content) for content in holding])
+        for content, reading in zip(holding, readings, strict=True):
+            if mask := sum(_bit(form) for form in set(_forms_in(reading, folded))):
+                found[content] = mask
+        return found
+
+    def _mentions(
+        self,
+        db: sqlite3.Connection,
+        info: SessionRow,
+        tips: Sequence[RequestTips],
+        own: Mapping[str, int],
+        fact: str,
+    ) -> tuple[list[Mention], int]:
+        tip = next((one.raw_tip for one in reversed(tips) if one.raw_tip is not None), None)
+        chain = self.inspector.chain(db, tip, info.id)
+        places = [at for at, node in enumerate(chain) if own.get(node.content, 0) & _bit(VERBATIM)]
+        _, readings = self.inspector.read_nodes(db, [chain[at] for at in places[:MENTIONS]])
+        found = [_mention(at, reading, fact) for at, reading in zip(places, readings, strict=False)]
+        return found, len(places)
+
+    def _stretches(
+        self,
+        db: sqlite3.Connection,
+        tips: Sequence[RequestTips],
+        masks: Sequence[tuple[int, int]],
+        mentions: Sequence[int],
+    ) -> Iterator[Stretch]:
+        explained = 0
+        before = 0
+        for (mask, known), group in groupby(range(len(tips)), key=lambda at: (masks[at][0], bool(masks[at][1]))):
+            places = list(group)
+            first, last = tips[places[0]], tips[places[-1]]
+            reason, step = "", 0
+            if known and before & _bit(VERBATIM) and not mask & _bit(VERBATIM) and explained < EXPLAINED:
+                reason, step = self._reason(db, first.id, mentions)
+                explained += 1
+            yield Stretch(
+                first=first.id,
+                last=last.id,
+                requests=len(places),
+                turns=(first.turn_index + 1, last.turn_index + 1),
+                forms=tuple(form for form in ORDER if mask & _bit(form)),
+                known=known,
+                reason=reason,
+                step=step,
+            )
+            before = mask
+
+    def _reason(self, db: sqlite3.Connection, number: int, mentions: Sequence[int]) -> tuple[str, int]:
+        row, record = request_of(db, number)
+        fates = fates_of(self.inspector.trace(db, row, record))
+        gone = [fates[at] for at in mentions if at < len(fates) and fates[at].reason]
+        return (gone[0].reason, gone[0].step.number if gone[0].step else 0) if gone else ("", 0)
+
+
+def _bit(form: str) -> int:
+    return 1 << ORDER.index(form)
+
+
+def _may(body: bytes, folded: str) -> bool:
+    """True if a message may hold a text: JSON escapes some characters, so that only plain words are a sure sign."""
+    words = re.findall(r"[a-z0-9]{2,}", folded)
+    lower = body.lower()
+    return all(word.encode() in lower for word in words)
+
+
+def _forms_in(reading: Reading, folded: str) -> Iterator[str]:
+    for item in reading.items:
+        if folded not in item.text.casefold():
+            continue
+        if item.mark is None:
+            yield SHORTENED if not _is_prompt_with_block(reading, item) else VERBATIM
+            continue
+        yield from (piece.form for piece in segments(item.text) if folded in piece.text.casefold())
+
+
+def _is_prompt_with_block(reading: Reading, item: Item) -> bool:
+    """True if a part stands unchanged beside a text of ours."""
+    return any(one.mark is not None for one in reading.items) and item.mark is None
+
+
+def _mention(at: int, reading: Reading, fact: str) -> Mention:
+    text = " ".join(searchable(reading).split())
+    place = max(text.casefold().find(fact.casefold()), 0)
+    stop = place + len(fact)
+    return Mention(
+        index=at,
+        role=role(reading),
+        before=("…" if place > EXCERPT else "") + text[max(0, place - EXCERPT) : place],
+        fact=text[place:stop],
+        after=text[stop : stop + EXCERPT] + ("…" if len(text) > stop + EXCERPT else ""),
+    )
+
+
+def _strip(masks: Iterable[tuple[int, int]]) -> Iterator[tuple[str, float, float]]:
+    """Each form as stretches of a strip, in the order of `ORDER`."""
+    all_masks = list(masks)
+    unit = 1000 / max(1, len(all_masks))
+    for form in ORDER:
+        at = 0
+        for has, group in groupby(all_masks, key=lambda one: bool(one[0] & _bit(form))):
+            length = len(list(group))
+            if has:
+                yield form, round(at * unit, 2), round(length * unit, 2)
+            at += length

@@ -1,0 +1,171 @@
+"""The timeline of a session: raw, sent and cached tokens of each request, and what they cost."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from pydantic_ai.messages import ModelResponse
+
+from context_compiler.cache import Memo
+from context_compiler.record import browse
+from context_compiler.record.browse import RequestRow, SessionRow
+from context_compiler.tokens.prices import cost_of, price_of
+from context_compiler.web.data import Inspector, session_of
+
+POINTS = 240
+"""Requests of one chart."""
+
+COMPARED = 4_000
+"""Messages of two views that are compared at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One request of a timeline."""
+
+    id: int
+    turn: int
+    """From 1."""
+    status: str
+    raw: int
+    sent: int
+    shared: int
+    """Tokens that it has in common with the beginning of the request before, which a prompt cache keeps."""
+    budget: int | None
+    retry: bool
+    """The provider refused the request before as too long, and this is sent instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Money:
+    """Costs in US dollars; None where a price is unknown."""
+
+    model: str | None
+    """Model of the answers, as its provider calls it."""
+    requests: int
+    """Requests that are counted."""
+    sent: Decimal | None
+    """Input as sent, with a prompt cache that keeps every common beginning."""
+    raw: Decimal | None
+    """Input if everything had been sent, with the same cache."""
+    compiles: Decimal | None
+    unknown: tuple[str, ...]
+    """Models without a known price."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """A stretch of a session's requests, oldest first."""
+
+    session: SessionRow
+    points: tuple[Point, ...]
+    page: int
+    """From 1, the newest."""
+    pages: int
+    total: int
+    money: Money
+
+
+class Timelines:
+    """Timelines of the sessions of one record."""
+
+    def __init__(self, inspector: Inspector) -> None:
+        self.inspector = inspector
+        self._shared: Memo[tuple[int, int], int] = Memo(20_000)
+
+    async def timeline(self, number: int, *, page: int = 1) -> Timeline:
+        """One page of the timeline of a session, the newest first."""
+
+        def query(db: sqlite3.Connection) -> Timeline:
+            info = session_of(db, number)
+            found, total = browse.requests_page(db, number, limit=POINTS + 1, offset=(page - 1) * POINTS)
+            ordered = found[::-1]
+            first = 1 if len(ordered) > POINTS else 0
+            points = [self._point(db, ordered[at - 1] if at else None, ordered[at]) for at in range(len(ordered))][
+                first:
+            ]
+            money = self._money(db, info, ordered[first:], points)
+            pages = max(1, -(-total // POINTS))
+            return Timeline(session=info, points=tuple(points), page=page, pages=pages, total=total, money=money)
+
+        return await self.inspector.read(query)
+
+    def _point(self, db: sqlite3.Connection, before: RequestRow | None, one: RequestRow) -> Point:
+        same_place = before is not None and before.run_id is not None and before.run_id == one.run_id
+        return Point(
+            id=one.id,
+            turn=one.turn_index + 1,
+            status=one.status,
+            raw=one.tokens_raw,
+            sent=one.tokens_sent,
+            shared=self.shared(db, before, one),
+            budget=one.budget,
+            retry=same_place and before is not None and before.request_index == one.request_index,
+        )
+
+    def shared(self, db: sqlite3.Connection, before: RequestRow | None, one: RequestRow) -> int:
+        """Tokens of the common beginning of two requests."""
+        if before is None or before.view_tip is None or one.view_tip is None:
+            return 0
+        known = self._shared.get((before.id, one.id))
+        if known is None:
+            known = min(self._compare(db, before, one), one.tokens_sent)
+            self._shared.keep((before.id, one.id), known)
+        return known
+
+    def _compare(self, db: sqlite3.Connection, before: RequestRow, one: RequestRow) -> int:
+        length = browse.common_length(db, before.view_tip, one.view_tip)
+        if length == before.messages_sent:
+            return before.tokens_sent
+        if not length:
+            return 0
+        chain = self.inspector.chain(db, one.view_tip, one.session)[: min(length, COMPARED)]
+        _, readings = self.inspector.read_nodes(db, chain)
+        return sum(reading.tokens for reading in readings)
+
+    def _money(
+        self, db: sqlite3.Connection, info: SessionRow, rows: Sequence[RequestRow], points: Sequence[Point]
+    ) -> Money:
+        model, provider = self._answering_model(db, info, rows)
+        price = price_of(model, provider) if model else None
+        sent = raw = None
+        if price is not None:
+            before = [0, *(point.raw for point in points)]
+            sent = sum((price.cost(fresh=one.sent - one.shared, cached=one.shared) for one in points), Decimal(0))
+            kept = [min(earlier, one.raw) for earlier, one in zip(before, points, strict=False)]
+            raw = sum(
+                (price.cost(fresh=one.raw - same, cached=same) for one, same in zip(points, kept, strict=True)),
+                Decimal(0),
+            )
+        spent = browse.compile_usage(db, info.id, rows[0].id, rows[-1].id) if rows else []
+        costs = [(alias, cost_of(alias, usage)) for alias, usage in spent]
+        unknown = {alias for alias, cost in costs if cost is None} | (
+            {model} if model and price is None else set[str]()
+        )
+        known = [cost for _, cost in costs if cost is not None]
+        compiles = sum(known, Decimal(0)) if len(known) == len(costs) else None
+        return Money(
+            model=model,
+            requests=len(points),
+            sent=sent,
+            raw=raw,
+            compiles=compiles,
+            unknown=tuple(sorted(unknown)),
+        )
+
+    def _answering_model(
+        self, db: sqlite3.Connection, info: SessionRow, rows: Sequence[RequestRow]
+    ) -> tuple[str | None, str | None]:
+        """Model and provider of the newest answer in the raw history of these requests."""
+        for one in reversed(rows):
+            if one.raw_tip is None:
+                continue
+            chain = self.inspector.chain(db, one.raw_tip, info.id)
+            messages, _ = self.inspector.read_nodes(db, chain[-6:])
+            answers = [message for message in messages if isinstance(message, ModelResponse) and message.model_name]
+            if answers:
+                return answers[-1].model_name, answers[-1].provider_name
+        return None, None
