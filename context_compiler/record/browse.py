@@ -222,11 +222,23 @@ def listed_drops(ledger: Mapping[str, Any]) -> tuple[Drop, ...]:
     return tuple(found)
 
 
-def find_compile(db: sqlite3.Connection, number: int) -> Compile | None:
-    """The compile in that row."""
+def find_compile(db: sqlite3.Connection, number: int) -> tuple[int, Compile] | None:
+    """The compile in that row, and the row of its session."""
     with snapshot(db):
         row = db.execute(f"{SUMMARIES} WHERE c.id = ?", (number,)).fetchone()
-        return None if row is None else compiles_of(db, [row])[number]
+        return None if row is None else (row["session"], compiles_of(db, [row])[number])
+
+
+def carriers(db: sqlite3.Connection, compile: int) -> tuple[int | None, int | None, int]:
+    """First and last of the requests that carry the summary of a compile, and their number."""
+    row = db.execute("SELECT min(id), max(id), count(*) FROM views WHERE summary = ?", (compile,)).fetchone()
+    return row[0], row[1], row[2]
+
+
+def newest_raw_tip(db: sqlite3.Connection, session: int) -> str | None:
+    """End of the raw history of a session as last seen."""
+    row = db.execute("SELECT raw_tip FROM sessions WHERE id = ?", (session,)).fetchone()
+    return None if row is None else row[0]
 
 
 def chain_nodes(db: sqlite3.Connection, tip: str | None, session: int) -> list[Node]:

@@ -11,8 +11,12 @@ from pydantic import TypeAdapter
 
 from context_compiler import __version__
 from context_compiler.errors import ContextCompilerError
+from context_compiler.fidelity import Fidelity
 from context_compiler.record.browse import SessionFilter
+from context_compiler.web.compare import Comparisons, DiffPage, ReplayPage
+from context_compiler.web.compiles import CompilePage, load_compile
 from context_compiler.web.data import Inspector, RequestPage, SessionPage, SessionsPage, WhyPage
+from context_compiler.web.export import ExportPage, load_export
 from context_compiler.web.facts import FactPage, FactSearch
 from context_compiler.web.timeline import Timeline, Timelines
 
@@ -38,6 +42,7 @@ class Parameter:
     """None for a parameter of the path."""
     choices: tuple[str, ...] = ()
     most: int = LARGEST
+    least: int = 1
 
     @property
     def place(self) -> Literal["path", "query"]:
@@ -53,8 +58,9 @@ class Parameter:
         if text is None or (text == "" and self.default is not None):
             return self.default if self.default is not None else ""
         if self.number:
-            if not (text.isascii() and text.isdigit() and len(text) <= 16 and 1 <= int(text) <= self.most):
-                raise BadRequest(f"{self.name}={text[:40]!r}: give a whole number from 1 to {self.most}")
+            if not (text.isascii() and text.isdigit() and len(text) <= 16 and self.least <= int(text) <= self.most):
+                allowed = f"{self.least} to {self.most}"
+                raise BadRequest(f"{self.name}={text[:40]!r}: give a whole number from {allowed}")
             return int(text)
         if self.choices and text not in self.choices:
             raise BadRequest(f"{self.name}={text[:40]!r}: give one of {', '.join(filter(None, self.choices))}")
@@ -64,7 +70,7 @@ class Parameter:
 
     def document(self) -> dict[str, Any]:
         """The parameter in OpenAPI."""
-        kind: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": self.most} if self.number else {}
+        kind: dict[str, Any] = {"type": "integer", "minimum": self.least, "maximum": self.most} if self.number else {}
         kind = kind or {"type": "string", "maxLength": LONGEST}
         if self.choices:
             kind = {"type": "string", "enum": list(self.choices)}
@@ -84,11 +90,17 @@ class Sources:
     inspector: Inspector
     facts: FactSearch
     timelines: Timelines
+    comparisons: Comparisons
 
     @classmethod
     def of(cls, inspector: Inspector) -> Sources:
         """All readers over one inspector."""
-        return cls(inspector=inspector, facts=FactSearch(inspector), timelines=Timelines(inspector))
+        return cls(
+            inspector=inspector,
+            facts=FactSearch(inspector),
+            timelines=Timelines(inspector),
+            comparisons=Comparisons(inspector),
+        )
 
 
 Load = Callable[[Sources, Values], Awaitable[Any]]
@@ -150,6 +162,24 @@ async def _sessions(sources: Sources, given: Values) -> SessionsPage:
 
 async def _timeline(sources: Sources, given: Values) -> Timeline:
     return await sources.timelines.timeline(given["number"], page=given.get("stretch", 1))
+
+
+async def _diff(sources: Sources, given: Values) -> DiffPage:
+    choice = given["with"]
+    if choice not in ("previous", "raw") and not (choice.isascii() and choice.isdigit() and len(choice) < 16):
+        raise BadRequest(f"with={choice[:40]!r}: give previous, raw, or the number of a request")
+    return await sources.comparisons.diff(given["number"], choice, page=given["page"])
+
+
+async def _replay(sources: Sources, given: Values) -> ReplayPage:
+    return await sources.comparisons.replay(
+        given["number"],
+        template=given["template"],
+        budget=given["budget"] or None,
+        fidelity=given["fidelity"],
+        trigger=given["trigger"] or None,
+        page=given["page"],
+    )
 
 
 RESOURCES: tuple[Resource, ...] = (
@@ -225,6 +255,67 @@ RESOURCES: tuple[Resource, ...] = (
             ),
             PAGE,
         ),
+    ),
+    Resource(
+        path="/requests/{number}/diff",
+        name="diff",
+        about="The difference of a request and the one before, another one, or its raw history.",
+        result=DiffPage,
+        load=_diff,
+        page="diff.html",
+        parameters=(
+            _number("Number of the request."),
+            Parameter(name="with", about="previous, raw, or the number of another request.", default="previous"),
+            PAGE,
+        ),
+    ),
+    Resource(
+        path="/requests/{number}/replay",
+        name="replay",
+        about="A request with other settings, beside what was sent; no model is asked and nothing is recorded.",
+        result=ReplayPage,
+        load=_replay,
+        page="replay.html",
+        parameters=(
+            _number("Number of the request."),
+            Parameter(name="template", about="Template; empty for that of the request.", default=""),
+            Parameter(
+                name="budget", about="Tokens; 0 for that of the request.", number=True, least=0, default=0, most=10**9
+            ),
+            Parameter(
+                name="fidelity",
+                about="Fidelity; empty for the template's.",
+                default="",
+                choices=("", *map(str, Fidelity)),
+            ),
+            Parameter(
+                name="trigger",
+                about="Tokens up to which the raw history is sent; 0 for none.",
+                number=True,
+                least=0,
+                default=0,
+                most=10**9,
+            ),
+            PAGE,
+        ),
+    ),
+    Resource(
+        path="/requests/{number}/export",
+        name="export",
+        about="A request as JSON, as Python to paste, and as a case of pydantic_evals.",
+        result=ExportPage,
+        load=lambda sources, given: load_export(sources.inspector, given["number"]),
+        page="export.html",
+        parameters=(_number("Number of the request."),),
+    ),
+    Resource(
+        path="/compiles/{number}",
+        name="compile",
+        about="One compile: its prompt, its answer, its summary, and the identifiers that the summary lost.",
+        result=CompilePage,
+        load=lambda sources, given: load_compile(sources.inspector, given["number"]),
+        page="compile.html",
+        parameters=(_number("Number of the compile."),),
     ),
 )
 """Everything there is to look at."""

@@ -22,6 +22,7 @@ from context_compiler.errors import ContextCompilerError, StoreError
 from context_compiler.record.store import SQLiteStore
 from context_compiler.web.api import RESOURCES, BadRequest, Resource, Sources, openapi, to_json
 from context_compiler.web.data import Inspector, NotFound
+from context_compiler.web.export import FORMS
 from context_compiler.web.pages import render, static_files
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -171,6 +172,7 @@ def create_app(
             Route("/", _home),
             *pages,
             *answers,
+            Route("/requests/{number}/export/{form}", _download(sources)),
             Route("/api/openapi.json", _openapi),
             Route("/static/{name}", _static),
         ],
@@ -208,6 +210,22 @@ def _answer(resource: Resource, sources: Sources) -> Endpoint:
     async def answer(request: Request) -> Response:
         value = await resource.load(sources, resource.parse(request.path_params, request.query_params))
         return Response(to_json(resource, value), media_type="application/json")
+
+    return answer
+
+
+def _download(sources: Sources) -> Endpoint:
+    resource = _resource("export")
+
+    async def answer(request: Request) -> Response:
+        form = request.path_params["form"]
+        if form not in FORMS:
+            raise NotFound(f"no such export {form[:40]!r}; there are {', '.join(FORMS)}")
+        value = await resource.load(sources, resource.parse(request.path_params, {}))
+        ending, kind = FORMS[form]
+        name = f"request-{value.request.id}{ending}"
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return Response(getattr(value, form), media_type=kind, headers=headers)
 
     return answer
 

@@ -18,10 +18,18 @@ from context_compiler.web.api import STATUSES
 
 HERE = Path(__file__).parent
 
-MENU = (("/sessions", "Sessions", ("sessions", "session", "fact", "request", "why")),)
+MENU = (
+    ("/sessions", "Sessions", ("sessions", "session", "fact", "request", "why", "diff", "replay", "export", "compile")),
+)
 """Main menu: address, name, and the resources below it."""
 
-REQUEST_TABS = (("", "Messages"), ("why", "Why not?"))
+REQUEST_TABS = (
+    ("", "Messages"),
+    ("why", "Why not?"),
+    ("diff", "Difference"),
+    ("replay", "What if?"),
+    ("export", "Export"),
+)
 """Views of one request: the end of the address, and the name."""
 
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}

@@ -1,0 +1,366 @@
+"""Two lists of messages side by side: a request with another one, with its raw history, or with a replay of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher, unified_diff
+from functools import partial
+from typing import cast
+
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler.compiler.view import View, places, show_message
+from context_compiler.errors import SettingsError
+from context_compiler.fidelity import Fidelity
+from context_compiler.ids import blob_id
+from context_compiler.messages.display import Bar, ShownMessage, bars
+from context_compiler.messages.history import Reader, message_body, reader_of
+from context_compiler.middleware.one_shot import compile_view
+from context_compiler.record import browse
+from context_compiler.record.browse import RequestRow, SessionRow
+from context_compiler.template import Template
+from context_compiler.tokens import as_counter
+from context_compiler.web.data import PAGE, Inspector, Pages, Sent, request_of, session_of
+
+NEAR = 1
+"""Equal messages that stay unfolded on each side of a difference."""
+
+LINES = 160
+"""Lines of the difference of one message."""
+
+SHOWN = 1_500
+"""Characters of one part of a message."""
+
+Pair = tuple[int | None, int | None]
+"""Positions of a message on both sides; None where it is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffRow:
+    """One line of a comparison."""
+
+    kind: str
+    """same, removed, added, changed, fold (`count` equal messages), or prefix: the end of the cached beginning."""
+    before: ShownMessage | None = None
+    after: ShownMessage | None = None
+    lines: tuple[str, ...] = ()
+    """A unified diff of the texts of a changed message."""
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffPage:
+    """The difference of two requests, or of a raw history and its view."""
+
+    session: SessionRow
+    request: RequestRow
+    before: int | None
+    after: int | None
+    other: RequestRow | None
+    """None for the raw history."""
+    common: int
+    """Messages at the beginning that the request shares with the one before, which a prompt cache keeps."""
+    messages: tuple[int, int]
+    tokens: tuple[int, int]
+    rows: tuple[DiffRow, ...]
+    pages: Pages
+    choice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPage:
+    """A request beside what it would have been with other settings; nothing is sent and nothing recorded."""
+
+    session: SessionRow
+    request: RequestRow
+    before: int | None
+    after: int | None
+    template: str
+    budget: int
+    fidelity: str
+    trigger: int | None
+    templates: tuple[str, ...]
+    fidelities: tuple[str, ...]
+    status: str
+    """Empty if nothing was asked for yet."""
+    tokens: int
+    messages: int
+    bar: tuple[Bar, ...]
+    bar_before: tuple[Bar, ...]
+    rows: tuple[DiffRow, ...]
+    pages: Pages
+    note: str
+
+
+class Comparisons:
+    """Comparisons of requests of one record."""
+
+    def __init__(self, inspector: Inspector) -> None:
+        self.inspector = inspector
+        self._reader: Reader = reader_of(as_counter(None))
+
+    async def diff(self, number: int, choice: str, *, page: int = 1) -> DiffPage:
+        """The difference of a request and another: `previous`, `raw`, or the number of a request."""
+        return await self.inspector.read(partial(self._diff, number=number, choice=choice, page=page))
+
+    def _diff(self, db: sqlite3.Connection, number: int, choice: str, page: int) -> DiffPage:
+        row, record = request_of(db, number)
+        sent = self.inspector.trace(db, row, record)
+        before, after = browse.neighbours(db, row)
+        first = None if before is None else request_of(db, before)[0]
+        common = 0 if first is None else browse.common_length(db, first.view_tip, row.view_tip)
+        if choice == "raw":
+            return self._raw(db, row, sent, common, page, before, after)
+        other = first if choice == "previous" else request_of(db, int(choice))[0]
+        left = () if other is None else self.inspector.chain(db, other.view_tip, other.session)
+        pairs = matched([node.content for node in left], [node.content for node in sent.view])
+        shared = common if other is None or other is first else browse.common_length(db, other.view_tip, row.view_tip)
+        entries = list(folded(pairs, _equal(pairs, left, sent.view), shared if other is not None else 0))
+        pages = Pages(page=page, size=PAGE, total=len(entries))
+        rows = self._rows(
+            entries[pages.offset : pages.offset + PAGE],
+            lambda at: self._read(db, [left[one] for one in at]),
+            lambda at: self._read(db, [sent.view[one] for one in at]),
+        )
+        return DiffPage(
+            session=session_of(db, row.session),
+            request=row,
+            before=before,
+            after=after,
+            other=other,
+            common=shared,
+            messages=(len(left), len(sent.view)),
+            tokens=(0 if other is None else other.tokens_sent, row.tokens_sent),
+            rows=tuple(rows),
+            pages=pages,
+            choice=choice,
+        )
+
+    def _raw(
+        self,
+        db: sqlite3.Connection,
+        row: RequestRow,
+        sent: Sent,
+        common: int,
+        page: int,
+        before: int | None,
+        after: int | None,
+    ) -> DiffPage:
+        pairs = _with_origin(sent)
+        entries = list(folded(pairs, _equal(pairs, sent.raw, sent.view), common))
+        pages = Pages(page=page, size=PAGE, total=len(entries))
+        rows = self._rows(
+            entries[pages.offset : pages.offset + PAGE],
+            lambda at: self._read(db, [sent.raw[one] for one in at]),
+            lambda at: self._read(db, [sent.view[one] for one in at]),
+        )
+        return DiffPage(
+            session=session_of(db, row.session),
+            request=row,
+            before=before,
+            after=after,
+            other=None,
+            common=common,
+            messages=(len(sent.raw), len(sent.view)),
+            tokens=(row.tokens_raw, row.tokens_sent),
+            rows=tuple(rows),
+            pages=pages,
+            choice="raw",
+        )
+
+    def _read(self, db: sqlite3.Connection, nodes: Sequence[browse.Node]) -> list[ModelMessage]:
+        return self.inspector.read_nodes(db, nodes)[0]
+
+    def _rows(self, entries: Sequence[Entry], left: ReadMessages, right: ReadMessages) -> Iterator[DiffRow]:
+        """Rows of entries, with the messages of one page read at once."""
+        sides: list[dict[int, ShownMessage]] = []
+        for side, read in ((0, left), (1, right)):
+            wanted = [one.pair[side] for one in entries if one.kind not in ("fold", "prefix")]
+            at = [place for place in wanted if place is not None]
+            sides.append(dict(zip(at, self._shown(at, read(at)), strict=True)))
+        for one in entries:
+            if one.kind in ("fold", "prefix"):
+                yield DiffRow(kind=one.kind, count=one.count)
+                continue
+            before, after = (None if at is None else side[at] for side, at in zip(sides, one.pair, strict=True))
+            lines = difference(before, after) if one.kind == "changed" and before and after else ()
+            yield DiffRow(kind=one.kind, before=before, after=after, lines=lines)
+
+    def _shown(self, at: Sequence[int], messages: Sequence[ModelMessage]) -> list[ShownMessage]:
+        history = self._reader.read(messages)
+        view = View(messages=list(messages), tokens=0, budget=0, status="")
+        found = [show_message(history, place, longest=SHOWN) for place in places(view, history, history)]
+        return [renumbered(one, index) for one, index in zip(found, at, strict=True)]
+
+    async def replay(
+        self, number: int, *, template: str, budget: int | None, fidelity: str, trigger: int | None, page: int = 1
+    ) -> ReplayPage:
+        """A request with other settings; an empty one is that of the request.
+
+        Raises:
+            SettingsError: a setting is wrong.
+        """
+        row, sent, raw, recorded = await self.inspector.read(partial(self._recorded, number=number))
+        chosen = template or row.template or "extractive"
+        size = budget or row.budget or 2_000
+        asked = bool(template or budget or fidelity or trigger)
+        if asked and row.raw_tip is None:
+            raise SettingsError(f"request {number} was recorded without its raw history; there is nothing to replay")
+        info, neighbours, bar = recorded
+        fixed = bar.get("instructions and schemas", 0)
+        room = max(1, size - fixed)
+        if trigger is not None and row.tokens_raw <= trigger:
+            room = max(room, 10 * row.tokens_raw)
+        view = await self._compile(chosen, raw, room, fidelity) if asked else None
+        rows, pages = self._beside(sent, view, page)
+        return ReplayPage(
+            session=info,
+            request=row,
+            before=neighbours[0],
+            after=neighbours[1],
+            template=chosen,
+            budget=size,
+            fidelity=fidelity or row.fidelity or "",
+            trigger=trigger,
+            templates=tuple(one.name for one in self.inspector.library.list() if not one.shadowed),
+            fidelities=tuple(Fidelity),
+            status="" if view is None else view.status,
+            tokens=0 if view is None else view.tokens + fixed,
+            messages=0 if view is None else len(view.messages),
+            bar=() if view is None else tuple(bars({"instructions and schemas": fixed, **view.ledger["tokens"]}, size)),
+            bar_before=tuple(bars(bar, row.budget or 0)),
+            rows=rows,
+            pages=pages,
+            note=_note(view, row),
+        )
+
+    def _recorded(
+        self, db: sqlite3.Connection, number: int
+    ) -> tuple[
+        RequestRow,
+        list[ModelMessage],
+        list[ModelMessage],
+        tuple[SessionRow, tuple[int | None, int | None], dict[str, int]],
+    ]:
+        row, record = request_of(db, number)
+        sent, raw = (self._read(db, self.inspector.chain(db, tip, row.session)) for tip in (row.view_tip, row.raw_tip))
+        sections = dict(cast("Mapping[str, int]", record.ledger.get("tokens") or {}))
+        return row, sent, raw, (session_of(db, row.session), browse.neighbours(db, row), sections)
+
+    async def _compile(self, template: str, raw: list[ModelMessage], budget: int, fidelity: str) -> View:
+        found: Template = self.inspector.library.find(template)
+        wanted = Fidelity.parse(fidelity, where="fidelity") if fidelity else None
+        work = partial(compile_view, raw, found, budget, fidelity=wanted, model="none", system=None, session="replay")
+        return await asyncio.to_thread(lambda: asyncio.run(work()))
+
+    def _beside(self, sent: list[ModelMessage], view: View | None, page: int) -> tuple[tuple[DiffRow, ...], Pages]:
+        if view is None:
+            return (), Pages(page=1, size=PAGE, total=0)
+        left, right = ([blob_id(message_body(one)) for one in messages] for messages in (sent, view.messages))
+        pairs = matched(left, right)
+        equal = [a is not None and b is not None and left[a] == right[b] for a, b in pairs]
+        entries = list(folded(pairs, equal, 0))
+        pages = Pages(page=page, size=PAGE, total=len(entries))
+        shown = entries[pages.offset : pages.offset + PAGE]
+        rows = self._rows(shown, lambda at: [sent[one] for one in at], lambda at: [view.messages[one] for one in at])
+        return tuple(rows), pages
+
+
+ReadMessages = Callable[[Sequence[int]], list[ModelMessage]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A pair of messages, a run of equal ones, or the end of the cached beginning."""
+
+    kind: str
+    pair: Pair = (None, None)
+    count: int = 0
+
+
+def matched(left: Sequence[str], right: Sequence[str]) -> list[Pair]:
+    """Messages of both sides in one order, equal ones and those in each other's place as pairs."""
+    found: list[Pair] = []
+    for kind, a, b, c, d in SequenceMatcher(a=left, b=right, autojunk=False).get_opcodes():
+        both = min(b - a, d - c) if kind in ("equal", "replace") else 0
+        found += [(a + at, c + at) for at in range(both)]
+        found += [(at, None) for at in range(a + both, b)]
+        found += [(None, at) for at in range(c + both, d)]
+    return found
+
+
+def _with_origin(sent: Sent) -> list[Pair]:
+    """Raw messages in order with their place in the view; what was written for the view where the view has it."""
+    found: list[Pair] = []
+    at = 0
+    for place, origin in enumerate(sent.origin):
+        if origin is not None and origin >= at:
+            found += [(raw, None) for raw in range(at, origin)]
+            at = origin + 1
+        found.append((origin, place))
+    return [*found, *((raw, None) for raw in range(at, len(sent.raw)))]
+
+
+def _equal(pairs: Sequence[Pair], left: Sequence[browse.Node], right: Sequence[browse.Node]) -> list[bool]:
+    return [a is not None and b is not None and left[a].content == right[b].content for a, b in pairs]
+
+
+def folded(pairs: Sequence[Pair], equal: Sequence[bool], common: int) -> Iterator[Entry]:
+    """Entries of a comparison: long runs of equal messages as one, and a line after the first `common` of the right."""
+    at = 0
+    drawn = not common
+    while at < len(pairs):
+        stop = at
+        while stop < len(pairs) and equal[stop] and (drawn or stop == at or (pairs[stop][1] or 0) < common):
+            stop += 1
+        if not drawn and (pairs[at][1] or 0) >= common:
+            drawn = True
+            yield Entry("prefix", count=common)
+            continue
+        if stop - at > 2 * NEAR + 1:
+            head = NEAR if at else 0
+            yield from (Entry("same", pairs[one]) for one in range(at, at + head))
+            tail = NEAR if stop < len(pairs) else 0
+            yield Entry("fold", count=stop - at - head - tail)
+            yield from (Entry("same", pairs[one]) for one in range(stop - tail, stop))
+        elif stop > at:
+            yield from (Entry("same", pairs[one]) for one in range(at, stop))
+        else:
+            a, b = pairs[at]
+            yield Entry("added" if a is None else "removed" if b is None else "changed", pairs[at])
+            stop = at + 1
+        at = stop
+    if not drawn:
+        yield Entry("prefix", count=common)
+
+
+def difference(before: ShownMessage, after: ShownMessage) -> tuple[str, ...]:
+    """A unified diff of the texts of two messages, without its head."""
+    one, other = ("\n".join(_texts(shown)).splitlines() for shown in (before, after))
+    lines = [line.rstrip("\n") for line in unified_diff(one, other, n=1, lineterm="")][2:]
+    return tuple(lines[:LINES])
+
+
+def _texts(one: ShownMessage) -> Iterator[str]:
+    for part in one.parts:
+        if part.tool:
+            yield f"{part.kind} {part.tool}"
+        yield from (segment.text for segment in part.segments)
+
+
+def renumbered(one: ShownMessage, index: int) -> ShownMessage:
+    """The message at another position."""
+    return ShownMessage(
+        index=index, role=one.role, tokens=one.tokens, form=one.form, why="", parts=one.parts, time=one.time
+    )
+
+
+def _note(view: View | None, row: RequestRow) -> str:
+    if view is None:
+        return ""
+    if row.model not in (None, "none"):
+        return f"No model is asked here: where {row.model} wrote a summary, the replay quotes instead."
+    return "No model is asked here."

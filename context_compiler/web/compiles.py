@@ -1,0 +1,121 @@
+"""One compile: its prompt and answer, what it cost, and the identifiers that its summary lost."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+from typing import cast
+
+from context_compiler.compiler.cycle import positions
+from context_compiler.compiler.specifics import TextSet, mentions
+from context_compiler.messages.history import History, reader_of
+from context_compiler.messages.turns import outline, pair
+from context_compiler.record import browse
+from context_compiler.record.browse import SessionRow
+from context_compiler.record.values import Compile
+from context_compiler.tokens import as_counter
+from context_compiler.tokens.prices import cost_of
+from context_compiler.web.data import Inspector, NotFound, session_of
+
+LONGEST = 3_000
+"""Messages of a history in which lost identifiers are looked for."""
+
+LISTED = 200
+"""Lost identifiers that are listed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostIdentifier:
+    """Something that was said and is not in the summary."""
+
+    text: str
+    turn: int
+    """From 1."""
+    message: int
+    """Raw position."""
+    speaker: str
+    quoted: bool
+    """The view quotes it beside the summary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilePage:
+    """A compile with all that is known of it."""
+
+    id: int
+    session: SessionRow
+    compile: Compile
+    first: int | None
+    """First request that carries it."""
+    last: int | None
+    requests: int
+    before: int | None
+    """Tokens of the compiled messages; None if they are not on the record, or too many."""
+    cost: Decimal | None
+    """US dollars; None for an unknown price."""
+    found: int
+    """Identifiers in the compiled messages."""
+    lost: tuple[LostIdentifier, ...]
+
+
+async def load_compile(inspector: Inspector, number: int) -> CompilePage:
+    """A compile by its number."""
+    return await inspector.read(partial(_load, inspector=inspector, number=number))
+
+
+def _load(db: sqlite3.Connection, inspector: Inspector, number: int) -> CompilePage:
+    found = browse.find_compile(db, number)
+    if found is None:
+        raise NotFound(f"no compile {number} on this record")
+    session, made = found
+    first, last, count = browse.carriers(db, number)
+    history, span = _span(db, inspector, session, made)
+    told = [] if history is None else list(_identifiers(history, span, made))
+    return CompilePage(
+        id=number,
+        session=session_of(db, session),
+        compile=made,
+        first=first,
+        last=last,
+        requests=count,
+        before=None if history is None else sum(history.readings[at].tokens for at in span),
+        cost=cost_of(made.model_alias, made.usage) if made.usage else Decimal(0),
+        found=len(told),
+        lost=tuple(one for one, kept in told if not kept)[:LISTED],
+    )
+
+
+def _span(
+    db: sqlite3.Connection, inspector: Inspector, session: int, made: Compile
+) -> tuple[History | None, Sequence[int]]:
+    """The history of a compile and the positions that it summarised."""
+    payload = made.input_payload or {}
+    tip, spans = payload.get("raw_tip"), cast("list[list[int]]", payload.get("compiled") or [])
+    if not isinstance(tip, str) or not spans:
+        return None, ()
+    nodes = inspector.chain(db, tip, session)
+    span = sorted(positions((start, stop) for start, stop in spans))
+    if not nodes or len(nodes) > LONGEST or span[-1] >= len(nodes):
+        return None, ()
+    messages, _ = inspector.read_nodes(db, nodes)
+    return reader_of(as_counter(None)).read(messages), span
+
+
+def _identifiers(history: History, span: Sequence[int], made: Compile) -> list[tuple[LostIdentifier, bool]]:
+    """Every identifier of the compiled messages once, with True where the summary has it."""
+    summary = TextSet(made.summary or "")
+    found: dict[str, tuple[LostIdentifier, bool]] = {}
+    for one in mentions(history, outline(history, pair(history)), span):
+        if one.specific.text not in found:
+            lost = LostIdentifier(
+                text=one.specific.verbatim,
+                turn=one.turn + 1,
+                message=one.position,
+                speaker=one.speaker,
+                quoted=False,
+            )
+            found[one.specific.text] = lost, summary.holds(one.specific)
+    return list(found.values())

@@ -1,0 +1,117 @@
+"""Exports of a request: as JSON, as Python to paste, and as a case of `pydantic_evals`."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart
+
+from context_compiler.messages.history import message_body
+from context_compiler.record import browse
+from context_compiler.record.browse import RequestRow, SessionRow
+from context_compiler.web.data import Inspector, request_of, session_of
+
+FORMS = {
+    "json": (".json", "application/json"),
+    "python": (".py", "text/x-python; charset=utf-8"),
+    "eval": ("-eval.json", "application/json"),
+}
+"""Forms of an export: the end of the file's name, and its type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportPage:
+    """A request in every form, as text."""
+
+    session: SessionRow
+    request: RequestRow
+    before: int | None
+    after: int | None
+    json: str
+    """Messages, instructions and figures as JSON, messages as the host serialises them."""
+    python: str
+    """Code that makes the list of messages, ready to be pasted."""
+    eval: str
+    """A dataset of `pydantic_evals` with one case: the messages, and the answer that came."""
+
+
+async def load_export(inspector: Inspector, number: int) -> ExportPage:
+    """All exports of a request."""
+    return await inspector.read(partial(_load, inspector=inspector, number=number))
+
+
+def _load(db: sqlite3.Connection, inspector: Inspector, number: int) -> ExportPage:
+    row, record = request_of(db, number)
+    messages, _ = inspector.read_nodes(db, inspector.chain(db, row.view_tip, row.session))
+    before, after = browse.neighbours(db, row)
+    info = session_of(db, row.session)
+    answer = _answer(db, inspector, row)
+    said = [json.loads(message_body(message)) for message in messages]
+    document: dict[str, Any] = {
+        "request": row.id,
+        "session": info.session_id,
+        "turn": row.turn_index + 1,
+        "status": row.status,
+        "budget": row.budget,
+        "tokens": {"raw": row.tokens_raw, "sent": row.tokens_sent},
+        "ledger": record.ledger,
+        "instructions": _instructions(messages),
+        "messages": said,
+        "answer": answer,
+    }
+    return ExportPage(
+        session=info,
+        request=row,
+        before=before,
+        after=after,
+        json=_text(document),
+        python=_python(row, info, said),
+        eval=_text(_dataset(row, info, said, answer)),
+    )
+
+
+def _instructions(messages: list[ModelMessage]) -> str | None:
+    last = messages[-1] if messages else None
+    return last.instructions if isinstance(last, ModelRequest) else None
+
+
+def _answer(db: sqlite3.Connection, inspector: Inspector, row: RequestRow) -> str | None:
+    """Text of the answer that the request got; None if it is not on the record."""
+    last = browse.newest_raw_tip(db, row.session)
+    chain = inspector.chain(db, last, row.session)
+    at = next((place for place, node in enumerate(chain) if node.id == row.raw_tip), None)
+    if at is None or at + 1 >= len(chain):
+        return None
+    [message], _ = inspector.read_nodes(db, chain[at + 1 : at + 2])
+    if not isinstance(message, ModelResponse):
+        return None
+    return "\n\n".join(part.content for part in message.parts if isinstance(part, TextPart)) or None
+
+
+def _dataset(row: RequestRow, info: SessionRow, messages: list[Any], answer: str | None) -> dict[str, Any]:
+    case = {
+        "name": f"{info.session_id} request {row.id}",
+        "inputs": messages,
+        "metadata": {"status": row.status, "budget": row.budget, "tokens_sent": row.tokens_sent},
+    }
+    if answer is not None:
+        case["expected_output"] = answer
+    return {"name": f"request-{row.id}", "cases": [case], "evaluators": []}
+
+
+def _python(row: RequestRow, info: SessionRow, messages: list[Any]) -> str:
+    lines = ",\n".join(f"    {json.dumps(one)!r}" for one in messages)
+    return (
+        "from pydantic_ai.messages import ModelMessagesTypeAdapter\n\n"
+        f"# request {row.id} of session {ascii(info.session_id)}: {row.tokens_sent} tokens, {row.status}\n"
+        f"MESSAGES = [\n{lines},\n]\n"
+        'messages = ModelMessagesTypeAdapter.validate_json("[" + ",".join(MESSAGES) + "]")\n'
+    )
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
