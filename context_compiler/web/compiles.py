@@ -37,8 +37,6 @@ class LostIdentifier:
     message: int
     """Raw position."""
     speaker: str
-    quoted: bool
-    """The view quotes it beside the summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +113,6 @@ def _identifiers(history: History, span: Sequence[int], made: Compile) -> list[t
                 turn=one.turn + 1,
                 message=one.position,
                 speaker=one.speaker,
-                quoted=False,
             )
             found[one.specific.text] = lost, summary.holds(one.specific)
     return list(found.values())

@@ -124,8 +124,8 @@ class FactSearch:
             self._rooted = max(self._rooted, session)
         found: dict[int, None] = {}
         seen: set[str] = set()
-        for node, said in browse.matching_nodes(db, text, HITS):
-            root = browse.root_of(db, node) if text.casefold() in said.casefold() else None
+        for node, _ in browse.matching_nodes(db, text, HITS):
+            root = browse.root_of(db, node)
             if root is not None and root not in seen:
                 seen.add(root)
                 found |= dict.fromkeys(self._roots.get(root, ()))

@@ -1,0 +1,55 @@
+"""A fact, from the request that first had it to the one that lost it."""
+
+from __future__ import annotations
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.web.conftest import FACT, HOSTILE, number_of, requests_of
+
+
+def fate(client: TestClient, fact: str) -> dict[str, object]:
+    return client.get(f"/api/sessions/{number_of(client, 'long')}/fact", params={"q": fact}).json()
+
+
+def test_a_fact_is_followed_from_word_for_word_to_a_quote(client: TestClient) -> None:
+    found = fate(client, FACT)
+    forms = [one["forms"] for one in found["stretches"]]
+    assert forms[0] == [] and not found["stretches"][0]["known"]
+    assert forms[1] == ["verbatim"] and "quoted" in forms[2]
+    assert found["mentioned"] == 1 and found["mentions"][0]["fact"] == FACT
+    left = found["stretches"][2]
+    assert left["step"] == 3 and left["reason"].startswith("older than")
+
+
+def test_the_search_agrees_with_the_messages_of_every_request(client: TestClient) -> None:
+    for fact in (FACT, "module 9 does", "src/module_1.py:3 def", "the release code is known", "nothing says this"):
+        found = fate(client, fact)
+        having = 0
+        for one in requests_of(client, "long"):
+            sent = client.get(f"/api/requests/{one['id']}/export").json()["json"]
+            is_there = fact in sent.partition('"messages": [')[2].partition('\n  ],\n  "answer"')[0]
+            stretch = next(s for s in found["stretches"] if s["first"] <= one["id"] <= s["last"])
+            assert bool(stretch["forms"]) == is_there, (fact, one["id"])
+            having += is_there
+        assert found["had"] == having
+
+
+@pytest.mark.parametrize(
+    "fact", ["orchid-7731", "ORCHID 7731", "release code is ORCH", '"; DROP', "NEAR(", "*", "-", "é"]
+)
+def test_any_text_can_be_searched(client: TestClient, fact: str) -> None:
+    assert client.get("/sessions/1/fact", params={"q": fact}).status_code == 200
+    assert client.get("/api/sessions", params={"text": fact}).status_code == 200
+
+
+def test_a_fact_that_was_never_said_is_called_so(client: TestClient) -> None:
+    number = number_of(client, "long")
+    assert "Nothing in this session holds" in client.get(f"/sessions/{number}/fact?q=zebra").text
+    assert "&lt;script&gt;" in client.get(f"/sessions/{number}/fact", params={"q": HOSTILE}).text
+
+
+def test_sessions_are_found_by_what_was_said(client: TestClient) -> None:
+    assert [one["session_id"] for one in client.get(f"/api/sessions?text={FACT}").json()["sessions"]] == ["long"]
+    assert client.get("/api/sessions?text=hello script").json()["pages"]["total"] == 3
+    assert client.get("/api/sessions?text=secret words").json()["pages"]["total"] == 0

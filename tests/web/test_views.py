@@ -1,0 +1,115 @@
+"""Timeline, difference, replay, export and compile of real requests."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pydantic_ai.messages import ModelMessagesTypeAdapter
+from starlette.testclient import TestClient
+
+from tests.web.conftest import number_of, requests_of
+
+
+def compiled(client: TestClient) -> dict[str, object]:
+    return next(one for one in requests_of(client, "long") if one["status"] == "compiled")
+
+
+def test_the_timeline_has_every_request_and_what_a_cache_keeps(client: TestClient) -> None:
+    found = client.get(f"/api/sessions/{number_of(client, 'long')}/timeline").json()
+    rows = requests_of(client, "long")
+    assert [one["id"] for one in found["points"]] == [one["id"] for one in rows]
+    for before, point in zip(found["points"], found["points"][1:], strict=False):
+        grown = point["status"] in ("raw", "cycle")
+        assert point["shared"] <= point["sent"] and (point["shared"] >= 0.9 * before["sent"]) is grown, point
+    page = client.get(f"/sessions/{number_of(client, 'long')}").text
+    assert all(f'href="/requests/{one["id"]}"' in page for one in rows)
+
+
+def test_money_of_an_unknown_model_is_unknown(client: TestClient) -> None:
+    found = client.get(f"/api/sessions/{number_of(client, 'long')}/timeline").json()["money"]
+    assert found["sent"] is None and found["raw"] is None and "notes" in found["unknown"]
+    assert "unknown" in client.get(f"/sessions/{number_of(client, 'long')}").text
+
+
+def test_a_request_that_only_grew_shares_all_of_the_one_before(client: TestClient) -> None:
+    one = next(one for one in requests_of(client, "long")[3:] if one["status"] == "raw")
+    found = client.get(f"/api/requests/{one['id']}/diff").json()
+    assert found["common"] == found["messages"][0]
+    assert [row["kind"] for row in found["rows"] if row["kind"] in ("removed", "changed")] == []
+    kinds = [row["kind"] for row in found["rows"]]
+    assert "prefix" in kinds and kinds[kinds.index("prefix") + 1 :] == ["added"] * (
+        len(kinds) - kinds.index("prefix") - 1
+    )
+
+
+def test_a_compile_shows_what_it_left_out(client: TestClient) -> None:
+    number = compiled(client)["id"]
+    found = client.get(f"/api/requests/{number}/diff").json()
+    kinds = {row["kind"] for row in found["rows"]}
+    assert "removed" in kinds
+    raw = client.get(f"/api/requests/{number}/diff", params={"with": "raw"}).json()
+    rows = raw["rows"]
+    out = sum(row["count"] if row["kind"] == "fold" else 1 for row in rows if row["kind"] == "removed")
+    why = client.get(f"/api/requests/{number}/why").json()
+    assert out == why["counts"]["absent"]
+    assert "end of the cached beginning" in client.get(f"/requests/{requests_of(client, 'long')[3]['id']}/diff").text
+
+
+@pytest.mark.parametrize("other", ["raw", "1", "previous"])
+def test_any_two_requests_can_be_compared(client: TestClient, other: str) -> None:
+    for one in requests_of(client, "long")[::6]:
+        answer = client.get(f"/api/requests/{one['id']}/diff", params={"with": other}).json()
+        right = [row for row in answer["rows"] if row["kind"] in ("added", "changed", "same")]
+        folded = sum(row["count"] for row in answer["rows"] if row["kind"] == "fold")
+        assert len(right) + folded == answer["messages"][1] if answer["pages"]["total"] <= 50 else True
+
+
+def test_a_replay_keeps_to_its_budget_and_sends_nothing(client: TestClient) -> None:
+    number = requests_of(client, "long")[-1]["id"]
+    asked = {"template": "extractive", "budget": 900}
+    found = client.get(f"/api/requests/{number}/replay", params=asked).json()
+    assert found["status"] == "compiled" and 0 < found["tokens"] <= 900
+    assert "Nothing was sent" in client.get(f"/requests/{number}/replay", params=asked).text
+    whole = client.get(f"/api/requests/{number}/replay", params={"trigger": 100_000}).json()
+    assert whole["status"] == "raw" and whole["messages"] == found["request"]["messages_raw"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"), [({"template": "nothing"}, 422), ({"fidelity": "x"}, 400), ({"budget": "-1"}, 400)]
+)
+def test_a_replay_with_a_wrong_setting_says_so(client: TestClient, asked: dict[str, str], status: int) -> None:
+    assert client.get(f"/requests/{requests_of(client, 'long')[-1]['id']}/replay", params=asked).status_code == status
+
+
+def test_exports_can_be_read_again(client: TestClient) -> None:
+    number = requests_of(client, "long")[-2]["id"]
+    document = client.get(f"/requests/{number}/export/json").json()
+    messages = ModelMessagesTypeAdapter.validate_python(document["messages"])
+    code = client.get(f"/requests/{number}/export/python")
+    assert "attachment" in code.headers["content-disposition"]
+    names: dict[str, object] = {}
+    exec(code.text, names)
+    assert names["messages"] == messages
+    [case] = client.get(f"/requests/{number}/export/eval").json()["cases"]
+    assert case["inputs"] == document["messages"] and case["expected_output"] == document["answer"]
+    assert client.get(f"/requests/{number}/export/exe").status_code == 404
+
+
+def test_a_compile_has_its_prompt_its_answer_and_what_it_lost(client: TestClient) -> None:
+    number = compiled(client)["summary_id"]
+    found = client.get(f"/api/compiles/{number}").json()
+    assert found["compile"]["raw_output"] in found["compile"]["summary"] or found["compile"]["summary"]
+    assert found["before"] > 0 and found["first"] == compiled(client)["id"]
+    assert found["lost"] and all("src/" in one["text"] or one["text"] for one in found["lost"])
+    page = client.get(f"/compiles/{number}").text
+    assert "Raw answer" in page and "Lost by the summary" in page
+    assert json.dumps(found)
+
+
+def test_pages_stay_small(client: TestClient) -> None:
+    paths = [
+        f"/requests/{requests_of(client, 'long')[-1]['id']}{end}" for end in ("", "/why", "/diff", "/diff?with=raw")
+    ]
+    for path in ("/sessions", f"/sessions/{number_of(client, 'long')}", *paths):
+        assert len(client.get(path).content) < 200_000
