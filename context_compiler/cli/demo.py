@@ -1,4 +1,4 @@
-"""`demo`: compile a bundled conversation at three fidelities, without a model or key."""
+"""`demo`: compile a bundled conversation within three budgets, without a model or key; one screen, or all of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from shlex import quote
+from typing import Annotated
+
+import typer
+from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cli.compile import ViewRequest, compile_messages, view_document
 from context_compiler.cli.options import DB, Db, Json, example, group, open_record
@@ -15,17 +19,22 @@ from context_compiler.cli.screen import Column, Piece, Screen
 from context_compiler.cli.show import DROP_COLUMNS, dropped_rows, print_messages, read_history
 from context_compiler.cli.text import json_text, number, one_line, plural, share
 from context_compiler.compiler.view import View, places
-from context_compiler.fidelity import Fidelity
-from context_compiler.messages.history import History, message_body
+from context_compiler.messages.history import History, message_body, reader_of
 from context_compiler.messages.importers import Transcript, parse_transcripts
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import outline, pair
+from context_compiler.middleware.replay import newest
+from context_compiler.settings import Count
 from context_compiler.template import TemplateLibrary
+from context_compiler.tokens import as_counter
 
 app = group("See it work.")
 
-VIEWS = ((Fidelity.COMPACT, 1_500), (Fidelity.SUMMARY_MEDIUM, 3_000), (Fidelity.SUMMARY_HIGH, 6_000))
-"""Fidelities and budgets of the three views."""
+VIEWS: tuple[tuple[int, Count | None], ...] = ((1_000, None), (2_000, 1), (4_000, 2))
+"""Budgets of the three views, and the whole turns that they keep; None leaves those to the budget."""
+
+WINDOW = 4_000
+"""Budget of the newest messages beside them."""
 
 COLOURS = ("cyan", "blue", "magenta")
 
@@ -39,12 +48,12 @@ BIGGEST = 6
 """Rows in the list of what was left out."""
 
 NEEDED = (
-    ("the table", "webhook_receipts"),
+    ("table", "webhook_receipts"),
     ("kept for", "7 days"),
-    ("the queue", "documents"),
+    ("queue", "documents"),
     ("retries", "8 retries"),
-    ("the deploy", "26 May"),
-    ("never without a yes", "without my explicit yes"),
+    ("deploy", "26 May"),
+    ("not without", "my explicit yes"),
 )
 """Facts that the last question needs, and their words in the conversation."""
 
@@ -58,12 +67,16 @@ class Check:
 
 
 @app.command("demo", epilog=example("demo --db /tmp/demo.db"))
-def demo(db: Db = DB, json: Json = False) -> None:
-    """Compile a bundled conversation at three fidelities and show what a model would see. Needs no model and no key."""
+def demo(
+    full: Annotated[bool, typer.Option("--full", help="Also show one view whole, and what it leaves out.")] = False,
+    db: Db = DB,
+    json: Json = False,
+) -> None:
+    """Compile a bundled conversation within three budgets and show what a model would see. Needs no model, no key."""
     (found,) = parse_transcripts(files("context_compiler").joinpath("data/demo.json").read_bytes(), file="demo.json")
     before = [message_body(message) for message in found.messages]
-    views = asyncio.run(_views(found, db))
-    raw = read_history(found.messages)
+    views, newest_messages = asyncio.run(_views(found, db))
+    raw, window = read_history(found.messages), read_history(newest_messages)
     untouched = before == [message_body(message) for message in found.messages]
     checks = check_views(raw, views, untouched=untouched)
     screen = Screen()
@@ -72,29 +85,38 @@ def demo(db: Db = DB, json: Json = False) -> None:
             "db": str(db),
             "raw_tokens": raw.tokens,
             "views": [view_document(view) for view in views],
+            "answers": _answers(window, views),
             "checks": checks,
         }
         screen.raw(json_text(document))
         return
     _introduce(screen, raw)
-    _compare(screen, raw, views)
-    _answer(screen, views)
-    _look_inside(screen, raw, views[SHOWN])
-    _prove(screen, checks)
-    _go_on(screen, views, db)
+    _answer(screen, window, views)
+    if full:
+        _compare(screen, raw, views)
+        _look_inside(screen, raw, views[SHOWN])
+        _prove(screen, checks)
+        _go_on(screen, views, db)
+        return
+    failed = [check.what for check in checks if not check.holds]
+    if failed:
+        screen.line(("NOT ", "bold red"), "; ".join(failed))
+    screen.line(("context-compiler demo --full", "bold cyan"), (" shows a view, what it leaves out, and why", "dim"))
 
 
-async def _views(found: Transcript, db: Path) -> list[View]:
+async def _views(found: Transcript, db: Path) -> tuple[list[View], Sequence[ModelMessage]]:
+    """The views, and the newest messages that fit into the largest of their budgets."""
     template = TemplateLibrary(system=None).find("extractive")
     async with open_record(db, writing=True) as store:
-        return [
+        views = [
             await compile_messages(
                 store,
                 found.messages,
-                ViewRequest(template=template, budget=budget, fidelity=fidelity, session=found.name),
+                ViewRequest(template=template, budget=budget, recent_turns=turns, session=found.name),
             )
-            for fidelity, budget in VIEWS
+            for budget, turns in VIEWS
         ]
+    return views, await newest(reader_of(as_counter(None)))(list(found.messages), WINDOW)
 
 
 def check_views(raw: History, views: Sequence[View], *, untouched: bool) -> list[Check]:
@@ -119,17 +141,46 @@ def check_views(raw: History, views: Sequence[View], *, untouched: bool) -> list
 
 def _introduce(screen: Screen, raw: History) -> None:
     turns = len(outline(raw, pair(raw)).turns)
-    giant = max(one.tokens for one in raw.readings)
     screen.line(("context_compiler", "bold"), " decides what a language model sees of a long conversation.")
     screen.line()
-    screen.line(
-        f"This one has {turns} turns, {len(raw)} messages and ",
-        (f"{number(raw.tokens)} tokens", "bold"),
-        f" (one log alone has {number(giant)}). It ends with:",
-    )
+    size = (f"{number(raw.tokens)} tokens", "bold")
+    screen.line(f"This one has {turns} turns, {len(raw)} messages and ", size, ". It ends with:")
     question = next(item.text for item in raw.readings[-1].items if item.kind is Kind.USER)
     screen.line()
     screen.indented(one_line(question), "italic green")
+
+
+def held_words(sent: History) -> list[bool]:
+    """For each needed fact, True if what is sent has it outside the question."""
+    said = "\n".join(item.text for one in sent.readings[:-1] for item in one.items)
+    return [words in said for _, words in NEEDED]
+
+
+def _answers(window: History, views: Sequence[View]) -> list[dict[str, object]]:
+    """What is held of each needed fact, by the window and by every view."""
+    held = zip(*map(held_words, [window, *(read_history(view.messages) for view in views)]), strict=True)
+    return [
+        {"asks_for": name, "words": words, "window": newer, "views": list(ours)}
+        for (name, words), (newer, *ours) in zip(NEEDED, held, strict=True)
+    ]
+
+
+def _answer(screen: Screen, window: History, views: Sequence[View]) -> None:
+    screen.heading("Can it still be answered? What that needs was said up to 24 turns earlier")
+    columns = [
+        Column("it asks for"),
+        Column("in the words", style="dim"),
+        Column(f"newest {number(WINDOW)}", style="red"),
+        *(Column(f"view {number(view.budget)}", style="bold green") for view in views),
+    ]
+    sent = [window, *(read_history(view.messages) for view in views)]
+    held = list(map(held_words, sent))
+    found = zip(NEEDED, zip(*held, strict=True), strict=True)
+    rows = [[*need, *("yes" if one else "-" for one in marks)] for need, marks in found]
+    rows.append(["", "answered", *(f"{sum(one)} of {len(one)}" for one in held)])
+    rows.append(["", "tokens", *(number(one.tokens) for one in sent)])
+    screen.table(columns, rows)
+    screen.line(("newest: the messages that fit, from the end. No model was asked for anything.", "dim"))
 
 
 def _compare(screen: Screen, raw: History, views: Sequence[View]) -> None:
@@ -137,38 +188,17 @@ def _compare(screen: Screen, raw: History, views: Sequence[View]) -> None:
     screen.line()
     rows: list[tuple[str, float, str, Sequence[Piece]]] = []
     rows.append(("raw", raw.tokens, "white", [f"{number(raw.tokens):>7} tokens"]))
-    for (name, _), view, colour in zip(VIEWS, views, COLOURS, strict=True):
-        saved = f"{number(view.tokens):>7} tokens"
-        rest = f"  {share(view.tokens, raw.tokens):>4}, budget {number(view.budget)}"
-        rows.append((name, view.tokens, colour, [(saved, "bold"), (rest, "dim")]))
+    for view, colour in zip(views, COLOURS, strict=True):
+        sent, rest = f"{number(view.tokens):>7} tokens", f"  {share(view.tokens, raw.tokens):>4}"
+        rows.append((f"budget {number(view.budget)}", view.tokens, colour, [(sent, "bold"), (rest, "dim")]))
     screen.bars(raw.tokens, rows)
-
-
-def held_words(view: View) -> list[bool]:
-    """For each needed fact, True if the view has it outside the question."""
-    text = "\n".join(item.text for one in read_history(view.messages[:-1]).readings for item in one.items)
-    return [words in text for _, words in NEEDED]
-
-
-def _answer(screen: Screen, views: Sequence[View]) -> None:
-    screen.heading("Can it still be answered? What that needs was said up to 24 turns earlier")
-    columns = [
-        Column("it asks for"),
-        Column("in the words", style="dim", elastic=True),
-        *(Column(name) for name, _ in VIEWS),
-    ]
-    kept = zip(*map(held_words, views), strict=True)
-    rows = [(*need, *("yes" if one else "-" for one in held)) for need, held in zip(NEEDED, kept, strict=True)]
-    screen.line()
-    screen.table(columns, rows)
-    if any("-" in row for row in rows):
-        screen.line(("- left out here: a higher fidelity keeps more, and so does a summary by a model", "dim"))
 
 
 def _look_inside(screen: Screen, raw: History, view: View) -> None:
     sent = read_history(view.messages)
     kept = places(view, raw, sent)
-    screen.heading(f"Inside {VIEWS[SHOWN][0]}: {plural(len(sent), 'message')}, {number(view.tokens)} tokens")
+    size = f"{plural(len(sent), 'message')}, {number(view.tokens)} tokens"
+    screen.heading(f"Inside the view of {number(view.budget)}: {size}")
     screen.line()
     print_messages(screen, sent, kept, lines=LINES)
     screen.heading("Left out of it, and why")

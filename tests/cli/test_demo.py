@@ -12,6 +12,7 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter, ToolCallPart, UserPro
 from context_compiler.cli.demo import NEEDED, VIEWS, check_views
 from context_compiler.cli.show import read_history
 from tests.cli.conftest import DEMO, Command
+from tests.cli.terminal import terminal as on_terminal
 
 MESSAGES = ModelMessagesTypeAdapter.validate_json(DEMO.read_bytes())
 
@@ -32,7 +33,7 @@ def test_the_bundled_conversation_says_what_its_question_asks_for() -> None:
 
 def test_the_demo_shows_three_views_within_their_budgets(cc: Command) -> None:
     said = cc("demo", "--json").json
-    assert [view["budget"] for view in said["views"]] == [budget for _, budget in VIEWS]
+    assert [view["budget"] for view in said["views"]] == [budget for budget, _ in VIEWS]
     assert all(view["tokens"] <= view["budget"] for view in said["views"])
     assert said["views"][0]["tokens"] < said["views"][1]["tokens"] < said["views"][2]["tokens"] < said["raw_tokens"]
 
@@ -46,11 +47,28 @@ def test_a_broken_promise_would_be_seen() -> None:
     assert not check_views(read_history(MESSAGES), [], untouched=False)[-1].holds
 
 
+def test_every_view_holds_all_that_the_question_asks_for_and_the_newest_messages_do_not(cc: Command) -> None:
+    answers = cc("demo", "--json").json["answers"]
+    assert [answer["words"] for answer in answers] == [words for _, words in NEEDED]
+    assert all(answer["views"] == [True] * len(VIEWS) for answer in answers)
+    assert 0 < sum(answer["window"] for answer in answers) < len(NEEDED)
+
+
+def test_one_screen_makes_the_point(tmp_path: Path) -> None:
+    with on_terminal(tmp_path, "demo", lines=24, columns=80) as screen:
+        assert screen.ended() == 0
+        said = screen.text
+    lines = said.splitlines()
+    assert len(lines) <= 23 and all(len(line.rstrip()) <= 80 for line in lines), "the shell's prompt needs the last"
+    assert "what must he never do" in said and "Left out of it" not in said
+    assert "answered 4 of 6 6 of 6 6 of 6 6 of 6" in [" ".join(line.split()) for line in lines]
+
+
 @pytest.mark.parametrize("terminal", [0, 80, 120])
 def test_the_demo_tells_its_story(cc: Command, terminal: int) -> None:
-    said = cc("demo", terminal=terminal)
+    said = cc("demo", "--full", terminal=terminal)
     assert (said.code, said.err) == (0, "")
-    for told in ("25 turns, 105 messages", "budget 1,500", "Left out of it, and why", "Context summary (compiled):"):
+    for told in ("25 turns, 105 messages", "budget 1,000", "Left out of it, and why", "Context summary (compiled):"):
         assert told in said.plain
     assert "NOT" not in said.plain
     if terminal:
@@ -60,7 +78,7 @@ def test_the_demo_tells_its_story(cc: Command, terminal: int) -> None:
 
 
 def test_the_commands_that_the_demo_suggests_work(cc: Command, tmp_path: Path) -> None:
-    said = cc("demo", "--db", "else where/demo.db")
+    said = cc("demo", "--full", "--db", "else where/demo.db")
     commands = [shlex.split(line, comments=True) for line in said.out.splitlines() if "  context-compiler " in line]
     show, compile_ = commands
     assert cc(*show[1:]).code == 0 and "else where/demo.db" in show

@@ -87,7 +87,7 @@ def test_views_are_listed_newest_first(recorded: Command) -> None:
     assert [view["id"] for view in recorded("views", "list", "--limit", 1, "--json").json["views"]] == [3]
     head, *rows = recorded("views", "list").out.splitlines()
     assert head.split()[:4] == ["view", "session", "turn", "when"]
-    assert rows[0].split()[0] == "3" and rows[0].endswith("summary:high")
+    assert rows[0].split()[0] == "3" and rows[0].endswith("summary:medium")
 
 
 def test_plain_tables_have_columns_that_line_up(recorded: Command) -> None:
@@ -106,11 +106,11 @@ def test_tables_fit_a_terminal(recorded: Command, width: int) -> None:
 
 
 def test_a_view_is_shown_with_its_exact_messages_and_its_origin(recorded: Command) -> None:
-    made = recorded("compile", DEMO, "--budget", 3000, "--fidelity", "summary:medium", "--json").json
+    made = recorded("compile", DEMO, "--budget", 2000, "--recent-turns", 1, "--json").json
     shown = recorded("views", "show", 2, "--json").json
     assert shown["messages"] == made["messages"]
     said = recorded("views", "show", 2).out
-    for told in ("template hash", made["record"]["compile"]["template_hash"], "summary:medium", "budget", "3,000"):
+    for told in ("template hash", made["record"]["compile"]["template_hash"], "summary:medium", "budget", "2,000"):
         assert told in said
     assert "older than the last" in said and "Context summary (compiled):" in said
 
@@ -163,17 +163,17 @@ def test_replay_shows_the_difference_and_writes_nothing(recorded: Command) -> No
 
 
 def test_a_replay_in_the_same_way_changes_nothing(recorded: Command) -> None:
-    said = recorded("views", "replay", 2, "--template", "extractive", "--fidelity", "summary:medium", "--json").json
+    said = recorded("views", "replay", 1, "--template", "extractive", "--json").json
     assert said["before"]["tokens"] == said["after"]["tokens"]
     assert said["summary_diff"] == said["comparison"]["diff"] == []
 
 
 def test_a_replay_takes_what_is_not_said_from_the_view(recorded: Command) -> None:
     said = recorded("views", "replay", 3, "--budget", 900)
-    assert said.code == 0 and "template  extractive → extractive" in said.out and "budget    6,000 → 900" in said.out
+    assert said.code == 0 and "template  extractive → extractive" in said.out and "budget    4,000 → 900" in said.out
     recorded("views", "replay", 3, "--budget", 900, "--record")
     made = recorded("views", "show", 4, "--json").json["view"]["compile"]
-    assert (made["template_name"], made["fidelity"]) == ("extractive", "summary:high")
+    assert (made["template_name"], made["fidelity"]) == ("extractive", "summary:medium")
     said = recorded("views", "replay", 3, "--fidelity", "compact", "--json").json
     assert said["before"]["budget"] == said["after"]["budget"] and said["after"]["tokens"] < said["before"]["tokens"]
 

@@ -126,8 +126,9 @@ def test_views_with_gaps_are_said_to_have_them(long: Command) -> None:
 
 def test_the_demo_fits_eighty_columns(recorded: Command) -> None:
     said = recorded("demo", terminal=80).plain
-    assert "summary:medium  ━" in said and "budget 3,000\n" in said
-    assert "without my explicit" in said and "compact" in said and "summary:high" in said
+    assert "my explicit yes" in said and "view 1,000  view 2,000  view 4,000" in said
+    said = recorded("demo", "--full", terminal=80).plain
+    assert "budget 2,000  ━" in said
     assert "  # a conversation of yours\n  context-compiler compile YOUR_CHAT.json --budget 4000 --explain\n" in said
     bars = [line for line in said.splitlines() if "━" in line]
     assert len(bars) == 4 and all("tokens" in line for line in bars)
