@@ -172,3 +172,46 @@ async def test_nothing_that_a_killed_engine_started_goes_on_alone(tmp_path: Path
     store = open_runs(RunConfig(runs=tmp_path / "runs.db"))
     assert [info.status for info in await store.runs()] == ["stopped"]
     await store.close()
+
+
+ONE_CONVERSATION = """
+import asyncio, sys
+from pathlib import Path
+from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, UserPromptPart
+from context_compiler.pipeline import Outcome, run_pipeline
+
+GRAPH = '''digraph g { default_fidelity=full; default_thread_id=one
+start [shape=Mdiamond]; done [shape=Msquare]; work [prompt="Do it"]
+start -> work; work -> work [condition="context.left!=0"]; work -> done [condition="context.left=0"] }'''
+folder, visits = Path(sys.argv[1]), int(sys.argv[3])
+where = {"logs_root": folder} if sys.argv[2] == "folder" else {"runs": folder / "runs.db"}
+
+def work(stage):
+    if stage.node.name == "work":
+        said = ModelRequest(parts=[UserPromptPart("Do it. " * 20)]), ModelResponse(parts=[TextPart("Done. " * 60)])
+        stage.session.add("work", said)
+    return Outcome(context_updates={"left": visits - stage.visit}, notes="word " * 60)
+
+def written():
+    return int(Path("/proc/self/io").read_text().partition("wchar: ")[2].split()[0])
+
+before = written()
+state = asyncio.run(run_pipeline(GRAPH, handlers={"codergen": work}, max_visits=visits, max_steps=9 * visits, **where))
+assert state.ok and len(state.threads["one"].messages) == 2 * visits, state.failure_reason
+print(written() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="no /proc/self/io, which counts what a process writes")
+@pytest.mark.parametrize("where", ["folder", "sqlite"])
+def test_a_loop_that_carries_on_one_conversation_is_saved_in_proportion_to_what_it_adds(
+    tmp_path: Path, where: str
+) -> None:
+    written: list[int] = []
+    for visits in (100, 400):
+        folder = tmp_path / str(visits)
+        folder.mkdir()
+        command = [sys.executable, "-c", ONE_CONVERSATION, str(folder), where, str(visits)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        written.append(int(done.stdout))
+    assert written[1] < 5 * written[0], written  # 4 if linear, 16 if each visit wrote the conversation again
