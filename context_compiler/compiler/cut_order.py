@@ -42,11 +42,17 @@ def truncate_large_parts(draft: Draft) -> Iterator[None]:
 
 def truncate_large_prompts(draft: Draft) -> None:
     """A prompt that does not fit whole beside what is reserved keeps head and tail, so that the past has room too."""
-    active, most = draft.outline.active, draft.room - max(draft.room // PROMPT_RESERVE, LEAST_RESERVE)
+    active = draft.outline.active
     for index in range(active.start, active.stop):
         reading = draft.history.readings[index]
-        if reading.asks and draft.here(index) is not None and reading.tokens > most:
+        if reading.asks and draft.here(index) is not None and not _fits_whole(draft, index):
             draft.reshape(index, "a prompt larger than the budget", limit=int(PROMPT * draft.room))
+
+
+def _fits_whole(draft: Draft, index: int) -> bool:
+    """True if a prompt fits beside what is reserved."""
+    most = draft.room - max(draft.room // PROMPT_RESERVE, LEAST_RESERVE)
+    return draft.history.readings[index].tokens <= most
 
 
 def drop_older_turns(draft: Draft) -> Iterator[None]:
@@ -114,11 +120,22 @@ def drop_summary(draft: Draft) -> Iterator[None]:
 
 
 def truncate_harder(draft: Draft) -> Iterator[None]:
-    """Open results, call arguments, what is tied to them, and at last the prompts are cut, harder each time."""
+    """Open results, call arguments, what is tied to them, and at last the prompts are cut, harder each time.
+
+    A prompt that fits whole is not cut before the least is left of everything else.
+    """
+    exchange, tied, prompts = _last_to_go(draft)
+    whole = [index for index in prompts if _fits_whole(draft, index)]
+    yield from _truncated(draft, exchange, tied, [index for index in prompts if index not in whole])
+    yield from _truncated(draft, whole)
+
+
+def _truncated(draft: Draft, *groups: Sequence[int]) -> Iterator[None]:
+    """Cut groups of messages in turn, each time to half of what they had."""
     limit = max(draft.room, 2 * SMALLEST)
     while limit > SMALLEST:
         limit = max(limit // 2, SMALLEST)
-        for indices in _last_to_go(draft):
+        for indices in groups:
             for index in indices:
                 draft.reshape(index, "clamped to fit", limit=limit)
             yield

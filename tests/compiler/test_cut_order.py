@@ -131,7 +131,7 @@ def test_harder_clamps_take_exchanges_then_ties_then_prompts() -> None:
 def test_harder_clamps_start_at_half_of_the_room() -> None:
     on = bench(RUN[:3], room=400)
     limits: list[Any] = [on.shapes[2] and on.shapes[2].limit for _ in cut_order.truncate_harder(on)]
-    assert [limit for at, limit in enumerate(limits) if at % 3 == 0] == [200, 100, 50, 25, 12, 6]
+    assert [limit for at, limit in enumerate(limits) if at % 3 == 0][:6] == [200, 100, 50, 25, 12, 6]
 
 
 def test_what_cannot_be_shortened_goes_thinking_first() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, SystemPromptPart, TextPart, UserPromptPart
 
 from context_compiler import compile_view
 from tests.middleware.chatting import without_blocks
-from tests.support.agents import Talker, compiler
+from tests.support.agents import Talker, compiler, run
 
 RULES = "".join(f"Rule {number}: seat {number} is never given away twice. " for number in range(200))
 ASKED = "Which seat did I book for my aunt, and is it still free today?"
@@ -48,3 +49,17 @@ async def test_a_live_agent_keeps_the_same_cut_from_turn_to_turn() -> None:
     last = [part for sent in talker.sent for part in sent.messages[-1].parts]
     said = [part.content for part in last if isinstance(part, UserPromptPart)]
     assert {ASKED, "Thank you, then please keep it."} <= set(map(str, said))
+
+
+def read(path: str) -> str:
+    return f"{path} has many lines. " * 60
+
+
+@pytest.mark.parametrize(("calls", "budget"), [(4, 300), (6, 350), (10, 400)])
+async def test_a_prompt_that_fits_stays_whole_however_many_results_are_open(calls: int, budget: int) -> None:
+    prompt = "Where is the queue of the staging database, and why did its workers stop before the backup was done? " * 2
+    talker = Talker([[("read", {"path": f"/srv/app/module_{number}.py"}) for number in range(calls)], "done"])
+    agent = Agent(talker.model, tools=[read], capabilities=[compiler(budget=budget)])
+    await run(agent, prompt)
+    assert prompt in [part.content for part in talker.last.messages[0].parts]
+    assert talker.last.tokens <= budget
