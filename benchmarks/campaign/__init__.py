@@ -1,0 +1,1 @@
+"""A campaign against the package: random use, kills, processes, disk faults, hostile texts and a soak; seeded."""

@@ -1,0 +1,84 @@
+"""One case of a campaign: its own random numbers, its folder, what it counts and what it finds wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+MOST = 12
+"""Faults of one case that are reported; one fault tends to repeat at every later request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """An invariant that did not hold."""
+
+    part: str
+    seed: int
+    number: int
+    text: str
+
+    @property
+    def command(self) -> str:
+        """The command that runs this case alone."""
+        return f"python -m benchmarks.campaign --only {self.part} --seed {self.seed} --case {self.number}"
+
+
+@dataclass(slots=True)
+class Case:
+    """A case; the same part, seed and number draw the same."""
+
+    part: str
+    seed: int
+    number: int
+    folder: Path
+    scale: float = 1.0
+    """Size of cases that are as long as they are told to be: 1 is that of an hour."""
+    figures: Counter[str] = field(default_factory=Counter[str])
+    faults: list[Fault] = field(default_factory=list[Fault])
+    random: Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = Random(f"{self.part} {self.seed} {self.number}")
+
+    def count(self, what: str, number: int = 1) -> None:
+        """Add to a figure; figures of faults exist from the first case on, at 0."""
+        self.figures[what] += number
+
+    def check(self, holds: object, what: str, text: Callable[[], str] | str = "") -> None:
+        """Check an invariant: the figure `what` counts where it does not hold."""
+        self.figures[what] += not holds
+        if not holds and len(self.faults) < MOST:
+            more = text() if callable(text) else text
+            said = " ".join(f"{what}: {more}".split())[:700]
+            self.faults.append(Fault(part=self.part, seed=self.seed, number=self.number, text=said))
+
+
+Run = Callable[[Case], None]
+
+
+def run_case(run: Run, part: str, seed: int, number: int, scale: float = 1.0) -> Case:
+    """Run one case in a folder of its own; an exception is a fault too."""
+    with tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True) as folder:
+        case = Case(part, seed, number, Path(folder), scale)
+        case.count("cases")
+        try:
+            run(case)
+        except Exception as error:  # whatever a case raises is its result, and the next one goes on
+            place = traceback.extract_tb(error.__traceback__)
+            where = " < ".join(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in reversed(place[-6:]))
+            case.check(False, "exceptions", f"{type(error).__name__}: {error} at {where}")
+        case.figures["exceptions"] += 0
+    return case
+
+
+def complete(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in an event loop of its own."""
+    asyncio.run(work)

@@ -1,0 +1,487 @@
+"""Live agents in random conversations, each request checked against what a provider would take and what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults, ModelRetry
+from pydantic_ai.exceptions import AgentRunError, ApprovalRequired, ModelHTTPError
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    UserPromptPart,
+)
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from benchmarks.campaign.case import Case, complete
+from benchmarks.campaign.drawn import EVALUATED, Drawn
+from benchmarks.campaign.strict import (
+    COUNTER,
+    Script,
+    Sent,
+    StrictModel,
+    difference,
+    in_order,
+    plain,
+    refusals,
+    rendered,
+)
+from context_compiler import ContextCompiler, MemoryStore, Recall, SQLiteStore, Store, Template, View
+from context_compiler.messages.history import load_messages
+
+INSTRUCTIONS = (None, "Be brief.", "You are a careful engineer. Name files with their lines.")
+BUDGETS = ((300, 900), (900, 3_000), (3_000, 9_000), (9_000, 40_000))
+CHOICES: dict[str, Sequence[Any]] = {
+    "tool_history": ("paired", "drop", "render"),
+    "inject": ("user", "system", "compaction"),
+    "recent_turns": (0, 1, 3, "all"),
+    "every_turn": (True,),
+    "fidelity": ("full", "truncate", "compact", "summary:low", "summary:high"),
+    "trigger": (0.3, 0.7, 1.0),
+    "recall": (0, 0.1, 1.0, 200),
+    "template": ("extractive", "goal_oriented", "chat_compiler"),
+}
+FLOOR = 260
+"""Tokens above what a request costs beside its messages with which a view can always be had."""
+GADGETS = (
+    "{{ ''.__class__.__mro__ }} {{ recent_turns }}",
+    "{% for a in range(100000000) %}x{% endfor %}",
+    "{{ plan.__init__.__globals__ }} {{ latest_input }} {{ latest_input | map('upper') | list }}",
+    "{{ ('a' * 1000000) * 1000 }}",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "{{ latest_input }}{{ constraints }}{{ previous_summary }}",
+    "{% include '/etc/passwd' %}",
+    "{{ unclosed",
+)
+
+
+class Report(BaseModel):
+    """An output with a structure."""
+
+    title: str
+    lines: list[str]
+
+
+@dataclass
+class Writer:
+    """The model that writes summaries, well or not; `bad` counts how often it did not."""
+
+    drawn: Drawn
+    kind: str
+    bad: int = 0
+
+    @property
+    def model(self) -> FunctionModel:
+        """The model."""
+        return FunctionModel(self._write, model_name=f"writer-{self.kind}")
+
+    async def _write(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        kind = self.kind if self.kind != "mixed" else self.drawn.random.choice(("good", "raises", "empty", "long"))
+        self.bad += kind != "good"
+        if kind == "raises":
+            raise ModelHTTPError(503, "writer", body={"error": "overloaded"})
+        if kind == "hangs":
+            await asyncio.sleep(60)
+        text = {"empty": " \n", "long": "word " * 9_000}.get(kind) or f"- Goal: mend it. {self.drawn.text(60)}"
+        return ModelResponse(parts=[TextPart(text)])
+
+
+@dataclass
+class Turn:
+    """One run of an agent: its script, what the model was sent, and the views that our side knows of."""
+
+    sent: list[Sent] = field(default_factory=list[Sent])
+    views: list[View] = field(default_factory=list[View])
+    errors: list[Exception] = field(default_factory=list[Exception])
+    steered: bool = False
+    """The last prompt is another one than the first."""
+
+
+def tools_of(drawn: Drawn, *, deferred: bool) -> list[Callable[..., Any]]:
+    """Tools that answer, refuse, raise `ModelRetry`, or put off."""
+    seen: set[str] = set()
+
+    def look(path: str) -> str:
+        """Look at a path."""
+        if drawn.sometimes(0.1) and path not in seen:
+            seen.add(path)
+            raise ModelRetry(f"no such path: {path}")
+        return drawn.long() if drawn.sometimes(0.04) else drawn.text()
+
+    def ask(path: str) -> str:
+        """Ask a person."""
+        raise ApprovalRequired if drawn.sometimes(0.5) else CallDeferred
+
+    return [look, ask] if deferred else [look]
+
+
+class Conversation:
+    """One application with one conversation, or several that branch off each other."""
+
+    def __init__(self, case: Case, *, hostile: float = 0.02) -> None:
+        self.case, self.random = case, case.random
+        self.drawn = Drawn(case.random, hostile=hostile)
+        self.turn = Turn()
+        self.hostile = hostile > 0.1
+        self.path = case.folder / "context.db" if self.drawn.sometimes(0.3) else None
+        self.store = self._open()
+        self.session = self.drawn.random.choice(("talk", None, "café/..", "a" * 300)) if not self.hostile else None
+        if self.hostile:
+            self.session = self.drawn.random.choice(("x\ud800", "a\x00b", "'; --", "\u202e", "talk"))
+        self.history: list[ModelMessage] = self.drawn.history(self.random.choice((0, 0, 1, 3, 12)))
+        self.earlier: list[list[ModelMessage]] = []
+        self.windowed = False
+        self._writer = Writer(self.drawn, self.random.choice(("good", "good", "raises", "empty", "long", "mixed")))
+        if self.drawn.sometimes(0.01):
+            self._writer.kind = "hangs"
+        self._usage = self.random.choice((1.0, 1.0, 1.0, 0.8, 1.3))
+        self._new_compiler()
+
+    def _open(self) -> Store:
+        return SQLiteStore(self.path) if self.path is not None else MemoryStore()
+
+    def _new_compiler(self) -> None:
+        low, high = self.random.choice(BUDGETS)
+        self.budget = self.random.randint(low, high)
+        chosen = {name: self.random.choice(values) for name, values in CHOICES.items() if self.drawn.sometimes(0.25)}
+        if self.hostile and self.drawn.sometimes(0.5):
+            chosen["template"] = Template.parse(self.random.choice(GADGETS), name="gadget")
+        self.choices = chosen
+        self.model = "none" if self.drawn.sometimes(0.5) else self._writer.model
+        self.ours = ContextCompiler(
+            budget=self.budget,
+            model=self.model,
+            store=self.store,
+            system=None,
+            timeout=0.05 if self._writer.kind == "hangs" else 20,
+            on_view=lambda view: self.turn.views.append(view),
+            on_error=lambda error: self.turn.errors.append(error),
+            **chosen,
+        )
+
+    def describe(self) -> str:
+        """The settings, for a fault."""
+        chosen = {name: getattr(one, "name", one) for name, one in self.choices.items()}
+        return f"[budget {self.budget}, {chosen}, writer {self._writer.kind if self.model != 'none' else 'none'}] "
+
+    async def go_on(self) -> None:
+        """One step of the application: mostly a turn, before it sometimes something that applications do."""
+        if self.drawn.sometimes(0.08) and self.earlier:
+            self.history = self.random.choice(self.earlier)  # a fork
+        if self.drawn.sometimes(0.05):
+            self.history = self._edited(self.history)
+        if self.drawn.sometimes(0.07):
+            self._new_compiler()
+        if self.drawn.sometimes(0.05) and self.path is not None:
+            await self.store.close()
+            self.store = self._open()
+            self._new_compiler()
+        await self.say()
+        self.earlier = [*self.earlier[-4:], self.history]
+
+    def _edited(self, history: list[ModelMessage]) -> list[ModelMessage]:
+        at = [index for index, message in enumerate(history) if _begins_turn(message)]
+        if not at:
+            return history
+        place = self.random.choice(at)
+        if self.drawn.sometimes(0.5):
+            return history[:place]  # edit and retry
+        parts = [
+            one if one.part_kind != "user-prompt" else UserPromptPart(self.drawn.prompt()[1])
+            for one in history[place].parts
+        ]
+        return [*history[:place], replace(history[place], parts=parts), *history[place + 1 :]]  # pyright: ignore
+
+    def _window(self) -> list[ModelMessage]:
+        starts = [index for index, message in enumerate(self.history) if _begins_turn(message)]
+        if not starts or not self.drawn.sometimes(0.1):
+            return self.history
+        self.windowed = True
+        return self.history[self.random.choice(starts[-6:]) :]
+
+    async def say(self) -> None:
+        """One user turn through an agent, with everything checked."""
+        marker, prompt = self.drawn.prompt()
+        kind = self.random.choice(("text", "text", "text", "report", "tool"))
+        deferred = kind == "text" and self.drawn.sometimes(0.15)
+        strict = StrictModel(self._script(deferred=deferred, kind=kind), usage=self._usage)
+        self.turn = Turn(sent=strict.sent)
+        capabilities: list[Any] = [self.ours]
+        if self.session and self.drawn.sometimes(0.2):
+            capabilities.append(Recall(transcript=self.ours.transcript))
+        output: Any = {"text": str, "report": Report, "tool": [str, Report]}[kind]
+        agent: Agent[Any, Any] = Agent(
+            strict.model,
+            tools=tools_of(self.drawn, deferred=deferred),
+            output_type=[output, DeferredToolRequests] if deferred else output,
+            instructions=self.random.choice(INSTRUCTIONS),
+            capabilities=capabilities,
+            retries=3,
+        )
+        if self.drawn.sometimes(0.15):
+            agent.system_prompt(dynamic=self.drawn.sometimes(0.5))(
+                lambda: f"It is {self.random.randint(1, 12)} o'clock."
+            )
+        given = self._window()
+        before, were = plain(given), list(given)
+        way = self.random.choice((_run, _run, _stream, _steps)) if kind == "text" and not deferred else _run
+        self.way = way
+        try:
+            result = await way(agent, prompt, message_history=given, conversation_id=self.session)
+            result = await self._resumed(agent, result)
+        except (AgentRunError, ExceptionGroup) as error:
+            self.case.count("runs that failed as their model did")
+            self.case.check(
+                any(one.refused for one in strict.sent) or "retries" in str(error) or "deferred" in str(error),
+                "unexpected failures of runs",
+                f"{self.describe()}{error!r}",
+            )
+            result = None
+        self.case.count("runs")
+        self._check_untouched(given, were, before, result)
+        if result is not None:
+            self.history = result.all_messages()
+            self._check_said(marker, prompt)
+        await self._check_requests(strict, prompt)
+        if result is not None:
+            await self._check_transcript()
+
+    def _script(self, *, deferred: bool, kind: str) -> Script:
+        steps = self.random.choice((0, 0, 1, 1, 2, 5)) if not self.drawn.sometimes(0.02) else 25
+        fails, refuses = self.drawn.sometimes(0.03), self.drawn.sometimes(0.04)
+        made = 0
+
+        def next(messages: list[ModelMessage], info: AgentInfo) -> Any:
+            nonlocal made
+            made += 1
+            if refuses and made == 1:
+                return ModelHTTPError(400, "strict", body={"code": "context_length_exceeded"})
+            if fails and made > steps:
+                return ModelHTTPError(500, "strict", body={"error": "down"})
+            if made <= steps:
+                names = ["look", *(["ask"] if deferred else [])]
+                calls = [
+                    ToolCallPart(self.random.choice(names), self.drawn.arguments(), self.drawn.call_id())
+                    for _ in range(self.random.choice((1, 1, 1, 2, 3)))
+                ]
+                return ModelResponse(parts=[*([TextPart("Let me see.")] if self.drawn.sometimes(0.2) else []), *calls])
+            if kind != "text" and info.output_tools and (kind == "report" or self.drawn.sometimes(0.5)):
+                wrong = self.drawn.sometimes(0.1)
+                args = {"title": 3} if wrong else {"title": self.drawn.fact(), "lines": [self.drawn.text(40)]}
+                return ModelResponse(parts=[ToolCallPart(info.output_tools[0].name, args, self.drawn.call_id())])
+            return self.drawn.answer()
+
+        return next
+
+    async def _resumed(self, agent: Agent[Any, Any], result: Any) -> Any:
+        """The result, after people have approved and answered what was put off."""
+        for _ in range(9):
+            if not isinstance(result.output, DeferredToolRequests):
+                return result
+            self.case.count("deferred calls resumed")
+            given = DeferredToolResults(
+                approvals={call.tool_call_id: False for call in result.output.approvals},
+                calls={call.tool_call_id: self.drawn.text() for call in result.output.calls},
+            )
+            given_history = result.all_messages()
+            more = self.drawn.sometimes(0.3)
+            self.turn.steered |= more
+            result = await agent.run(
+                "And go on." if more else None,
+                message_history=given_history,
+                deferred_tool_results=given,
+                conversation_id=self.session,
+            )
+        return result
+
+    def _check_untouched(
+        self, given: Sequence[ModelMessage], were: Sequence[ModelMessage], before: Any, result: Any
+    ) -> None:
+        same = (
+            len(given) == len(were) and all(a is b for a, b in zip(given, were, strict=True)) and plain(given) == before
+        )
+        self.case.check(
+            same, "changed transcripts", lambda: f"{self.describe()}what was given: {difference(before, plain(given))}"
+        )
+        if result is not None:
+            want = _settled(in_order(given))
+            kept = _settled(in_order(result.all_messages()))[: len(want)]
+            self.case.check(
+                kept == want, "changed transcripts", lambda: f"{self.describe()}all_messages: {difference(want, kept)}"
+            )
+
+    def _check_said(self, marker: str, prompt: Any) -> None:
+        said = [part for message in self.history for part in message.parts if part.part_kind == "user-prompt"]
+        self.case.check(
+            any(part.content == prompt for part in said), "changed transcripts", f"{marker} is not in all_messages"
+        )
+
+    async def _check_requests(self, strict: StrictModel, prompt: Any) -> None:
+        turn, case = self.turn, self.case
+        case.count("requests", len(turn.sent))
+        case.check(
+            len(turn.sent) == len(turn.views),
+            "requests without a view",
+            f"{self.describe()}{len(turn.sent)} sent, {len(turn.views)} views",
+        )
+        most = float(self.budget)
+        for number, (sent, view) in enumerate(zip(turn.sent, turn.views, strict=False)):
+            at = f"{self.describe()}request {number + 1} of {len(turn.sent)}, {view.status}: "
+            self._check_view(at, sent, view, prompt, most)
+            if sent.refused and number + 1 < len(turn.sent):
+                most = min(most, 0.7 * sent.tokens * (view.record.ratio if view.record else 1.0))
+            await self._check_row(at, strict, sent, view)
+        self._check_errors()
+
+    def _check_view(self, at: str, sent: Sent, view: View, prompt: Any, most: float) -> None:
+        case, floor = self.case, view.status == "floor_over_budget"
+        case.count(f"views: {view.status.partition(' ')[0]}")
+        ratio = view.record.ratio if view.record else 1.0
+        over = sent.tokens * ratio > most + 1 and not floor
+        case.check(
+            not over,
+            "requests over budget",
+            lambda: f"{at}{sent.tokens} tokens of {most:.0f} at ratio {ratio:.3f}; {view.ledger}",
+        )
+        room = most / ratio - sent.overhead
+        told = f"{sent.overhead} of {sent.tokens} tokens are instructions and schemas; {view.ledger}"
+        open_parts = len(sent.messages[-1].parts)
+        needed = room < FLOOR + 80 * open_parts or view.error
+        case.check(not floor or needed, "floors that need not be", f"{at}{told}")
+        broken = list(refusals(sent.messages, adjoining=self.choices.get("tool_history") == "drop"))
+        case.check(not broken, "broken pairs or shapes", lambda: f"{at}{broken[:3]}")
+        text = prompt if isinstance(prompt, str) else prompt[0]
+        tokens = COUNTER.text(text)
+        there = any(text == one if tokens <= room / 4 else one.startswith(text.split(" ")[0]) for one in sent.prompts)
+        case.check(
+            there or floor or self.turn.steered,
+            "prompts that are gone",
+            lambda: f"{at}{text[:60]!r} ({tokens} tokens) not in {[one[-60:] for one in sent.prompts]}; {told}",
+        )
+        case.check(view.status != "fallback" or view.error, "fallbacks without a reason", at)
+        known = self.hostile or (self._writer.bad and "CompileError" in (view.error or ""))
+        case.check(not view.status.startswith("fallback") or known, "unexpected fallbacks", lambda: f"{at}{view.error}")
+        case.check(EVALUATED not in str(sent.messages), "templates run on what was said", at)
+
+    async def _check_row(self, at: str, strict: StrictModel, sent: Sent, view: View) -> None:
+        case, record = self.case, view.record
+        case.check(
+            record is not None and record.id is not None, "requests unrecorded", lambda: f"{at}{self.turn.errors[:1]}"
+        )
+        if record is None or record.id is None or record.view_tip is None:
+            return
+        kept = load_messages(await self.store.chain(record.view_tip))
+        a, b = plain(kept), plain(view.messages)
+        case.check(a == b, "rows that differ from what was sent", lambda: f"{at}from the view: {difference(a, b)}")
+        if a == b:
+            one, other = rendered(strict.model, kept, sent.parameters), in_order(sent.messages)
+            case.check(
+                one == other,
+                "rows that differ from what was sent",
+                lambda: f"{at}from what the model got: {difference(one, other)}",
+            )
+        told = next((one.instructions for one in reversed(kept) if isinstance(one, ModelRequest)), None) or ""
+        case.check(
+            told == sent.instructions,
+            "rows with other instructions",
+            lambda: f"{at}{told!r}, sent were {sent.instructions!r}",
+        )
+
+    def _check_errors(self) -> None:
+        for error in self.turn.errors:
+            name = type(error).__name__
+            fine = (name == "CompileError" and self._writer.bad) or name == "BudgetError"
+            fine = fine or (self.hostile and name == "TemplateError")
+            self.case.check(
+                fine, "unexpected errors", lambda error=error: f"{self.describe()}{error!r} from {error.__cause__!r}"
+            )
+
+    async def _check_transcript(self) -> None:
+        """What the record gives back as the raw history is the raw history."""
+        if self.session is None:
+            return
+        kept = _settled(in_order(await self.ours.transcript(self.session)))
+        want = _settled(in_order(self.history))
+        if self.way is _stream:  # whose last calls are answered after the run, before the next
+            kept, want = _without_last_results(kept), _without_last_results(want)
+        if self.windowed:
+            kept = kept[-len(want) :]
+        self.case.check(kept == want, "transcripts that differ", lambda: f"{self.describe()}{difference(kept, want)}")
+
+    async def finish(self) -> None:
+        """Prove the record."""
+        defects = await self.store.verify()
+        self.case.check(not defects, "defects that verify finds", lambda: str(defects[:2]))
+        await self.store.close()
+
+
+def _settled(parts: Sequence[Any]) -> list[Any]:
+    """Parts without the text of a dynamic system prompt, which the host renders anew."""
+    return [(role, {**part, "content": ""} if part.get("dynamic_ref") else part) for role, part in parts]
+
+
+def _without_last_results(parts: list[Any]) -> list[Any]:
+    while parts and parts[-1][1]["part_kind"] == "tool-return":
+        parts = parts[:-1]
+    return parts
+
+
+def _begins_turn(message: ModelMessage) -> bool:
+    return (
+        message.kind == "request"
+        and any(part.part_kind == "user-prompt" for part in message.parts)
+        and not any(getattr(part, "tool_call_id", None) and part.part_kind != "user-prompt" for part in message.parts)
+    )
+
+
+async def _run(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Any:
+    return await agent.run(prompt, **given)
+
+
+async def _stream(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Any:
+    async with agent.run_stream(prompt, **given) as stream:
+        await stream.get_output()
+        return Streamed(stream)
+
+
+class Streamed:
+    """The end of a streamed run, as a result."""
+
+    output: Any = None
+
+    def __init__(self, stream: Any) -> None:
+        self._messages = stream.all_messages()
+
+    def all_messages(self) -> list[ModelMessage]:
+        """The history."""
+        return self._messages
+
+
+async def _steps(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Any:
+    async with agent.iter(prompt, **given) as steps:
+        async for _ in steps:
+            pass
+    return steps.result
+
+
+Way = Callable[..., Awaitable[Any]]
+
+
+def converse(case: Case, *, hostile: float = 0.02) -> None:
+    """A conversation of some turns."""
+
+    async def go() -> None:
+        talk = Conversation(case, hostile=hostile)
+        for _ in range(case.random.choice((1, 2, 4, 8, 16))):
+            await talk.go_on()
+        await talk.finish()
+
+    case.count("conversations")
+    complete(go())

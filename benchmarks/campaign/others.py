@@ -1,0 +1,229 @@
+"""The same checks where there is no live agent of ours: one-shot views, the history processor, a manager, layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic_ai import Agent
+from pydantic_ai.capabilities import ProcessHistory
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
+from pydantic_ai.models.function import AgentInfo
+
+from benchmarks.campaign.case import Case, complete
+from benchmarks.campaign.conversations import BUDGETS, tools_of
+from benchmarks.campaign.drawn import Drawn
+from benchmarks.campaign.strict import COUNTER, READER, StrictModel, difference, in_order, plain, refusals
+from context_compiler import (
+    ContextConfig,
+    ContextManager,
+    MemoryStore,
+    SQLiteStore,
+    build_compiling_history_processor,
+    compile_view,
+)
+from context_compiler.layers import Layers
+from context_compiler.manager import SQLiteMemory
+
+
+def one_shot(case: Case) -> None:
+    """`compile_view` of random histories."""
+    complete(_one_shot(case))
+
+
+async def _one_shot(case: Case) -> None:
+    drawn = Drawn(case.random)
+    history = drawn.history(case.random.choice((0, 1, 4, 20)))
+    _, prompt = drawn.prompt()
+    history = [*history, ModelRequest(parts=[UserPromptPart(prompt)])]
+    before = plain(history)
+    for _ in range(3):
+        budget = case.random.randint(*case.random.choice(BUDGETS))
+        store = MemoryStore()
+        template = case.random.choice(("extractive", "chat_compiler"))
+        view = await compile_view(history, template, budget, store=store, system=None, session="s")
+        case.count("one-shot views")
+        at = f"[{template}, budget {budget}, {len(history)} messages] {view.status}: "
+        counted = READER.read(view.messages).tokens
+        case.check(
+            max(view.tokens, counted) <= budget or view.status == "floor_over_budget",
+            "requests over budget",
+            f"{at}{counted} tokens, {view.tokens} by its own count",
+        )
+        broken = list(refusals(_merged(view.messages)))
+        case.check(not broken, "broken pairs or shapes", f"{at}{broken[:3]}")
+        kept = view.record and view.record.view_tip
+        row = await store.chain(kept) if kept else None
+        case.check(row is not None, "requests unrecorded", at)
+        case.check(not await store.verify(), "defects that verify finds", at)
+        case.check(plain(history) == before, "changed transcripts", at)
+
+
+def _merged(messages: list[ModelMessage]) -> list[ModelMessage]:
+    found: list[ModelMessage] = []
+    for message in messages:
+        if found and isinstance(message, ModelRequest) and isinstance(found[-1], ModelRequest):
+            found[-1] = ModelRequest(parts=[*found[-1].parts, *message.parts])
+        else:
+            found.append(message)
+    return found
+
+
+def processed(case: Case) -> None:
+    """A history processor, whose host stores views."""
+    complete(_processed(case))
+
+
+async def _processed(case: Case) -> None:
+    drawn, random = Drawn(case.random), case.random
+    path = case.folder / "context.db"
+    store = SQLiteStore(path) if drawn.sometimes(0.4) else MemoryStore()
+    budget = random.randint(*random.choice(BUDGETS[1:]))
+    errors, said = list[Exception](), list[str]()
+    processor = build_compiling_history_processor(
+        budget=budget, model="none", store=store, system=None, on_error=errors.append
+    )
+    left = 0
+
+    def script(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            calls = [ToolCallPart("look", drawn.arguments(), drawn.call_id()) for _ in range(random.choice((1, 1, 2)))]
+            said.extend(call.tool_call_id for call in calls)
+            return ModelResponse(parts=calls)
+        answer = f"A{len(said)} {drawn.text()}"
+        said.append(answer)
+        return ModelResponse(parts=[TextPart(answer)])
+
+    strict = StrictModel(script)
+    agent = Agent(
+        strict.model, tools=tools_of(drawn, deferred=False), capabilities=[ProcessHistory(processor)], retries=9
+    )
+    history: list[ModelMessage] = []
+    for _ in range(random.choice((2, 5, 10))):
+        left, (marker, prompt) = random.choice((0, 0, 1, 2)), drawn.prompt()
+        said.append(marker)
+        asked = len(strict.sent)
+        result = await agent.run(prompt, message_history=history, conversation_id="talk")
+        history = result.all_messages()
+        case.count("requests of a processor", len(strict.sent) - asked)
+        at = f"[processor, budget {budget}] "
+        for sent in strict.sent[asked:]:
+            over = sent.tokens > budget and not errors
+            case.check(
+                not over, "requests over budget", f"{at}{sent.tokens} tokens, {sent.overhead} beside the messages"
+            )
+            broken = list(refusals(sent.messages))
+            case.check(not broken, "broken pairs or shapes", f"{at}{broken[:3]}")
+        kept = await processor.transcript("talk")
+        spoken = [one for part in in_order(kept) for one in _spoken(part[1])]
+        want = [one if one[0] == "c" else one.split(" ")[0] for one in said]
+        case.check(spoken == want, "transcripts that differ", lambda: f"{at}{difference(spoken, want)}")  # noqa: B023
+    for error in errors:
+        case.check(
+            type(error).__name__ == "BudgetError", "unexpected errors", f"[processor, budget {budget}] {error!r}"
+        )
+    case.check(not await store.verify(), "defects that verify finds")
+    await store.close()
+
+
+def _spoken(part: dict[str, Any]) -> list[str]:
+    """Markers of prompts and answers, and ids of calls."""
+    if part["part_kind"] == "tool-call":
+        return [part["tool_call_id"]]
+    if part["part_kind"] not in ("user-prompt", "text"):
+        return []
+    text: Any = part["content"]
+    text = text if isinstance(text, str) else text[0] if isinstance(text[0], str) else ""
+    first = text.split(" ")[0]
+    return [first] if first[:1] in "QA" and first[1:2].isdigit() else []
+
+
+def managed(case: Case) -> None:
+    """A `ContextManager` with its file: turns, restarts, summaries, checkpoints, rollbacks."""
+    complete(_managed(case))
+
+
+async def _managed(case: Case) -> None:
+    drawn, random, path = Drawn(case.random), case.random, case.folder / "manager.db"
+    most = random.choice((600, 2_000, 8_000))
+    errors = list[Exception]()
+
+    async def write(prompt: str) -> str:
+        if drawn.sometimes(0.1):
+            raise RuntimeError("the writer is down")
+        return f"They spoke of {drawn.fact()}."
+
+    def opened() -> tuple[SQLiteMemory, ContextManager]:
+        memory = SQLiteMemory("s", path)
+        config = ContextConfig(max_tokens=most, checkpoint_interval=random.choice((2, 10)))
+        return memory, ContextManager.with_versioning(memory, memory, write, config, on_error=errors.append)
+
+    memory, manager = opened()
+    turns = 0
+    for number in range(random.choice((3, 10, 30))):
+        if drawn.sometimes(0.1):
+            await memory.close()
+            memory, manager = opened()
+        text = f"T{number} {drawn.text()}"
+        await manager.process_turn(text)
+        turns += 1
+        case.count("turns of a manager")
+        if drawn.sometimes(0.9):
+            manager.add_response(f"R{number} {drawn.text()}")
+        at = f"[manager, {most} tokens, turn {number}] "
+        counted = READER.read(manager.get_context_messages()).tokens
+        case.check(counted <= most + COUNTER.text(text) + 400, "requests over budget", f"{at}{counted} tokens")
+        case.check(manager.turn_count == turns, "turns lost", f"{at}{manager.turn_count} of {turns}")
+        if drawn.sometimes(0.05) and manager.next_checkpoint:
+            turns -= (await manager.rollback()).turns_lost
+            case.check(manager.turn_count == turns, "turns lost", f"{at}rolled back: {manager.turn_count} of {turns}")
+    await memory.close()
+    for error in errors:
+        fine = "writer is down" in str(error) or "writer is down" in str(error.__cause__)
+        case.check(fine, "unexpected errors", f"[manager] {error!r}")
+
+
+def layered(case: Case) -> None:
+    """`Layers` with its file: turns of four nodes, restarts, blocked and failed turns."""
+    complete(_layered(case))
+
+
+async def _layered(case: Case) -> None:
+    drawn, random, path = Drawn(case.random), case.random, case.folder / "layers.db"
+    errors = list[Exception]()
+    layers = Layers(path, on_error=errors.append)
+    told = list[str]()
+    for number in range(random.choice((2, 8, 20))):
+        if drawn.sometimes(0.15):
+            await layers.close()
+            layers = Layers(path, on_error=errors.append)
+        text = f"T{number} {drawn.text(80)}"
+        async with layers.turn("s", text) as turn:
+            for _ in range(random.choice((0, 1, 3, 40))):
+                key = random.randint(1, 10_000)
+                turn.registry.register_read("parts", key, drawn.text(8), data={"id": key, "note": drawn.text(60)})
+            for role in ("understand", "think", "act", "reply"):
+                prompt = turn.prompt(role, "Go on.")
+                case.count("prompts of nodes")
+                case.check(
+                    COUNTER.text(prompt) < 60_000,
+                    "requests over budget",
+                    f"[layers, {role}] {COUNTER.text(prompt)} tokens",
+                )
+            turn.decided("plan_direct", drawn.text(20))
+            turn.did("read", drawn.text(20), subdomain="parts", result=[{"id": 1}])
+            if drawn.sometimes(0.1):
+                turn.blocked(drawn.text(20))
+            else:
+                turn.answered(drawn.text())
+        told.append(text)
+        kept = [one["user"] for one in (await layers.conversation("s"))["recent_turns"]]
+        case.check(
+            [one.split(" ")[0] for one in kept] == [one.split(" ")[0] for one in told[-len(kept) :]] and kept,
+            "turns lost",
+            f"[layers, turn {number}] {kept}",
+        )
+    await layers.close()
+    for error in errors:
+        case.check(False, "unexpected errors", f"[layers] {error!r}")

@@ -1,0 +1,139 @@
+"""Threads and processes that share one record: every request of every one of them is on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import FunctionModel
+
+from benchmarks.campaign.case import Case
+from context_compiler import ContextCompiler, SQLiteStore, View
+
+WORKERS, REQUESTS = 8, 1_000
+TURNS = 40
+"""Turns of one conversation, so that histories stay as long as they are in use."""
+
+
+def _model() -> FunctionModel:
+    return FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart("It is done, as was asked. " * 12)]))
+
+
+class Worker:
+    """Asks one request after the other, each recorded or not."""
+
+    def __init__(self, ours: ContextCompiler, name: str) -> None:
+        self.agent: Agent[Any, Any] = Agent(_model(), capabilities=[ours])
+        self.name = name
+
+    def work(self, requests: int) -> None:
+        """That many requests, in conversations of `TURNS` turns."""
+        history: list[ModelMessage] = []
+        for number in range(requests):
+            talk = f"{self.name}-{number // TURNS}"
+            history = history if number % TURNS else []
+            result = self.agent.run_sync(f"{talk} question {number}", message_history=history, conversation_id=talk)
+            history = result.all_messages()
+
+
+def _compiler(path: Path, views: list[View], errors: list[Exception]) -> ContextCompiler:
+    return ContextCompiler(
+        budget=1_500, model="none", store=path, system=None, on_view=views.append, on_error=errors.append
+    )
+
+
+def _unrecorded(views: list[View]) -> int:
+    return sum(view.record is None or view.record.id is None for view in views)
+
+
+def threads(case: Case) -> None:
+    """Threads of one process, each with `run_sync`, on one compiler."""
+    requests = _requests(case)
+    views, errors = list[View](), list[Exception]()
+    ours = _compiler(case.folder / "context.db", views, errors)
+    workers = [threading.Thread(target=Worker(ours, f"t{number}").work, args=(requests,)) for number in range(WORKERS)]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join()
+    case.check(
+        len(views) == WORKERS * requests, "requests without a view", f"{len(views)} views of {WORKERS} × {requests}"
+    )
+    case.count("requests unrecorded", _unrecorded(views) - 1 if _unrecorded(views) else 0)
+    case.check(
+        not _unrecorded(views), "requests unrecorded", lambda: f"{_unrecorded(views)} of {len(views)}; {errors[:1]!r}"
+    )
+    _check_file(case, "threads", requests)
+
+
+def _requests(case: Case) -> int:
+    return max(8, int(REQUESTS * min(1.0, case.scale)))
+
+
+def _check_file(case: Case, what: str, requests: int) -> None:
+    case.count(f"requests of {WORKERS} {what}", WORKERS * requests)
+    store = SQLiteStore(case.folder / "context.db")
+    rows, defects = asyncio.run(_read(store))
+    case.check(rows == WORKERS * requests, "acknowledged and lost", f"{what}: {rows} rows of {WORKERS} × {requests}")
+    case.check(not defects, "defects that verify finds", lambda: str(defects[:2]))
+
+
+async def _read(store: SQLiteStore) -> tuple[int, tuple[str, ...]]:
+    try:
+        return len(await store.views()), await store.verify()
+    finally:
+        await store.close()
+
+
+def processes(case: Case) -> None:
+    """Processes that begin together, on one file that does not exist yet."""
+    requests = _requests(case)
+    held, go = os.pipe()
+    children = [_forked(lambda name=name: _process(case.folder, name, requests, held, go)) for name in range(WORKERS)]
+    os.close(held)
+    os.close(go)  # which lets all of them begin
+    for child in children:
+        os.waitpid(child, 0)
+    said = [(case.folder / f"p{name}").read_text() for name in range(WORKERS)]
+    lost = sum(int(text.partition(" ")[0]) for text in said)
+    case.figures["requests unrecorded"] += max(0, lost - 1)
+    case.check(not lost, "requests unrecorded", lambda: f"{lost} of {WORKERS} × {requests}: {said}")
+    _check_file(case, "processes", requests)
+
+
+def _forked(work: Callable[[], None]) -> int:
+    child = os.fork()
+    if child:
+        return child
+    try:
+        work()
+    finally:
+        os._exit(0)
+
+
+def _process(folder: Path, name: int, requests: int, held: int, go: int) -> None:
+    logging.disable(logging.CRITICAL)
+    os.close(go)
+    os.read(held, 1)
+    views, errors = list[View](), list[Exception]()
+    try:
+        Worker(_compiler(folder / "context.db", views, errors), f"p{name}").work(requests)
+    except BaseException as error:
+        errors.append(RuntimeError(f"{type(error).__name__}: {error}"))
+    missing = requests - len(views) + _unrecorded(views)
+    (folder / f"p{name}").write_text(f"{missing} unrecorded, {len(views)} views, {errors[:1]!r}")
+
+
+KINDS = (threads, processes)
+
+
+def share(case: Case) -> None:
+    """One round of threads or of processes."""
+    KINDS[case.number % len(KINDS)](case)

@@ -1,0 +1,67 @@
+"""One process that goes on: memory and file descriptors stay flat."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from pathlib import Path
+
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import FunctionModel
+
+from benchmarks.campaign.case import Case
+from benchmarks.campaign.drawn import Drawn
+from context_compiler import ContextCompiler, Recall
+
+REQUESTS = 4_000
+TALKS, TURNS = 24, 20
+"""Conversations that go on at the same time, and turns after which each is followed by a new one."""
+GROWTH_KB = 24_000
+"""Growth that is let pass, in the last half of the requests: allocators return little, and caches have bounds."""
+
+
+def _resident_kb() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1_024
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def soak(case: Case) -> None:
+    """Some thousand requests of many conversations on one compiler, in one process."""
+    if not Path("/proc/self/statm").exists():
+        case.count("not measured: no /proc")
+        return
+    asyncio.run(_soak(case))
+
+
+async def _soak(case: Case) -> None:
+    drawn = Drawn(case.random)
+    errors: list[Exception] = []
+    writer = FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart(f"- Goal: {drawn.text(40)}")]))
+    ours = ContextCompiler(
+        budget=2_000, model=writer, store=case.folder / "context.db", system=None, on_error=errors.append
+    )
+    model = FunctionModel(lambda messages, info: ModelResponse(parts=[TextPart(drawn.text(200))]))
+    agent = Agent(model, capabilities=[ours, Recall(transcript=ours.transcript)])
+    histories: dict[int, list[ModelMessage]] = {}
+    requests = max(60, int(REQUESTS * min(1.0, case.scale)))
+    marks: list[tuple[int, int]] = []
+    for number in range(requests):
+        place = number % TALKS
+        talk = f"{place}-{number // (TALKS * TURNS)}"
+        history = histories.get(place, []) if (number // TALKS) % TURNS else []
+        _, prompt = drawn.prompt()
+        histories[place] = (await agent.run(prompt, message_history=history, conversation_id=talk)).all_messages()
+        if number in (requests // 2, requests - 1):
+            marks.append((_resident_kb(), _open_files()))
+    (half, files), (end, more_files) = marks
+    case.count("requests of a soak", requests)
+    case.count("kB that memory grew in the last half of the soak", max(0, end - half))
+    case.check(end - half <= GROWTH_KB, "memory that grows", f"from {half:,} to {end:,} kB in {requests // 2} requests")
+    case.check(more_files <= files, "open files that grow", f"from {files} to {more_files}")
+    case.check(not errors, "unexpected errors", lambda: repr(errors[:1]))

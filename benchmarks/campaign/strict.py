@@ -1,0 +1,233 @@
+"""A model that keeps what it is sent and knows what providers refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
+from typing import Any
+
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelRequest,
+    ModelResponse,
+    TextContent,
+    TextPart,
+    ToolCallPart,
+)
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
+from pydantic_ai.usage import RequestUsage
+
+from context_compiler import TokenCounter
+from context_compiler.messages.history import Reader
+from context_compiler.messages.items import MESSAGE_OVERHEAD
+from context_compiler.middleware.overflow import RetryModelRequest
+from context_compiler.middleware.request import TOOL_OVERHEAD
+
+COUNTER = TokenCounter()
+READER = Reader(COUNTER)
+HOST_NOTES = ("instruction-baseline", "instruction-delta", "tool-availability-delta", "model-settings-delta")
+"""Parts that the host adds after our hook, below 2.64."""
+NOTED_LATER = RetryModelRequest is None
+UNSENT = ("timestamp", "run_id", "conversation_id", "usage", "model_name", "provider_response_id", "metadata", "state")
+"""Fields of stored messages that no provider is sent."""
+
+HALVES = re.compile("[\ud800-\udfff]")
+"""Half surrogates, which no provider can be sent; the record has U+FFFD in their place."""
+
+Step = ModelResponse | Exception
+Script = Callable[[list[ModelMessage], AgentInfo], Step]
+
+
+@dataclass(kw_only=True)
+class Sent:
+    """One request as the model received it."""
+
+    messages: list[ModelMessage]
+    parameters: Any
+    instructions: str
+    tokens: int
+    """Of messages, instructions, tools and schemas, by the package's own counter."""
+    overhead: int
+    """Of instructions, tools and schemas."""
+    refused: bool = False
+
+    @property
+    def prompts(self) -> list[str]:
+        """Every text of a user's own part."""
+        return [text for message in self.messages for part in message.parts for text in _user_texts(part)]
+
+
+@dataclass
+class StrictModel:
+    """Follows a script; plain or streamed."""
+
+    script: Script
+    usage: float = 1.0
+    """Tokens that it reports, as a multiple of the exact ones."""
+    name: str = "strict"
+    sent: list[Sent] = field(default_factory=list[Sent])
+
+    def __post_init__(self) -> None:
+        self.model = FunctionModel(self._whole, stream_function=self._streamed, model_name=self.name)
+
+    async def _whole(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return self._next(messages, info)
+
+    async def _streamed(self, messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
+        for index, part in enumerate(self._next(messages, info).parts):
+            if isinstance(part, ToolCallPart):
+                yield {
+                    index: DeltaToolCall(
+                        name=part.tool_name, json_args=part.args_as_json_str(), tool_call_id=part.tool_call_id
+                    )
+                }
+            elif isinstance(part, TextPart):
+                yield part.content
+
+    def _next(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        overhead = _overhead(info)
+        said = Sent(
+            messages=list(messages),
+            parameters=info.model_request_parameters,
+            instructions=info.instructions or "",
+            tokens=READER.read(_without_notes(messages)).tokens + overhead,
+            overhead=overhead,
+        )
+        self.sent.append(said)
+        step = self.script(messages, info)
+        if isinstance(step, Exception):
+            said.refused = True
+            raise step
+        step.usage = RequestUsage(input_tokens=max(1, round(said.tokens * self.usage)), output_tokens=1)
+        return step
+
+
+def _overhead(info: AgentInfo) -> int:
+    parameters = info.model_request_parameters
+    texts = [part.content for part in parameters.instruction_parts or []]
+    tools = [
+        {"name": tool.name, "description": tool.description, "parameters": tool.parameters_json_schema}
+        for tool in (*parameters.function_tools, *parameters.output_tools)
+    ]
+    written = [json.dumps({"type": "function", "function": one}, default=str) for one in tools]
+    native = parameters.output_object if parameters.output_mode == "native" else None
+    schema = COUNTER.text(json.dumps(native.json_schema, default=str)) if native else 0
+    told = sum(COUNTER.text(text) + MESSAGE_OVERHEAD for text in texts)
+    return told + sum(COUNTER.text(tool) + TOOL_OVERHEAD for tool in written) + schema
+
+
+def _without_notes(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
+    if not NOTED_LATER or not any(part.part_kind in HOST_NOTES for part in messages[-1].parts):
+        return list(messages)
+    last: Any = messages[-1]
+    kept = [part for part in last.parts if part.part_kind not in HOST_NOTES]
+    return [*messages[:-1], type(last)(parts=kept)]
+
+
+def _user_texts(part: Any) -> Iterator[str]:
+    if part.part_kind != "user-prompt":
+        return
+    pieces: Any = [part.content] if isinstance(part.content, str) else part.content
+    for piece in pieces:
+        if isinstance(piece, str):
+            yield piece
+        elif isinstance(piece, TextContent):
+            yield piece.content
+
+
+def refusals(messages: Sequence[ModelMessage], *, adjoining: bool = False) -> Iterator[str]:
+    """Everything that a provider would refuse; answers in a row, which providers take, only unless `adjoining`."""
+    if not messages or messages[0].kind != "request" or messages[-1].kind != "request":
+        yield f"begins or ends wrongly: {[message.kind for message in messages]}"
+    for before, after in pairwise(messages):
+        if before.kind == after.kind and not (adjoining and after.kind == "response"):
+            parts = [[part.part_kind for part in one.parts] for one in (before, after)]
+            yield f"two messages of the kind {before.kind} in a row: {parts}"
+    for at, message in enumerate(messages):
+        if not message.parts:
+            yield f"message {at} of {len(messages)} is empty"
+        yield from _blank(at, message)
+    waiting: list[str] = []
+    for at, message in enumerate(messages):
+        if message.kind == "response":
+            waiting = [part.tool_call_id for part in message.parts if part.part_kind == "tool-call"]
+            if len(set(waiting)) < len(waiting):
+                yield f"message {at} makes a call twice: {waiting}"
+            continue
+        answered = [one for part in message.parts if (one := _answered(part)) is not None]
+        if sorted(answered) != sorted(waiting):
+            yield f"message {at} of {len(messages)} answers {answered}, but the calls before it are {waiting}"
+        waiting = []
+
+
+def _answered(part: Any) -> str | None:
+    if part.part_kind == "tool-return":
+        return part.tool_call_id
+    return part.tool_call_id if part.part_kind == "retry-prompt" and part.tool_name else None
+
+
+def _blank(at: int, message: ModelMessage) -> Iterator[str]:
+    for part in message.parts:
+        text: Any = getattr(part, "content", None)
+        if part.part_kind in ("text", "system-prompt", "user-prompt") and isinstance(text, str) and not text.strip():
+            yield f"message {at} has a blank {part.part_kind}"
+
+
+def plain(messages: Sequence[ModelMessage]) -> list[Any]:
+    """A history as plain data, without what no provider is sent."""
+    data = ModelMessagesTypeAdapter.dump_python(list(messages), mode="json")
+    return [_without(one) for one in data]
+
+
+def _without(value: Any) -> Any:
+    if isinstance(value, str):
+        return HALVES.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {key: _without(one) for key, one in value.items() if key not in UNSENT}
+    return [_without(one) for one in value] if isinstance(value, list) else value
+
+
+def rendered(model: FunctionModel, messages: Sequence[ModelMessage], parameters: Any) -> list[Any]:
+    """A history as the host hands it to a model: parts in their order, each with its role."""
+    return in_order(model.prepare_messages(_merged(_without_notes(messages)), parameters))
+
+
+def _merged(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
+    """Requests in a row as one, as the host sends them."""
+    found: list[ModelMessage] = []
+    for message in messages:
+        if found and isinstance(message, ModelRequest) and isinstance(found[-1], ModelRequest):
+            found[-1] = replace(message, parts=[*found[-1].parts, *message.parts])
+        else:
+            found.append(message)
+    return found
+
+
+def in_order(messages: Sequence[ModelMessage]) -> list[Any]:
+    """Parts of a history with their roles; requests in a row are one, with the results of calls first."""
+    found: list[Any] = []
+    for kind, group in groupby(plain(_without_notes(messages)), key=lambda one: one["kind"]):
+        parts = [part for message in group for part in message["parts"]]
+        results = sorted((one for one in parts if one.get("tool_call_id")), key=lambda one: one["tool_call_id"])
+        others = [one for one in parts if not one.get("tool_call_id")]
+        found += [(kind, one) for one in ([*results, *others] if kind == "request" else parts)]
+    return found
+
+
+def difference(one: Sequence[Any], other: Sequence[Any]) -> str:
+    """Where two lists differ, in short."""
+    for at, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return f"at {at} of {len(one)} and {len(other)}: {_around(str(a), str(b))}"
+    longer = one if len(one) > len(other) else other
+    return f"{len(one)} and {len(other)} entries; the next is {str(longer[min(len(one), len(other)) :][:1])[:300]}"
+
+
+def _around(one: str, other: str) -> str:
+    at = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    start = max(0, at - 60)
+    return f"…{one[start : at + 120]!r} and …{other[start : at + 120]!r}"

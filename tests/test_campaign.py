@@ -1,0 +1,70 @@
+"""The campaign: a short one finds nothing, and a fault that is there is found, named and shown again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
+
+from benchmarks.campaign.case import Case, run_case
+from benchmarks.campaign.conversations import converse
+from benchmarks.campaign.runner import PARTS, Report
+from benchmarks.campaign.strict import refusals
+from context_compiler.cli.screen import Screen
+from tests.support.builders import answer, assistant, call, exchange, user
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_a_short_campaign_finds_nothing() -> None:
+    command = [sys.executable, "-m", "benchmarks.campaign", "--seed", "1", "--jobs", "1", "--cases", "5"]
+    done = subprocess.run([*command, "--minutes", "0.2"], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, lines[-1]) == (0, "faults: 0"), done.stdout[-4_000:] + done.stderr[-2_000:]
+    assert lines[0] == "seed 1"
+    for figure in ("kills: kills: 5", "fuzz: requests over budget: 0", "processes: requests unrecorded: 0"):
+        assert figure in lines
+    assert {line.partition(":")[0] for line in lines[2:-1]} == set(PARTS)
+
+
+@pytest.mark.parametrize(
+    ("history", "why"),
+    [
+        ([], "begins or ends"),
+        ([user("a"), assistant("b")], "begins or ends"),
+        ([user("a"), user("b")], "in a row"),
+        ([user("a"), ModelResponse(parts=[]), user("b")], "empty"),
+        ([user("a"), assistant(" "), user("b")], "blank"),
+        ([user("a"), assistant(call("look", "1")), user("b")], "answers []"),
+        ([user("a"), assistant("b"), user("c", answer("1"))], "answers ['1']"),
+        ([user("a"), assistant(call("look", "1"), call("look", "1")), ModelRequest(parts=[answer("1")])], "twice"),
+    ],
+)
+def test_what_a_provider_refuses_is_found(history: list[ModelMessage], why: str) -> None:
+    assert why in " ".join(refusals(history))
+
+
+def test_a_whole_history_is_not_refused() -> None:
+    assert not list(refusals([user("a"), *exchange(1), assistant("b"), user("c")]))
+
+
+def test_a_case_draws_the_same_again() -> None:
+    first, second = (run_case(converse, "fuzz", 3, 4) for _ in range(2))
+    assert first.figures == second.figures and first.figures["requests"] > 0
+
+
+def test_a_fault_names_the_command_that_shows_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    def work(case: Case) -> None:
+        case.check(case.random.random() > 2, "requests over budget", "9 tokens")
+        raise ValueError("no")
+
+    report = Report()
+    report.add("fuzz", run_case(work, "fuzz", 7, 12))
+    assert report.show(Screen()) == 1
+    said = capsys.readouterr().out
+    assert "fuzz: requests over budget: 1\n" in said and "fuzz: exceptions: 1\n" in said
+    assert "fault in fuzz: requests over budget: 9 tokens" in said and said.endswith("faults: 2\n")
+    assert "python -m benchmarks.campaign --only fuzz --seed 7 --case 12" in said
