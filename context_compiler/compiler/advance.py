@@ -84,7 +84,7 @@ def select(
     else:
         reduce(draft, target, steps=(*first, *MILD_STEPS))
     draft.spared, draft.notes = range(0), 0
-    reduce(draft, limits.budget - overhead)
+    fits = reduce(draft, limits.budget - overhead)
     out = tuple(index for index in range(len(history)) if draft.here(index) is None)
     covered = positions(previous.covered) if previous else set[int]()
     return Selection(
@@ -97,6 +97,7 @@ def select(
         pinned=tuple(pin for pin in user_pins if draft.here(pin.position) is None) if draft.summary else (),
         previous=previous,
         lasting=not one_shot,
+        fits=fits,
     )
 
 

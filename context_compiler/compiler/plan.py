@@ -119,6 +119,8 @@ class Selection:
     previous: Cycle | None
     lasting: bool
     """The view serves more than what is asked now."""
+    fits: bool
+    """What stays is within the budget; if not, there is nothing left to cut."""
 
     @property
     def reserve(self) -> int:
@@ -129,11 +131,6 @@ class Selection:
     def kept(self) -> int:
         """Exact tokens of the messages that stay."""
         return self.draft.total - self.draft.summary
-
-    @property
-    def fits(self) -> bool:
-        """True if what stays is within the target."""
-        return self.kept <= self.target
 
     @property
     def abridged(self) -> bool:

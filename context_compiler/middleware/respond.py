@@ -182,7 +182,8 @@ async def _new_cycle(context: RequestContext, previous: Cycle | None, host: Host
         over = result.cost - result.limit
         if over <= 0 or not done.selection.fits or tries == TRIES:
             break
-        more, tries = more + over, tries + 1
+        unused = result.limit - context.request.fixed - more - done.selection.draft.total
+        more, tries = more + over + max(0, unused), tries + 1
     if over > 0:
         result = replace(result, view=replace(result.view, status="floor_over_budget"))
     else:
