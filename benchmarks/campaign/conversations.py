@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +35,7 @@ from benchmarks.campaign.strict import (
     rendered,
 )
 from context_compiler import ContextCompiler, MemoryStore, Recall, SQLiteStore, Store, Template, View
+from context_compiler.errors import TemplateError
 from context_compiler.messages.history import load_messages
 
 INSTRUCTIONS = (None, "Be brief.", "You are a careful engineer. Name files with their lines.")
@@ -50,6 +52,8 @@ CHOICES: dict[str, Sequence[Any]] = {
 }
 FLOOR = 260
 """Tokens above what a request costs beside its messages with which a view can always be had."""
+LEAST_ROOM = 130
+"""Tokens for messages below which even a short prompt may be cut."""
 GADGETS = (
     "{{ ''.__class__.__mro__ }} {{ recent_turns }}",
     "{% for a in range(100000000) %}x{% endfor %}",
@@ -152,7 +156,8 @@ class Conversation:
         self.budget = self.random.randint(low, high)
         chosen = {name: self.random.choice(values) for name, values in CHOICES.items() if self.drawn.sometimes(0.25)}
         if self.hostile and self.drawn.sometimes(0.5):
-            chosen["template"] = Template.parse(self.random.choice(GADGETS), name="gadget")
+            with suppress(TemplateError):  # which is how most of them are refused
+                chosen["template"] = Template.parse(self.random.choice(GADGETS), name="gadget")
         self.choices = chosen
         self.model = "none" if self.drawn.sometimes(0.5) else self._writer.model
         self.ours = ContextCompiler(
@@ -331,11 +336,14 @@ class Conversation:
             "requests without a view",
             f"{self.describe()}{len(turn.sent)} sent, {len(turn.views)} views",
         )
-        most = float(self.budget)
+        most, refused = float(self.budget), False
         for number, (sent, view) in enumerate(zip(turn.sent, turn.views, strict=False)):
             at = f"{self.describe()}request {number + 1} of {len(turn.sent)}, {view.status}: "
+            if view.status == "compiled" and not refused:  # what a provider refused holds for the rest of a cycle
+                most = self.budget
             self._check_view(at, sent, view, prompt, most)
-            if sent.refused and number + 1 < len(turn.sent):
+            refused = sent.refused
+            if refused:
                 most = min(most, 0.7 * sent.tokens * (view.record.ratio if view.record else 1.0))
             await self._check_row(at, strict, sent, view)
         self._check_errors()
@@ -361,7 +369,7 @@ class Conversation:
         tokens = COUNTER.text(text)
         there = any(text == one if tokens <= room / 4 else one.startswith(text.split(" ")[0]) for one in sent.prompts)
         case.check(
-            there or floor or self.turn.steered,
+            there or floor or self.turn.steered or room < LEAST_ROOM,
             "prompts that are gone",
             lambda: f"{at}{text[:60]!r} ({tokens} tokens) not in {[one[-60:] for one in sent.prompts]}; {told}",
         )
