@@ -55,6 +55,8 @@ class _Sources:
     """Score of each candidate for the pending question; empty if that does not count."""
     broad: bool
     """True if questions to this view may be about the whole conversation."""
+    wide: bool
+    """True if the pending question is for a sequence or for the whole."""
 
     @classmethod
     def of(cls, selection: Selection, loose: Sequence[int], recall: bool) -> _Sources:
@@ -63,7 +65,10 @@ class _Sources:
         question = Question.of(pending(selection.history)) if recall else None
         ranks = rank(indexed(selection.history), question, candidates) if question and candidates else []
         return cls(
-            candidates=candidates, ranks=ranks, broad=selection.lasting or (question is not None and question.broad)
+            candidates=candidates,
+            ranks=ranks,
+            broad=selection.lasting or (question is not None and question.broad),
+            wide=question is not None and question.wide,
         )
 
 
@@ -119,7 +124,7 @@ def _told(
     chosen: list[Passage] = []
 
     def quoting(tokens: int) -> str:
-        chosen[:] = choose(sources.candidates, tokens, sources.ranks)
+        chosen[:] = choose(sources.candidates, tokens, sources.ranks, wide=sources.wide)
         return quoted(chosen)
 
     told = identifiers_and_quotes(selection, (note, pinned), left, quoting, lost=lost)

@@ -31,7 +31,7 @@ from context_compiler.messages.shapes import apply_shape
 from context_compiler.messages.turns import Turn
 from context_compiler.recall import Index, Question, Ranking, Relevance, asked, indexed
 from context_compiler.recall.passages import Passage, answer_text, passages, quoted
-from context_compiler.recall.selection import choose
+from context_compiler.recall.selection import choose, spread
 from context_compiler.settings import Amount
 from context_compiler.tokens import TokenCounter
 
@@ -332,7 +332,8 @@ def recalled(
     whole, abridged = _shown(cycle)
     partly = set(abridged)
     whole -= {call for call, answer in plan.pairing.pairs if answer in partly}
-    best = _best(ranking.best(cycle.decided, whole, beside=fill > 0), _costs(plan), WIDE * room)
+    best = ranking.best(cycle.decided, whole, beside=fill > 0)
+    best = _best(spread(best, int) if question.wide else best, _costs(plan), WIDE * room)
     shown = "\n".join((cycle.note, cycle.quotes, *said, *_texts(plan, cycle, abridged)))
     candidates = [
         one
@@ -348,7 +349,9 @@ def recalled(
         return ""
     if sum(one.tokens for one, _ in answering) < fill:
         room, answering = min(room, fill), ranked
-    return _written(answering, room, counter)
+    if question.wide:
+        answering = spread(answering, lambda pair: pair[0].turn)
+    return _written(answering, room, counter, wide=question.wide)
 
 
 def _distinct(ranked: Sequence[tuple[Passage, float]]) -> list[tuple[Passage, float]]:
@@ -378,14 +381,14 @@ def _telling(ranked: Sequence[tuple[Passage, float]], relevance: Relevance) -> l
     return [pair for pair, share in zip(compared, shares, strict=True) if share >= best * TELLING]
 
 
-def _written(ranked: Sequence[tuple[Passage, float]], room: int, counter: TokenCounter) -> str:
+def _written(ranked: Sequence[tuple[Passage, float]], room: int, counter: TokenCounter, *, wide: bool) -> str:
     """The passages that answer best, fenced, within `room` tokens."""
     before = accumulate((one.tokens for one, _ in ranked), initial=0)
     weighed = [pair for pair, tokens in zip(ranked, before, strict=False) if tokens <= DEEP * room]
     candidates, ranks = [one for one, _ in weighed], [score for _, score in weighed]
     left = room - counter.text(fence(TITLE, "x")) - 8 - MESSAGE_OVERHEAD
     while left > 0:
-        text = fence(TITLE, quoted(choose(candidates, left, ranks)))
+        text = fence(TITLE, quoted(choose(candidates, left, ranks, wide=wide)))
         over = counter.text(text) + MESSAGE_OVERHEAD - room
         if over <= 0:
             return text

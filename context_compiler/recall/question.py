@@ -28,9 +28,44 @@ _ADVICE = re.compile(
     r"|как мне|посоветуй|помоги|\bwie (?:soll|kann)|\bcomment\b|cómo|推荐|如何|怎么"
 )
 _BROAD = re.compile(
-    r"(?i)summar|\bin (?:what )?order\b|\bacross\b|\bprogress|\bthroughout\b|\bhow many\b|\bwhen did\b"
+    r"(?i)summar|\bin (?:what )?order\b(?! to\b)|\bacross\b|\bprogress|\bthroughout\b|\bhow many\b|\bwhen did\b"
     r"|\btimeline\b|\boverview\b"
 )
+_ORDER = re.compile(
+    r"(?i)\border (?:in which|that (?:i|we|you)|of events)\b"
+    r"|\b(?:in|what|which) (?:the )?(?:chronological |right |same )?order\b(?! to\b)"
+    r"|\bsequence (?:in which|of events)\b|\btimeline\b|\bchronolog"
+    r"|\b(?:in welche[rm]|der|zeitlichen?) reihenfolge\b|\bzeitleiste\b"
+    r"|\b(?:dans quel|par|l') ?ordre\b|\b(?:en qué|en el|por) orden\b|\bin (?:che|quale) ordine\b|\bin ordine\b"
+    r"|\b(?:em que|por|na) ordem\b|\bcronol|\bв каком порядке\b|\bпо порядку\b|хронолог"
+    r"|按.{0,4}顺序|什么顺序|时间线|どの順|時系列|順番"
+)
+"""It asks for a sequence."""
+_WHOLE = re.compile(
+    r"(?i)\b(?:summar(?:y|ies|i[sz]e)|recap|overview)\b"
+    r"|\b(?:everything|all)(?: \w+){0,4} (?:about|regarding|concerning)\b"
+    r"|\bzusammenfass|\bfass\w* .{0,80}\bzusammen\b|\büberblick\b|\balles (?:\w+ ){0,4}über\b"
+    r"|\brésume[rz]?\b|\btout ce (?:que|qui)\b"
+    r"|\bresum(?:en|ir|a|e (?:el|la|los|las|lo|todo))\b|\btodo (?:lo que|sobre)\b"
+    r"|\briassu|\btutto (?:ciò|quello)\b|\btudo (?:o que|sobre)\b"
+    r"|\bобобщи|\bподытожь|\bподведи итог|\bкратко изложи|\bвс[её],? что\b"
+    r"|总结|概括|概述|まとめ|要約"
+)
+"""It asks for a summary, or for everything about something."""
+_TALK = frozenset(
+    terms(
+        "summary summaries summarize summarise summarized recap overview complete comprehensive clear detailed full"
+        " brief everything key main different various aspects items topics concepts things steps order sequence list"
+        " walk bring brought mention mentioned discuss discussed discussion discussions talked conversation chat chats"
+        " conversations session sessions throughout across over time so far including include provide give tell know"
+        " progress progressed progression develop developed development evolve evolved handle handled approach"
+        " approached only"
+        " zusammenfassung fasse zusammen überblick alles bisher gespräch besprochen résume résumé tout conversation"
+        " discuté resume resumen todo conversación riassumi riassunto tutto tudo conversa"
+        " обобщи подытожь итог всё разговор"
+    )
+)
+"""Terms by which such questions speak of the conversation, not of what is in it."""
 _ME = re.compile(r"(?i)\b(?:i|me|my|mine|i'm|i've|we|our)\b")
 _SAID = (
     "(?:said|suggested|recommended|told|mentioned|gave|given|listed|proposed|explained|advised|described|provided"
@@ -56,23 +91,35 @@ class Question:
     """It asks for help: what its user once laid down or likes has a bearing on the answer."""
     broad: bool
     """It is about the order of things, or the whole."""
+    order: bool
+    """It asks for a sequence: every mention counts, of the subject's first."""
+    whole: bool
+    """It asks for a summary, or for everything about something."""
     mine: bool
     """It is about who asks."""
     yours: bool
     """It is about what the assistant said."""
 
+    @property
+    def wide(self) -> bool:
+        """Mentions spread over the conversation answer it better than the best passages do."""
+        return self.order or self.whole
+
     @classmethod
     def of(cls, text: str) -> Question:
         """Take a question apart."""
         text = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
-        broad = bool(_BROAD.search(text))
+        order, whole, own = bool(_ORDER.search(text)), bool(_WHOLE.search(text)), frozenset(terms(text))
+        broad = order or whole or bool(_BROAD.search(text))
         months = {f"{number:02}" for number, month in enumerate(_NAMED, 1) if month.search(text)}
         return cls(
-            terms=frozenset(terms(text)),
+            terms=(own - _TALK or own) if whole else own,
             months=frozenset(months.union(_DATED.findall(text))),
             names=frozenset(_NAME.findall(text)),
             advice=bool(_ADVICE.search(text)) and not broad,
             broad=broad,
+            order=order and not whole,
+            whole=whole,
             mine=bool(_ME.search(text)),
             yours=bool(_YOU.search(text)),
         )

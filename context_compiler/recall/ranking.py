@@ -30,6 +30,9 @@ LAID_DOWN, LIKED = 2.0, 1.5
 """Score gained by standing instructions and preferences if the question asks for advice."""
 CUED = (0.0, LAID_DOWN, LIKED, LAID_DOWN)
 
+OWN = 2.0
+"""Score gained by messages of the subject if the question asks for a sequence."""
+
 K1, B = 1.2, 0.75
 GIANT = 4.0
 """Cap on the length of a message, as a multiple of the average."""
@@ -94,6 +97,9 @@ class Ranking:
         self._scores = [most * hit + around * close + day + base for hit, close, day, base in columns]
         if question.advice and who == USER:
             self._scores = [score + CUED[cue] for score, cue in zip(self._scores, index.cues, strict=False)]
+        if question.order and who is not None:
+            own = [OWN * (speaker == who) for speaker in range(SPEAKERS)]
+            self._scores = [score + own[one] for score, one in zip(self._scores, index.speakers, strict=False)]
         self._answers: Sequence[float] = near
         if any(named_month):
             self._answers = [close or named_month[day] for close, day in zip(near, index.sessions, strict=False)]

@@ -1,5 +1,8 @@
 """Selection of passages within a room: answers to the question first, best first, the rest by worth.
 
+A question for a sequence or for the whole is answered by many mentions: it gets the best ones of every stretch of the
+conversation in turn, the beginnings of messages rather than their ends, and nothing that repeats what is there.
+
 What covers most of a past that nothing is asked of is budgeted maximum coverage: the next passage is always
 the one with the largest gain for a token, and a gain only shrinks as more is taken, so it is computed again
 only where it might win (lazy greedy; Minoux 1978, Lin and Bilmes 2011). The gain of a passage is what its message is
@@ -20,17 +23,19 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, pairwise
 from math import exp, log
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.recall.passages import Passage, Quotation, passages, quoted
 from context_compiler.recall.ranking import BESIDE
 from context_compiler.recall.terms import words
 
-__all__ = ["Passage", "Quotation", "choose", "passages", "quoted"]
+__all__ = ["Passage", "Quotation", "choose", "passages", "quoted", "spread"]
+
+T = TypeVar("T")
 
 SMALLEST = 8
 """Tokens; less room than this holds no passage."""
@@ -50,6 +55,11 @@ USUAL = 40
 NEAR = 0.98
 """A gain this close to the best is the best: computing on would change little."""
 
+STRETCHES = 4
+"""Equal parts of a conversation that a question for a sequence or for the whole is answered from in turn."""
+
+FURTHER = 0.3
+"""Score that each further piece of a message loses there: one mention of many is better than all of one."""
 
 ASKED = {"user": 2.4, "standing": 1.7}
 """Weights in a chat with an assistant."""
@@ -76,10 +86,13 @@ _TIMES = frozenset(
 _YOU = ("you", "your", "yours", "you're", "you've", "you'll")
 
 
-def choose(candidates: Sequence[Passage], room: int, ranks: Sequence[float] = ()) -> tuple[Passage, ...]:
+def choose(
+    candidates: Sequence[Passage], room: int, ranks: Sequence[float] = (), *, wide: bool = False
+) -> tuple[Passage, ...]:
     """The passages that tell most of these, together at most `room` tokens as `quoted` writes them, in order.
 
-    Where any of `ranks`, which say how much each candidate answers a question, is above 0, they go in this order.
+    Where any of `ranks`, which say how much each candidate answers a question, is above 0, they go in this order;
+    where the question is `wide`, those of each stretch of the conversation in turn.
     Else, in a chat with an assistant the user's own words come first, short messages and standing
     instructions before long ones; in a talk between people what answers, opens and names. Ties go to the
     earlier passage.
@@ -90,13 +103,43 @@ def choose(candidates: Sequence[Passage], room: int, ranks: Sequence[float] = ()
     answers = max(ranks, default=0.0) > 0
     leaning = [LEANING * log(one / max(USUAL, price)) for one, price in zip(worth, prices, strict=True)]
     keys = [-_merit(ranks[index]) - leaning[at] for at, index in enumerate(order)] if answers else []
+    if wide and answers:
+        _take_mentions(quotation, [ranks[index] for index in order])
     for at in sorted(range(len(keys)), key=keys.__getitem__):
         if quotation.left < SMALLEST:
             break
-        quotation.take(at)
+        if not quotation.has(at):
+            quotation.take(at)
     if quotation.left >= SMALLEST:
         _fill(quotation, [one / price for one, price in zip(worth, prices, strict=True)])
     return quotation.passages
+
+
+def spread(ranked: Sequence[T], place: Callable[[T], int]) -> list[T]:
+    """The best of each stretch of the places in turn, of what is given best first."""
+    places = [place(one) for one in ranked]
+    first, extent = min(places, default=0), max(places, default=0) - min(places, default=0) + 1
+    taken = [0] * STRETCHES
+    rounds: list[int] = []
+    for at in places:
+        stretch = (at - first) * STRETCHES // extent
+        rounds.append(taken[stretch])
+        taken[stretch] += 1
+    return [ranked[at] for at in sorted(range(len(ranked)), key=rounds.__getitem__)]
+
+
+def _take_mentions(quotation: Quotation, ranks: Sequence[float]) -> None:
+    """Take what answers, spread over the conversation, but for what repeats."""
+    ordered = quotation.candidates
+    answering = [at for at, rank in enumerate(ranks) if rank > 0]
+    answering.sort(key=lambda at: FURTHER * ordered[at].order - ranks[at])
+    told: set[tuple[str, str]] = set()
+    for at in spread(answering, lambda at: ordered[at].turn):
+        if quotation.left < SMALLEST:
+            break
+        pairs = _pairs(ordered[at])
+        if _unsaid(pairs, told) == 1 and quotation.take(at):
+            told |= pairs
 
 
 def _merit(rank: float) -> float:
