@@ -83,6 +83,8 @@ class Lived:
     name: str
     held: list[float] = field(default_factory=list[float])
     """The share of every question's evidence, as they were asked."""
+    kinds: list[str] = field(default_factory=list[str])
+    """Those of the questions."""
     one_shot: list[float] = field(default_factory=list[float])
     unasked: list[float] = field(default_factory=list[float])
     requests: int = 0

@@ -226,6 +226,7 @@ async def live(
             ended = requests[-1]
         else:
             lived.held.append(_score(conversation, question, shown(requests[-1], question.text)))
+            lived.kinds.append(question.kind)
     lived.compiles = life.compiles
     lived.seconds = time.perf_counter() - started
     return lived
@@ -409,6 +410,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=recall.SEED, help="draws where questions are asked")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--each", action="store_true", help="a line for every conversation, too")
+    parser.add_argument("--kinds", action="store_true", help="a line for every kind of question, too")
     chosen = parser.parse_args()
     started = time.perf_counter()
     there = conversations(at_hand(False, chosen.every), chosen.data, chosen.budget)
@@ -422,6 +424,12 @@ def main() -> None:
     if chosen.each:
         for one in found:
             print(f"  {one.name}: {line([one])} | {one.seconds:.0f} s")
+    if chosen.kinds:
+        kinds = [kind for one in found for kind in one.kinds]
+        once = recall.by_kind(kinds, [value for one in found for value in one.one_shot]) if found[0].one_shot else {}
+        for kind, (held, number) in recall.by_kind(kinds, [value for one in found for value in one.held]).items():
+            beside = f" | one-shot {100 * once[kind][0]:.1f}" if kind in once else ""
+            print(f"  {kind}: held {100 * held:.1f}{beside} | {number} questions")
     who = chosen.approach or f"model={chosen.model}"
     what = f"{chosen.data} {chosen.budget:,} {chosen.scenario} {who}"
     what += "".join(f" {name}={value}" for name, value in given.items())

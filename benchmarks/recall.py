@@ -259,12 +259,19 @@ def interval(groups: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     return sum(every) / len(every), means[DRAWS // 40], means[-1 - DRAWS // 40]
 
 
+def by_kind(kinds: Sequence[str], values: Sequence[float]) -> dict[str, tuple[float, int]]:
+    """Mean and number of the values of every kind of question, in alphabetic order."""
+    groups = {kind: [value for own, value in zip(kinds, values, strict=True) if own == kind] for kind in kinds}
+    return {kind: (sum(groups[kind]) / len(groups[kind]), len(groups[kind])) for kind in sorted(groups)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n\n")[0])
     parser.add_argument("--set", choices=SETS, default="locomo", dest="name")
     parser.add_argument("--budgets", type=lambda text: tuple(map(int, text.split(","))))
     parser.add_argument("--blind", action="store_true", help='nothing is asked: the last prompt is "Go on."')
     parser.add_argument("--fast", action="store_true", help="two conversations, every tenth question")
+    parser.add_argument("--kinds", action="store_true", help="a row for every kind of question, too")
     chosen = parser.parse_args()
     found = load(chosen.name, data_folder())
     table = Table(
@@ -277,6 +284,10 @@ def main() -> None:
         ]
         mean, low, high = (100 * value for value in interval(groups))
         table.add_row(f"{budget:,}", f"{mean:.1f}", f"{low:.1f}-{high:.1f}")
+        kinds = [question.kind for one in (fast(found) if chosen.fast else found) for question in one.questions]
+        every = [value for group in groups for value in group]
+        for kind, (mean, count) in by_kind(kinds, every).items() if chosen.kinds else ():
+            table.add_row(f"  {kind}", f"{100 * mean:.1f}", f"{count} questions")
     Console().print(table)
 
 

@@ -1,0 +1,108 @@
+"""A question for a sequence or for the whole gets mentions spread over the session, in the order of their turns."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler import compile_view
+from context_compiler.recall import Question
+from tests.recall.test_blocks import block_of, words
+from tests.support.agents import Talker, compiler, run
+from tests.support.histories import assistant, user
+from tests.support.views import own_texts
+
+ORDER = "In what order did I bring up the parts of the greenhouse?"
+PLAIN = "What have I said of the parts of the greenhouse?"
+PARTS = ("foundation", "frame", "glazing", "heating", "irrigation", "shelves", "blinds", "paint")
+
+
+def renovation() -> list[ModelMessage]:
+    """Eight parts of a greenhouse over 160 turns, of which the first twenty talk about little else."""
+    messages: list[ModelMessage] = []
+    for turn in range(160):
+        text = f"Something about {words(turn, 8)}."
+        if turn % 20 == 10:
+            text = f"{words(turn, 14)}. About the greenhouse: its {PARTS[turn // 20]} comes next."
+        elif turn < 20:
+            text = f"Which parts does a greenhouse like greenhouse {turn} have, {words(turn, 9)}?"
+        messages += [user(text), assistant(f"Fine, {words(turn + 500, 60)}.")]
+    return messages
+
+
+def mentioned(text: str) -> list[str]:
+    """The parts of the greenhouse that a text mentions, in its order."""
+    return re.findall(rf"its ({'|'.join(PARTS)}) comes next", text)
+
+
+async def test_a_view_holds_mentions_of_all_of_the_session_in_their_order() -> None:
+    view = await compile_view([*renovation(), user(ORDER)], "extractive", 800, system=None)
+    found = mentioned("\n".join(own_texts(view)))
+    assert len(found) >= len(PARTS) - 2 and found == [part for part in PARTS if part in found]
+
+
+async def test_a_view_for_another_question_holds_what_answers_best() -> None:
+    view = await compile_view([*renovation(), user(PLAIN)], "extractive", 800, system=None)
+    assert len(mentioned("\n".join(own_texts(view)))) <= len(PARTS) // 2
+
+
+async def test_a_live_block_is_from_all_of_the_session_too() -> None:
+    found = [
+        [int(turn) for turn in re.findall(r"(?m)^\[(?:turn )?(\d+)", await recalled(one))] for one in (ORDER, PLAIN)
+    ]
+    assert found[0] == sorted(found[0]) and {turn // 40 for turn in found[0]} == {0, 1, 2, 3}
+    assert max(found[1]) < 40
+
+
+async def recalled(prompt: str) -> str:
+    """The block that a live agent sends before a prompt."""
+    talker = Talker("Fine.")
+    agent = Agent(talker.model, capabilities=[compiler(budget=2_000, recall=500)])
+    history = (await run(agent, "Hello.", message_history=renovation(), conversation_id="c")).messages
+    await run(agent, prompt, message_history=history, conversation_id="c")
+    return block_of(talker.last.messages, prompt)
+
+
+async def test_a_summary_is_not_about_the_words_that_ask_for_it() -> None:
+    history = renovation()
+    history[40:40] = [user("Give me a summary of how this conversation developed."), assistant("Here is an overview.")]
+    asked = "Can you give me a complete summary of how the greenhouse has developed throughout our conversation?"
+    view = await compile_view([*history, user(asked)], "extractive", 900, system=None)
+    assert len(mentioned("\n".join(own_texts(view)))) > 5
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Can you list the order in which I brought up my tools?",
+        "Tell me everything you know about Carla.",
+        "Give me a recap of the trip.",
+        "In welcher Reihenfolge haben wir das besprochen?",
+        "Dans quel ordre avons-nous visité les villes ?",
+        "¿En qué orden lo hicimos?",
+        "In che ordine l'abbiamo fatto?",
+        "Em que ordem fizemos isso?",
+        "В каком порядке мы это обсуждали?",
+        "请总结我们的讨论",
+        "これまでの話をまとめてください",
+    ],
+)
+def test_prompts_that_ask_for_a_sequence_or_the_whole(prompt: str) -> None:
+    assert Question.of(prompt).wide
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "What is my order number?",
+        "Sort the list in order to save space.",
+        "How should I design my resume?",
+        "All the tests fail, what about it?",
+        "Our order in the shop was late.",
+    ],
+)
+def test_prompts_that_ask_for_one_thing(prompt: str) -> None:
+    assert not Question.of(prompt).wide
