@@ -124,9 +124,10 @@ def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: To
 def _cache_point(settings: Mapping[str, object], messages: Sequence[ModelMessage]) -> bool:
     """True if messages are cached at breakpoints and one of those that a provider takes is left for the notes."""
     on = [name for name, value in settings.items() if "_cache_" in name and value]
+    if not any(name.endswith("_cache_messages") for name in on):
+        return False
     pieces = (piece for message in messages for part in message.parts for piece in user_content(_content(part)))
-    points = len(on) + sum(getattr(piece, "kind", None) == "cache-point" for piece in pieces)
-    return any(name.endswith("_cache_messages") for name in on) and points < BREAKPOINTS
+    return len(on) + sum(getattr(piece, "kind", None) == "cache-point" for piece in pieces) < BREAKPOINTS
 
 
 def _content(part: Any) -> Any:
