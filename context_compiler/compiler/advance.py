@@ -56,7 +56,7 @@ def select(
     one_shot: bool = False,
     spare: int = 0,
 ) -> Selection:
-    """Cut back to the low mark, or fill a one-shot view to the budget: whole groups, in the ladder's order.
+    """Cut back to the low threshold, or fill a one-shot view to the budget: whole groups, in the cut order.
 
     `previous` is the cycle before, `overhead` what the request costs beside its messages, in exact tokens, and `spare`
     what a one-shot view has left when all is quoted that can be: the newest turns get it, past the template's number

@@ -1,7 +1,7 @@
-"""The ladder: from a whole history down to what fits, whole groups at a time, every drop with its reason.
+"""The cut order: from a whole history down to what fits, whole groups at a time, every drop with its reason.
 
-The promise: `reduce` stops at the first rung at which the total is within the target, and the rungs are
-climbed in one fixed order that does not depend on the budget. It never raises; where even the last rung
+The promise: `reduce` stops at the first step at which the total is within the target, and the steps are
+taken in one fixed order that does not depend on the budget. It never raises; where even the last step
 does not fit, it says so.
 """
 
@@ -26,7 +26,7 @@ SMALLEST = 6
 """The least that the hardest clamp leaves of a part, in tokens."""
 
 Step = Callable[[Draft], Iterator[None]]
-"""One rung of the ladder: it makes its changes to the draft one by one, oldest first, and hands over after each."""
+"""One step of the cut order: it makes its changes to the draft one by one, oldest first, and hands over after each."""
 
 
 def truncate_large_parts(draft: Draft) -> Iterator[None]:
@@ -182,9 +182,9 @@ def truncate_system_text(draft: Draft) -> Iterator[None]:
 
 
 def relieve_system_text(draft: Draft, limits: Limits, overhead: int) -> Limits:
-    """The marks once system text of others has been cut to half of the budget that it alone would fill.
+    """The thresholds once system text of others has been cut to half of the budget that it alone would fill.
 
-    Without this the ladder would find no room at all, and cut what the user asks now to next to nothing first.
+    Without this no step would find any room, and cut what the user asks now to next to nothing first.
     """
     if limits.room:
         return limits
@@ -211,7 +211,7 @@ MILD_STEPS: tuple[Step, ...] = (
     stub_active_exchanges,
     drop_active_groups,
 )
-"""The rungs that only leave out or abridge what is over: all that is climbed while the budget itself holds."""
+"""The steps that only leave out or abridge what is over: all that are taken while the budget itself holds."""
 
 EARLIER_STEPS: tuple[Step, ...] = (drop_older_turns, stub_tool_exchanges, shrink_summary, drop_recent_turns)
 """Those of them that leave the current turn alone."""
@@ -228,7 +228,7 @@ CUT_ORDER: tuple[Step, ...] = (
 
 
 def reduce(draft: Draft, target: int, *, steps: Sequence[Step] = CUT_ORDER) -> bool:
-    """Climb the rungs until the total is at most `target` exact tokens; whether it got there.
+    """Take the steps until the total is at most `target` exact tokens; whether it got there.
 
     Args:
         draft: The view so far; changed in place.

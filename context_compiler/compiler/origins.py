@@ -161,5 +161,5 @@ def why_here(form: str, position: int | None, active: int, reason: str) -> str:
         return "written for this view"
     if form == CARRIED:
         return "carried for the host"
-    turn = "active turn" if position >= active else "recent turn"
+    turn = "current turn" if position >= active else "recent turn"
     return f"{turn}, shortened: {reason or 'a smaller form'}" if form == SHORTENED else turn

@@ -1,7 +1,7 @@
 """A view is what one request carries instead of its whole history, and where every part of it came from.
 
 Order: what belongs to others (system text and the host's own parts of what is left out), one note with the
-summary, one fenced part with everything verbatim, then the kept messages, the active prompt and its run last.
+summary, one fenced part with everything verbatim, then the kept messages, the current turn last.
 """
 
 from __future__ import annotations

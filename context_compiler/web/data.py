@@ -164,7 +164,7 @@ class Sent:
     form: tuple[str, ...]
     """Form of each message of the view."""
     active: int
-    """Raw position at which the active turn begins."""
+    """Raw position at which the current turn begins."""
     causes: Mapping[int, Sequence[Cause]] = field(default_factory=dict[int, Sequence[Cause]])
 
 

@@ -50,7 +50,7 @@ def test_a_request_shows_every_message_it_sent_and_why(client: TestClient) -> No
     assert found["instructions"] == "Answer briefly."
     forms = [one["form"] for one in found["messages"]]
     assert "summary" in forms and forms[-1] == "verbatim"
-    assert found["messages"][-1]["why"].startswith("active turn")
+    assert found["messages"][-1]["why"].startswith("current turn")
     origins = [one["raw"] for one in found["messages"] if one["form"] != "summary"]
     assert None not in origins and origins == sorted(origins)
     assert sum(one["tokens"] for one in found["bar"]) > 0
