@@ -185,6 +185,15 @@ def requests_page(
         return [_request(row) for row in found], total
 
 
+def requests_after(db: sqlite3.Connection, session: int | None, after: int, limit: int) -> list[RequestRow]:
+    """Requests beyond a number, of a session or of all, newest first."""
+    found = db.execute(
+        f"{_REQUESTS} WHERE v.id > ?1 AND (?2 IS NULL OR v.session = ?2) ORDER BY v.id DESC LIMIT ?3",
+        (after, session, limit),
+    )
+    return [_request(row) for row in found]
+
+
 def find_request(db: sqlite3.Connection, number: int) -> tuple[RequestRow, Record] | None:
     """The request in that row, as a row and in full."""
     with snapshot(db):

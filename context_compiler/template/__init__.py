@@ -260,6 +260,22 @@ class TemplateLibrary:
                     found.append(_info(template, file, before))
         return found
 
+    def defects(self) -> tuple[TemplateError, ...]:
+        """Errors of the files that `list` leaves out."""
+        found: list[TemplateError] = []
+        for root in self._roots:
+            for file in root.files():
+                try:
+                    self._load(root, file)
+                except TemplateError as error:
+                    found.append(error)
+        return tuple(found)
+
+    @property
+    def roots(self) -> tuple[tuple[Origin, Path], ...]:
+        """Folders in the order in which they are looked in, with the source of their templates."""
+        return tuple((root.source, root.folder) for root in self._roots)
+
     def seed(self) -> Path | None:
         """Put the default template into the system folder if that file is not there; its path if it was put.
 

@@ -18,6 +18,15 @@ from context_compiler.web.compiles import CompilePage, load_compile
 from context_compiler.web.data import Inspector, RequestPage, SessionPage, SessionsPage, WhyPage
 from context_compiler.web.export import ExportPage, load_export
 from context_compiler.web.facts import FactPage, FactSearch
+from context_compiler.web.sessions import LayersPage, ManagerPage, load_layers, load_manager
+from context_compiler.web.templates import (
+    TemplatePage,
+    TemplateRow,
+    TemplatesPage,
+    load_template,
+    load_templates,
+    template_rows,
+)
 from context_compiler.web.timeline import Timeline, Timelines
 
 LARGEST = 2**53 - 1
@@ -182,6 +191,10 @@ async def _replay(sources: Sources, given: Values) -> ReplayPage:
     )
 
 
+async def _template_rows(sources: Sources, given: Values) -> tuple[TemplateRow, ...]:
+    return template_rows(sources.inspector)
+
+
 RESOURCES: tuple[Resource, ...] = (
     Resource(
         path="/sessions",
@@ -228,6 +241,24 @@ RESOURCES: tuple[Resource, ...] = (
         load=lambda sources, given: sources.facts.session(given["number"], given["q"]),
         page="fact.html",
         parameters=(_number("Number of the session."), Parameter(name="q", about="The fact.", default="")),
+    ),
+    Resource(
+        path="/sessions/{number}/layers",
+        name="layers",
+        about="The layers of a session, as each kind of node sees them.",
+        result=LayersPage,
+        load=lambda sources, given: load_layers(sources.inspector, given["number"]),
+        page="layers.html",
+        parameters=(_number("Number of the session."),),
+    ),
+    Resource(
+        path="/sessions/{number}/manager",
+        name="manager",
+        about="Quality of a managed session over its turns, and its checkpoints.",
+        result=ManagerPage,
+        load=lambda sources, given: load_manager(sources.inspector, given["number"]),
+        page="manager.html",
+        parameters=(_number("Number of the session."),),
     ),
     Resource(
         path="/requests/{number}",
@@ -307,6 +338,43 @@ RESOURCES: tuple[Resource, ...] = (
         load=lambda sources, given: load_export(sources.inspector, given["number"]),
         page="export.html",
         parameters=(_number("Number of the request."),),
+    ),
+    Resource(
+        path="/context/templates",
+        name="context_templates",
+        about="Templates, those of the vault first.",
+        result=tuple[TemplateRow, ...],
+        load=_template_rows,
+        page="",
+    ),
+    Resource(
+        path="/templates",
+        name="templates",
+        about="Templates, the order in which they are looked up, and files that are none.",
+        result=TemplatesPage,
+        load=lambda sources, given: load_templates(sources.inspector),
+        page="templates.html",
+    ),
+    Resource(
+        path="/template",
+        name="template",
+        about="One template, and its prompt for a recorded request.",
+        result=TemplatePage,
+        load=lambda sources, given: load_template(
+            sources.inspector, given["name"], given["source"], given["request"] or None
+        ),
+        page="template.html",
+        parameters=(
+            Parameter(name="name", about="Name of the template.", default=""),
+            Parameter(name="source", about="Only that source.", default="", choices=("", "vault", "system", "builtin")),
+            Parameter(
+                name="request",
+                about="Request whose history it is tried on; 0 for none.",
+                number=True,
+                least=0,
+                default=0,
+            ),
+        ),
     ),
     Resource(
         path="/compiles/{number}",

@@ -14,15 +14,16 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from context_compiler.errors import ContextCompilerError, StoreError
+from context_compiler.errors import ContextCompilerError, StoreError, TemplateError
 from context_compiler.record.store import SQLiteStore
 from context_compiler.web.api import RESOURCES, BadRequest, Resource, Sources, openapi, to_json
 from context_compiler.web.data import Inspector, NotFound
 from context_compiler.web.export import FORMS
+from context_compiler.web.live import live_events
 from context_compiler.web.pages import render, static_files
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -173,6 +174,7 @@ def create_app(
             *pages,
             *answers,
             Route("/requests/{number}/export/{form}", _download(sources)),
+            Route("/live", _live(inspector)),
             Route("/api/openapi.json", _openapi),
             Route("/static/{name}", _static),
         ],
@@ -194,6 +196,7 @@ def _page(resource: Resource, sources: Sources) -> Endpoint:
 
     async def answer(request: Request) -> Response:
         given = resource.parse(request.path_params, request.query_params)
+        sources.inspector.warm()
         value = await resource.load(sources, given)
         more = {name: await other.load(sources, given) for name, other in others.items()}
         db = str(sources.inspector.store.path)
@@ -230,6 +233,16 @@ def _download(sources: Sources) -> Endpoint:
     return answer
 
 
+def _live(inspector: Inspector) -> Endpoint:
+    async def answer(request: Request) -> Response:
+        asked = request.query_params.get("session", "")
+        session = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 16 else None
+        events = live_events(inspector, session, lambda rows: render("live.html", requests=rows))
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    return answer
+
+
 async def _home(request: Request) -> Response:
     return RedirectResponse("/sessions")
 
@@ -256,5 +269,5 @@ async def _explain(request: Request, error: Exception) -> Response:
 
 
 def _status(error: Exception) -> int:
-    known = ((NotFound, 404), (BadRequest, 400), (StoreError, 503))
+    known = ((NotFound, 404), (TemplateError, 404), (BadRequest, 400), (StoreError, 503))
     return next((status for kind, status in known if isinstance(error, kind)), 422)

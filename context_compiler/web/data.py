@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import TypeVar, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest
@@ -39,7 +40,7 @@ from context_compiler.messages.display import (
     show_parts,
     time_of,
 )
-from context_compiler.messages.history import Reader, Reading, load_messages, reader_of
+from context_compiler.messages.history import Reader, Reading, load_messages, reader_of, searchable
 from context_compiler.record import browse
 from context_compiler.record.browse import Node, RequestRow, SessionFilter, SessionRow
 from context_compiler.record.store import SQLiteStore
@@ -60,6 +61,9 @@ NEAR = 400
 
 DECISIONS = 40
 """Earlier requests that are searched for the reason why a message was cut back."""
+
+WEIGHED, BIGGEST = 400, 8
+"""Messages of the longest view that is searched for its biggest messages, and how many of them are listed."""
 
 CHAINS = 8
 """Chains of ids that are kept in memory."""
@@ -111,6 +115,17 @@ class SessionPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Contributor:
+    """A message that takes many tokens of a request."""
+
+    index: int
+    role: str
+    tokens: int
+    form: str
+    begins: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPage:
     """One request: its figures and one page of its messages in order."""
 
@@ -123,6 +138,8 @@ class RequestPage:
     bar: tuple[Bar, ...]
     messages: tuple[ShownMessage, ...]
     pages: Pages
+    biggest: tuple[Contributor, ...]
+    """Messages that take most; empty for a very long view."""
     instructions: str
     request_hash: str | None
     compile: Compile | None
@@ -183,6 +200,13 @@ class Inspector:
         self._reader: Reader = reader_of(as_counter(None))
         self._chains: Memo[tuple[str, int], tuple[Node, ...]] = Memo(CHAINS)
         self._sent: Memo[int, Sent] = Memo(CHAINS)
+        self._warm = False
+
+    def warm(self) -> None:
+        """Load the tokenizer on another thread, once: it takes a while, and the next page may need it."""
+        if not self._warm:
+            self._warm = True
+            Thread(target=self._reader.counter.text, args=("warm",), daemon=True).start()
 
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         """Run a query on the record."""
@@ -238,6 +262,7 @@ class Inspector:
             bar=tuple(bars(cast("Mapping[str, int]", record.ledger.get("tokens", {})), row.budget or 0)),
             messages=tuple(self._show_view(db, sent, places)),
             pages=pages,
+            biggest=tuple(self._biggest(db, sent)),
             instructions=self._instructions(db, sent),
             request_hash=record.request_hash,
             compile=record.compile,
@@ -258,6 +283,13 @@ class Inspector:
             )
             for at, message, reading in zip(places, messages, readings, strict=True)
         ]
+
+    def _biggest(self, db: sqlite3.Connection, sent: Sent) -> Iterator[Contributor]:
+        _, readings = self.read_nodes(db, sent.view if len(sent.view) <= WEIGHED else ())
+        for at in sorted(range(len(readings)), key=lambda at: -readings[at].tokens)[:BIGGEST]:
+            begins = " ".join(searchable(readings[at])[:400].split())[:100]
+            shown = VERBATIM if sent.form[at] == RECALLED else sent.form[at]
+            yield Contributor(index=at, role=role(readings[at]), tokens=readings[at].tokens, form=shown, begins=begins)
 
     def _instructions(self, db: sqlite3.Connection, sent: Sent) -> str:
         """Instructions of the request, which the host keeps on its last message."""

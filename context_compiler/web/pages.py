@@ -19,7 +19,12 @@ from context_compiler.web.api import STATUSES
 HERE = Path(__file__).parent
 
 MENU = (
-    ("/sessions", "Sessions", ("sessions", "session", "fact", "request", "why", "diff", "replay", "export", "compile")),
+    (
+        "/sessions",
+        "Sessions",
+        ("sessions", "session", "fact", "request", "why", "diff", "replay", "export", "compile", "layers", "manager"),
+    ),
+    ("/templates", "Templates", ("templates", "template")),
 )
 """Main menu: address, name, and the resources below it."""
 
@@ -31,6 +36,9 @@ REQUEST_TABS = (
     ("export", "Export"),
 )
 """Views of one request: the end of the address, and the name."""
+
+SESSION_TABS = (("", "Requests"), ("fact", "Find a fact"), ("layers", "Layers"), ("manager", "Quality"))
+"""Views of one session: the end of the address, and the name."""
 
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 """Types of the files in `static/` that are served."""
@@ -55,6 +63,7 @@ def environment() -> Environment:
         "statuses": STATUSES,
         "menu": MENU,
         "request_tabs": REQUEST_TABS,
+        "session_tabs": SESSION_TABS,
     }
     made.globals.update(named)
     return made

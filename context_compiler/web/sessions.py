@@ -1,0 +1,135 @@
+"""Sessions beyond their requests: layers as each kind of node sees them, quality, and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from context_compiler.layers.context import NEEDS, layer_prompt, layer_texts, node_template
+from context_compiler.layers.session import Layers
+from context_compiler.record import sessions as stored
+from context_compiler.record.browse import SessionRow
+from context_compiler.tokens import as_counter
+from context_compiler.web.data import Inspector, session_of
+
+COMMITS = 100
+"""Newest commits that are shown."""
+
+SCORES = 400
+"""Newest turns whose scores are drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSection:
+    """One section of what a node sees."""
+
+    name: str
+    tokens: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """One kind of node and what it sees now."""
+
+    role: str
+    tokens: int
+    sections: tuple[LayerSection, ...]
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersPage:
+    """The layers of a session."""
+
+    session: SessionRow
+    stored: bool
+    """False if none were ever stored: then this is how the first turn begins."""
+    nodes: tuple[NodeRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """The scores of one turn of a managed session."""
+
+    turn: int
+    """From 1."""
+    quality: float
+    health: float
+    tokens: int
+    summarized: bool
+    checkpoint: str | None
+    rolled_back: bool
+    trouble: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRow:
+    """One commit of a managed session."""
+
+    id: str
+    turns: int
+    memories: int
+    author: str
+    message: str
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerPage:
+    """Quality over turns, and checkpoints, newest first."""
+
+    session: SessionRow
+    scores: tuple[Score, ...]
+    commits: tuple[CommitRow, ...]
+
+
+async def load_layers(inspector: Inspector, number: int) -> LayersPage:
+    """The layers of a session as all four kinds of node see them."""
+    info = await inspector.read(partial(session_of, number=number))
+    found = await inspector.store.layers(info.session_id, info.vault_name)
+    state = cast("Mapping[str, Any]", await Layers(inspector.store, vault_name=info.vault_name).state(info.session_id))
+    counter = as_counter(None)
+    nodes: list[NodeRow] = []
+    for role in NEEDS:
+        texts = {name: text for name, text in layer_texts(role, state).items() if text}
+        prompt = layer_prompt(role, state, "…", template=node_template(role, inspector.library))
+        sections = [LayerSection(name=name, tokens=counter.text(text), text=text) for name, text in texts.items()]
+        nodes.append(NodeRow(role=role, tokens=counter.text(prompt), sections=tuple(sections), prompt=prompt))
+    return LayersPage(session=info, stored=found is not None, nodes=tuple(nodes))
+
+
+async def load_manager(inspector: Inspector, number: int) -> ManagerPage:
+    """Scores and commits of a managed session; both empty for any other."""
+    info = await inspector.read(partial(session_of, number=number))
+    scores = await inspector.read(partial(stored.scores, name=info.session_id))
+    commits = await inspector.read(partial(stored.commit_log, name=info.session_id, limit=COMMITS))
+    return ManagerPage(
+        session=info,
+        scores=tuple(
+            Score(
+                turn=row["turn_index"] + 1,
+                quality=row["quality"],
+                health=row["health"],
+                tokens=row["tokens"],
+                summarized=bool(row["summarized"]),
+                checkpoint=row["checkpoint"],
+                rolled_back=bool(row["rolled_back"]),
+                trouble=row["trouble"],
+            )
+            for row in scores[-SCORES:]
+        ),
+        commits=tuple(
+            CommitRow(
+                id=row["id"],
+                turns=row["turns"],
+                memories=row["memories"],
+                author=row["author"],
+                message=row["message"],
+                created_at=row["created_at"],
+            )
+            for row in commits
+        ),
+    )

@@ -1,0 +1,163 @@
+"""Templates as a menu shows them: where each was found, what shadows it, and its prompt for a recorded request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from context_compiler.compiler.view import View
+from context_compiler.errors import ContextCompilerError, TemplateError
+from context_compiler.middleware.one_shot import compile_view
+from context_compiler.template import Template
+from context_compiler.web.data import Inspector, request_of
+
+ANSWER = "(the answer would stand here)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateRow:
+    """One line of the menu."""
+
+    name: str
+    source: str
+    """vault, system or builtin."""
+    path: str
+    """Inside its root."""
+    hash: str
+    """SHA-256 of the file."""
+    description: str
+    shadowed_by: str | None
+    """Source of the template of the same name that is found first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootRow:
+    """One step of the look-up order."""
+
+    source: str
+    folder: str
+    exists: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defect:
+    """A file that is no template."""
+
+    name: str
+    path: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplatesPage:
+    """All templates, and the order in which they are looked up."""
+
+    roots: tuple[RootRow, ...]
+    templates: tuple[TemplateRow, ...]
+    defects: tuple[Defect, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplatePage:
+    """One template with its settings, and its prompt for a recorded request."""
+
+    row: TemplateRow
+    folder: str
+    compiler: str
+    fidelity: str | None
+    recent_turns: str | None
+    wants: tuple[str, ...]
+    warnings: tuple[str, ...]
+    text: str
+    request: int | None
+    prompt: str
+    """As the model would be asked; for a template that asks no model, the note that it writes."""
+    asks_model: bool
+
+
+def template_rows(inspector: Inspector) -> tuple[TemplateRow, ...]:
+    """Every readable template, those that are found first first."""
+    first: dict[str, str] = {}
+    found: list[TemplateRow] = []
+    roots = {source: folder for source, folder in inspector.library.roots}
+    for info in inspector.library.list():
+        template = inspector.library.find(info.path)
+        found.append(
+            TemplateRow(
+                name=info.name,
+                source=info.source,
+                path=_inside(info.path, roots.get(info.source)),
+                hash=template.sha256,
+                description=info.description,
+                shadowed_by=first.get(info.name) if info.shadowed else None,
+            )
+        )
+        first.setdefault(info.name, info.source)
+    return tuple(found)
+
+
+def _inside(path: str, root: Path | None) -> str:
+    folder = None if root is None else root.absolute()
+    return Path(path).relative_to(folder).as_posix() if folder and Path(path).is_relative_to(folder) else path
+
+
+async def load_templates(inspector: Inspector) -> TemplatesPage:
+    """The menu with everything that was looked at."""
+    roots = [RootRow(source=source, folder=str(path), exists=path.is_dir()) for source, path in inspector.library.roots]
+    defects = [Defect(name=one.name, path=one.path or "", error=str(one)) for one in inspector.library.defects()]
+    return TemplatesPage(roots=tuple(roots), templates=template_rows(inspector), defects=tuple(defects))
+
+
+async def load_template(inspector: Inspector, name: str, source: str, request: int | None) -> TemplatePage:
+    """One template by its name, or that of one source, with its prompt for a request if one is given.
+
+    Raises:
+        TemplateError: there is none.
+    """
+    rows = [row for row in template_rows(inspector) if row.name == name and source in ("", row.source)]
+    if not rows:
+        raise TemplateError("there is no template of that name", name=name)
+    folder = next(folder for origin, folder in inspector.library.roots if origin == rows[0].source)
+    template = inspector.library.find(str((folder / rows[0].path).absolute()))
+    prompt = "" if request is None else await _prompt(inspector, template, request)
+    return TemplatePage(
+        row=rows[0],
+        folder=str(folder),
+        compiler=template.compiler,
+        fidelity=None if template.fidelity is None else str(template.fidelity),
+        recent_turns=None if template.recent_turns is None else str(template.recent_turns),
+        wants=tuple(sorted(template.wants())),
+        warnings=template.warnings,
+        text=template.body,
+        request=request,
+        prompt=prompt,
+        asks_model=template.compiler == "agent",
+    )
+
+
+async def _prompt(inspector: Inspector, template: Template, request: int) -> str:
+    """The prompt of a template for a recorded history; nothing leaves this process."""
+    row, _ = await inspector.read(partial(request_of, number=request))
+    raw, _ = await inspector.read(lambda db: inspector.read_nodes(db, inspector.chain(db, row.raw_tip, row.session)))
+    if not raw:
+        raise ContextCompilerError(f"request {request} was recorded without its raw history")
+    prompts: list[str] = []
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        prompts.extend(str(part.content) for part in messages[-1].parts if part.part_kind == "user-prompt")
+        return ModelResponse(parts=[TextPart(content=ANSWER)])
+
+    model = FunctionModel(answer) if template.compiler == "agent" else "none"
+    view = await _compiled(raw, template, row.budget or 2_000, model)
+    return "\n\n".join(prompts) or view.summary
+
+
+async def _compiled(raw: Sequence[ModelMessage], template: Template, budget: int, model: FunctionModel | str) -> View:
+    work = partial(compile_view, raw, template, budget, model=model, system=None, session="preview")
+    return await asyncio.to_thread(lambda: asyncio.run(work()))

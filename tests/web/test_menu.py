@@ -1,0 +1,106 @@
+"""Templates, layers, quality, and requests that appear while somebody looks."""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from pathlib import Path
+
+from pydantic_ai import Agent
+from starlette.testclient import TestClient
+
+from context_compiler import ContextCompiler, ContextManager, SQLiteStore
+from context_compiler.manager import SQLiteMemory
+from context_compiler.web.app import create_app
+from context_compiler.web.data import Inspector
+from context_compiler.web.live import live_events
+from tests.support.agents import Talker
+from tests.web.conftest import FACT, number_of, requests_of
+
+
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    vault, system = tmp_path / "vault", tmp_path / "system"
+    ours = vault / "AssistantMD" / "ContextTemplates"
+    (ours / "team").mkdir(parents=True)
+    (system / "ContextTemplates").mkdir(parents=True)
+    (ours / "chat_compiler.md").write_text("---\ndescription: Ours\n---\nNotes: {{ recent_turns }}")
+    (ours / "team" / "notes.md").write_text("Team notes {{ topic }}")
+    (ours / "broken.md").write_text("---\ncompiler: nobody\n---\nx")
+    (system / "ContextTemplates" / "chat_compiler.md").write_text("System notes")
+    return vault, system
+
+
+def test_the_template_menu_is_that_of_the_document(db: Path, tmp_path: Path) -> None:
+    vault, system = folders(tmp_path)
+    with TestClient(create_app(db, vault=vault, system=system), base_url="http://127.0.0.1") as client:
+        found = client.get("/api/context/templates").json()
+        ours = [one for one in found if one["name"] == "chat_compiler"]
+        assert [one["source"] for one in ours] == ["vault", "system", "builtin"]
+        assert [one["shadowed_by"] for one in ours] == [None, "vault", "vault"]
+        assert {"name", "source", "path", "hash", "description", "shadowed_by"} == set(ours[0])
+        team = next(one for one in found if one["name"] == "team/notes")
+        file = vault / "AssistantMD" / "ContextTemplates" / "team" / "notes.md"
+        assert team["path"] == "team/notes.md" and team["hash"] == sha256(file.read_bytes()).hexdigest()
+        page = client.get("/templates").text
+        assert "shadowed by vault" in page and "wrong" in page and "broken" in page
+        assert "System notes" in client.get("/template?name=chat_compiler&source=system").text
+        assert client.get("/template?name=none").status_code == 404
+
+
+def test_a_template_is_tried_on_a_recorded_history(client: TestClient) -> None:
+    number = requests_of(client, "long")[-1]["id"]
+    asked = client.get("/api/template", params={"name": "chat_compiler", "request": number}).json()
+    assert asked["asks_model"] and "=== BEGIN EXTRACTION TEMPLATE ===" in asked["prompt"] and FACT in asked["prompt"]
+    own = client.get("/api/template", params={"name": "extractive", "request": number}).json()
+    assert not own["asks_model"] and "QUOTED FROM EARLIER TURNS" in own["prompt"]
+
+
+def test_a_session_without_layers_or_manager_says_so(client: TestClient) -> None:
+    number = number_of(client, "long")
+    assert "No layers are stored" in client.get(f"/sessions/{number}/layers").text
+    assert "is not managed" in client.get(f"/sessions/{number}/manager").text
+    roles = [one["role"] for one in client.get(f"/api/sessions/{number}/layers").json()["nodes"]]
+    assert roles == ["understand", "think", "act", "reply"]
+
+
+async def test_a_managed_session_shows_its_quality_and_checkpoints(tmp_path: Path) -> None:
+    db = tmp_path / "context.db"
+    memory = SQLiteMemory("managed", db)
+    manager = ContextManager.with_versioning(memory, memory, "none")
+    for number in range(3):
+        await manager.process_turn(f"turn {number} about the garden")
+        manager.add_response("noted")
+    await manager.checkpoint("first <b>")
+    await memory.store.close()
+    client = TestClient(create_app(db, system=None), base_url="http://127.0.0.1")
+    found = client.get(f"/api/sessions/{number_of(client, 'managed')}/manager").json()
+    assert len(found["scores"]) == 3 and "first <b>" in [one["message"] for one in found["commits"]]
+    page = client.get(f"/sessions/{number_of(client, 'managed')}/manager").text
+    assert "first &lt;b&gt;" in page and "quality" in page
+
+
+async def test_requests_of_a_running_agent_appear(db: Path) -> None:
+    store = SQLiteStore(db, read_only=True)
+    seen: list[int] = []
+
+    def render(rows: list[object]) -> str:
+        seen.extend(one.id for one in rows)  # pyright: ignore
+        return "<tr>\n\n<td>new</td></tr>"
+
+    events = live_events(Inspector(store), None, render, pause=0.01)
+    waiting = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0.05)
+    writer = SQLiteStore(db)
+    compiler = ContextCompiler(model="none", store=writer, system=None)
+    await Agent(Talker().model, capabilities=[compiler]).run("now", conversation_id="live")
+    assert await waiting == "data: <tr>\ndata: <td>new</td></tr>\n\n"
+    [newest, *_] = await writer.views("live")
+    assert seen == [newest.id]
+    await events.aclose()
+    await writer.close()
+    await store.close()
+
+
+def test_live_rows_are_rows_of_the_table(client: TestClient) -> None:
+    page = client.get(f"/sessions/{number_of(client, 'long')}").text
+    assert f'hx-sse:connect="/live?session={number_of(client, "long")}"' in page
