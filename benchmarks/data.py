@@ -101,7 +101,9 @@ class Data:
         if name == GENERATED or self.folder is None:
             return generated_conversations()
         if name in LIVED:
-            return facts.conversations(self.sessions(name), name)
+            if (asked := f"{name} facts") not in self._loaded:
+                self._loaded[asked] = facts.conversations(self.sessions(name), name)
+            return self._loaded[asked]
         found = self._loaded.setdefault(name, recall.load(name, self.folder))
         every = 20 if self.fast else self.every
         chosen = found[:2] if self.fast else found[: self.most]
