@@ -139,9 +139,9 @@ def _requests(known: Known) -> Iterator[Row]:
         if requests:
             yield what, "0", f"{count:,} of {requests:,}", not count
     for budget, goal in COST.items():
-        value = known.get(Cell("sessions", "ours-live", "pi", budget))
-        if value is not None:
-            cost = value["relative"]
+        session, life = (known.get(Cell(measure, PAIRED, "pi", budget)) for measure in ("sessions", "lived"))
+        costs = [session["relative"]] if session else [life["cost"] / life["whole"]] if life else []
+        for cost in costs:
             yield f"cost with a prompt cache, pi at {budget:,}", f"≤ {goal}", f"{cost:.3f}", cost <= goal
     value = known.get(Cell("sessions", "ours-live", "tau", 1_000))
     if value is not None:
