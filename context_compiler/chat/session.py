@@ -241,7 +241,7 @@ class ChatSession:
         """The capability of Endless mode: one per template, so that switching back finds its summary."""
         if self.template not in self._compilers:
             made = ContextCompiler(on_view=self._on_view, on_error=self._on_error, **self._arguments)
-            made.template = self.template  # one that is missing is told of at the first turn, and the chat goes on
+            made.template = self.template  # a missing one is reported at the first turn, and the chat goes on
             made.check()
             self._compilers[self.template] = made
         return self._compilers[self.template]

@@ -236,7 +236,9 @@ def day(when: object) -> str:
 
 
 _HALVES = re.compile("[\ud800-\udfff]")
-_DIGITS = re.compile(rb"(?<!\d)\d{4301}")
+_NUMBER = 4_301
+"""Digits of a whole number that is too long for JSON parsers."""
+_DIGITS = re.compile(rb"\d*")
 _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(-?\d{4301,}+)')
 """A complete string, so that digits within it are no number; or a number too long for JSON parsers."""
 
@@ -253,7 +255,18 @@ def message_body(message: ModelMessage) -> bytes:
         loose = ModelMessagesTypeAdapter.dump_python([message], mode="json", warnings=False, fallback=type_label)
         text = json.dumps(loose[0], ensure_ascii=False, separators=(",", ":"))
         body = _HALVES.sub("\ufffd", text).encode()
-    return _STRING_OR_NUMBER.sub(_as_text, body) if _DIGITS.search(body) else body
+    return _STRING_OR_NUMBER.sub(_as_text, body) if _has_long_number(body) else body
+
+
+def _has_long_number(body: bytes) -> bool:
+    """True if `_NUMBER` digits follow one another: then one byte at that distance, which are looked at, is a digit."""
+    for at in range(0, len(body), _NUMBER):
+        if 48 <= body[at] <= 57:
+            before = body[max(0, at - _NUMBER) : at]
+            after = _DIGITS.match(body, at, at + _NUMBER)
+            if len(before) - len(before.rstrip(b"0123456789")) + (after.end() - at if after else 0) >= _NUMBER:
+                return True
+    return False
 
 
 def _as_text(found: re.Match[bytes]) -> bytes:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
 from pydantic_core import to_json
 
-from context_compiler.tokens import TokenCounter, media_tokens
+from context_compiler.tokens import TokenCounter, character_boundary, media_tokens
 
 MARK = "context_compiler"
 """The metadata key that says a part was written by this package. Users cannot set it through text."""
@@ -28,6 +28,10 @@ RETRY_OVERHEAD = 12
 
 CALL_OVERHEAD = 8
 """Tokens that the framing of one tool call costs: its id, type and name fields."""
+
+
+LARGEST = 500_000
+"""Characters of a part that are searched, quoted and truncated; of a larger one, those of its beginning and end."""
 
 
 class Kind(StrEnum):
@@ -54,6 +58,7 @@ class Item:
 
     kind: Kind
     text: str
+    """Bounded: see `LARGEST`."""
     tokens: int
     """Exact tokens as sent, framing included."""
     call_id: str | None = None
@@ -100,7 +105,16 @@ def read_part(part: Any, counter: TokenCounter) -> Item:
     if kind in CONTROL_KINDS:
         text = plain_text(getattr(part, CONTROL_KINDS[kind], None))
         return Item(kind=Kind.CONTROL, text=text, tokens=counter.text(text) + MESSAGE_OVERHEAD)
-    return _READERS.get(kind, _other)(part, counter)
+    item = _READERS.get(kind, _other)(part, counter)
+    return item if len(item.text) <= LARGEST else replace(item, text=_shortened(item.text))
+
+
+def _shortened(text: str) -> str:
+    """Beginning and end of a text that nobody can read whole."""
+    tail = LARGEST * 2 // 5
+    head = LARGEST - tail
+    gap = f"\n[… {len(text) - LARGEST:,} characters are left out here …]\n"
+    return text[: character_boundary(text, head, -1)] + gap + text[character_boundary(text, len(text) - tail, 1) :]
 
 
 def _user(part: Any, counter: TokenCounter) -> Item:

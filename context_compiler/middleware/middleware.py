@@ -5,12 +5,14 @@ The order is always the same: the view (or what stands in for it), the record, c
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
@@ -32,6 +34,7 @@ from context_compiler.layers.session import LayerSource, load_state
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.fallback import fallback
+from context_compiler.middleware.off_loop import is_long, off_loop
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import respond
 from context_compiler.middleware.single_flight import Summaries
@@ -81,6 +84,9 @@ class Middleware:
         started = time.perf_counter()
         run.fail(None)
         await self._prepare()
+        long = is_long(request.messages, run.raw)
+        if long:
+            await try_await(asyncio.to_thread(self.state.reader.read, request.messages))
         request = await self._join(run, request)
         request, result = await self._result(run, await self._attach_layers(run, request), host)
         if result.view.status == "floor_over_budget":
@@ -111,7 +117,7 @@ class Middleware:
 
         That goes without layers where they need the room of the least that can be sent.
         """
-        outcome = await try_await(respond(self.state, run, request, host))
+        outcome = await try_await(self._respond(run, request, host))
         result = outcome.value
         if result is not None:
             self._settle(run, result)
@@ -120,16 +126,27 @@ class Middleware:
             if result.view.status == "floor_over_budget" and request.layers.text:
                 run.attach(drop_block(request.layers, "even the least that can be sent needs their room"))
                 request = replace(request, layers=run.layers or NO_LAYERS)
-                again = (await try_await(respond(self.state, run, request, host))).value
+                again = (await try_await(self._respond(run, request, host))).value
                 if again is not None:
                     result = again
                     self._settle(run, result)
         else:
             error = outcome.error or RuntimeError("no view")
             await self.report(error)
-            result = await fallback(self.state, run, request, host, error)
+            result = await self._off_loop(run, request, host, partial(fallback, self.state, run, request, error=error))
             self._settle(run, result)
         return request, result
+
+    async def _respond(self, run: Run, request: Request, host: Host) -> Result:
+        return await self._off_loop(run, request, host, partial(respond, self.state, run, request))
+
+    async def _off_loop(
+        self, run: Run, request: Request, host: Host, work: Callable[..., Coroutine[Any, Any, Result]]
+    ) -> Result:
+        """Do `work` with the host, off the event loop where it is long."""
+        if not is_long(request.messages, run.raw):
+            return await work(host=host)
+        return await off_loop(lambda there: work(host=there), host)
 
     def _settle(self, run: Run, result: Result) -> None:
         changed = result.next_cycle is not None and result.next_cycle is not run.cycle
@@ -210,7 +227,9 @@ class Middleware:
 
     async def finished(self, run: Run, session_id: str, messages: list[ModelMessage]) -> None:
         """Keep the raw history with the last answer of a run."""
-        history = attempt(lambda: self.state.reader.read([*(run.earlier or ()), *messages], last=run.raw)).value
+        read = partial(self.state.reader.read, [*(run.earlier or ()), *messages], last=run.raw)
+        long = is_long(messages, run.raw)
+        history = (await try_await(asyncio.to_thread(read)) if long else attempt(read)).value
         if history is not None and messages:
             await self.archive.raw(session_id, history)
             self.archive.remember_raw(session_id, history)

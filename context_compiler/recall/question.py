@@ -136,4 +136,9 @@ def asked(reading: Reading) -> str:
     A prompt that was never answered stands in one request with the next one.
     """
     said = [item.text for item in reading.items if item.kind is Kind.USER and item.mark is None]
-    return next((text for text in reversed(said) if any(terms(text))), "\n".join(said))
+    return next((text for text in reversed(said) if _has_term(text)), "\n".join(said))
+
+
+def _has_term(text: str) -> bool:
+    """True if there is an indexed term; the text is read piece by piece, for the first pieces nearly always do."""
+    return any(any(terms(text[at : at + LONGEST])) for at in range(0, len(text), LONGEST))

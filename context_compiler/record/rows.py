@@ -67,9 +67,13 @@ TURN_TIPS = (("commits", "turns_tip"), ("spaces", "turns_tip"), ("scores", "turn
 """The same columns of managed sessions."""
 
 
+LARGE = 1_000_000
+"""Bytes of a body from which on it is compressed fast rather than well."""
+
+
 def pack(body: bytes) -> bytes | str:
     """The stored form of a body: text, or compressed bytes if that saves a tenth or the body is not UTF-8."""
-    small = zlib.compress(body) if len(body) > 100 else body
+    small = zlib.compress(body, 1 if len(body) > LARGE else -1) if len(body) > 100 else body
     if len(small) < 0.9 * len(body):
         return small
     try:

@@ -1,0 +1,109 @@
+"""Long work off the event loop: in a thread with a loop of its own, while the host is called in its own loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
+from context_compiler.messages.history import History
+from context_compiler.middleware.request import Host
+
+T = TypeVar("T")
+
+LONG = 200_000
+"""Characters that take too long to read, count and rank on the event loop."""
+
+WIDTH = 4
+"""Characters of a token, about."""
+
+
+def is_long(messages: Sequence[ModelMessage], last: History | None) -> bool:
+    """True if so much is in a request that a view of it takes long.
+
+    Args:
+        messages: The raw history.
+        last: What it was at the request before: messages that it shares are known.
+    """
+    known = len(last) if last is not None else 0
+    if last is not None and last.tokens * WIDTH > LONG:
+        return True
+    left = LONG
+    for message in messages[max(0, known - 2) :]:
+        for part in message.parts:
+            left -= _size(getattr(part, "content", None), left) + _size(getattr(part, "args", None), left)
+            if left < 0:
+                return True
+    return False
+
+
+def _size(content: object, most: int) -> int:
+    """Characters of the texts in a content, counted until there are more than `most`."""
+    waiting: list[object] = [content]
+    size = 0
+    while waiting and size <= most:
+        one = waiting.pop()
+        size += len(one) if isinstance(one, str | bytes) else WIDTH
+        if isinstance(one, Mapping):
+            waiting += cast(Mapping[object, object], one).values()
+        elif isinstance(one, list | tuple):
+            waiting += cast(Sequence[object], one)
+    return size
+
+
+async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host) -> T:
+    """Run a coroutine to its end in a thread; what it awaits of the host runs in this loop.
+
+    A loop that has no threads, as those of some durable engines, runs it itself. When the caller is cancelled, the work
+    is too, at the next point where it waits.
+    """
+    here = asyncio.get_running_loop()
+    tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
+
+    async def main() -> T:
+        task = asyncio.ensure_future(work(_DistantHost(host, here)))
+        tasks.append((asyncio.get_running_loop(), task))
+        return await task
+
+    def run() -> T:
+        return asyncio.run(main())
+
+    try:
+        done = here.run_in_executor(None, partial(copy_context().run, run))
+    except (NotImplementedError, RuntimeError):
+        return await work(host)
+    try:
+        return await done
+    except asyncio.CancelledError:
+        for there, task in tasks:
+            with suppress(RuntimeError):  # it has ended
+                there.call_soon_threadsafe(task.cancel)
+        raise
+
+
+class _DistantHost(Host):
+    """A host as it is called from the loop of another thread."""
+
+    def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
+        self._host, self._loop = host, loop
+
+    async def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
+        return await self._call(self._host.begin(ids, config))
+
+    async def ask(self, request: SummaryRequest) -> SummaryResponse:
+        return await self._call(self._host.ask(request))
+
+    def affords(self, given: int, answered: int) -> bool:
+        return self._host.affords(given, answered)
+
+    def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
+        return self._host.framing(messages)

@@ -1,0 +1,130 @@
+"""Parts of megabytes: read, counted and ranked off the event loop, for a bounded price, and cut as any other."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+
+from context_compiler import Recall
+from context_compiler.tokens import TokenCounter, pieces
+from tests.middleware.faulty import BUDGET, Faulty
+from tests.support.agents import Notes, Talker, compiler
+from tests.support.growth import cpu
+from tests.support.histories import assert_pairs_whole, long_history, user
+
+LONG = 300_000
+FACT = "The pass word of the vault is Rhododendron."
+
+
+def distinct(size: int) -> str:
+    """Words of which no two are the same."""
+    return " ".join(f"w{number:x}" for number in range(size // 7))
+
+
+async def lived(where: str, text: str, **wanted: Any) -> Talker:
+    """One run that is given a text as its prompt, as the result of a tool, or as an earlier answer."""
+
+    def look() -> str:
+        return text
+
+    talker = Talker([[("look", {})], "done"] if where == "result" else "done")
+    agent = Agent(talker.model, tools=[look], capabilities=[compiler(budget=BUDGET, **wanted)])
+    history: list[ModelMessage] = [user("hello"), ModelResponse(parts=[TextPart(text)])] if where == "history" else []
+    await agent.run(text if where == "prompt" else "what is the pass word of the vault?", message_history=history)
+    return talker
+
+
+@pytest.mark.parametrize("where", ["prompt", "result", "history"])
+async def test_a_long_text_is_read_off_the_event_loop(where: str) -> None:
+    threads: dict[int, int] = {}
+
+    def count(text: str) -> int:
+        here = threading.get_ident()
+        threads[here] = max(threads.get(here, 0), len(text))
+        return len(text) // 4
+
+    talker = await lived(where, f"{FACT} {distinct(LONG)}", counter=count)
+    assert_pairs_whole(talker.last.messages)
+    assert threads.pop(threading.get_ident(), 0) < LONG // 4
+    assert max(threads.values()) > LONG // 2
+
+
+async def test_beyond_a_size_a_part_costs_hardly_more() -> None:
+    def work(size: int) -> float:
+        text = f"{FACT} {distinct(size)} {FACT}"
+        return cpu(lambda: threading_run(lived("result", text)))
+
+    work(1_000)
+    few, many = work(2 * LONG), work(10 * LONG)
+    assert many < max(1.0, 3 * few), (few, many)
+
+
+def threading_run(work: Any) -> None:
+    """Run a coroutine to its end beside the loop of the test."""
+    thread = threading.Thread(target=asyncio.run, args=(work,))
+    thread.start()
+    thread.join()
+
+
+async def test_what_a_long_part_begins_with_is_found() -> None:
+    text = f"{FACT}\n" + "what nobody asks for is said here again and again.\n" * 40_000
+    talker = Talker("done")
+    agent = Agent(talker.model, capabilities=[compiler(budget=BUDGET), Recall()])
+    history = [user("hello"), ModelResponse(parts=[TextPart(text)]), *long_history(12)[:-1]]
+    await agent.run("What is the pass word of the vault?", message_history=history)
+    assert "Rhododendron" in talker.last.text and talker.last.tokens <= BUDGET
+
+
+async def test_off_the_loop_a_model_writes_the_summary_in_the_loop_of_the_run() -> None:
+    loops: list[Any] = []
+
+    def answer(number: int) -> str:
+        loops.append(asyncio.get_running_loop())
+        return "- what was found"
+
+    faulty = Faulty(Notes(answer))
+    await faulty.ask(message_history=long_history(140, tools_per_turn=0, words=150))
+    assert faulty.statuses == ["compiled"] and not faulty.errors
+    assert loops and set(loops) == {asyncio.get_running_loop()}
+
+
+async def test_off_the_loop_a_failure_costs_no_run_either() -> None:
+    faulty = Faulty(Notes(ModelHTTPError(500, "notes")))
+    await faulty.ask(message_history=long_history(140, tools_per_turn=0, words=150))
+    assert faulty.statuses == ["fallback"] and faulty.kinds == ["CompileError"]
+    assert faulty.talker.last.tokens <= BUDGET
+
+
+async def test_off_the_loop_the_control_flow_of_an_engine_passes_through() -> None:
+    stop = type("Stopped", (Exception,), {"__module__": "dbos._error"})
+    faulty = Faulty(Notes(stop("until later")))
+    with pytest.raises(stop):
+        await faulty.ask(message_history=long_history(140, tools_per_turn=0, words=150))
+
+
+async def test_off_the_loop_a_run_can_be_cancelled() -> None:
+    notes = Notes(seconds=30)
+    faulty = Faulty(notes)
+    task = asyncio.create_task(faulty.ask(message_history=long_history(140, tools_per_turn=0, words=150)))
+    while not notes.prompts:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while not notes.cancelled:
+        await asyncio.sleep(0.01)
+    assert not faulty.errors
+
+
+@pytest.mark.parametrize("unit", ["word ", "x", "one line\n", "漢字、"])
+def test_a_text_above_any_window_is_estimated_from_pieces_of_it(unit: str) -> None:
+    text = unit * (2_500_000 // len(unit))
+    counter = TokenCounter()
+    exact = sum(map(counter.text, pieces(text)))
+    assert abs(counter.text(text) - exact) <= exact // 100
