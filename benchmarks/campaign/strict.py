@@ -121,7 +121,7 @@ def _overhead(info: AgentInfo) -> int:
 
 
 def _without_notes(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
-    if not NOTED_LATER or not any(part.part_kind in HOST_NOTES for part in messages[-1].parts):
+    if not NOTED_LATER or not messages or not any(part.part_kind in HOST_NOTES for part in messages[-1].parts):
         return list(messages)
     last: Any = messages[-1]
     kept = [part for part in last.parts if part.part_kind not in HOST_NOTES]

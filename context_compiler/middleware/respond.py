@@ -54,6 +54,9 @@ from context_compiler.resilience import attempt
 JOURNALLED = 2_000
 """Newest chain ids that are looked up; a small number, because a durable run journals them."""
 
+FRAMED = 4
+"""Share of the budget, as a divisor, from which on raw history is counted as the host renders it, which takes time."""
+
 TRIES = 3
 """Attempts to cut a view that the host's own framing pushes over its budget."""
 
@@ -99,10 +102,15 @@ def _opens(context: RequestContext, cycle: Cycle | None) -> bool:
 
 
 def _raw(context: RequestContext) -> Result | None:
-    """The raw history, up to the high threshold."""
-    if context.request.fixed + context.history.tokens > context.limits().high:
+    """The raw history, up to the high threshold, and within the budget as the host renders it."""
+    limits, tokens = context.limits(), context.request.fixed + context.history.tokens
+    if tokens > limits.high:
         return None
-    return assemble_view(context, None, "raw")
+    result = assemble_view(context, None, "raw")
+    if tokens * FRAMED < limits.budget:
+        return result
+    result = replace(result, cost=max(result.cost, _cost(context, result.view.messages)))
+    return result if result.cost <= limits.budget else None
 
 
 def _carry_on(context: RequestContext, cycle: Cycle) -> Result | None:
