@@ -104,6 +104,8 @@ class Turn:
     sent: list[Sent] = field(default_factory=list[Sent])
     views: list[View] = field(default_factory=list[View])
     errors: list[Exception] = field(default_factory=list[Exception])
+    resumed: set[int] = field(default_factory=set[int])
+    """Requests with which a run began that answers what was put off."""
     steered: bool = False
     """The last prompt is another one than the first."""
 
@@ -298,6 +300,7 @@ class Conversation:
             given_history = result.all_messages()
             more = self.drawn.sometimes(0.3)
             self.turn.steered |= more
+            self.turn.resumed.add(len(self.turn.sent))
             result = await agent.run(
                 "And go on." if more else None,
                 message_history=given_history,
@@ -336,19 +339,20 @@ class Conversation:
             "requests without a view",
             f"{self.describe()}{len(turn.sent)} sent, {len(turn.views)} views",
         )
-        most, refused = float(self.budget), False
+        most = least = float(self.budget)
+        refused = False
         for number, (sent, view) in enumerate(zip(turn.sent, turn.views, strict=False)):
             at = f"{self.describe()}request {number + 1} of {len(turn.sent)}, {view.status}: "
-            if view.status == "compiled" and not refused:  # what a provider refused holds for the rest of a cycle
-                most = self.budget
-            self._check_view(at, sent, view, prompt, most)
+            if (view.status == "compiled" and not refused) or number in turn.resumed:
+                most = self.budget  # what a provider refused holds for the rest of a cycle and of a run
+            self._check_view(at, sent, view, prompt, most, least)
             refused = sent.refused
             if refused:
-                most = min(most, 0.7 * sent.tokens * (view.record.ratio if view.record else 1.0))
+                most = least = min(most, 0.7 * sent.tokens * (view.record.ratio if view.record else 1.0))
             await self._check_row(at, strict, sent, view)
         self._check_errors()
 
-    def _check_view(self, at: str, sent: Sent, view: View, prompt: Any, most: float) -> None:
+    def _check_view(self, at: str, sent: Sent, view: View, prompt: Any, most: float, least: float) -> None:
         case, floor = self.case, view.status == "floor_over_budget"
         case.count(f"views: {view.status.partition(' ')[0]}")
         ratio = view.record.ratio if view.record else 1.0
@@ -358,7 +362,7 @@ class Conversation:
             "requests over budget",
             lambda: f"{at}{sent.tokens} tokens of {most:.0f} at ratio {ratio:.3f}; {view.ledger}",
         )
-        room = most / ratio - sent.overhead
+        room = least / ratio - sent.overhead
         told = f"{sent.overhead} of {sent.tokens} tokens are instructions and schemas; {view.ledger}"
         open_parts = len(sent.messages[-1].parts)
         needed = room < FLOOR + 80 * open_parts or view.error
