@@ -131,6 +131,11 @@ class SessionStorage:
         await try_await(self.store.close())
         self.transcript.close()
 
+    async def refresh(self) -> None:
+        """Load the turns that another terminal has completed, without waiting for it."""
+        if self.transcript.state() != self._state:
+            await self._load(writing=False)
+
     async def _catch_up(self) -> None:
         """Load the turns that another terminal has added."""
         if self.transcript.state() == self._state:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import webbrowser
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from context_compiler.cli.options import DB, SYSTEM, Db, Json, System, Vault, example, group
+from context_compiler.cli.chat import MODEL as CHAT_MODEL
+from context_compiler.cli.options import DB, SYSTEM, Db, Json, System, Vault, example, group, parse_amount
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import json_text
 from context_compiler.errors import SettingsError
@@ -20,6 +21,9 @@ from context_compiler.errors import SettingsError
 app = group("Look at the record in the browser.")
 
 HOST = "127.0.0.1"
+GRACE = 3
+"""Seconds that open pages have when the server ends."""
+
 NEEDS = ("starlette", "uvicorn")
 
 
@@ -32,10 +36,20 @@ def serve(
         str, typer.Option("--host", help="Address to listen on; anything but loopback asks for a token.")
     ] = HOST,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", "-m", envvar="CONTEXT_COMPILER_CHAT_MODEL", help="Model of the chat; `scripted` needs no key."
+        ),
+    ] = CHAT_MODEL,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", "-b", help="Tokens per request of an Endless chat, or a share of its window."),
+    ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     json: Json = False,
 ) -> None:
-    """Serve the inspector of a record on this machine, until Ctrl-C. The record is only read."""
+    """Serve the inspector of a record, and a chat, on this machine until Ctrl-C. Only the chat writes to the record."""
     if missing := [name for name in NEEDS if find_spec(name) is None]:
         raise SettingsError(f'{" and ".join(missing)} not installed: pip install "pydantic-ai-context-compiler[web]"')
     listener = _listen(host, port)
@@ -49,19 +63,33 @@ def serve(
         Screen().line(url)
     if open_:
         webbrowser.open(url)
-    _run(_application(db, system=system, vault=vault, host=host, token=token), listener)
-
-
-def _application(db: Path, *, system: Path, vault: Path | None, host: str, token: str | None) -> Any:
+    amount = None if budget is None else parse_amount(budget)
+    chats = _chats(model, db=db, system=system, vault=vault, budget=amount)
     names = () if _is_loopback(host) else (host, socket.gethostname(), *_own_addresses())
     create_app = import_module("context_compiler.web.app").create_app
-    return create_app(db, system=system, vault=vault, hosts=names, token=token)
+    _run(create_app(db, system=system, vault=vault, hosts=names, token=token, chats=chats), listener)
+
+
+def _chats(model: str, **settings: Any) -> Any:
+    """Chats with the models that the command line knows, `scripted` among them."""
+    web = import_module("context_compiler.web.chat")
+    inputs = import_module("context_compiler.cli.inputs")
+    os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
+
+    def agent_of(name: str) -> Any:
+        return import_module("pydantic_ai").Agent(inputs.chat_model(name), name="chat")
+
+    return web.Chats(agent_of, web.ChatDefaults(model=model, **settings))
 
 
 def _run(application: Any, listener: socket.socket) -> None:
     uvicorn: Any = import_module("uvicorn")
-    config = uvicorn.Config(application, log_level="warning", access_log=False, server_header=False, lifespan="off")
-    uvicorn.Server(config).run(sockets=[listener])
+    config = uvicorn.Config(
+        application, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=3
+    )
+    server = uvicorn.Server(config)
+    application.state.is_ending = lambda: server.should_exit
+    server.run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
@@ -21,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from context_compiler.errors import ContextCompilerError, StoreError, TemplateError
 from context_compiler.record.store import SQLiteStore
 from context_compiler.web.api import RESOURCES, BadRequest, Resource, Sources, openapi, to_json
+from context_compiler.web.chat import CHAT_PATHS, Busy, ChatPages, Chats
 from context_compiler.web.data import Inspector, NotFound
 from context_compiler.web.export import FORMS
 from context_compiler.web.live import live_events
@@ -148,7 +150,7 @@ def create_app(
     vault: str | Path | None = None,
     hosts: Iterable[str] = (),
     token: str | None = None,
-    routes: Iterable[Route] = (),
+    chats: Chats | None = None,
 ) -> Starlette:
     """The application for one record.
 
@@ -158,7 +160,7 @@ def create_app(
         vault: Folder whose `AssistantMD/ContextTemplates/` comes first.
         hosts: Names under which the server is reached, beside those of loopback.
         token: Token that every request must bring; None asks for none.
-        routes: More routes, which come first.
+        chats: Chats of the chat page; None leaves it out.
     """
     store = SQLiteStore(db, read_only=True)
     inspector = Inspector(
@@ -169,7 +171,7 @@ def create_app(
     answers = [Route(f"/api{one.route}", _answer(one, sources)) for one in RESOURCES]
     app = Starlette(
         routes=[
-            *routes,
+            *(ChatPages(chats, inspector).routes() if chats is not None else [Route("/chat", _no_chat)]),
             Route("/", _home),
             *pages,
             *answers,
@@ -183,8 +185,10 @@ def create_app(
             ContextCompilerError: _explain,
             HTTPException: _explain,
         },
+        lifespan=lambda app: _closing(chats),
     )
     app.state.inspector = inspector
+    app.state.is_ending = lambda: False  # the server says when open streams have to end
     return app
 
 
@@ -237,7 +241,8 @@ def _live(inspector: Inspector) -> Endpoint:
     async def answer(request: Request) -> Response:
         asked = request.query_params.get("session", "")
         session = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 16 else None
-        events = live_events(inspector, session, lambda rows: render("live.html", requests=rows))
+        ending = request.app.state.is_ending
+        events = live_events(inspector, session, lambda rows: render("live.html", requests=rows), is_ending=ending)
         return StreamingResponse(events, media_type="text/event-stream")
 
     return answer
@@ -248,7 +253,22 @@ async def _home(request: Request) -> Response:
 
 
 async def _openapi(request: Request) -> Response:
-    return JSONResponse(openapi())
+    document = openapi()
+    return JSONResponse({**document, "paths": {**document["paths"], **CHAT_PATHS}})
+
+
+async def _no_chat(request: Request) -> Response:
+    raise HTTPException(404, "this server has no chat: `context-compiler serve` starts one that has")
+
+
+@asynccontextmanager
+async def _closing(chats: Chats | None) -> AsyncGenerator[None]:
+    """Close the chats when the server ends, so that what was shown is kept."""
+    try:
+        yield
+    finally:
+        if chats is not None:
+            await chats.close()
 
 
 async def _static(request: Request) -> Response:
@@ -269,5 +289,5 @@ async def _explain(request: Request, error: Exception) -> Response:
 
 
 def _status(error: Exception) -> int:
-    known = ((NotFound, 404), (TemplateError, 404), (BadRequest, 400), (StoreError, 503))
+    known = ((NotFound, 404), (Busy, 409), (TemplateError, 404), (BadRequest, 400), (StoreError, 503))
     return next((status for kind, status in known if isinstance(error, kind)), 422)

@@ -24,7 +24,12 @@ Render = Callable[[list[RequestRow]], str]
 
 
 async def live_events(
-    inspector: Inspector, session: int | None, render: Render, *, pause: float = PAUSE
+    inspector: Inspector,
+    session: int | None,
+    render: Render,
+    *,
+    pause: float = PAUSE,
+    is_ending: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[str]:
     """New requests of a session, or of all, as events whose data is HTML, the newest first.
 
@@ -32,7 +37,7 @@ async def live_events(
     """
     seen: int | None = None
     quiet = 0
-    while True:
+    while not is_ending():
         try:
             newest = (await inspector.read(browse.change_mark))[0]
             if seen is not None and newest > seen:

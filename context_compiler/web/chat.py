@@ -1,0 +1,478 @@
+"""The chat page: conversations that live in the server, so that every tab sees the same answer and may close.
+
+An answer runs as a task of its own. Whoever listens to a chat gets its pieces as server-sent events, a page that comes
+late gets what there is so far, and a prompt while an answer is coming is refused and stays in its field.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from markdown_it import MarkdownIt
+from pydantic_ai import Agent
+from pydantic_ai.models import Model
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from context_compiler.chat.reconcile import visible_turns
+from context_compiler.chat.session import ChatSession, Reply
+from context_compiler.compiler.view import View
+from context_compiler.errors import ContextCompilerError
+from context_compiler.messages.printable import safe
+from context_compiler.record.browse import SessionFilter
+from context_compiler.resilience import attempt, try_await
+from context_compiler.settings import Amount
+from context_compiler.web.api import BadRequest
+from context_compiler.web.data import Inspector
+from context_compiler.web.pages import render
+
+LONGEST_NAME = 200
+"""Characters of a chat's name."""
+
+LONGEST_PROMPT = 400_000
+"""Characters of one prompt."""
+
+SHOWN = 40
+"""Turns on the page at first, and more at each request for earlier ones."""
+
+BACKLOG = 1_000
+"""Events that a page may be behind; one that is further behind loads the chat again."""
+
+LOOK = 1.0
+"""Seconds between two looks at whether the server ends, or a terminal has added a turn."""
+
+HEARTBEAT = 15
+"""Looks without an event after which a comment keeps the connection open."""
+
+LINKED = 400
+"""Newest requests among which the one of an answer is looked up."""
+
+
+class Busy(ContextCompilerError):
+    """An answer of this chat is still coming."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownTurn:
+    """One turn on the page."""
+
+    number: int
+    """From 1."""
+    user: str
+    answer: str
+    """HTML of the answer, safe to show; empty if there was none."""
+    request: int | None
+    """Number of its last request on the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatDefaults:
+    """Settings that every chat of a server begins with."""
+
+    model: str
+    template: str = "chat_compiler"
+    endless: bool = True
+    budget: Amount | None = None
+    writer: Model | str | None = None
+    """Model that writes the summaries; None is the one that answers."""
+    db: Path
+    system: Path
+    vault: Path | None = None
+
+
+class Chat:
+    """One conversation with its listeners."""
+
+    def __init__(self, name: str, agent_of: Callable[[str], Agent[Any, Any]], defaults: ChatDefaults) -> None:
+        self.name, self.model = name, defaults.model
+        self._agent_of = agent_of
+        self._listeners: set[asyncio.Queue[tuple[str, Any]]] = set()
+        self._answer: asyncio.Task[None] | None = None
+        self._prompt = self._shown = ""
+        self._requests: dict[int, int] = {}
+        self.view: View | None = None
+        self.session = ChatSession(
+            agent_of(defaults.model),
+            name,
+            endless=defaults.endless,
+            template=defaults.template,
+            model=defaults.writer,
+            store=defaults.db,
+            vault=defaults.vault,
+            system=defaults.system,
+            budget=defaults.budget,
+            notice=lambda text: self._tell("notice", {"text": safe(text)}),
+        )
+
+    async def open(self) -> None:
+        """Load the stored conversation, and which request answered which turn."""
+        await self.session.open()
+        found = await try_await(self.session.storage.store.views(self.name, limit=LINKED))
+        for record in found.value or ():
+            if record.id is not None:
+                self._requests.setdefault(record.turn_index, record.id)
+
+    @property
+    def answering(self) -> bool:
+        """True while an answer is coming."""
+        return self._answer is not None
+
+    def say(self, text: str, *, endless: bool, template: str, model: str) -> None:
+        """Begin to answer a prompt.
+
+        Raises:
+            Busy: an answer is still coming.
+            SettingsError: the template or the model cannot be used.
+        """
+        if self._answer is not None:
+            raise Busy("an answer is still coming: wait for it, or stop it")
+        if model != self.model:
+            self.session.agent, self.model = self._agent_of(model), model
+        before, self.session.template = self.session.template, template
+        chosen = attempt(self.session.compiler)
+        if chosen.error is not None:
+            self.session.template = before
+            raise chosen.error
+        self.session.endless = endless
+        self._prompt, self._shown = text, ""
+        self._tell("prompt", {"text": text})
+        self._answer = asyncio.create_task(self._run(text))
+
+    async def _run(self, text: str) -> None:
+        try:
+            outcome = await try_await(self.session.say(text, on_text=self._add))
+            reply = outcome.value if outcome.value is not None else self.session.last
+            self._link(reply)
+            why = safe(str(outcome.error) or type(outcome.error).__name__) if outcome.error is not None else ""
+            self._tell("done", {**self._figures(reply), "error": why[:500]})
+        finally:
+            self._answer = None
+
+    def _add(self, piece: str) -> None:
+        self._shown += piece
+        self._tell("piece", {"text": piece})
+
+    def _link(self, reply: Reply | None) -> None:
+        view = reply.view if reply is not None else None
+        if view is not None and view.record is not None and view.record.id is not None:
+            self.view = view
+            self._requests[len(visible_turns(self.session.messages)) - 1] = view.record.id
+
+    def _figures(self, reply: Reply | None) -> dict[str, Any]:
+        if reply is None:
+            return {}
+        record = reply.view.record if reply.view is not None else None
+        return {
+            "stopped": reply.stopped,
+            "raw": reply.raw,
+            "sent": reply.sent,
+            "cached": reply.cached,
+            "seconds": round(reply.seconds, 2),
+            "budget": record.budget if record is not None else None,
+            "request": record.id if record is not None else None,
+            "status": record.status.split(";")[0] if record is not None else "",
+        }
+
+    def stop(self) -> bool:
+        """Stop the answer that is coming; what was shown is kept. False if none is coming."""
+        if self._answer is None:
+            return False
+        if not self.session.stop():
+            self._answer.cancel()
+        return True
+
+    def turns(self, before: int | None = None) -> tuple[list[ShownTurn], int]:
+        """The newest turns before a position, oldest first, and the number of turns before these."""
+        found = visible_turns(self.session.messages)
+        end = len(found) if before is None else min(before, len(found))
+        start = max(0, end - SHOWN)
+        shown = [
+            ShownTurn(
+                number=at + 1,
+                user=safe(turn.user),
+                answer=markdown(turn.assistant or ""),
+                request=self._requests.get(at),
+            )
+            for at, turn in enumerate(found[start:end], start)
+        ]
+        return shown, start
+
+    def state(self) -> dict[str, Any]:
+        """State of the chat for a page that begins to listen."""
+        pending = {"prompt": self._prompt, "text": self._shown} if self.answering else None
+        return {
+            "turns": len(visible_turns(self.session.messages)),
+            "pending": pending,
+            **self._figures(self.session.last),
+        }
+
+    async def events(self, is_ending: Callable[[], bool]) -> AsyncIterator[str]:
+        """Events of this chat from now on, as server-sent events, until the server ends."""
+        queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(BACKLOG)
+        self._listeners.add(queue)
+        quiet = 0
+        try:
+            yield _event("state", self.state())
+            while not is_ending():
+                try:
+                    name, value = await asyncio.wait_for(queue.get(), LOOK)
+                except TimeoutError:
+                    quiet += 1
+                    if not self.answering:
+                        await self._refresh()
+                    if quiet % HEARTBEAT == 0:
+                        yield ": still here\n\n"
+                    continue
+                yield _event(name, value)
+                if name == "state":
+                    return
+        finally:
+            self._listeners.discard(queue)
+
+    async def _refresh(self) -> None:
+        """Tell listeners of turns that a terminal has added."""
+        before = len(self.session.messages)
+        await try_await(self.session.storage.refresh())
+        if len(self.session.messages) != before:
+            self._tell("turns", {"turns": len(visible_turns(self.session.messages))})
+
+    def _tell(self, name: str, value: Mapping[str, Any]) -> None:
+        for queue in self._listeners:
+            if queue.full():
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(("state", self.state()))
+            else:
+                queue.put_nowait((name, value))
+
+    async def close(self) -> None:
+        """Stop the answer that is coming, keep it, and close the chat."""
+        if self._answer is not None:
+            self.stop()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({self._answer}, timeout=5)
+        await self.session.close()
+
+
+class Chats:
+    """The chats that are open in this server, by name.
+
+    Args:
+        agent_of: Agent for a model's name; raises `SettingsError` if it cannot be used.
+        defaults: Settings that every chat begins with.
+    """
+
+    def __init__(self, agent_of: Callable[[str], Agent[Any, Any]], defaults: ChatDefaults) -> None:
+        self.defaults = defaults
+        self._agent_of = agent_of
+        self._open: dict[str, Chat] = {}
+        self._opening = asyncio.Lock()
+
+    async def get(self, name: str) -> Chat:
+        """The chat of that name, opened if need be."""
+        async with self._opening:
+            if name not in self._open:
+                chat = Chat(name, self._agent_of, self.defaults)
+                await chat.open()
+                self._open[name] = chat
+            return self._open[name]
+
+    async def close(self) -> None:
+        """Close all chats."""
+        for chat in self._open.values():
+            await try_await(chat.close())
+        self._open.clear()
+
+
+def _event(name: str, value: Mapping[str, Any]) -> str:
+    return f"event: {name}\ndata: {json.dumps(value)}\n\n"
+
+
+@cache
+def _parser() -> MarkdownIt:
+    """Markdown without HTML and without pictures, which would be loaded from elsewhere."""
+    return MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+
+
+def markdown(text: str) -> str:
+    """Markdown as HTML that is safe to show: no tags of its own, no pictures, no addresses that run code."""
+    return str(_parser().render(safe(text)))
+
+
+def _name(request: Request) -> str:
+    name = request.query_params.get("session", "main")
+    if not 0 < len(name) <= LONGEST_NAME or not name.strip() or name != safe(name):
+        raise BadRequest(f"session: give a name of 1 to {LONGEST_NAME} printable characters")
+    return name
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """The JSON object of a request.
+
+    Raises:
+        BadRequest: it is none, or too long.
+    """
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise BadRequest("send JSON, with content-type: application/json")
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > 4 * LONGEST_PROMPT:
+            raise BadRequest(f"text: at most {LONGEST_PROMPT} characters")
+    found: object = attempt(lambda: json.loads(data)).value
+    if not isinstance(found, dict):
+        raise BadRequest("the body is no JSON object")
+    return cast("dict[str, Any]", found)
+
+
+def _field(body: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = body.get(name, default)
+    if type(value) is not type(default):
+        raise BadRequest(f"{name}: give a {'boolean' if isinstance(default, bool) else 'string'}")
+    return value
+
+
+class ChatPages:
+    """Endpoints of the chat page and of its API."""
+
+    def __init__(self, chats: Chats, inspector: Inspector) -> None:
+        self.chats, self.inspector = chats, inspector
+
+    def routes(self) -> list[Route]:
+        """The routes of all endpoints."""
+        return [
+            Route("/chat", self.page),
+            Route("/chat/turns", self.turns),
+            Route("/api/chat", self.state),
+            Route("/api/chat", self.say, methods=["POST"]),
+            Route("/api/chat/events", self.events),
+            Route("/api/chat/stop", self.stop, methods=["POST"]),
+        ]
+
+    async def page(self, request: Request) -> Response:
+        """The page of one chat with its newest turns."""
+        name = _name(request)
+        known = await try_await(self.inspector.sessions(SessionFilter()))
+        chat = await self.chats.get(name)
+        turns, earlier = chat.turns()
+        return HTMLResponse(
+            render(
+                "chat.html",
+                here="chat",
+                db=str(self.chats.defaults.db),
+                session=name,
+                turns=turns,
+                earlier=earlier,
+                model=chat.model,
+                template=chat.session.template,
+                endless=chat.session.endless,
+                known=[one.session_id for one in known.value.sessions] if known.value else [],
+            )
+        )
+
+    async def turns(self, request: Request) -> Response:
+        """Some turns as a piece of the page."""
+        chat = await self.chats.get(_name(request))
+        before = request.query_params.get("before", "")
+        if before and not (before.isascii() and before.isdigit() and len(before) < 10):
+            raise BadRequest("before: give a whole number")
+        found, earlier = chat.turns(int(before) if before else None)
+        return HTMLResponse(render("chat_turns.html", turns=found, earlier=earlier))
+
+    async def state(self, request: Request) -> Response:
+        """State of a chat."""
+        chat = await self.chats.get(_name(request))
+        return JSONResponse({"session": chat.name, "model": chat.model, **chat.state()})
+
+    async def events(self, request: Request) -> Response:
+        """Events of a chat from now on."""
+        chat = await self.chats.get(_name(request))
+        return StreamingResponse(chat.events(request.app.state.is_ending), media_type="text/event-stream")
+
+    async def say(self, request: Request) -> Response:
+        """Begin to answer a prompt."""
+        chat = await self.chats.get(_name(request))
+        body = await _body(request)
+        text = _field(body, "text", "")
+        if not text.strip() or len(text) > LONGEST_PROMPT:
+            raise BadRequest(f"text: give a prompt of at most {LONGEST_PROMPT} characters")
+        chat.say(
+            text,
+            endless=_field(body, "endless", chat.session.endless),
+            template=_field(body, "template", chat.session.template),
+            model=_field(body, "model", chat.model),
+        )
+        return JSONResponse({"session": chat.name}, 202)
+
+    async def stop(self, request: Request) -> Response:
+        """Stop the answer that is coming."""
+        chat = await self.chats.get(_name(request))
+        return JSONResponse({"stopped": chat.stop()})
+
+
+def _operation(name: str, about: str, answers: Mapping[str, str], *, body: Mapping[str, Any] | None = None) -> Any:
+    found: dict[str, Any] = {
+        "operationId": name,
+        "summary": about,
+        "parameters": [
+            {
+                "name": "session",
+                "in": "query",
+                "description": "Name of the chat.",
+                "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME, "default": "main"},
+            }
+        ],
+        "responses": {
+            code: {"description": why, "content": {_MEDIA.get(name, "application/json"): {}}}
+            for code, why in answers.items()
+        },
+    }
+    if body is not None:
+        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return found
+
+
+_MEDIA = {"listen": "text/event-stream"}
+
+_PROMPT: dict[str, Any] = {
+    "type": "object",
+    "required": ["text"],
+    "properties": {
+        "text": {"type": "string", "minLength": 1, "maxLength": LONGEST_PROMPT},
+        "endless": {"type": "boolean", "description": "Send a view instead of the whole history."},
+        "template": {"type": "string", "description": "Template of the views."},
+        "model": {"type": "string", "description": "Model that answers."},
+    },
+}
+
+CHAT_PATHS: dict[str, Any] = {
+    "/api/chat": {
+        "get": _operation("chat", "State of a chat.", {"200": "The state.", "400": "A parameter is wrong."}),
+        "post": _operation(
+            "say",
+            "Begin to answer a prompt.",
+            {
+                "202": "The answer comes as events.",
+                "400": "A field is wrong.",
+                "409": "An answer is still coming.",
+                "422": "The template or the model cannot be used.",
+            },
+            body=_PROMPT,
+        ),
+    },
+    "/api/chat/events": {
+        "get": _operation("listen", "Events of a chat.", {"200": "Events.", "400": "A parameter is wrong."})
+    },
+    "/api/chat/stop": {
+        "post": _operation("stop", "Stop the answer that is coming, and keep it.", {"200": "Whether one was coming."})
+    },
+}
+"""The part of the OpenAPI document that is about chats."""

@@ -1,0 +1,157 @@
+"use strict";
+(() => {
+  const at = (id) => document.getElementById(id);
+  const chat = at("chat");
+  const [turns, form, field, stop, send] = ["turns", "compose", "text", "stop", "send"].map(at);
+  const session = `session=${encodeURIComponent(chat.dataset.session)}`;
+  const number = new Intl.NumberFormat("en");
+  let coming = null;
+  let known = turns.querySelectorAll(".turn").length;
+
+  const isAtEnd = () => innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
+  const toEnd = () => scrollTo({ top: document.documentElement.scrollHeight });
+
+  function notice(text, bad) {
+    const line = document.createElement("p");
+    line.className = bad ? "notice bad" : "notice";
+    line.textContent = text;
+    at("notices").replaceChildren(line);
+  }
+  function busy(now) {
+    stop.hidden = !now;
+    send.disabled = now;
+    form.setAttribute("aria-busy", String(now));
+  }
+  function add(kind, text) {
+    const said = document.createElement("div");
+    said.className = `said ${kind}`;
+    said.dir = "auto";
+    said.textContent = text;
+    coming.append(said);
+    return said;
+  }
+  function begin(prompt, text) {
+    if (coming) return;
+    const end = isAtEnd();
+    coming = document.createElement("article");
+    coming.className = "turn";
+    add("user", prompt);
+    add("answer coming", text);
+    turns.append(coming);
+    at("empty").hidden = true;
+    busy(true);
+    if (end) toEnd();
+  }
+  async function load(before) {
+    const answer = await fetch(`/chat/turns?${session}${before ? `&before=${before}` : ""}`);
+    if (!answer.ok) throw new Error(`the chat cannot be read (${answer.status})`);
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    return [...page.body.children];
+  }
+  async function reload() {
+    const end = isAtEnd();
+    const found = await load();
+    coming = null;
+    turns.replaceChildren(...found);
+    known = turns.querySelectorAll(".turn").length;
+    at("empty").hidden = known > 0;
+    if (end) toEnd();
+  }
+  function figures(given) {
+    at("fill").hidden = !given.sent;
+    if (!given.sent) return;
+    const share = given.budget ? Math.min(100, (100 * given.sent) / given.budget) : 0;
+    at("ring").setAttribute("stroke-dasharray", `${share.toFixed(1)} 100`);
+    const of = given.budget ? ` of ${number.format(given.budget)}` : "";
+    const raw = given.raw > given.sent ? `, raw ${number.format(given.raw)}` : "";
+    at("figures").textContent = `sent ${number.format(given.sent)}${of}${raw}`;
+  }
+  const hear = {
+    async state(given) {
+      await reload();
+      busy(Boolean(given.pending));
+      if (given.pending) begin(given.pending.prompt, given.pending.text);
+      figures(given);
+    },
+    prompt: (given) => begin(given.text, ""),
+    piece(given) {
+      const end = isAtEnd();
+      if (coming) coming.querySelector(".answer").append(given.text);
+      if (end) toEnd();
+    },
+    async done(given) {
+      await reload();
+      busy(false);
+      figures(given);
+      if (given.error) notice(`${given.error} — the turn so far is stored`, true);
+      else if (given.stopped) notice("stopped: what was shown is kept");
+    },
+    turns: () => reload(),
+    notice: (given) => notice(given.text),
+  };
+
+  let last = Promise.resolve();
+  function listen() {
+    const source = new EventSource(`/api/chat/events?${session}`);
+    for (const [name, act] of Object.entries(hear)) {
+      source.addEventListener(name, (event) => {
+        last = last.then(() => act(JSON.parse(event.data))).catch((error) => notice(error.message, true));
+      });
+    }
+    source.addEventListener("error", () => notice("the connection to the server is lost; trying again", true));
+    source.addEventListener("open", () => { if (at("notices").textContent.startsWith("the connection")) at("notices").replaceChildren(); });
+  }
+
+  async function post(path, body) {
+    const answer = await fetch(`${path}?${session}`, {
+      method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
+    });
+    const said = await answer.json().catch(() => ({}));
+    if (!answer.ok) throw new Error(said.error || `refused (${answer.status})`);
+    return said;
+  }
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const text = field.value;
+    if (!text.trim() || send.disabled) return;
+    const body = { text, endless: at("endless").checked, template: at("template").value, model: at("model").value.trim() };
+    send.disabled = true;
+    at("notices").replaceChildren();
+    try {
+      await post("/api/chat", body);
+      if (field.value === text) field.value = "";
+    } catch (error) {
+      notice(error.message, true);
+      send.disabled = Boolean(coming);
+    }
+  });
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      form.requestSubmit();
+    } else if (event.key === "Escape" && coming) {
+      stop.click();
+    }
+  });
+  stop.addEventListener("click", () => post("/api/chat/stop", {}).catch((error) => notice(error.message, true)));
+  turns.addEventListener("click", async (event) => {
+    const button = event.target.closest("[data-before]");
+    if (!button) return;
+    const height = document.documentElement.scrollHeight;
+    try {
+      button.replaceWith(...(await load(button.dataset.before)));
+      scrollBy({ top: document.documentElement.scrollHeight - height });
+    } catch (error) {
+      notice(error.message, true);
+    }
+  });
+  fetch("/api/context/templates").then((answer) => (answer.ok ? answer.json() : null)).then((found) => {
+    if (!found) return;
+    const menu = at("template");
+    const now = menu.value;
+    const names = [...new Set((found.templates || found).filter((one) => !one.shadowed_by).map((one) => one.name))];
+    menu.replaceChildren(...(names.includes(now) ? names : [now, ...names]).map((name) => new Option(name, name, name === now, name === now)));
+  }).catch(() => {});
+  listen();
+  toEnd();
+})();

@@ -1,0 +1,168 @@
+"""The pages in a real browser, as a person with a keyboard meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from context_compiler.web.app import create_app
+from tests.web.browser import PATIENCE, browser, chat_app, serving
+from tests.web.conftest import HOSTILE
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as found:
+        yield found
+
+
+class Visit:
+    """A page that keeps what its console complains about and what it asks of other machines."""
+
+    def __init__(self, chromium: Any, address: str, **context: Any) -> None:
+        self.address = address
+        self.page = chromium.new_context(**context).new_page()
+        self.page.set_default_timeout(PATIENCE)
+        self.complaints: list[str] = []
+        self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", self._seen)
+
+    def _seen(self, request: Any) -> None:
+        if not request.url.startswith((self.address, "data:")):
+            self.complaints.append(f"asked for {request.url}")
+
+    def go(self, path: str) -> Any:
+        self.page.goto(self.address + path)
+        return self.page
+
+
+@pytest.fixture
+def inspector(db: Path) -> Iterator[str]:
+    with serving(create_app(db, system=None)) as address:
+        yield address
+
+
+def links(page: Any) -> list[str]:
+    return page.eval_on_selector_all("a[href^='/']", "all => all.map(one => one.getAttribute('href').split('#')[0])")
+
+
+def test_every_page_that_a_link_leads_to_opens_without_a_complaint(chromium: Any, inspector: str) -> None:
+    visit = Visit(chromium, inspector)
+    waiting, seen = ["/sessions"], set[str]()
+    kinds: dict[str, int] = {}
+    while waiting:
+        path = waiting.pop(0)
+        kind = "".join("#" if one.isdigit() else one for one in path.partition("?")[0])
+        if path in seen or kinds.get(kind, 0) >= 2 or path.startswith(("/chat", "/static")):
+            continue
+        kinds[kind] = kinds.get(kind, 0) + 1
+        seen.add(path)
+        answer = visit.page.goto(inspector + path, wait_until="load")
+        if "attachment" in (answer.headers.get("content-disposition") or ""):
+            continue
+        assert answer.ok, (path, answer.status)
+        waiting += links(visit.page)
+    assert len(seen) >= 6 and not visit.complaints
+
+
+def test_a_stored_script_and_a_hostile_name_stay_text(chromium: Any, inspector: str) -> None:
+    visit = Visit(chromium, inspector)
+    page = visit.go("/sessions?name=script")
+    page.get_by_role("link", name=HOSTILE).click()
+    page.locator("a.row").first.click()
+    assert HOSTILE in page.inner_text("main")
+    assert not visit.complaints
+
+
+def test_a_request_is_reached_with_the_keyboard_alone(chromium: Any, inspector: str) -> None:
+    page = Visit(chromium, inspector).go("/sessions?name=long")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/sessions/*")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/requests/*")
+    before = page.url
+    page.keyboard.press("[")
+    page.wait_for_function(f"location.href !== {before!r}")
+    page.keyboard.press("2")
+    page.wait_for_url("**/why*")
+    page.keyboard.press("?")
+    assert page.get_by_role("dialog").is_visible()
+
+
+@pytest.mark.parametrize("path", ["/sessions", "/sessions/1", "/requests/20", "/requests/20/why"])
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_no_serious_fault_of_accessibility(chromium: Any, inspector: str, path: str, colours: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+    page = Visit(chromium, inspector, color_scheme=colours).go(path)
+    assert not serious(axe.run(page))
+
+
+def serious(found: Any) -> list[str]:
+    """Faults that keep somebody from using a page."""
+    return [
+        f"{one['id']}: {[node['html'][:120] for node in one['nodes'][:3]]}"
+        for one in found.response["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.mark.parametrize("path", ["/sessions", "/sessions/1", "/requests/20", "/requests/20/why", "/chat"])
+def test_a_phone_shows_a_page_without_scrolling_sideways(chromium: Any, tmp_path: Path, db: Path, path: str) -> None:
+    with serving(chat_app(db.parent)) as address:
+        page = Visit(chromium, address, viewport={"width": 390, "height": 780}).go(path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_two_tabs_chat_in_one_conversation(chromium: Any, tmp_path: Path) -> None:
+    with serving(chat_app(tmp_path, delay=0.02)) as address:
+        visits = [Visit(chromium, address) for _ in range(2)]
+        one, other = (visit.go("/chat") for visit in visits)
+        one.keyboard.type("Never deploy on Fridays.")
+        one.keyboard.press("Enter")
+        one.get_by_role("link", name="request 1").wait_for()
+        other.get_by_role("link", name="request 1").wait_for()
+        assert one.locator(".answer").inner_text() == other.locator(".answer").inner_text()
+        assert "of 2,000" in one.locator("#figures").inner_text()
+        other.get_by_role("switch", name="Endless").uncheck()
+        other.get_by_label("Message").fill("Where do I look first?")
+        other.get_by_role("button", name="Send").click()
+        other.get_by_role("button", name="Stop").wait_for()
+        one.get_by_role("button", name="Stop").wait_for()
+        other.locator(".coming").wait_for()
+        one.get_by_role("button", name="Stop").click()
+        other.get_by_text("stopped: what was shown is kept").wait_for()
+        assert one.locator(".turn").count() == 2
+        one.reload()
+        one.get_by_text("Where do I look first?").wait_for()
+        one.get_by_role("link", name="request 1").click()
+        assert "Never deploy on Fridays." in one.inner_text("main")
+        assert not [said for visit in visits for said in visit.complaints if "ERR_" not in said]
+
+
+def test_a_hostile_prompt_stays_text_in_the_chat(chromium: Any, tmp_path: Path) -> None:
+    with serving(chat_app(tmp_path)) as address:
+        visit = Visit(chromium, address)
+        page = visit.go("/chat?session=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
+        page.get_by_label("Message").fill(f"{HOSTILE} ![x](http://evil.example/x.png)")
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="request 1").wait_for()
+        assert HOSTILE in page.locator(".user").inner_text()
+        assert not visit.complaints
+
+
+def test_the_chat_has_no_serious_fault_of_accessibility(chromium: Any, tmp_path: Path) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+    with serving(chat_app(tmp_path)) as address:
+        page = Visit(chromium, address).go("/chat")
+        page.get_by_label("Message").fill("Where do I look first?")
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="request 1").wait_for()
+        assert not serious(axe.run(page))

@@ -1,0 +1,204 @@
+"""The chat of the server: one conversation for every tab, terminal and program that listens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic_ai import Agent
+from starlette.testclient import TestClient
+
+from context_compiler.chat.demo_model import ScriptedModel
+from context_compiler.chat.session import ChatSession
+from context_compiler.web.app import create_app
+from tests.web.browser import chat_app, serving
+
+HOSTILE = "<script>alert(1)</script> <img src=x onerror=alert(1)> [x](javascript:alert(1)) ![y](http://evil.example/y)"
+
+
+class Tab:
+    """A page of a chat that is listened to."""
+
+    def __init__(self, address: str, session: str = "main") -> None:
+        self.client = httpx.AsyncClient(base_url=address, timeout=120, params={"session": session})
+        self.heard: list[tuple[str, Any]] = []
+
+    async def __aenter__(self) -> Tab:
+        self._task = asyncio.create_task(self._listen())
+        await self.until("state")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        await self.client.aclose()
+
+    async def _listen(self) -> None:
+        async with self.client.stream("GET", "/api/chat/events") as answer:
+            name = ""
+            async for line in answer.aiter_lines():
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: "):
+                    self.heard.append((name, json.loads(line[6:])))
+
+    async def until(self, name: str, count: int = 1) -> Any:
+        """Wait for the nth event of a kind; its value."""
+        while len(found := [value for event, value in self.heard if event == name]) < count:
+            await asyncio.sleep(0.01)
+            assert not self._task.done(), self._task.exception()
+        return found[count - 1]
+
+    async def say(self, text: str, **more: Any) -> httpx.Response:
+        return await self.client.post("/api/chat", json={"text": text, **more})
+
+    async def page(self) -> str:
+        return (await self.client.get("/chat/turns")).text
+
+
+async def test_every_tab_hears_one_answer_and_is_led_to_its_request(tmp_path: Path) -> None:
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address) as one, Tab(address) as other:
+            assert (await one.say("Never deploy on Fridays.")).status_code == 202
+            done = await one.until("done")
+            assert await other.until("done") == done
+            assert [value for name, value in one.heard if name == "piece"]
+            assert done["error"] == "" and done["sent"] > 0 and done["budget"] == 2_000
+            async with httpx.AsyncClient(base_url=address) as client:
+                request = await client.get(f"/api/requests/{done['request']}")
+            assert "Never deploy on Fridays." in request.text
+            assert f'href="/requests/{done["request"]}"' in await other.page()
+
+
+async def test_a_second_prompt_is_refused_while_an_answer_is_coming_and_stop_keeps_what_was_shown(
+    tmp_path: Path,
+) -> None:
+    with serving(chat_app(tmp_path, delay=0.05)) as address:
+        async with Tab(address) as tab:
+            await tab.say("Where do I look first?")
+            await tab.until("piece", 3)
+            refused = await tab.say("And then?")
+            assert refused.status_code == 409 and "still coming" in refused.json()["error"]
+            async with Tab(address) as late:
+                state = await late.until("state")
+                assert state["pending"]["prompt"] == "Where do I look first?" and state["pending"]["text"]
+            assert (await tab.client.post("/api/chat/stop")).json() == {"stopped": True}
+            done = await tab.until("done")
+            shown = "".join(value["text"] for name, value in tab.heard if name == "piece")
+            assert done["stopped"] and shown
+            assert (tmp_path / "Chat_Sessions" / "main.md").read_text().count(shown.strip()[:20]) == 1
+            assert (await tab.client.post("/api/chat/stop")).json() == {"stopped": False}
+            await tab.say("And then?", endless=False)
+            assert (await tab.until("done", 2))["request"] is None
+            assert "And then?" in await tab.page()
+
+
+async def test_a_terminal_and_a_tab_share_a_session_without_a_lost_turn(tmp_path: Path) -> None:
+    agent = Agent(ScriptedModel(delay=0), name="chat")
+    terminal = ChatSession(agent, "main", store=tmp_path / "context.db", system=tmp_path, budget=2_000)
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address) as tab:
+            await tab.say("one")
+            await tab.until("done")
+            await asyncio.gather(terminal.say("two"), tab.say("three"))
+            await tab.until("done", 2)
+            await tab.say("four")
+            await tab.until("done", 3)
+            page = await tab.page()
+            await terminal.say("five")
+    await terminal.close()
+    assert all(f'dir="auto">{word}</div>' in page for word in ("one", "two", "three", "four"))
+    stored = (tmp_path / "Chat_Sessions" / "main.md").read_text()
+    assert [stored.count(f"**User:**\n\n{word}\n") for word in ("one", "two", "three", "four", "five")] == [1] * 5
+
+
+async def test_a_server_that_ends_in_the_middle_of_an_answer_keeps_it(tmp_path: Path) -> None:
+    with serving(chat_app(tmp_path, delay=0.05)) as address:
+        async with Tab(address) as tab:
+            await tab.say("Where do I look first?")
+            await tab.until("piece", 4)
+            shown = "".join(value["text"] for name, value in tab.heard if name == "piece")
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address) as tab:
+            page = await tab.page()
+            assert "Where do I look first?" in page and shown.split()[0] in page
+            assert (await tab.until("state"))["turns"] == 1
+
+
+async def test_a_template_that_is_gone_is_told_and_the_chat_goes_on(tmp_path: Path) -> None:
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address) as tab:
+            await tab.say("hello", template="no_such_template")
+            assert "no_such_template" in (await tab.until("notice"))["text"]
+            done = await tab.until("done")
+            assert done["error"] == "" and done["sent"] > 0
+            await tab.say("hello again", template="chat_compiler")
+            assert (await tab.until("done", 2))["status"] == "raw"
+
+
+async def test_a_model_that_cannot_be_used_is_refused_and_the_next_prompt_is_answered(tmp_path: Path) -> None:
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address) as tab:
+            wrong = await tab.say("hello", model="nowhere:nothing")
+            assert wrong.status_code == 422 and "nowhere:nothing" in wrong.json()["error"]
+            assert (await tab.say("hello")).status_code == 202
+            assert (await tab.until("done"))["error"] == ""
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Any:
+    with TestClient(chat_app(tmp_path), base_url="http://127.0.0.1") as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"[]", "no JSON object"),
+        (b"{", "no JSON object"),
+        (b'{"text": ""}', "give a prompt"),
+        (b'{"text": 5}', "text: give a string"),
+        (b'{"text": "x", "endless": "yes"}', "endless: give a boolean"),
+        (b'{"text": "' + b"x" * 400_001 + b'"}', "at most"),
+    ],
+)
+def test_a_wrong_prompt_says_what_is_wrong(client: TestClient, body: bytes, words: str) -> None:
+    answer = client.post("/api/chat", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and words in answer.json()["error"]
+
+
+def test_a_form_of_another_site_cannot_send_a_prompt(client: TestClient) -> None:
+    assert client.post("/api/chat", content=b'{"text": "x"}', headers={"content-type": "text/plain"}).status_code == 400
+    origin = {"origin": "http://evil.example"}
+    assert client.post("/api/chat", json={"text": "x"}, headers=origin).status_code == 403
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\x00b", "x" * 201, "\u202eevil"])
+def test_a_name_that_cannot_be_shown_is_refused(client: TestClient, name: str) -> None:
+    assert client.get("/api/chat", params={"session": name}).status_code == 400
+
+
+async def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    name = "<b>../../x</b>"
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address, name) as tab:
+            await tab.say(HOSTILE)
+            await tab.until("done")
+            page = await tab.page()
+            whole = (await tab.client.get("/chat")).text
+    for text in (page, whole):
+        assert "<script>alert" not in text and "<img" not in text
+        assert 'href="javascript:' not in text and "<b>../../x" not in text
+    assert [file.parent for file in tmp_path.rglob("*.md") if file.parent.name == "Chat_Sessions"] == [
+        tmp_path / "Chat_Sessions"
+    ]
+
+
+def test_a_server_without_a_chat_says_so(tmp_path: Path) -> None:
+    with TestClient(create_app(tmp_path / "context.db"), base_url="http://127.0.0.1") as client:
+        answer = client.get("/chat")
+        assert answer.status_code == 404 and "context-compiler serve" in answer.text
