@@ -157,7 +157,7 @@ def held_words(sent: History) -> list[bool]:
 
 
 def _answers(window: History, views: Sequence[View]) -> list[dict[str, object]]:
-    """What is held of each needed fact, by the window and by every view."""
+    """Words of each needed fact that the window and every view hold."""
     held = zip(*map(held_words, [window, *(read_history(view.messages) for view in views)]), strict=True)
     return [
         {"asks_for": name, "words": words, "window": newer, "views": list(ours)}

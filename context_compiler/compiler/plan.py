@@ -120,7 +120,7 @@ class Selection:
     lasting: bool
     """The view serves more than what is asked now."""
     fits: bool
-    """What stays is within the budget; if not, there is nothing left to cut."""
+    """True if the kept part is within the budget; if not, there is nothing left to cut."""
 
     @property
     def reserve(self) -> int:

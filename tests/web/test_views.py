@@ -76,7 +76,7 @@ def test_a_replay_keeps_to_its_budget_and_sends_nothing(client: TestClient) -> N
 
 
 @pytest.mark.parametrize(
-    ("asked", "status"), [({"template": "nothing"}, 422), ({"fidelity": "x"}, 400), ({"budget": "-1"}, 400)]
+    ("asked", "status"), [({"template": "nothing"}, 404), ({"fidelity": "x"}, 400), ({"budget": "-1"}, 400)]
 )
 def test_a_replay_with_a_wrong_setting_says_so(client: TestClient, asked: dict[str, str], status: int) -> None:
     assert client.get(f"/requests/{requests_of(client, 'long')[-1]['id']}/replay", params=asked).status_code == status
