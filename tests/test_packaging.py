@@ -23,7 +23,7 @@ LOOK_UP = "from context_compiler import TemplateLibrary as T; print(T(system=Non
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -20,7 +20,7 @@ def test_killed_at_any_moment_and_resumed_from_the_command_line_it_ends_the_same
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=800,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYDANTIC_AI_NO_BANNER": "1"},
     )
