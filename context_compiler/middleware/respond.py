@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pydantic_ai.messages import ModelMessage, ModelResponse
 
-from context_compiler.compiler.advance import Advance, Ask, advance
+from context_compiler.compiler.advance import Advance, Ask, advance, failed_row
 from context_compiler.compiler.cycle import RAW, Cycle, fitting, mended
 from context_compiler.compiler.recall_block import (
     FILL,
@@ -26,7 +26,6 @@ from context_compiler.compiler.recall_block import (
     smaller,
     wanted,
 )
-from context_compiler.compiler.rows import failed_row
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import (
     LEFT_OUT,

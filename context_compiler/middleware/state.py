@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
+from context_compiler.compiler.advance import Where
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.plan import Plan
 from context_compiler.compiler.policy import Limits
 from context_compiler.compiler.recall_block import Blocks
-from context_compiler.compiler.rows import Where
 from context_compiler.compiler.view import View
 from context_compiler.layers.context import LayerBlock
 from context_compiler.messages.history import History, Reader, reader_of
