@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
 from statistics import median
@@ -52,8 +52,11 @@ SMALL = 0.03
 DUE = 3
 """Divisor of the room that a prompt which asks should find free."""
 
+MOSTLY, ASIDE = 0.6, 8
+"""Least share of a prompt that asks, and divisor of the room for the block of a prompt that asks by the way."""
+
 LONG_TURNS = 8
-"""Divisor of the room that caps a block in tool work with long turns."""
+"""Divisor of the room that caps a block in tool work with long turns, beside `FILL`."""
 
 TURNS = 5
 """The newest turns by which growth is judged."""
@@ -70,11 +73,12 @@ WIDE, DEEP = 4, 2
 FILL = 2_000
 """Tokens up to which a block takes what shares no word with the prompt, where too little does."""
 
-FLOOR = 0.4
-"""Least share of a question that its best passage holds where tools are used; with less a block is not worth it."""
+FLOORS = (0.15, 0.4)
+"""Least share of a question that its best passage holds where tools are used, and of one that is asked by the way;
+with less a block is not worth it."""
 
 TELLING = 0.5
-"""Least share that every passage of such a block holds, as a share of that of the best one."""
+"""Least share that every passage holds where tools said what is asked, as a share of that of the best one."""
 
 COMPARED = 256
 """Passages that are compared with the question as a whole, the best ones."""
@@ -119,6 +123,7 @@ _ORDER = re.compile(
     rf"(?i)\W*(?:(?:{_LEADS})\W+)*(?:(?:can|could|would|will|may) (?:you|we|i)|let'?s|shall we)"
     r"(?! (?:please )?(?:remind|recall|remember|repeat|tell me (?:again|what|which|who|when|where|how)))(?!\w)"
 )
+_SENTENCE = re.compile(r"(?:[^.!?\uff1f\u061f。！\n]|[.!?](?=\S))+[.!?\uff1f\u061f。！\n]*")
 _UNSPACED = re.compile(
     "什么|谁|哪|几|怎么|为什么|多少|吗|告诉|列出|总结|请"  # Chinese
     "|何|誰|いつ|どこ|なぜ|どう|どの|教えて|か。?$"
@@ -235,17 +240,21 @@ def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
     if plan.prompt_tokens > limits.room // LARGE:
         return most
     if plan.work:
-        most = min(most, limits.room // LONG_TURNS) if cycle.tools and cycle.loops else most
+        most = min(most, limits.room // LONG_TURNS, FILL) if cycle.tools and cycle.loops else most
         return most if asks(prompt, plan.counter, strict=True) else 0
-    return most if asks(prompt, plan.counter) else min(most, int(SMALL * limits.room))
+    if not asks(prompt, plan.counter):
+        return min(most, int(SMALL * limits.room))
+    return most if asking_share(prompt) >= MOSTLY else min(most, limits.room // ASIDE)
 
 
-def _sentences(text: str) -> Iterator[str]:
-    """The sentences that end with a question mark."""
-    start = 0
-    for mark in _MARK.finditer(text):
-        yield text[max(start, *(text.rfind(end, start, mark.start()) + 1 for end in (". ", "! ", "\n"))) : mark.end()]
-        start = mark.end()
+def asking_share(text: str) -> float:
+    """The share of a prompt that asks, in characters: the rest tells something, and the talk goes on from there."""
+    sizes = [(len(one), _asks(one)) for one in _SENTENCE.findall(text.strip())]
+    return sum(size for size, asking in sizes if asking) / max(1, sum(size for size, _ in sizes))
+
+
+def _asks(text: str) -> bool:
+    return bool(_MARK.search(text) or _ASKING.match(text) or _UNSPACED.search(text))
 
 
 def crowded(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
@@ -274,8 +283,9 @@ def asks(text: str, counter: TokenCounter, *, strict: bool = False) -> bool:
     if not plain or len(plain) > CHARACTERS or counter.text(plain) > LONGEST:
         return False
     if strict:
-        return any(not _ORDER.match(one) for one in _sentences(plain)) or bool(_QUESTION.match(plain))
-    return bool(_MARK.search(plain) or _ASKING.match(plain) or _UNSPACED.search(plain))
+        questions = [one for one in _SENTENCE.findall(plain) if _MARK.search(one)]
+        return any(not _ORDER.match(one) for one in questions) or bool(_QUESTION.match(plain))
+    return _asks(plain)
 
 
 def free(plan: Plan, limits: Limits, cost: int) -> int:
@@ -343,8 +353,10 @@ def recalled(
     scored = zip(candidates, ranking.passages(candidates), strict=True)
     ranked = _distinct(sorted(scored, key=lambda pair: -pair[1]))
     answering = [pair for pair in ranked if pair[1] > 0]
-    if plan.work:
-        answering = _telling(answering, Relevance(index, question, floor=0))
+    if plan.work and not within:
+        by_the_way = asking_share(asked(history.readings[at])) < MOSTLY
+        answering, of_tools = _telling(answering, Relevance(index, question, floor=0), FLOORS[by_the_way])
+        fill = 0 if of_tools or by_the_way else fill
     if not answering:
         return ""
     if sum(one.tokens for one, _ in answering) < fill:
@@ -360,9 +372,12 @@ def _distinct(ranked: Sequence[tuple[Passage, float]]) -> list[tuple[Passage, fl
     return [pair for pair in ranked if not pair[0].tool or not (pair[0].text in texts or texts.add(pair[0].text))]
 
 
-def _telling(ranked: Sequence[tuple[Passage, float]], relevance: Relevance) -> list[tuple[Passage, float]]:
-    """The passages that hold half of what the best of them does; none where that is little.
+def _telling(
+    ranked: Sequence[tuple[Passage, float]], relevance: Relevance, floor: float
+) -> tuple[Sequence[tuple[Passage, float]], bool]:
+    """The passages that are worth their price where tools are used, and if tools said what the best of them holds.
 
+    None if the best holds less than `floor` of the question; if tools said it, those that hold half as much.
     What the call and the other pieces of a tool's result hold counts half for each of them.
     """
     compared = ranked[:COMPARED]
@@ -376,9 +391,12 @@ def _telling(ranked: Sequence[tuple[Passage, float]], relevance: Relevance) -> l
         for (one, _), terms in zip(compared, held, strict=True)
     ]
     best = max(shares, default=0.0)
-    if best < FLOOR:
-        return []
-    return [pair for pair, share in zip(compared, shares, strict=True) if share >= best * TELLING]
+    of_tools = any(share == best and one.speaker == "tool" for (one, _), share in zip(compared, shares, strict=True))
+    if best < floor:
+        return (), False
+    if not of_tools:
+        return ranked, False
+    return [pair for pair, share in zip(compared, shares, strict=True) if share >= best * TELLING], True
 
 
 def _written(ranked: Sequence[tuple[Passage, float]], room: int, counter: TokenCounter, *, wide: bool) -> str:

@@ -35,7 +35,7 @@ from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.fallback import fallback
 from context_compiler.middleware.off_loop import is_long, off_loop
-from context_compiler.middleware.request import Host, Request
+from context_compiler.middleware.request import JOINED, Host, Request
 from context_compiler.middleware.respond import respond
 from context_compiler.middleware.single_flight import Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run
@@ -108,6 +108,8 @@ class Middleware:
                 window = attempt(lambda: self.state.reader.read(request.messages)).value
                 if window is not None:
                     run.join(await self.archive.before_window(request.session_id, window, self.state.reader))
+                if run.earlier and request.run_id:
+                    JOINED.keep(request.run_id, run.earlier)
         if not run.earlier:
             return request
         return replace(request, messages=[*run.earlier, *request.messages], joined=len(run.earlier))

@@ -21,7 +21,7 @@ from context_compiler.messages.fences import fence
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.turns import Outline, outline, pair
-from context_compiler.middleware.request import session_of
+from context_compiler.middleware.request import JOINED, session_of
 from context_compiler.recall import Question, Ranking, Relevance, indexed
 from context_compiler.recall.embeddings import Likeness
 from context_compiler.recall.passages import Passage, Quotation, passages, quoted
@@ -113,7 +113,7 @@ class Recall(AbstractCapability[Any]):
         return await self._best(history, outline(history, pair(history)), query)
 
     async def _read(self, ctx: RunContext[Any]) -> tuple[History, Outline]:
-        messages = list(ctx.messages)
+        messages = [*(JOINED.get(ctx.run_id or "") or ()), *ctx.messages]
         if self.transcript is not None:
             outcome = await try_await(self.transcript(session_of(ctx)))
             messages = outcome.value or messages

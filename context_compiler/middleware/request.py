@@ -15,6 +15,7 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.usage import RequestUsage
 
+from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.errors import CompileError
 from context_compiler.layers.context import NO_LAYERS, LayerBlock
@@ -24,6 +25,9 @@ from context_compiler.tokens import TokenCounter, model_family
 
 HOST_IDS = 7
 """The version of the UUIDs by which the host names conversations that nobody named."""
+
+JOINED: Memo[str, Sequence[ModelMessage]] = Memo(64)
+"""Messages of the record before the window that an application gave to a run, by run id: `Recall` reads them too."""
 
 READ = "recall_read"
 """The tool that reads what a view leaves out."""

@@ -150,7 +150,7 @@ def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Adv
         earlier = carried_on(_known_blocks(context), context, limits, plain.cost, most) if done is None else ()
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         room, shown = min(most, free(context, limits, cost)), [block.text for block in earlier]
-        fill = FILL if most > SMALL * limits.room and not context.work else 0
+        fill = FILL if most > SMALL * limits.room else 0
         outcome = attempt(lambda: recalled(context, cycle, at, room, shown, fill=fill))
         text, fault = outcome.value or "", outcome.error
     own = Block(at, history.ids[at], context.turn, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,3 +179,15 @@ async def test_a_passage_is_embedded_once() -> None:
 def test_a_bound_that_is_none_is_refused(tokens: Any) -> None:
     with pytest.raises(SettingsError, match="tokens"):
         Recall(tokens=tokens)
+
+
+@pytest.mark.parametrize("ref", ["m9", "turn 5"])
+async def test_a_reference_counts_from_the_beginning_where_a_window_is_joined_with_the_record(
+    ref: str, tmp_path: Path
+) -> None:
+    talker = Talker(["Fine.", [("recall_read", {"ref": ref})], "done"])
+    agent = Agent(talker.model, capabilities=[compiler(budget=8_000, store=tmp_path / "record.db"), Recall()])
+    messages = (await run(agent, "Hello.", message_history=past(), conversation_id="c")).messages
+    await run(agent, "Look again.", message_history=messages[-41:], conversation_id="c")
+    (found,) = [part for part in talker.last.messages[-1].parts if isinstance(part, ToolReturnPart)]
+    assert SECRET in str(found.content)
