@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
@@ -33,9 +34,9 @@ _CUTS = (
     (r"a prompt larger than the budget", 1, "shorten prompts larger than the budget", "shortens"),
     (r"a part above a quarter", 2, "shorten parts above a quarter of the budget", "shortens"),
     (r"an earlier turn|older than the last", 3, "drop older turns", "drops"),
-    (r"tool exchange as a skeleton", 4, "shorten tool exchanges of earlier turns", "shortens"),
+    (r"tool exchange as a (stub|skeleton)", 4, "shorten tool exchanges of earlier turns", "shortens"),
     (r"recent turn, over budget", 6, "drop recent turns", "drops"),
-    (r"tool exchange of this turn as", 7, "shorten tool exchanges of this turn", "shortens"),
+    (r"tool exchange of this turn as a", 7, "shorten tool exchanges of this turn", "shortens"),
     (r"tool exchange of this turn, over", 8, "drop tool exchanges of this turn", "drops"),
     (r"clamped to fit", 10, "truncate what is left, harder each time", "shortens"),
     (r"cannot be shortened", 11, "drop what truncation cannot shorten", "shortens"),
@@ -51,6 +52,7 @@ STEPS = tuple((pattern, Step(number=number, name=name, effect=effect)) for patte
 _RANGE = re.compile(r"messages? (\d+)(?:-(\d+))?\Z")
 
 
+@cache
 def step_of(reason: str) -> Step | None:
     """The step of the cut order that gives this reason; None for any other reason."""
     return next((step for pattern, step in STEPS if re.match(pattern, reason)), None)
@@ -97,13 +99,14 @@ def causes(recorded: Iterable[tuple[int | None, Sequence[Drop]]]) -> dict[int, l
 
 def align(sent: Sequence[str], raw: Sequence[str]) -> list[int | None]:
     """Raw position of each message of a view that holds it unchanged, by content hashes; None for the others."""
-    places: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {content: [] for content in sent}
     for at, content in enumerate(raw):
-        places.setdefault(content, []).append(at)
+        if content in places:
+            places[content].append(at)
     found: list[int | None] = []
     last = -1
     for content in sent:
-        at = next((at for at in places.get(content, ()) if at > last), None)
+        at = next((at for at in places[content] if at > last), None)
         found.append(at)
         last = last if at is None else at
     return found

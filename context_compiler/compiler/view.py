@@ -361,4 +361,4 @@ def form_of(role: str, why: str) -> str:
         return SUMMARY
     if why.startswith("carried"):
         return CARRIED
-    return SHORTENED if "skeleton" in why or "shape" in why or "shortened" in why else VERBATIM
+    return SHORTENED if any(word in why for word in ("stub", "shape", "shortened")) else VERBATIM

@@ -8,7 +8,8 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast
+from operator import itemgetter
+from typing import Any, NamedTuple, cast
 
 from context_compiler.record import rows
 from context_compiler.record.queries import SUMMARIES, VIEWS, compiles_of, record_of
@@ -66,9 +67,8 @@ class RequestRow:
     created_at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A message of a chain without its body."""
+class Node(NamedTuple):
+    """A message of a chain without its body; a tuple, because a chain may have tens of thousands."""
 
     id: str
     content: str
@@ -107,6 +107,13 @@ _REQUESTS = (
     " FROM views v LEFT JOIN context_summaries c ON c.id = v.summary"
     " LEFT JOIN nodes r ON r.id = v.raw_tip LEFT JOIN nodes w ON w.id = v.view_tip"
 )
+
+
+_CHAIN = (
+    "WITH RECURSIVE up (id, parent, content) AS (SELECT id, parent, content FROM nodes WHERE id = ?1"
+    " UNION ALL SELECT n.id, n.parent, n.content FROM up JOIN nodes n ON n.id = up.parent LIMIT ?2)"
+)
+"""A chain from its end to its beginning, or only the last messages of it."""
 
 
 def sessions_page(
@@ -254,15 +261,15 @@ def chain_nodes(db: sqlite3.Connection, tip: str | None, session: int) -> list[N
     """A chain without its bodies, oldest first; empty for None."""
     if tip is None:
         return []
-    found = db.execute(
-        "WITH RECURSIVE up (id, parent, content, position) AS ("
-        " SELECT id, parent, content, position FROM nodes WHERE id = ?"
-        " UNION ALL SELECT n.id, n.parent, n.content, n.position FROM up JOIN nodes n ON n.id = up.parent)"
-        " SELECT up.id, ifnull(c.content, up.content) AS content FROM up"
-        " LEFT JOIN copies c ON c.node = up.id AND c.session = ? ORDER BY up.position",
-        (tip, session),
-    )
-    return [Node(id=row["id"], content=row["content"]) for row in found]
+    found = db.execute(f"{_CHAIN} SELECT id, content FROM up", (tip, -1)).fetchall()
+    copies = dict(db.execute("SELECT node, content FROM copies WHERE session = ?", (session,)).fetchall())
+    return [Node(row[0], copies.get(row[0], row[1])) for row in reversed(found)]
+
+
+def last_nodes(db: sqlite3.Connection, tip: str, count: int) -> list[Node]:
+    """The last messages of a chain, oldest first."""
+    found = db.execute(f"{_CHAIN} SELECT id, content FROM up", (tip, count)).fetchall()
+    return [Node(row[0], row[1]) for row in reversed(found)]
 
 
 def bodies(db: sqlite3.Connection, contents: Sequence[str]) -> list[bytes]:
@@ -298,8 +305,34 @@ def request_tips(db: sqlite3.Connection, session: int) -> list[RequestTips]:
     ]
 
 
-def session_nodes(db: sqlite3.Connection, session: int) -> list[tuple[str, str | None, str, int]]:
-    """Every message of all requests of a session once: id, parent, content hash and position, parents first."""
+Row = tuple[str, str | None, str, int]
+"""A message as id, parent, content hash and position."""
+
+
+def session_nodes(db: sqlite3.Connection, session: int) -> list[Row]:
+    """Every message of all requests of a session once, parents first."""
+    (all_requests,) = db.execute("SELECT count(*) FROM views").fetchone()
+    (own,) = db.execute("SELECT count(*) FROM views WHERE session = ?", (session,)).fetchone()
+    return _walked(db, session) if own * SCAN >= all_requests else _climbed(db, session)
+
+
+SCAN = 20
+"""A session with at least one request in this number is faster read with all others than message by message."""
+
+
+def _walked(db: sqlite3.Connection, session: int) -> list[Row]:
+    every = {row[0]: tuple(row) for row in db.execute("SELECT id, parent, content, position FROM nodes")}
+    seen: dict[str, Row] = {}
+    for tips in db.execute("SELECT raw_tip, view_tip FROM views WHERE session = ?", (session,)):
+        for tip in tips:
+            at = tip
+            while at is not None and at not in seen and at in every:
+                seen[at] = every[at]
+                at = every[at][1]
+    return sorted(seen.values(), key=itemgetter(3))
+
+
+def _climbed(db: sqlite3.Connection, session: int) -> list[Row]:
     found = db.execute(
         "WITH RECURSIVE up (id, parent, content, position) AS ("
         " SELECT n.id, n.parent, n.content, n.position FROM views v JOIN nodes n ON n.id IN (v.raw_tip, v.view_tip)"

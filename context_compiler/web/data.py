@@ -299,11 +299,9 @@ class Inspector:
     def _why(self, db: sqlite3.Connection, number: int, page: int, only: str) -> WhyPage:
         row, record = request_of(db, number)
         sent = self.trace(db, row, record)
-        fates = fates_of(sent)
-        counts = {form: 0 for form in (VERBATIM, SHORTENED, CARRIED, ABSENT)}
-        for fate in fates:
-            counts[fate.form] += 1
-        chosen = [at for at, fate in enumerate(fates) if not only or fate.form == only]
+        forms = forms_of(sent)
+        counts = {form: forms.count(form) for form in (VERBATIM, SHORTENED, CARRIED, ABSENT)}
+        chosen = [at for at, form in enumerate(forms) if not only or form == only]
         pages = Pages(page=page, size=PAGE, total=len(chosen))
         places = chosen[pages.offset : pages.offset + PAGE]
         messages, readings = self.read_nodes(db, [sent.raw[at] for at in places])
@@ -311,8 +309,8 @@ class Inspector:
         before, after = browse.neighbours(db, row)
         shown = [
             RawMessage(
-                message=show(at, message, reading, form=fates[at].form, why="", raw=None, longest=longest),
-                fate=fates[at],
+                message=show(at, message, reading, form=forms[at], why="", raw=None, longest=longest),
+                fate=fate_of(sent, at),
             )
             for at, message, reading in zip(places, messages, readings, strict=True)
         ]
@@ -322,7 +320,7 @@ class Inspector:
             before=before,
             after=after,
             counts=counts,
-            strip="".join(fate.form[0] for fate in fates),
+            strip="".join(form[0] for form in forms),
             messages=tuple(shown),
             pages=pages,
             only=only,
@@ -424,18 +422,22 @@ def request_of(db: sqlite3.Connection, number: int) -> tuple[RequestRow, Record]
     return found
 
 
-def fates_of(sent: Sent) -> list[Fate]:
-    """Fate of every raw message of a request."""
-    places = {raw: at for at, raw in enumerate(sent.origin) if raw is not None}
-    found: list[Fate] = []
-    for at in range(len(sent.raw)):
-        place = places.get(at)
-        form = ABSENT if place is None else VERBATIM if sent.form[place] == RECALLED else sent.form[place]
-        cause = None if form == VERBATIM else _cause(sent.causes.get(at, ()), dropped=form in (ABSENT, CARRIED))
-        reason = cause.reason if cause else ""
-        number = cause.request if cause else None
-        found.append(Fate(form=form, sent=place, reason=reason, step=step_of(reason), request=number))
+def forms_of(sent: Sent) -> list[str]:
+    """Form of every raw message of a request."""
+    found = [ABSENT] * len(sent.raw)
+    for origin, form in zip(sent.origin, sent.form, strict=True):
+        if origin is not None:
+            found[origin] = VERBATIM if form == RECALLED else form
     return found
+
+
+def fate_of(sent: Sent, at: int) -> Fate:
+    """Fate of one raw message of a request."""
+    place = sent.origin.index(at) if at in sent.origin else None
+    form = ABSENT if place is None else VERBATIM if sent.form[place] == RECALLED else sent.form[place]
+    cause = None if form == VERBATIM else _cause(sent.causes.get(at, ()), dropped=form in (ABSENT, CARRIED))
+    reason, number = (cause.reason, cause.request) if cause else ("", None)
+    return Fate(form=form, sent=place, reason=reason, step=step_of(reason), request=number)
 
 
 def _cause(known: Sequence[Cause], *, dropped: bool) -> Cause | None:

@@ -21,7 +21,7 @@ from context_compiler.messages.history import Reading, searchable
 from context_compiler.messages.items import Item
 from context_compiler.record import browse
 from context_compiler.record.browse import Node, RequestTips, SessionRow
-from context_compiler.web.data import Inspector, fates_of, request_of, session_of
+from context_compiler.web.data import Inspector, fate_of, request_of, session_of
 
 ORDER = tuple(FORMS)
 """Forms, the fullest first; a set of them is a number with one bit for each."""
@@ -195,7 +195,7 @@ class FactSearch:
         holding = [
             content for content, body in zip(written, browse.bodies(db, written), strict=True) if _may(body, folded)
         ]
-        _, readings = self.inspector.read_nodes(db, [Node(id="", content=content) for content in holding])
+        _, readings = self.inspector.read_nodes(db, [Node("", content) for content in holding])
         for content, reading in zip(holding, readings, strict=True):
             if mask := sum(_bit(form) for form in set(_forms_in(reading, folded))):
                 found[content] = mask
@@ -246,8 +246,9 @@ class FactSearch:
 
     def _reason(self, db: sqlite3.Connection, number: int, mentions: Sequence[int]) -> tuple[str, int]:
         row, record = request_of(db, number)
-        fates = fates_of(self.inspector.trace(db, row, record))
-        gone = [fates[at] for at in mentions if at < len(fates) and fates[at].reason]
+        sent = self.inspector.trace(db, row, record)
+        fates = [fate_of(sent, at) for at in mentions if at < len(sent.raw)]
+        gone = [fate for fate in fates if fate.reason]
         return (gone[0].reason, gone[0].step.number if gone[0].step else 0) if gone else ("", 0)
 
 

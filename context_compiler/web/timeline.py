@@ -18,6 +18,9 @@ from context_compiler.web.data import Inspector, session_of
 POINTS = 240
 """Requests of one chart."""
 
+LOOKS, NEAR = 4, 6
+"""Requests and messages of each that are searched for the model that answers."""
+
 COMPARED = 4_000
 """Messages of two views that are compared at most."""
 
@@ -129,7 +132,7 @@ class Timelines:
     def _money(
         self, db: sqlite3.Connection, info: SessionRow, rows: Sequence[RequestRow], points: Sequence[Point]
     ) -> Money:
-        model, provider = self._answering_model(db, info, rows)
+        model, provider = self._answering_model(db, rows)
         price = price_of(model, provider) if model else None
         sent = raw = None
         if price is not None:
@@ -156,15 +159,11 @@ class Timelines:
             unknown=tuple(sorted(unknown)),
         )
 
-    def _answering_model(
-        self, db: sqlite3.Connection, info: SessionRow, rows: Sequence[RequestRow]
-    ) -> tuple[str | None, str | None]:
+    def _answering_model(self, db: sqlite3.Connection, rows: Sequence[RequestRow]) -> tuple[str | None, str | None]:
         """Model and provider of the newest answer in the raw history of these requests."""
-        for one in reversed(rows):
-            if one.raw_tip is None:
-                continue
-            chain = self.inspector.chain(db, one.raw_tip, info.id)
-            messages, _ = self.inspector.read_nodes(db, chain[-6:])
+        recorded = [one.raw_tip for one in rows if one.raw_tip is not None]
+        for tip in recorded[:-LOOKS:-1]:
+            messages, _ = self.inspector.read_nodes(db, browse.last_nodes(db, tip, NEAR))
             answers = [message for message in messages if isinstance(message, ModelResponse) and message.model_name]
             if answers:
                 return answers[-1].model_name, answers[-1].provider_name

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
+from context_compiler import compile_view
+from context_compiler.compiler.origins import step_of
+from context_compiler.messages.importers import parse_transcripts
 from context_compiler.web.app import create_app
 from tests.web.conftest import FACT, TURNS, number_of, requests_of
 
@@ -131,3 +135,17 @@ def test_nothing_is_written_to_the_record(db: Path, client: TestClient) -> None:
     for path in ("/sessions", "/sessions/1", "/requests/20", "/requests/20/why"):
         client.get(path)
     assert db.read_bytes() == before
+
+
+async def test_every_reason_of_the_cut_order_has_its_step() -> None:
+    file = files("context_compiler").joinpath("data/demo.json")
+    (demo,) = parse_transcripts(file.read_bytes(), file="demo.json")
+    used: set[int] = set()
+    for count in (105, 104, 103, 60, 9):
+        for budget in (40, 80, 160, 400, 1_500, 6_000):
+            view = await compile_view(demo.messages[:count], budget=budget)
+            for drop in view.drops:
+                step = step_of(drop.reason)
+                assert step is not None, drop
+                used.add(step.number)
+    assert len(used) >= 5

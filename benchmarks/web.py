@@ -1,0 +1,243 @@
+"""Server time and size of the inspector's pages on a large record, and the memory of an idle server.
+
+    python -m benchmarks.web [--messages 20000] [--requests 100000] [--db FILE]
+
+One session of `--messages` messages is sent in cycles of 25 requests; the other requests are spread over sessions of
+a hundred. Chains are written through the store, as a running agent does. Times are CPU time of the whole application,
+from the request to the last byte of the answer, the tokenizer loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextContent, TextPart, UserPromptPart
+from starlette.testclient import TestClient
+
+from context_compiler import ids
+from context_compiler.messages.fences import SUMMARY_PREFIX, fence
+from context_compiler.messages.history import message_body
+from context_compiler.messages.items import MARK
+from context_compiler.record.store import SQLiteStore
+from context_compiler.record.values import Entry, Record
+from context_compiler.web.app import create_app
+
+CYCLE, KEPT, SMALL = 25, 12, 100
+START = datetime(2026, 1, 1, tzinfo=UTC)
+FACT = "ORCHID-7731"
+WORDS = "the build of module is green and its tests pass while the queue holds jobs that wait for a worker".split()
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message as it is stored."""
+
+    body: bytes
+    text: str
+    identity: str
+
+
+class Part:
+    """The first messages of a list as a chain."""
+
+    def __init__(self, names: Sequence[str], messages: Sequence[Message], length: int) -> None:
+        """The chain of the first `length` messages."""
+        self.ids = Names(names, length)
+        self._messages = messages
+
+    def body(self, index: int) -> bytes:
+        """The JSON of message `index`."""
+        return self._messages[index].body
+
+    def text(self, index: int) -> str:
+        """Its text."""
+        return self._messages[index].text
+
+
+class Names(Sequence[str]):
+    """The first names of a list, without a copy."""
+
+    def __init__(self, names: Sequence[str], length: int) -> None:
+        """The first `length` of `names`."""
+        self._names, self._length = names, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        places = range(self._length)[index]
+        return [self._names[at] for at in places] if isinstance(places, range) else self._names[places]
+
+
+def said(number: int, session: int) -> str:
+    """A text of some sixty words."""
+    words = [WORDS[(number * 7 + at * (session + 3)) % len(WORDS)] for at in range(60)]
+    return f"{number} in {session}: {' '.join(words)}"
+
+
+def stored(message: ModelMessage, text: str) -> Message:
+    """A message for the store."""
+    body = message_body(message)
+    return Message(body, text, ids.identity(body))
+
+
+def turn(number: int, session: int) -> list[Message]:
+    """A prompt and its answer."""
+    when = START + timedelta(seconds=number)
+    prompt = f"{said(number, session)} {FACT if number == 3 else ''}"
+    answer = said(number + 1, session)
+    return [
+        stored(ModelRequest(parts=[UserPromptPart(content=prompt, timestamp=when)], timestamp=when), prompt),
+        stored(ModelResponse(parts=[TextPart(content=answer)], timestamp=when), answer),
+    ]
+
+
+def note(number: int, session: int) -> Message:
+    """A note with what is quoted."""
+    quoted = "\n".join(f"[turn {number - at} · user] {said(number - at, session)}" for at in range(3))
+    fact = f"[turn 4 · user] {FACT}" if (number // CYCLE) % 2 else ""
+    text = f"{SUMMARY_PREFIX}\nNotes.\n\nIt goes on.\n{fence('QUOTED FROM EARLIER TURNS', quoted + fact)}"
+    piece = TextContent(content=text, metadata={MARK: {"v": 1}})
+    part = UserPromptPart(content=[piece], timestamp=START + timedelta(seconds=number))
+    return stored(ModelRequest(parts=[part]), "")
+
+
+def chained(messages: Sequence[Message]) -> list[str]:
+    """Names of a chain."""
+    names: list[str] = []
+    for one in messages:
+        names.append(ids.chain_id(names[-1] if names else None, one.identity))
+    return names
+
+
+async def write_session(store: SQLiteStore, session: int, turns: int) -> None:
+    """A session with one request a turn."""
+    raw: list[Message] = [message for number in range(turns) for message in turn(number, session)]
+    names = chained(raw)
+    view: list[Message] = []
+    view_names: list[str] = []
+    start = 0
+    for number in range(turns):
+        length = 2 * number + 1
+        cut = number >= CYCLE
+        if cut and number % CYCLE == 0:
+            view = [note(number, session), *raw[max(0, length - KEPT) :]]
+            view_names = chained(view)
+            start = length
+        sent = length if not cut else 1 + min(KEPT, start) + (length - start)
+        ledger = {"tokens": {"summary": 40, "quotes": 400, "messages": 900}, "kept": {}, "dropped": []}
+        record = Record(
+            session_id=f"session-{session}",
+            vault_name="",
+            turn_index=number,
+            run_id=f"run-{number}",
+            request_index=0,
+            raw_tip=None,
+            view_tip=None,
+            status="raw" if not cut else "compiled" if number % CYCLE == 0 else "cycle",
+            error=None,
+            budget=4_000,
+            tokens_raw=80 * length,
+            tokens_sent=80 * sent,
+            tokens_exact=80 * sent,
+            ratio=1.0,
+            ledger=ledger,
+            request_hash=None,
+            latency_ms=3.0,
+            created_at=START + timedelta(seconds=number),
+        )
+        if cut and number % CYCLE == 0:
+            view += raw[length : length + 2 * CYCLE]
+            view_names = chained(view)
+        shown = Part(view_names, view, sent) if cut else Part(names, raw, length)
+        await store.save(Entry(record=record, raw=Part(names, raw, length), view=shown))
+
+
+async def write_record(db: Path, messages: int, requests: int) -> None:
+    """The whole record."""
+    store = SQLiteStore(db)
+    await write_session(store, 0, messages // 2)
+    for session in range(1, max(1, (requests - messages // 2) // SMALL) + 1):
+        await write_session(store, session, SMALL)
+        if session % 50 == 0:
+            print(f"  {messages // 2 + session * SMALL:,} requests", file=sys.stderr)
+    await store.close()
+
+
+def measure(client: TestClient, path: str, times: int) -> tuple[float, float, int]:
+    """First and median milliseconds of CPU, and bytes, of a page."""
+    taken: list[float] = []
+    size = 0
+    for _ in range(times):
+        started = time.process_time()
+        answer = client.get(path)
+        taken.append((time.process_time() - started) * 1000)
+        assert answer.status_code == 200, (path, answer.status_code, answer.text[:300])
+        size = len(answer.content)
+    return taken[0], statistics.median(taken), size
+
+
+def idle_megabytes(db: Path) -> float:
+    """Memory of a server that has just printed its address."""
+    command = [sys.executable, "-m", "context_compiler", "serve", "--db", str(db)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None and server.stdout.readline().startswith("http://")
+        time.sleep(2)
+        status = Path(f"/proc/{server.pid}/status").read_text(encoding="utf-8")
+        return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def pages(client: TestClient, newest: int) -> list[tuple[str, str, Callable[[], str]]]:
+    """Pages to measure: name, goal, address."""
+    return [
+        ("list of sessions", "", lambda: "/sessions"),
+        ("first page of the long session", "300 ms, 200 kB", lambda: "/sessions/1"),
+        ("a request of it", "150 ms", lambda: f"/requests/{newest}"),
+        ("an earlier request of it", "150 ms", lambda: f"/requests/{newest // 2}"),
+        ("why not?", "150 ms", lambda: f"/requests/{newest - 1}/why"),
+        ("why not?, its last page", "", lambda: f"/requests/{newest - 1}/why?page={(2 * newest) // 50}"),
+        ("difference with the request before", "150 ms", lambda: f"/requests/{newest - 2}/diff"),
+        ("difference with the raw history", "", lambda: f"/requests/{newest - 2}/diff?with=raw"),
+        ("fact in the long session", "1,000 ms", lambda: f"/sessions/1/fact?q={FACT}"),
+        ("fact in all sessions", "1,000 ms", lambda: f"/sessions?text={FACT}"),
+    ]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--db", type=Path, help="Record to use; made if it does not exist, and kept.")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        db = given.db or Path(folder) / "context.db"
+        if not db.exists():
+            asyncio.run(write_record(db, given.messages, given.requests))
+        newest = given.messages // 2
+        print(f"record of {db.stat().st_size / 1e6:,.0f} MB; idle server: {idle_megabytes(db):.0f} MB (goal 120 MB)\n")
+        print("| page | first, ms | median, ms | kB | goal |\n|---|---:|---:|---:|---|")
+        with TestClient(create_app(db, system=None), base_url="http://127.0.0.1") as client:
+            client.get("/requests/1")
+            for name, goal, address in pages(client, newest):
+                first, median, size = measure(client, address(), given.times)
+                print(f"| {name} | {first:.0f} | {median:.0f} | {size / 1000:.0f} | {goal} |")
+
+
+if __name__ == "__main__":
+    main()
