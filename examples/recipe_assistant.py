@@ -177,7 +177,6 @@ class RecipeAssistant:
             budget=4_000,
             model="none",
             store=self.layers.store,
-            vault_name=node,  # on the record each node has a transcript of its own
             layers=self.layers,
             role=node,
             on_view=keep,

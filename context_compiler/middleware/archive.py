@@ -122,7 +122,7 @@ class Archive:
 
     async def _archived(self, session_id: str, history: History) -> bool:
         chain = self._redactor.chain(history) if self._redactor else history
-        await self.store.archive(session_id, self._arguments.vault_name, chain)
+        await self.store.archive(session_id, self._arguments.place, chain)
         return True
 
     async def _tried(self, work: Callable[[], Awaitable[Any]], *, writes: bool = False) -> Any:
@@ -181,7 +181,7 @@ class Archive:
             return ()
         known = self._raws.get(session_id)
         if known is None:
-            bodies = await self._tried(lambda: self.store.transcript(session_id))
+            bodies = await self._tried(lambda: self._bodies(session_id))
             known = reader.read(load_messages(bodies)) if bodies else None
         if known is None or not known.ids or known.ids[0] == window.ids[0]:
             return ()
@@ -202,7 +202,11 @@ class Archive:
 
     async def transcript(self, session_id: str) -> list[ModelMessage]:
         """The raw history of a conversation, as last seen."""
-        return load_messages(await self.store.transcript(session_id))
+        return load_messages(await self._bodies(session_id))
+
+    async def _bodies(self, session_id: str) -> list[bytes]:
+        place = self._arguments.place
+        return await (self.store.transcript(session_id, place) if place else self.store.transcript(session_id))
 
     async def rest(self) -> None:
         """Close the store, if it was opened here; it opens again when it is used again."""

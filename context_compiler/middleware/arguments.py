@@ -110,7 +110,7 @@ class Arguments:
     system: str | Path | None = "system"
     """A folder whose `ContextTemplates/` comes second."""
     vault_name: str = ""
-    """Name of the vault on the record."""
+    """Name of the vault on the record; empty is none, or the role of a node with layers."""
     recent_turns: Count | None = None
     """Turns before the active one to keep if they fit; None is the template's, "all" is all."""
     recent_tool_results: Count | None = None
@@ -166,6 +166,13 @@ class Arguments:
                 what = f"{name}={value!r:.80} cannot be pickled ({error})"
                 raise pickle.PicklingError(f"{what}: make the compiler in the process that uses it") from error
         return _rebuilt, (type(self), given)
+
+    @property
+    def place(self) -> str:
+        """Vault on the record: a node with layers has a conversation of its own in each session, named by its role."""
+        if self.vault_name or self.layers is None or self.role is None:
+            return self.vault_name
+        return self.role.name if isinstance(self.role, Need) else self.role
 
     def given(self) -> dict[str, Any]:
         """Every argument by name."""

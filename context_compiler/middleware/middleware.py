@@ -276,7 +276,7 @@ def record_of(
     sent = request.overhead + result.raw.tokens if arguments.dry_run else result.cost
     record = Record(
         session_id=request.session_id,
-        vault_name=arguments.vault_name,
+        vault_name=arguments.place,
         turn_index=result.turn,
         run_id=request.run_id,
         request_index=request_index,

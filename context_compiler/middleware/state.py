@@ -251,7 +251,7 @@ class RequestContext(Plan):
         """The place of this request in its conversation."""
         return Where(
             session_id=self.request.session_id,
-            vault_name=self.compiler.arguments.vault_name,
+            vault_name=self.compiler.arguments.place,
             run_id=self.request.run_id,
             turn_index=self.turn,
             request_index=self.run.requests,
@@ -282,7 +282,7 @@ def read_request(
         family=request.family,
         window=request.window,
         max_tokens=request.max_tokens,
-        scope=f"{arguments.vault_name}/{request.scope}" if host is not None else "",
+        scope=f"{arguments.place}/{request.scope}" if host is not None else "",
         refs=request.refs,
     )
     history = compiler.reader.read(request.messages, last=run.raw)

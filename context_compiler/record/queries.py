@@ -107,13 +107,14 @@ def sessions(db: sqlite3.Connection) -> list[SessionInfo]:
     return [_session(row) for row in found]
 
 
-def transcript(db: sqlite3.Connection, session_id: str) -> list[bytes]:
-    """The raw history of a conversation as last seen; of several vaults, the most recently used."""
+def transcript(db: sqlite3.Connection, session_id: str, vault_name: str | None = None) -> list[bytes]:
+    """The raw history of a conversation as last seen; of several vaults, if none is named, the most recently used."""
     with snapshot(db):
         row = db.execute(
             "SELECT s.id, s.raw_tip FROM sessions s LEFT JOIN views v ON v.session = s.id"
-            " WHERE s.session_id = ? AND s.raw_tip NOT NULL GROUP BY s.id ORDER BY max(v.id) DESC LIMIT 1",
-            (rows.plain(session_id),),
+            " WHERE s.session_id = ? AND s.vault_name = ifnull(?, s.vault_name) AND s.raw_tip NOT NULL"
+            " GROUP BY s.id ORDER BY max(v.id) DESC LIMIT 1",
+            (rows.plain(session_id), None if vault_name is None else rows.plain(vault_name)),
         ).fetchone()
         return [] if row is None else chain(db, row["raw_tip"], row["id"])
 

@@ -93,10 +93,10 @@ class Reader(Protocol):
         """Every conversation, most recently used first."""
         ...
 
-    async def transcript(self, session_id: str) -> list[bytes]:
+    async def transcript(self, session_id: str, vault_name: str | None = None) -> list[bytes]:
         """Message bodies of a session's raw history as last seen; empty if unknown.
 
-        If several vaults have a session of that name, the most recently used one counts.
+        If no vault is named and several have a session of that name, the most recently used one counts.
         """
         ...
 
@@ -208,9 +208,9 @@ class SQLStore(Protocol):
         """Every conversation, most recently used first."""
         return await self.perform(queries.sessions)
 
-    async def transcript(self, session_id: str) -> list[bytes]:
+    async def transcript(self, session_id: str, vault_name: str | None = None) -> list[bytes]:
         """Message bodies of a session's raw history as last seen; empty if unknown."""
-        return await self.perform(partial(queries.transcript, session_id=session_id))
+        return await self.perform(partial(queries.transcript, session_id=session_id, vault_name=vault_name))
 
     async def layers(self, session_id: str, vault_name: str = "") -> tuple[str, int] | None:
         """The newest layers of a session as JSON text, and their version; None if it has none."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage
 
 from context_compiler import MemoryStore, compile_view
 from context_compiler.errors import LayersError, StoreError
@@ -288,3 +289,31 @@ async def test_a_role_of_ones_own_is_told_what_it_needs(layers: Layers) -> None:
     assert prompt.endswith("Where to?")
     assert capability.last_view is not None
     assert {quote.why.partition(",")[0] for quote in capability.last_view.quoted} == {"for router"}
+
+
+# several nodes
+
+
+async def test_four_nodes_of_one_session_have_a_conversation_each_in_one_store() -> None:
+    store = MemoryStore()
+    layers = Layers(store)
+    nodes = {role: compiler(store=store, layers=layers, role=role) for role in ("understand", "think", "act", "reply")}
+    histories: dict[str, list[ModelMessage]] = {role: [] for role in nodes}
+    for number in range(3):
+        async with layers.turn("dinner", f"message {number}"):
+            for role, ours in nodes.items():
+                agent = Agent(Talker(f"{role} answers").model, capabilities=[ours])
+                given: Any = {"conversation_id": "dinner", "message_history": histories[role]}
+                histories[role] = (await agent.run(f"{role} asks {number}", **given)).all_messages()
+    for role, ours in nodes.items():
+        assert await ours.transcript("dinner") == histories[role]
+    recorded = {one.vault_name: one.requests for one in await store.sessions() if one.requests}
+    assert recorded == dict.fromkeys(nodes, 3)
+
+
+async def test_a_vault_that_is_named_counts_more_than_the_role() -> None:
+    store = MemoryStore()
+    ours = compiler(store=store, layers=Layers(store), role="think", vault_name="mine")
+    await Agent(Talker("ok").model, capabilities=[ours]).run("hello", conversation_id="s")
+    assert [one.vault_name for one in await store.sessions()] == ["mine"]
+    assert len(await ours.transcript("s")) == 2

@@ -276,3 +276,19 @@ def test_turns_are_not_parted_between_a_call_and_its_answer(answered: int | None
         said[answered].insert(0, user(answer))
     turns = [make_turn(one, reader, open=False) for one in said]
     assert safe_boundary(turns, 0, 2, reader) == stop
+
+
+@BOTH
+@pytest.mark.parametrize("budget", [1_200, 2_000])
+async def test_a_compiler_beside_a_manager_quotes_no_turn_twice(way: str, budget: int) -> None:
+    manager, talker = managed(Scribe("The plan was made."), max_tokens=2_000), Talker("Noted. " + "word " * 60)
+    part: Any = manager.as_capability() if way == "capability" else ProcessHistory(manager.as_history_processor())
+    agent = Agent(talker.model, capabilities=[part, compiler(budget=budget)])
+    facts = [f"The pump of hall {number} is called zebra{number}x." for number in range(30)]
+    history: list[ModelMessage] = []
+    for number, fact in enumerate(facts):
+        prompt = fact if number % 5 else f"{fact} What is the pump of hall {max(0, number - 4)} called?"
+        given: Any = {"conversation_id": "halls", "message_history": history}
+        history = (await agent.run(prompt, **given)).all_messages()
+    assert max(sent.text.count(fact) for sent in talker.sent for fact in facts) == 1
+    assert facts[0] not in talker.last.text and max(sent.tokens for sent in talker.sent) <= budget
