@@ -152,8 +152,8 @@ def _introduce(screen: Screen, raw: History) -> None:
 
 def held_words(sent: History) -> list[bool]:
     """For each needed fact, True if what is sent has it outside the question."""
-    said = "\n".join(item.text for one in sent.readings[:-1] for item in one.items)
-    return [words in said for _, words in NEEDED]
+    text = "\n".join(item.text for one in sent.readings[:-1] for item in one.items)
+    return [words in text for _, words in NEEDED]
 
 
 def _answers(window: History, views: Sequence[View]) -> list[dict[str, object]]:

@@ -106,15 +106,17 @@ SETS = ("skip", "without")
 
 def _encoded(shape: Shape) -> dict[str, Any]:
     """Fields of a shape that differ from those of a whole message."""
-    said = {field.name: getattr(shape, field.name) for field in fields(shape)}
+    values = {field.name: getattr(shape, field.name) for field in fields(shape)}
     return {
-        name: sorted(value) if name in SETS else value for name, value in said.items() if value != getattr(WHOLE, name)
+        name: sorted(value) if name in SETS else value
+        for name, value in values.items()
+        if value != getattr(WHOLE, name)
     }
 
 
 def _decoded(data: Mapping[str, Any]) -> Shape:
-    said: dict[str, Any] = {name: frozenset(value) if name in SETS else value for name, value in data.items()}
-    return Shape(**said)
+    values: dict[str, Any] = {name: frozenset(value) if name in SETS else value for name, value in data.items()}
+    return Shape(**values)
 
 
 def _runs(kept: Sequence[tuple[int, Shape]]) -> list[tuple[int, int, Shape]]:

@@ -54,9 +54,9 @@ def _read_message(draft: Draft, message: Json) -> None:
     reader = _ROLES.get(role) if isinstance(role, str) else None
     if reader is None:
         raise draft.wrong(f"the author of a message is {kind(role)}; its role must be one of {', '.join(_ROLES)}")
-    said = _text(draft, content)
-    if said and content.get("content_type") not in _HIDDEN:
-        reader(draft, message, said)
+    prose = _text(draft, content)
+    if prose and content.get("content_type") not in _HIDDEN:
+        reader(draft, message, prose)
 
 
 def _text(draft: Draft, content: Json) -> str:
@@ -77,9 +77,9 @@ def _part(draft: Draft, part: object) -> str:
     if isinstance(part, str):
         return part
     held = mapping(part) or {}
-    said = text(held.get("text"))
-    if said:
-        return said
+    prose = text(held.get("text"))
+    if prose:
+        return prose
     type_ = text(held.get("content_type")) or kind(part)
     draft.note(f"part of type {type_[:40]!r} kept as its name")
     return f"[{type_.removesuffix('_asset_pointer')[:40]}]"
@@ -89,41 +89,41 @@ def _time(message: Json) -> datetime | None:
     return moment(message.get("create_time"))
 
 
-def _system(draft: Draft, message: Json, said: str) -> None:
+def _system(draft: Draft, message: Json, prose: str) -> None:
     when = _time(message)
-    draft.request([SystemPromptPart(content=said, timestamp=when or UNDATED)], time=when)
+    draft.request([SystemPromptPart(content=prose, timestamp=when or UNDATED)], time=when)
 
 
-def _user(draft: Draft, message: Json, said: str) -> None:
+def _user(draft: Draft, message: Json, prose: str) -> None:
     if (mapping(message.get("content")) or {}).get("content_type") == "user_editable_context":
         draft.note("custom instructions kept as a system message")
-        _system(draft, message, said)
+        _system(draft, message, prose)
         return
     when = _time(message)
-    draft.request([UserPromptPart(content=said, timestamp=when or UNDATED)], time=when)
+    draft.request([UserPromptPart(content=prose, timestamp=when or UNDATED)], time=when)
 
 
-def _assistant(draft: Draft, message: Json, said: str) -> None:
+def _assistant(draft: Draft, message: Json, prose: str) -> None:
     """Text, reasoning or, where it is addressed to a tool, a call."""
     recipient = text(message.get("recipient")) or "all"
     content = mapping(message.get("content")) or {}
     part: ModelResponsePart
     if recipient != "all":
-        argument = said if said.lstrip().startswith("{") else {"input": said}
+        argument = prose if prose.lstrip().startswith("{") else {"input": prose}
         part = call(draft, recipient, argument, call_id=message.get("id"), place=0)
     elif content.get("content_type") == "thoughts":
-        part = ThinkingPart(content=said)
+        part = ThinkingPart(content=prose)
     else:
-        part = TextPart(content=said)
+        part = TextPart(content=prose)
     response = draft.respond([part], time=_time(message), joins=True)
     model = text((mapping(message.get("metadata")) or {}).get("model_slug"))
     response.model_name = model or response.model_name
 
 
-def _tool(draft: Draft, message: Json, said: str) -> None:
+def _tool(draft: Draft, message: Json, prose: str) -> None:
     when = _time(message)
     name = text((mapping(message.get("author")) or {}).get("name"))
-    draft.request([draft.result(said, call_id=None, name=name, time=when)], time=when)
+    draft.request([draft.result(prose, call_id=None, name=name, time=when)], time=when)
 
 
 _ROLES: dict[str, Callable[[Draft, Json, str], None]] = {

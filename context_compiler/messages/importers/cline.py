@@ -36,7 +36,7 @@ def matches(entry: Json) -> bool:
     if entry.get("role") != "user":
         return False
     texts = (text((mapping(block) or {}).get("text")) for block in sequence(entry.get("content")) or [])
-    return any(said.startswith((_DETAILS, "<task>")) or _RESULT.match(said) for said in texts if said)
+    return any(prose.startswith((_DETAILS, "<task>")) or _RESULT.match(prose) for prose in texts if prose)
 
 
 def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
@@ -56,15 +56,15 @@ def _assistant(draft: Draft, entry: Json) -> None:
     draft.respond(parts, time=time_of(entry))
 
 
-def _calls(draft: Draft, said: str, place: int) -> list[ModelResponsePart]:
+def _calls(draft: Draft, prose: str, place: int) -> list[ModelResponsePart]:
     """A text as itself and, from the first tag of a tool that is closed, the call."""
-    tag = _TAG.search(said)
-    end = said.find(f"</{tag[1]}>", tag.end()) if tag else -1
+    tag = _TAG.search(prose)
+    end = prose.find(f"</{tag[1]}>", tag.end()) if tag else -1
     if tag is None or end < 0:
-        return [TextPart(content=said)]
-    before, after = said[: tag.start()].strip(), said[end + len(tag[1]) + 3 :].strip()
+        return [TextPart(content=prose)]
+    before, after = prose[: tag.start()].strip(), prose[end + len(tag[1]) + 3 :].strip()
     parts: list[ModelResponsePart] = [TextPart(content=before)] if before else []
-    parts.append(call(draft, tag[1], dict(_parameters(said[tag.end() : end])), call_id=None, place=place + len(parts)))
+    parts.append(call(draft, tag[1], dict(_parameters(prose[tag.end() : end])), call_id=None, place=place + len(parts)))
     return [*parts, TextPart(content=after)] if after else parts
 
 
@@ -82,22 +82,22 @@ def _user(draft: Draft, entry: Json) -> None:
     """Results first, then what the user wrote; files that it brings along follow as results of their own."""
     when = time_of(entry)
     content = blocks(draft, entry.get("content"))
-    texts = [said if isinstance(said, str) else text((mapping(said) or {}).get("text")) for said in content]
-    if not any(said is not None and _RESULT.match(said) for said in texts):
+    texts = [prose if isinstance(prose, str) else text((mapping(prose) or {}).get("text")) for prose in content]
+    if not any(prose is not None and _RESULT.match(prose) for prose in texts):
         _prompt(draft, entry, content, texts)
         return
     results: list[tuple[str, list[str]]] = []
     rest: list[object] = []
-    for block, said in zip(content, texts, strict=True):
-        match = _RESULT.match(said) if said is not None else None
-        if said is not None and match is not None:
-            results.append((match[1], [said[match.end() :]]))
-        elif said is not None and results and not said.startswith(_DETAILS):
-            results[-1][1].append(said)
+    for block, prose in zip(content, texts, strict=True):
+        match = _RESULT.match(prose) if prose is not None else None
+        if prose is not None and match is not None:
+            results.append((match[1], [prose[match.end() :]]))
+        elif prose is not None and results and not prose.startswith(_DETAILS):
+            results[-1][1].append(prose)
         else:
             rest.append(block)
     parts: list[ModelRequestPart] = [
-        draft.result("\n".join(filter(None, said)), call_id=None, name=name, time=when) for name, said in results
+        draft.result("\n".join(filter(None, prose)), call_id=None, name=name, time=when) for name, prose in results
     ]
     draft.request([*parts, prompt(draft, rest, entry)] if rest else parts, time=when)
 
@@ -106,11 +106,11 @@ def _prompt(draft: Draft, entry: Json, content: Sequence[object], texts: Sequenc
     """A prompt, without the files in it, and an exchange for each file."""
     files: list[tuple[str, str]] = []
     kept: list[object] = []
-    for block, said in zip(content, texts, strict=True):
-        if said is None:
+    for block, prose in zip(content, texts, strict=True):
+        if prose is None:
             kept.append(block)
             continue
-        left, found = _without_files(said)
+        left, found = _without_files(prose)
         files += found
         if left:
             kept.append(left)
@@ -121,19 +121,19 @@ def _prompt(draft: Draft, entry: Json, content: Sequence[object], texts: Sequenc
         _exchange(draft, path, body, place, when)
 
 
-def _without_files(said: str) -> tuple[str, list[tuple[str, str]]]:
+def _without_files(prose: str) -> tuple[str, list[tuple[str, str]]]:
     """A text without its file blocks, and their paths and bodies."""
     files: list[tuple[str, str]] = []
     left: list[str] = []
     at = 0
-    while (tag := _FILE.search(said, at)) is not None:
-        end = said.find(_FILE_END, tag.end())
+    while (tag := _FILE.search(prose, at)) is not None:
+        end = prose.find(_FILE_END, tag.end())
         if end < 0:
             break
-        left.append(f"{said[at : tag.start()]}[file: {tag[1]}]")
-        files.append((tag[1], said[tag.end() : end].strip("\n")))
+        left.append(f"{prose[at : tag.start()]}[file: {tag[1]}]")
+        files.append((tag[1], prose[tag.end() : end].strip("\n")))
         at = end + len(_FILE_END)
-    return "".join([*left, said[at:]]), files
+    return "".join([*left, prose[at:]]), files
 
 
 def _exchange(draft: Draft, path: str, body: str, place: int, when: datetime | None) -> None:

@@ -54,8 +54,8 @@ def read_item(draft: Draft, item: Json, *, time: datetime | None) -> None:
     elif type_ in _RESULTS:
         content = item.get("output")
         structured = content is not None and not isinstance(content, str) and sequence(content) is None
-        said = answer(draft, json.dumps(content, ensure_ascii=False) if structured else content)
-        draft.request([draft.result(said, call_id=text(item.get("call_id")), name=None, time=time)], time=time)
+        result = answer(draft, json.dumps(content, ensure_ascii=False) if structured else content)
+        draft.request([draft.result(result, call_id=text(item.get("call_id")), name=None, time=time)], time=time)
     else:
         parts = _written(draft, item, type_)
         if parts:
@@ -75,11 +75,11 @@ def _written(draft: Draft, item: Json, type_: object) -> list[ModelResponsePart]
 
 def _reasoning(item: Json) -> list[ModelResponsePart]:
     blocks = [*(sequence(item.get("summary")) or []), *(sequence(item.get("content")) or [])]
-    said = "\n\n".join(filter(None, (text((mapping(block) or {}).get("text")) for block in blocks)))
+    reasoning = "\n\n".join(filter(None, (text((mapping(block) or {}).get("text")) for block in blocks)))
     signature = text(item.get("encrypted_content"))
-    if not said and not signature:
+    if not reasoning and not signature:
         return []
-    return [ThinkingPart(content=said, id=text(item.get("id")), signature=signature, provider_name="openai")]
+    return [ThinkingPart(content=reasoning, id=text(item.get("id")), signature=signature, provider_name="openai")]
 
 
 def _user(draft: Draft, item: Json) -> None:

@@ -78,9 +78,9 @@ def _skip(draft: Draft, event: Json, joins: bool) -> None:
     draft.note(f"skipped event of kind {str(event.get('kind') or event.get('action') or '?')[:40]!r}")
 
 
-def _prompt(draft: Draft, event: Json, said: str) -> None:
+def _prompt(draft: Draft, event: Json, content: str) -> None:
     when = time_of(event)
-    draft.request([UserPromptPart(content=said, timestamp=when or UNDATED)], time=when)
+    draft.request([UserPromptPart(content=content, timestamp=when or UNDATED)], time=when)
 
 
 def _action(draft: Draft, event: Json, joins: bool) -> None:
@@ -97,8 +97,8 @@ def _action(draft: Draft, event: Json, joins: bool) -> None:
             content = f"Ran {name}: {text(held.get('command')) or content}"
         _prompt(draft, event, content)
     elif name in ("message", "finish"):
-        said = text(held.get("final_thought")) or content
-        draft.respond([TextPart(content=said)] if said else [], time=time_of(event), joins=joins)
+        answer = text(held.get("final_thought")) or content
+        draft.respond([TextPart(content=answer)] if answer else [], time=time_of(event), joins=joins)
     else:
         thought = text(held.get("thought"))
         parts: list[ModelResponsePart] = [TextPart(content=thought)] if thought else []
@@ -155,9 +155,9 @@ def _newer_action(draft: Draft, event: Json, joins: bool) -> None:
     if reasoning:
         parts.append(ThinkingPart(content=reasoning))
     for block in sequence(event.get("thought")) or []:
-        said = text((mapping(block) or {}).get("text"))
-        if said:
-            parts.append(TextPart(content=said))
+        content = text((mapping(block) or {}).get("text"))
+        if content:
+            parts.append(TextPart(content=content))
     given = mapping(event.get("tool_call")) or {}
     function = mapping(given.get("function")) or given
     arguments = function.get("arguments", mapping(event.get("action")))

@@ -35,9 +35,9 @@ LONGEST_LINE = 200
 """Characters after which a line is not looked at for a speaker on its own."""
 
 
-def looks_like_text(said: str) -> bool:
+def looks_like_text(prose: str) -> bool:
     """True if the first lines name a speaker, maybe after a title."""
-    lines = [line for line in said.split("\n", 20)[:20] if line.strip()]
+    lines = [line for line in prose.split("\n", 20)[:20] if line.strip()]
     return any(_speaker(line) is not None for line in lines[:6])
 
 
@@ -50,16 +50,16 @@ def _speaker(line: str) -> tuple[str, str] | None:
     return (_NAMES[inline[1].lower()], line[inline.end() :]) if inline else None
 
 
-def read(draft: Draft, said: str) -> None:
+def read(draft: Draft, prose: str) -> None:
     """Read a text, first line first.
 
     Raises:
         TranscriptError: no line names a speaker.
     """
-    own = said.lstrip().startswith(_OWN)
+    own = prose.lstrip().startswith(_OWN)
     role, lines, fence, when = None, list[str](), "", None
     found = False
-    for line in said.splitlines():
+    for line in prose.splitlines():
         stamp = _TIME.match(line.strip()) if own and len(line) < LONGEST_LINE else None
         speaker = None if fence else _speaker(line)
         if stamp is not None:
@@ -87,15 +87,15 @@ def _fence(line: str, fence: str) -> str:
 
 
 def _add(draft: Draft, role: str | None, lines: list[str], when: datetime | None) -> None:
-    said = "\n".join(lines).strip("\n").rstrip()
-    if role is None or not said:
-        if role is None and said and draft.at:
+    prose = "\n".join(lines).strip("\n").rstrip()
+    if role is None or not prose:
+        if role is None and prose and draft.at:
             draft.note("text without a speaker left out")
         return
     if role == "assistant":
-        parts: list[ModelResponsePart] = [TextPart(content=said)]
+        parts: list[ModelResponsePart] = [TextPart(content=prose)]
         draft.respond(parts, time=when)
     elif role == "system":
-        draft.request([SystemPromptPart(content=said, timestamp=when or UNDATED)], time=when)
+        draft.request([SystemPromptPart(content=prose, timestamp=when or UNDATED)], time=when)
     else:
-        draft.request([UserPromptPart(content=said, timestamp=when or UNDATED)], time=when)
+        draft.request([UserPromptPart(content=prose, timestamp=when or UNDATED)], time=when)
