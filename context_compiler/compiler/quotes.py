@@ -6,7 +6,7 @@ that answer what is asked first, then those that are worth most. Whatever one of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from context_compiler.compiler.identifiers import identifiers_and_quotes
@@ -18,6 +18,7 @@ from context_compiler.messages.instructions import Instruction
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.messages.shapes import truncate
 from context_compiler.recall import Question, indexed, pending, rank
+from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.outline import phases
 from context_compiler.recall.selection import Passage, choose, passages, quoted
 from context_compiler.template import prompt_text
@@ -57,18 +58,29 @@ class _Sources:
     """True if questions to this view may be about the whole conversation."""
     wide: bool
     """True if the pending question is for a sequence or for the whole."""
+    newer: Mapping[tuple[int, int], tuple[int, int]]
+    """Of candidates that a later one changes: the place of that."""
 
     @classmethod
     def of(cls, selection: Selection, loose: Sequence[int], recall: bool) -> _Sources:
         """Everything that these messages say, and what is asked of it."""
         candidates = passages(selection.history, selection.draft.outline, loose, selection.counter) if loose else ()
         question = Question.of(pending(selection.history)) if recall else None
-        ranks = rank(indexed(selection.history), question, candidates) if question and candidates else []
+        ranks: Sequence[float] = []
+        newer: Mapping[tuple[int, int], tuple[int, int]] = {}
+        if question and candidates:
+            history, index = selection.history, indexed(selection.history)
+            ranked = [*zip(candidates, rank(index, question, candidates), strict=True)]
+            ranked, newer = mark_changes(
+                index.changes, history, len(history), selection.draft.outline, ranked, lambda _: (), selection.counter
+            )
+            candidates, ranks = [one for one, _ in ranked], [score for _, score in ranked]
         return cls(
             candidates=candidates,
             ranks=ranks,
             broad=selection.lasting or (question is not None and question.broad),
             wide=question is not None and question.wide,
+            newer=newer,
         )
 
 
@@ -124,7 +136,7 @@ def _told(
     chosen: list[Passage] = []
 
     def quoting(tokens: int) -> str:
-        chosen[:] = choose(sources.candidates, tokens, sources.ranks, wide=sources.wide)
+        chosen[:] = choose(sources.candidates, tokens, sources.ranks, wide=sources.wide, newer=sources.newer)
         return quoted(chosen)
 
     told = identifiers_and_quotes(selection, (note, pinned), left, quoting, lost=lost)

@@ -30,6 +30,7 @@ from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import apply_shape
 from context_compiler.messages.turns import Turn
 from context_compiler.recall import Index, Question, Ranking, Relevance, asked, indexed
+from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.passages import Passage, answer_text, passages, quoted
 from context_compiler.recall.selection import choose, spread
 from context_compiler.settings import Amount
@@ -345,11 +346,12 @@ def recalled(
     best = ranking.best(cycle.decided, whole, beside=fill > 0)
     best = _best(spread(best, int) if question.wide else best, _costs(plan), WIDE * room)
     shown = "\n".join((cycle.note, cycle.quotes, *said, *_texts(plan, cycle, abridged)))
-    candidates = [
-        one
-        for one in passages(history, plan.outline, best, counter, ranking.weight)
-        if (text := one.text.strip()) not in shown and (not within or text in within)
-    ]
+
+    def quotable(positions: Sequence[int]) -> list[Passage]:
+        found = passages(history, plan.outline, positions, counter, ranking.weight)
+        return [one for one in found if (text := one.text.strip()) not in shown and (not within or text in within)]
+
+    candidates = quotable(best)
     scored = zip(candidates, ranking.passages(candidates), strict=True)
     ranked = _distinct(sorted(scored, key=lambda pair: -pair[1]))
     answering = [pair for pair in ranked if pair[1] > 0]
@@ -363,7 +365,10 @@ def recalled(
         room, answering = min(room, fill), ranked
     if question.wide:
         answering = spread(answering, lambda pair: pair[0].turn)
-    return _written(answering, room, counter, wide=question.wide)
+    answering, newer = mark_changes(
+        index.changes, history, at, plan.outline, answering, lambda at: () if at in whole else quotable([at]), counter
+    )
+    return _written(answering, room, counter, wide=question.wide, newer=newer)
 
 
 def _distinct(ranked: Sequence[tuple[Passage, float]]) -> list[tuple[Passage, float]]:
@@ -399,14 +404,21 @@ def _telling(
     return [pair for pair, share in zip(compared, shares, strict=True) if share >= best * TELLING], True
 
 
-def _written(ranked: Sequence[tuple[Passage, float]], room: int, counter: TokenCounter, *, wide: bool) -> str:
+def _written(
+    ranked: Sequence[tuple[Passage, float]],
+    room: int,
+    counter: TokenCounter,
+    *,
+    wide: bool,
+    newer: Mapping[tuple[int, int], tuple[int, int]],
+) -> str:
     """The passages that answer best, fenced, within `room` tokens."""
     before = accumulate((one.tokens for one, _ in ranked), initial=0)
     weighed = [pair for pair, tokens in zip(ranked, before, strict=False) if tokens <= DEEP * room]
     candidates, ranks = [one for one, _ in weighed], [score for _, score in weighed]
     left = room - counter.text(fence(TITLE, "x")) - 8 - MESSAGE_OVERHEAD
     while left > 0:
-        text = fence(TITLE, quoted(choose(candidates, left, ranks, wide=wide)))
+        text = fence(TITLE, quoted(choose(candidates, left, ranks, wide=wide, newer=newer)))
         over = counter.text(text) + MESSAGE_OVERHEAD - room
         if over <= 0:
             return text

@@ -15,6 +15,7 @@ from math import log1p
 from context_compiler.messages.history import History, Reading, day_of
 from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.messages.items import Item, Kind
+from context_compiler.recall.changes import Changes
 from context_compiler.recall.passages import answer_text
 from context_compiler.recall.terms import terms
 
@@ -88,6 +89,8 @@ class Index:
         """Messages that say anything."""
         self.bases: dict[int | None, array[float]] = {}
         """Query-independent score of each message, by the speaker a question is about."""
+        self.changes = Changes()
+        """What later messages change of earlier ones; read only where it is asked for."""
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -82,6 +82,13 @@ class Passage:
     """It begins its part."""
     tool: str = ""
     """Tool that returned it, for a piece of a result."""
+    changed: int = -1
+    """Turn at which a later message changes what it says; -1 if none does."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Names it within its history."""
+        return self.position, self.order
 
     def cost_after(self, before: Passage | None) -> int:
         """Tokens it costs directly after `before`."""
@@ -94,7 +101,8 @@ class Passage:
 
     def continues(self, before: Passage) -> bool:
         """True if it is the next piece of the same text."""
-        return before.position == self.position and before.order + 1 == self.order
+        together = before.position == self.position and before.order + 1 == self.order
+        return together and before.changed == self.changed
 
 
 def passages(
@@ -363,6 +371,8 @@ def quoted(chosen: Sequence[Passage]) -> str:
 
 def _label(passage: Passage, before: Passage | None) -> str:
     who = _who(passage.speaker, passage.tool)
+    if passage.changed >= 0:
+        who += f", changed at turn {passage.changed + 1}"
     if before is None:
         return f"turn {passage.turn + 1}{f' · {passage.date}' if passage.date else ''} · {who}"
     if before.date != passage.date:

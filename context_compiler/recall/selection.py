@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, pairwise
 from math import exp, log
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from context_compiler.messages.instructions import instruction_sentences
@@ -87,12 +88,18 @@ _YOU = ("you", "your", "yours", "you're", "you've", "you'll")
 
 
 def choose(
-    candidates: Sequence[Passage], room: int, ranks: Sequence[float] = (), *, wide: bool = False
+    candidates: Sequence[Passage],
+    room: int,
+    ranks: Sequence[float] = (),
+    *,
+    wide: bool = False,
+    newer: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType({}),
 ) -> tuple[Passage, ...]:
     """The passages that tell most of these, together at most `room` tokens as `quoted` writes them, in order.
 
     Where any of `ranks`, which say how much each candidate answers a question, is above 0, they go in this order;
-    where the question is `wide`, those of each stretch of the conversation in turn.
+    where the question is `wide`, those of each stretch of the conversation in turn. What `newer` names as the change
+    of a candidate, both by place, comes with it.
     Else, in a chat with an assistant the user's own words come first, short messages and standing
     instructions before long ones; in a talk between people what answers, opens and names. Ties go to the
     earlier passage.
@@ -103,13 +110,14 @@ def choose(
     answers = max(ranks, default=0.0) > 0
     leaning = [LEANING * log(one / max(USUAL, price)) for one, price in zip(worth, prices, strict=True)]
     keys = [-_merit(ranks[index]) - leaning[at] for at, index in enumerate(order)] if answers else []
+    places = {one.place: at for at, one in enumerate(quotation.candidates)} if newer else {}
+    after = {places[old]: places[new] for old, new in newer.items() if old in places and new in places}
     if wide and answers:
-        _take_mentions(quotation, [ranks[index] for index in order])
+        _take_mentions(quotation, [ranks[index] for index in order], after)
     for at in sorted(range(len(keys)), key=keys.__getitem__):
         if quotation.left < SMALLEST:
             break
-        if not quotation.has(at):
-            quotation.take(at)
+        _take(quotation, at, after)
     if quotation.left >= SMALLEST:
         _fill(quotation, [one / price for one, price in zip(worth, prices, strict=True)])
     return quotation.passages
@@ -128,7 +136,14 @@ def spread(ranked: Sequence[T], place: Callable[[T], int]) -> list[T]:
     return [ranked[at] for at in sorted(range(len(ranked)), key=rounds.__getitem__)]
 
 
-def _take_mentions(quotation: Quotation, ranks: Sequence[float]) -> None:
+def _take(quotation: Quotation, at: int, after: Mapping[int, int]) -> bool:
+    """Take a candidate, after what changes it; true if it was not there and there was room."""
+    if at in after and not quotation.has(after[at]):
+        quotation.take(after[at])
+    return not quotation.has(at) and quotation.take(at)
+
+
+def _take_mentions(quotation: Quotation, ranks: Sequence[float], after: Mapping[int, int]) -> None:
     """Take what answers, spread over the conversation, but for what repeats."""
     ordered = quotation.candidates
     answering = [at for at, rank in enumerate(ranks) if rank > 0]
@@ -138,7 +153,7 @@ def _take_mentions(quotation: Quotation, ranks: Sequence[float]) -> None:
         if quotation.left < SMALLEST:
             break
         pairs = _pairs(ordered[at])
-        if _unsaid(pairs, told) == 1 and quotation.take(at):
+        if _unsaid(pairs, told) == 1 and _take(quotation, at, after):
             told |= pairs
 
 

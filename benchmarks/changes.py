@@ -1,0 +1,76 @@
+"""Marks of change: does what is marked as changed later say so, judged by hand?
+
+    python -m benchmarks.changes --marks 100 --seed 7
+    python -m benchmarks.changes --asked
+
+Lists passages of the conversations that `context_compiler.recall.changes` would mark, each with the later sentence, in
+an order drawn with a seed, to be read and judged. `--asked` counts the questions about updates and contradictions of
+BEAM whose evidence has a mark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator
+
+from benchmarks.recall import SEED, SETS, Conversation, data_folder, load
+from context_compiler.messages.history import History, Reader
+from context_compiler.recall.changes import Changes
+from context_compiler.tokens import TokenCounter
+
+KINDS = ("knowledge_update", "contradiction_resolution")
+
+
+def marks(conversation: Conversation) -> tuple[History, list[tuple[int, str, int, str]]]:
+    """The history, and position and sentence of what is changed and of what changes it."""
+    history = Reader(TokenCounter()).read(list(conversation.messages))
+    changes = Changes()
+    changes.extend(history)
+    return history, [(at, old, later, new) for at, own in sorted(changes.later.items()) for old, later, new in own]
+
+
+def found(names: list[str]) -> Iterator[tuple[str, int, str, int, str]]:
+    """All marks, with the conversation that each is in."""
+    for name in names:
+        for conversation in load(name, data_folder()):
+            for mark in marks(conversation)[1]:
+                yield (conversation.name, *mark)
+
+
+def questions(names: list[str]) -> None:
+    """Print how many questions about changes have a mark within their evidence."""
+    for name in names:
+        for kind in KINDS:
+            marked = asked = 0
+            for conversation in load(name, data_folder()):
+                history, own = marks(conversation)
+                texts = {at: "\n".join(item.text for item in history.readings[at].items) for at, *_ in own}
+                for question in conversation.questions:
+                    if question.kind == kind:
+                        asked += 1
+                        marked += any(texts[at] in question.evidence for at, *_ in own)
+            if asked:
+                print(f"{name} {kind}: {marked} of {asked} questions have a mark in their evidence")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", action="append", choices=SETS, dest="names", help="all unless given")
+    parser.add_argument("--marks", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--asked", action="store_true", help="count questions instead")
+    chosen = parser.parse_args()
+    names = chosen.names or list(SETS)
+    if chosen.asked:
+        questions(names)
+        return
+    every = list(found(names))
+    random.Random(chosen.seed).shuffle(every)
+    print(f"{len(every)} marks")
+    for conversation, at, old, later, new in every[: chosen.marks]:
+        print(f"\n[{conversation}: message {at}, changed at {later}]\n  {old}\n  {new}")
+
+
+if __name__ == "__main__":
+    main()

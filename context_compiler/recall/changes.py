@@ -1,0 +1,357 @@
+"""Changes: sentences that a later one revises or contradicts, found by rule.
+
+A sentence revises if it names an old value and a new one ("make it 8 retries, not 5", "moved from May 3 to May 5",
+"switched from MySQL to Postgres"), if a verb of change leads to its only value of that kind ("the page load time has
+improved to 0.9 seconds"), or if it says "I've never …". It revises an earlier sentence that has the old value, or
+another value of that kind and unit, in the same words; "never" is contradicted by the same verb in the first person.
+What is asked, aimed at or a bound is no value. The rules know English, and rather miss a change than invent one.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from context_compiler.messages.history import History
+from context_compiler.messages.instructions import sentence_ends
+from context_compiler.messages.items import Kind
+from context_compiler.messages.turns import Outline
+from context_compiler.recall.passages import Passage
+from context_compiler.recall.terms import stem, terms
+from context_compiler.tokens import TokenCounter
+
+SCANNED = 4_000
+"""Characters of a text that are searched, from its beginning."""
+
+SENTENCE = 500
+"""Characters; a longer sentence is data."""
+
+ANSWER = 600
+"""Characters; an assistant's longer texts are no statements of what holds."""
+
+BEFORE, BEHIND = 90, 60
+"""Characters around a value that say what it is about."""
+
+NEAR = 3
+"""Terms right before a value that name its attribute."""
+
+COMPARED = 24
+"""Earlier messages that a revision is compared with: those that share most of its terms."""
+
+Place = tuple[int, int]
+"""Of a passage: the position of its message, and its number in it."""
+
+_FENCED = re.compile(r"```.*?(?:```|\Z)", re.S)
+_MONTH = (
+    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    r"|nov(?:ember)?|dec(?:ember)?)\.?"
+)
+_VALUE = re.compile(
+    rf"(?i)\b(?P<date>{_MONTH} \d{{1,2}}(?:st|nd|rd|th)?\b|\d{{4}}-\d\d-\d\d\b)(?:,? \d{{4}}\b)?"
+    r"|\b(?P<time>\d{1,2}(?::\d\d)? ?[ap]\.?m\b|(?<!:)\d{1,2}:\d\d\b(?!:))"
+    r"|(?P<number>(?<![\w.,/:$-])\$?\d[\d,]*(?:\.\d+)?(?![\d/:]|[.,-]\d))"
+    r"(?P<unit>%| ?percent\b|(?:[ -]?(?!(?:and|or|not|to|in|on|by|for|of|per|after|with|at|from|the|a|under|while"
+    r"|instead|rather)\b)[A-Za-z]+){0,3})"
+)
+_VERB = (
+    r"(?:updated?|adjusted|revised|increased?|decreased|raised?|lowered|reduced|reached|improved?|grown|grew|bumped"
+    r"|dropped|expanded|extended|rescheduled|moved?|moving|postponed|pushed|delayed|changed?|shifted|switched|gone|went)"
+)
+_HINT = re.compile(
+    rf"(?i)\b{_VERB}\b|\bnow\b|\bnew\b|\bnever\b|\bnot\b|\binstead\b|\brather than\b|\bmigrated\b|\brenamed\b"
+)
+_LEAD = r"(?: (?:use|have|around|about|over|nearly|almost|a|an|only|exactly))*"
+_TO_NUMBER = re.compile(
+    rf"(?i)(?:\breached|\b(?:is|are|has|have|down|up) now(?: (?:at|down to|up to))?"
+    rf"|\bnow (?:is|are|at|down to|up to|has|have)|\b{_VERB}\b[^.?!;]{{0,60}}? to){_LEAD} *\Z"
+)
+"""What stands right before a new number."""
+_TO_DATE = re.compile(
+    r"(?i)(?:\bnew (?:\w+ ){0,3}(?:deadline|date|time|day)(?: is| of| for| on)?"
+    rf"|\b{_VERB}\b[^.?!;]{{0,60}}? (?:to|until|till))(?: the)? *\Z"
+)
+"""What stands right before a new date or time."""
+_FROM = re.compile(
+    rf"(?i)\b{_VERB}\b[^.?!]{{0,60}}?\bfrom (?P<old>[^.?!]{{1,30}}?) to (?=\S)"
+    r"|(?<!\w)(?P<new>\$?\d[\w.,:%]*(?: \w+){0,3}?),? (?:not|instead of|rather than) (?P<other>\$?\d[\w.:%]*(?: \w+)?)"
+    r"|\bnot (?P<was>\$?\d[\w.:%]*(?: \w+){0,2}),? but (?=\S)"
+)
+"""An old value and a new one."""
+_NAMES = re.compile(
+    r"(?:(?<=\w )|(?<=[`\"“]))(?P<new>[A-Z][\w.+#-]*\w)[`\"”]?,? (?:not|instead of|rather than)"
+    r" [`\"“]?(?P<old>[A-Z][\w.+#-]*\w)"
+    r"|\b(?:[Ss]witched|[Mm]igrated|[Mm]oved|[Rr]enamed|[Cc]hanged)\b[^.?!;]{0,40}? from"
+    r" [`\"“]?(?P<was>[A-Z][\w.+#-]*\w)[`\"”]? to [`\"“]?(?P<now>[A-Z][\w.+#-]*\w)"
+)
+_NEVER = re.compile(
+    r"(?i)\bI(?:['’]ve| have) never (?:actually |really |even |ever )?"
+    r"(?P<verb>\w+) (?P<what>[^.?!,;]{4,160}?)(?=[.?!,;]|$| so | but | and I\b)"
+)
+_DID = re.compile(
+    r"(?i)\bI(?:['’]ve| have)? (?:(?:just|also|already|recently|once|finally|successfully) )*(?P<verb>\w{2,20})\b"
+)
+_AIM = re.compile(
+    r"(?i)\b(?:goal|target|aim|want|hope|plan|at least|under|below|above|up to|over|limit|max|min|ensur|reach(?!ed)"
+    r"|achiev(?!ed)|getting|remaining|if\b|should|could|would|within|by\b|exceed|than\b)"
+)
+_AIMED = re.compile(r"(?i)\b(?:target|goal|limit)\b")
+_NAME = re.compile(r"(?<=[a-z,;] )[A-Z][A-Za-z]{2,}")
+_SCALES = frozenset(terms("ms second minute hour day week month year percent people person kb mb gb cm mm km kg")) | {
+    "%",
+    "$",
+}
+"""Units of too many things to name one."""
+_GENERAL = frozenset(
+    terms(
+        "help want need trying like make sure get use using used work working meet new now update change also still"
+        " really time day week month year number thing way good best create add effectively further recent recently"
+        " kinda actually ensure considering any ever project problem plan schedule improve increase reduce reach"
+        " optimize worried wondering thinking understand current currently set app code after before around about"
+        " implement issue extend move reschedule adjust average total already complete achieve given manage"
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number, a date or a time in a sentence."""
+
+    kind: str
+    text: str
+    at: int
+    unit: frozenset[str]
+    """Terms behind a number."""
+    about: frozenset[str]
+    """Telling terms around it."""
+    near: frozenset[str]
+    """Those right before it."""
+    names: frozenset[str]
+    """Names before it, in lower case."""
+    before: str
+    aim: bool
+    """It is aimed at, or a bound."""
+
+    def comparable(self, other: Value) -> bool:
+        """True if both are of one kind and unit."""
+        return self.kind == other.kind and (self.kind != "number" or bool(self.unit & other.unit))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """A sentence that revises an earlier one."""
+
+    about: frozenset[str]
+    new: Value | None = None
+    old: str = ""
+    """The old value or name, if it is given."""
+    never: str = ""
+    """Stem of the verb behind "never"."""
+
+
+def revisions(text: str) -> Iterator[tuple[str, Revision]]:
+    """The revising sentences of a text."""
+    for sentence in sentences(text) if _HINT.search(text) else ():
+        if not _HINT.search(sentence):
+            continue
+        pair, given, name, never = (
+            _FROM.search(sentence),
+            values(sentence),
+            _NAMES.search(sentence),
+            _NEVER.search(sentence),
+        )
+        if pair is not None:
+            old = pair["old"] or pair["other"] or pair["was"]
+            place = pair.start() if pair["new"] else pair.end()
+            new = next((one for one in given if one.at >= place), None)
+            if new is not None and re.search(r"\d", old):
+                yield sentence, Revision(new=new, old=_plain(old), about=new.about)
+        else:
+            for value in given:
+                lead = _TO_NUMBER if value.kind == "number" else _TO_DATE
+                alone = sum(map(value.comparable, given)) == 1
+                if alone and not (value.aim and value.kind == "number") and lead.search(value.before):
+                    yield sentence, Revision(new=value, about=value.about)
+        if name is not None:
+            new_name, old = name["new"] or name["now"], name["old"] or name["was"]
+            yield sentence, Revision(old=old, about=_telling(sentence) - _telling(f"{old} {new_name}"))
+        if never is not None:
+            yield sentence, Revision(never=stem(never["verb"].lower()), about=_telling(never["what"]))
+
+
+def revised(revision: Revision, sentence: str) -> bool:
+    """True if an earlier sentence says otherwise of the same."""
+    if revision.never:
+        return "never" not in sentence and any(_did(revision, one, sentence) for one in _DID.finditer(sentence))
+    if revision.new is None:
+        there = re.search(rf"(?<!\w){re.escape(revision.old)}(?!\w)", sentence)
+        return there is not None and not sentence.endswith("?") and len(revision.about & _telling(sentence)) >= 2
+    given, new = values(sentence), revision.new
+    if any(new.comparable(one) and one.text == new.text for one in given):
+        return False
+    return any(_replaced(revision, new, one, given, sentence) for one in given if new.comparable(one))
+
+
+def _replaced(revision: Revision, new: Value, old: Value, given: Sequence[Value], sentence: str) -> bool:
+    """True if a value gives way to a new one."""
+    shared = (old.about & new.about) - new.unit
+    if old.aim and old.kind == "number":
+        return False
+    if revision.old:
+        same = revision.old == old.text or revision.old.startswith(f"{old.text} ")
+        return same and len(shared) + bool((new.unit & old.unit) - _SCALES) >= (1 if new.kind == "number" else 2)
+    if sum(map(old.comparable, given)) > 1 or new.names - set(re.findall(r"\w+", sentence.lower())):
+        return False
+    enough = len(new.near) if new.unit & _SCALES else 2
+    return len(shared) >= 2 and len(new.near & old.about) >= max(2, enough)
+
+
+def _did(revision: Revision, did: re.Match[str], sentence: str) -> bool:
+    """True if the first person did what "never" denies."""
+    verb = did["verb"].lower()
+    if stem(verb) != revision.never or verb == revision.never:
+        return False
+    shared = revision.about & _telling(sentence[did.end() : did.end() + 2 * BEHIND])
+    return bool(shared) and (
+        len(shared) >= 3 or 2 * len(shared) >= len(revision.about) and len(shared) >= min(2, len(revision.about))
+    )
+
+
+@lru_cache(maxsize=4_096)
+def sentences(text: str) -> tuple[str, ...]:
+    """The sentences of a text, code left out."""
+    plain = _FENCED.sub(" ", text[:SCANNED])
+    edges = [0, *sentence_ends(plain), len(plain)]
+    pieces = (plain[start:end].strip() for start, end in zip(edges, edges[1:], strict=False))
+    return tuple(one for one in pieces if 0 < len(one) <= SENTENCE)
+
+
+@lru_cache(maxsize=4_096)
+def values(sentence: str) -> tuple[Value, ...]:
+    """The values of a sentence; a number without a unit is none."""
+    return tuple(filter(None, (_value(sentence, one) for one in _VALUE.finditer(sentence))))
+
+
+def _value(sentence: str, found: re.Match[str]) -> Value | None:
+    before = sentence[max(0, found.start() - BEFORE) : found.start()]
+    behind = sentence[found.end() : found.end() + BEHIND]
+    number, unit = found["number"], (found["unit"] or "").strip().lower()
+    units = frozenset[str]()
+    if number:
+        plain = "$" if number.startswith("$") else "%" if unit in ("%", "percent") else ""
+        units = frozenset({plain}) if plain else _telling(unit)
+        if not units:
+            return None
+    words = re.findall(r"[A-Za-z][\w'-]*", _VALUE.sub(" ", before))
+    return Value(
+        kind="number" if number else "date" if found["date"] else "time",
+        text=_plain(number or found["date"] or found["time"]),
+        at=found.start(),
+        unit=units,
+        about=_telling(f"{before} {unit} {behind}"),
+        near=frozenset([term for word in words for term in sorted(_telling(word))][-NEAR:]),
+        names=frozenset(map(str.lower, _NAME.findall(before))),
+        before=before,
+        aim=bool(_AIM.search(before[-30:]) or _AIMED.search(behind[:25])),
+    )
+
+
+def _plain(value: str) -> str:
+    return re.sub(r"[^\w.$]+", " ", value.replace(",", "").lower()).strip(" .")
+
+
+def _telling(text: str) -> frozenset[str]:
+    """Terms that tell what a text is about, without its values."""
+    found = terms(_VALUE.sub(lambda one: f" {one['unit'] or ''} ", text))
+    return frozenset(one for one in found if one[0] != "=" and not one[0].isdigit() and len(one) > 1) - _GENERAL
+
+
+class Changes:
+    """What the messages of a conversation change of earlier ones. It grows at its end."""
+
+    def __init__(self) -> None:
+        """Changes of nothing."""
+        self._read = 0
+        self._holding: defaultdict[str, list[int]] = defaultdict(list)
+        """Messages with a sentence that may be revised, by telling term."""
+        self.later: defaultdict[int, list[tuple[str, int, str]]] = defaultdict(list)
+        """By position: a sentence that is revised, the position of what revises it, and its sentence."""
+
+    def extend(self, history: History) -> None:
+        """Read the messages that are new."""
+        for at in range(self._read, len(history)):
+            texts = [*_texts(history, at)]
+            for text in texts:
+                for sentence, revision in revisions(text):
+                    self._compare(history, at, sentence, revision)
+            words = "\n".join(one for text in texts for one in sentences(text))
+            for term in frozenset(terms(words)) - _GENERAL:
+                self._holding[term].append(at)
+        self._read = len(history)
+
+    def _compare(self, history: History, at: int, sentence: str, revision: Revision) -> None:
+        sharing = Counter(place for term in sorted(revision.about) for place in self._holding.get(term, ()))
+        if revision.new is not None:
+            sharing.update(place for term in sorted(revision.new.unit) for place in self._holding.get(term, ()))
+        for place in sorted(sharing, key=lambda place: (-sharing[place], -place))[:COMPARED]:
+            for text in _texts(history, place):
+                for one in sentences(text):
+                    if revised(revision, one):
+                        self.later[place].append((one, at, sentence))
+
+
+def _texts(history: History, at: int) -> Iterator[str]:
+    """Texts of a message that state what holds: a user's, and an assistant's short ones."""
+    for item in history.readings[at].items:
+        if item.mark is None and (item.kind is Kind.USER or item.kind is Kind.TEXT and len(item.text) <= ANSWER):
+            yield item.text
+
+
+def mark_changes(
+    changes: Changes,
+    history: History,
+    until: int,
+    outline: Outline,
+    ranked: Sequence[tuple[Passage, float]],
+    quote: Callable[[int], Iterable[Passage]],
+    counter: TokenCounter,
+) -> tuple[list[tuple[Passage, float]], dict[Place, Place]]:
+    """Passages with their scores, marked where a later message changes them, and what changes each of those.
+
+    What changes a passage is scored like it, and comes before it in the list.
+
+    Args:
+        changes: Those of the conversation, continued as far as needed.
+        history: The raw history.
+        until: Position of the prompt that asks; what is behind it counts for nothing.
+        outline: Its turns.
+        ranked: Passages with their scores; above 0 for what answers.
+        quote: The passages of a message that may come beside those.
+        counter: Prices the marks.
+    """
+    changes.extend(history)
+    if not any(one.position in changes.later for one, _ in ranked):
+        return [*ranked], {}
+    starts = [turn.start for turn in outline.turns]
+    newer: dict[Place, Place] = {}
+    found: dict[Place, tuple[Passage, float]] = {}
+    for passage, score in ranked:
+        later = changes.later.get(passage.position, ()) if score > 0 else ()
+        own = [(at, text) for one, at, text in later if at <= until and one in passage.text]
+        if own:
+            at, text = max(own)
+            turn = outline.turns[bisect_right(starts, at) - 1].index
+            price = counter.text(f", changed at turn {turn + 1}") + 1
+            passage = replace(passage, changed=turn, tokens=passage.tokens + price, label=passage.label + price)
+            change = next((one for one, _ in ranked if one.position == at and text in one.text), None)
+            change = change or next((one for one in quote(at) if text in one.text), None)
+            if change is not None:
+                newer[passage.place] = change.place
+                kept, best = found.get(change.place, (change, score))
+                found[change.place] = kept, max(best, score)
+        if passage.place not in found or own:
+            found[passage.place] = passage, max(score, found.get(passage.place, (passage, score))[1])
+    return [*found.values()], newer
