@@ -69,12 +69,12 @@ _TO_NUMBER = re.compile(
     rf"(?i)(?:\breached|\b(?:is|are|has|have|down|up) now(?: (?:at|down to|up to))?"
     rf"|\bnow (?:is|are|at|down to|up to|has|have)|\b{_VERB}\b[^.?!;]{{0,60}}? to){_LEAD} *\Z"
 )
-"""What stands right before a new number."""
+"""Text right before a new number."""
 _TO_DATE = re.compile(
     r"(?i)(?:\bnew (?:\w+ ){0,3}(?:deadline|date|time|day)(?: is| of| for| on)?"
     rf"|\b{_VERB}\b[^.?!;]{{0,60}}? (?:to|until|till))(?: the)? *\Z"
 )
-"""What stands right before a new date or time."""
+"""Text right before a new date or time."""
 _FROM = re.compile(
     rf"(?i)\b{_VERB}\b[^.?!]{{0,60}}?\bfrom (?P<old>[^.?!]{{1,30}}?) to (?=\S)"
     r"|(?<!\w)(?P<new>\$?\d[\w.,:%]*(?: \w+){0,3}?),? (?:not|instead of|rather than) (?P<other>\$?\d[\w.:%]*(?: \w+)?)"
@@ -270,7 +270,7 @@ def _telling(text: str) -> frozenset[str]:
 
 
 class Changes:
-    """What the messages of a conversation change of earlier ones. It grows at its end."""
+    """Sentences of a conversation that later ones change. It grows at its end."""
 
     def __init__(self) -> None:
         """Changes of nothing."""

@@ -90,7 +90,7 @@ class Index:
         self.bases: dict[int | None, array[float]] = {}
         """Query-independent score of each message, by the speaker a question is about."""
         self.changes = Changes()
-        """What later messages change of earlier ones; read only where it is asked for."""
+        """Sentences that later ones change; read when passages are first marked."""
 
     def __len__(self) -> int:
         return len(self.sizes)
