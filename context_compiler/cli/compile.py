@@ -37,6 +37,7 @@ from context_compiler.cli.options import (
     open_record,
     parse_amount,
     parse_turns,
+    print_look,
 )
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.show import (
@@ -116,7 +117,7 @@ def compile_(
     found = select_conversation(read_conversations(transcript, format_), select, file=transcript)
     print_notes(found)
     view = asyncio.run(compile_transcript(found, wish, db))
-    _print(found, view, Format.JSON if json else format, explaining=explain)
+    _print(found, view, Format.JSON if json else format, explaining=explain, db=db)
 
 
 async def compile_transcript(found: Transcript, wish: ViewRequest, db: Path | None) -> View:
@@ -169,7 +170,7 @@ def headline(name: str, view: View, raw: History) -> str:
     )
 
 
-def _print(found: Transcript, view: View, format: Format, *, explaining: bool) -> None:
+def _print(found: Transcript, view: View, format: Format, *, explaining: bool, db: Path | None) -> None:
     screen = Screen()
     if format is Format.JSON:
         screen.raw(json_text(view_document(view)))
@@ -189,3 +190,5 @@ def _print(found: Transcript, view: View, format: Format, *, explaining: bool) -
     if view.record is not None and view.record.id is not None:
         screen.line()
         screen.line(("recorded as view ", "dim"), str(view.record.id), (" of session ", "dim"), view.record.session_id)
+        if db is not None:
+            print_look(screen, db)

@@ -226,6 +226,7 @@ def _go_on(screen: Screen, views: Sequence[View], db: Path) -> None:
     screen.heading("Next")
     for command, does in (
         (f"context-compiler views show {numbers[-1]}{where}", "the largest of them in full"),
+        (f"context-compiler serve{where}", "all of them in the browser, with what was left out and why"),
         ("context-compiler compile YOUR_CHAT.json --budget 4000 --explain", "a conversation of yours"),
     ):
         screen.line("  ", ("# " + does, "dim"))

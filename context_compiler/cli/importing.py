@@ -19,6 +19,7 @@ from context_compiler.cli.options import (
     example,
     group,
     open_record,
+    print_look,
 )
 from context_compiler.cli.screen import Column, Screen, progress_bar, step
 from context_compiler.cli.show import read_history
@@ -74,6 +75,7 @@ def import_(
     rows = [(one.session, number(one.messages), number(one.tokens), one.view, one.state) for one in done]
     screen.table(COLUMNS, rows)
     screen.line(f"{plural(len(done), 'conversation')} in {db}")
+    print_look(screen, db)
 
 
 async def _import_all(found: Sequence[Transcript], db: Path, session: str | None) -> list[ImportResult]:

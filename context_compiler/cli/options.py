@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import expand, one_line, suggestions
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.fidelity import Fidelity
@@ -135,6 +136,12 @@ def _nearest_views(wrong: int, numbers: Sequence[int], db: Path) -> str:
 def list_command(command: str, db: Path) -> str:
     """A list command for this record, ready to be copied."""
     return f"context-compiler {command}" + ("" if db in (DB, DB.absolute()) else f" --db {quote(str(db))}")
+
+
+def print_look(screen: Screen, db: Path) -> None:
+    """Print how to look at a record in the browser; only on a terminal, so that other output stays as it is."""
+    if screen.rich:
+        screen.line(("look at it: ", "dim"), (list_command("serve", db), "cyan"))
 
 
 async def recorded_messages(store: SQLiteStore, record: Record, *, raw: bool) -> list[bytes]:

@@ -16,7 +16,7 @@ import typer
 
 from context_compiler import pipeline
 from context_compiler.cli.inputs import chat_model, check_stage_model
-from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, check_run_name
+from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, check_run_name, print_look
 from context_compiler.cli.progress import RunProgress
 from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text, one_line
@@ -257,5 +257,6 @@ def _print_result(result: pipeline.RunState, wish: RunOptions) -> None:
         screen.line(
             (f"{result.lineage.root_run_id} {result.status}", "bold green" if result.ok else "bold red"), one_line(why)
         )
+        print_look(screen, wish.db)
     if not result.ok:
         raise typer.Exit(1)

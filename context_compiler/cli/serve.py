@@ -14,6 +14,7 @@ import typer
 
 from context_compiler.cli.chat import MODEL as CHAT_MODEL
 from context_compiler.cli.options import DB, SYSTEM, Db, Json, System, Vault, example, group, parse_amount
+from context_compiler.cli.runs import RUNS, Runs
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import json_text
 from context_compiler.errors import SettingsError
@@ -47,6 +48,7 @@ def serve(
         typer.Option("--budget", "-b", help="Tokens per request of an Endless chat, or a share of its window."),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
     """Serve the inspector of a record, and a chat, on this machine until Ctrl-C. Only the chat writes to the record."""
@@ -67,7 +69,7 @@ def serve(
     chats = _chats(model, db=db, system=system, vault=vault, budget=amount)
     names = () if _is_loopback(host) else (host, socket.gethostname(), *_own_addresses())
     create_app = import_module("context_compiler.web.app").create_app
-    _run(create_app(db, system=system, vault=vault, hosts=names, token=token, chats=chats), listener)
+    _run(create_app(db, system=system, vault=vault, hosts=names, token=token, runs=runs, chats=chats), listener)
 
 
 def _chats(model: str, **settings: Any) -> Any:
@@ -85,7 +87,7 @@ def _chats(model: str, **settings: Any) -> Any:
 def _run(application: Any, listener: socket.socket) -> None:
     uvicorn: Any = import_module("uvicorn")
     config = uvicorn.Config(
-        application, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=3
+        application, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=GRACE
     )
     server = uvicorn.Server(config)
     application.state.is_ending = lambda: server.should_exit

@@ -30,6 +30,7 @@ from context_compiler.cli.options import (
     group,
     open_record,
     parse_amount,
+    print_look,
     recorded_messages,
 )
 from context_compiler.cli.screen import Column, Screen, print_list
@@ -266,6 +267,7 @@ def replay(
     if made.record is not None and made.record.id is not None:
         screen.line()
         screen.line(f"recorded as view {made.record.id}")
+        print_look(screen, db)
 
 
 async def _replay(

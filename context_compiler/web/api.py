@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -18,6 +19,7 @@ from context_compiler.web.compiles import CompilePage, load_compile
 from context_compiler.web.data import Inspector, RequestPage, SessionPage, SessionsPage, WhyPage
 from context_compiler.web.export import ExportPage, load_export
 from context_compiler.web.facts import FactPage, FactSearch
+from context_compiler.web.pipelines import RunPage, RunsPage, load_run, load_runs
 from context_compiler.web.sessions import LayersPage, ManagerPage, load_layers, load_manager
 from context_compiler.web.templates import (
     TemplatePage,
@@ -100,15 +102,18 @@ class Sources:
     facts: FactSearch
     timelines: Timelines
     comparisons: Comparisons
+    runs: Path
+    """Store of the runs of pipelines."""
 
     @classmethod
-    def of(cls, inspector: Inspector) -> Sources:
-        """All readers over one inspector."""
+    def of(cls, inspector: Inspector, runs: Path) -> Sources:
+        """All readers over one inspector and a store of runs."""
         return cls(
             inspector=inspector,
             facts=FactSearch(inspector),
             timelines=Timelines(inspector),
             comparisons=Comparisons(inspector),
+            runs=runs,
         )
 
 
@@ -375,6 +380,24 @@ RESOURCES: tuple[Resource, ...] = (
                 default=0,
             ),
         ),
+    ),
+    Resource(
+        path="/pipelines",
+        name="pipelines",
+        about="Runs of pipelines, newest first.",
+        result=RunsPage,
+        load=lambda sources, given: load_runs(sources.runs, given["page"]),
+        page="pipelines.html",
+        parameters=(PAGE,),
+    ),
+    Resource(
+        path="/pipeline",
+        name="pipeline",
+        about="One run: the path that it took, with fidelity and thread of each hop.",
+        result=RunPage,
+        load=lambda sources, given: load_run(sources.runs, given["run"]),
+        page="pipeline.html",
+        parameters=(Parameter(name="run", about="Id of the run.", default=""),),
     ),
     Resource(
         path="/compiles/{number}",

@@ -27,6 +27,7 @@ from context_compiler.web.data import Inspector, NotFound
 from context_compiler.web.export import FORMS
 from context_compiler.web.live import live_events
 from context_compiler.web.pages import render, static_files
+from context_compiler.web.pipelines import DRAWING_POLICY, load_drawing
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -150,6 +151,7 @@ def create_app(
     vault: str | Path | None = None,
     hosts: Iterable[str] = (),
     token: str | None = None,
+    runs: str | Path = "system/runs.db",
     chats: Chats | None = None,
 ) -> Starlette:
     """The application for one record.
@@ -160,13 +162,14 @@ def create_app(
         vault: Folder whose `AssistantMD/ContextTemplates/` comes first.
         hosts: Names under which the server is reached, beside those of loopback.
         token: Token that every request must bring; None asks for none.
+        runs: Store of the runs of pipelines, a file or a folder; never made here.
         chats: Chats of the chat page; None leaves it out.
     """
     store = SQLiteStore(db, read_only=True)
     inspector = Inspector(
         store, vault=None if vault is None else Path(vault), system=None if system is None else Path(system)
     )
-    sources = Sources.of(inspector)
+    sources = Sources.of(inspector, Path(runs))
     pages = [Route(one.route, _page(one, sources), name=one.name) for one in RESOURCES if one.page]
     answers = [Route(f"/api{one.route}", _answer(one, sources)) for one in RESOURCES]
     app = Starlette(
@@ -177,6 +180,7 @@ def create_app(
             *answers,
             Route("/requests/{number}/export/{form}", _download(sources)),
             Route("/live", _live(inspector)),
+            Route("/pipeline.svg", _drawing(sources)),
             Route("/api/openapi.json", _openapi),
             Route("/static/{name}", _static),
         ],
@@ -244,6 +248,14 @@ def _live(inspector: Inspector) -> Endpoint:
         ending = request.app.state.is_ending
         events = live_events(inspector, session, lambda rows: render("live.html", requests=rows), is_ending=ending)
         return StreamingResponse(events, media_type="text/event-stream")
+
+    return answer
+
+
+def _drawing(sources: Sources) -> Endpoint:
+    async def answer(request: Request) -> Response:
+        drawn = await load_drawing(sources.runs, request.query_params.get("run", ""))
+        return Response(drawn, media_type="image/svg+xml", headers={"content-security-policy": DRAWING_POLICY})
 
     return answer
 

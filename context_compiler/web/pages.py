@@ -25,6 +25,7 @@ MENU = (
         ("sessions", "session", "fact", "request", "why", "diff", "replay", "export", "compile", "layers", "manager"),
     ),
     ("/templates", "Templates", ("templates", "template")),
+    ("/pipelines", "Pipelines", ("pipelines", "pipeline")),
     ("/chat", "Chat", ("chat",)),
 )
 """Main menu: address, name, and the resources below it."""

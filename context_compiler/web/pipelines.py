@@ -1,0 +1,140 @@
+"""Runs of pipelines: the drawn graph, the path that a run took, and fidelity and thread of each hop."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from context_compiler.pipeline import RunConfig, RunStore, open_runs, parse_dot
+from context_compiler.pipeline.draw import STYLE, to_svg
+from context_compiler.pipeline.stores import Event, RunInfo
+from context_compiler.web.data import PAGE, NotFound, Pages
+
+DRAWING_POLICY = (
+    f"default-src 'none'; style-src 'sha256-{b64encode(sha256(STYLE.encode()).digest()).decode()}'; "
+    "frame-ancestors 'none'; base-uri 'none'"
+)
+"""Content-security policy of a drawing: its own style sheet, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsPage:
+    """Runs, newest first."""
+
+    runs: tuple[RunInfo, ...]
+    pages: Pages
+    place: str
+    """The store of runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """One visit of a stage."""
+
+    index: int
+    """From 1."""
+    node: str
+    handler: str
+    visit: int
+    fidelity: str
+    thread: str
+    branch: str
+    status: str
+    """Empty while it runs."""
+    seconds: float | None
+    notes: str
+    failure: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPage:
+    """One run with the path that it took."""
+
+    run: RunInfo
+    hops: tuple[Hop, ...]
+
+
+@asynccontextmanager
+async def _opened(place: Path) -> AsyncGenerator[RunStore]:
+    """The store of runs.
+
+    Raises:
+        NotFound: there is none; looking does not make one.
+    """
+    if not place.exists():
+        raise NotFound(f"{place}: no pipeline has been run yet; `context-compiler pipeline run FILE` runs one")
+    store = open_runs(RunConfig(runs=place))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def load_runs(place: Path, page: int) -> RunsPage:
+    """One page of runs; empty where none was ever started."""
+    found: Sequence[RunInfo] = ()
+    if place.exists():
+        async with _opened(place) as store:
+            found = await store.runs()
+    pages = Pages(page=page, size=PAGE, total=len(found))
+    return RunsPage(runs=tuple(found[pages.offset : pages.offset + PAGE]), pages=pages, place=str(place))
+
+
+async def load_run(place: Path, name: str) -> RunPage:
+    """One run by its id."""
+    async with _opened(place) as store:
+        info = await _find(store, place, name)
+        return RunPage(run=info, hops=tuple(hops_of(await store.events(name))))
+
+
+async def load_drawing(place: Path, name: str) -> str:
+    """The graph of a run as SVG."""
+    async with _opened(place) as store:
+        info = await _find(store, place, name)
+        text = await store.content(info.snapshot)
+    if text is None:
+        raise NotFound(f"the graph of run {name[:80]!r} is not stored")
+    return to_svg(parse_dot(text), graphviz=None)
+
+
+async def _find(store: RunStore, place: Path, name: str) -> RunInfo:
+    info = next((one for one in await store.runs() if one.run_id == name), None)
+    if info is None:
+        raise NotFound(f"{place}: no run {name[:80]!r}")
+    return info
+
+
+def hops_of(events: Sequence[Event]) -> list[Hop]:
+    """Visits of stages in the order in which they began."""
+    ends: dict[tuple[str, str, str | None, object], Event] = {}
+    for one in events:
+        if one.kind in ("stage_completed", "stage_failed"):
+            ends[one.run_id, one.branch, one.node, one.data.get("visit")] = one
+    found: list[Hop] = []
+    for one in events:
+        if one.kind == "stage_started":
+            end = ends.get((one.run_id, one.branch, one.node, one.data.get("visit")))
+            found.append(_hop(len(found) + 1, one, dict(end.data) if end else {}))
+    return found
+
+
+def _hop(index: int, start: Event, end: dict[str, Any]) -> Hop:
+    said = start.data
+    return Hop(
+        index=index,
+        node=start.node or "",
+        handler=str(said.get("handler", "")),
+        visit=int(said.get("visit", 1)),
+        fidelity=str(said.get("fidelity", "")),
+        thread=str(said.get("thread") or ""),
+        branch=start.branch,
+        status=str(end.get("status", "")),
+        seconds=end.get("duration"),
+        notes=str(end.get("notes") or ""),
+        failure=str(end.get("failure_reason") or end.get("error") or ""),
+    )

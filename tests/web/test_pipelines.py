@@ -1,0 +1,43 @@
+"""Runs of pipelines in the inspector."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.testclient import TestClient
+
+from context_compiler.pipeline import RunConfig, parse_dot, run_pipeline
+from context_compiler.web.app import create_app
+
+GRAPH = """digraph plan {
+    goal="Plan <b>the</b> garden"
+    start [shape=Mdiamond]
+    build [prompt="Build it", fidelity="full", thread_id="coding"]
+    check [prompt="Check it", fidelity="compact"]
+    done [shape=Msquare]
+    start -> build -> check -> done
+}"""
+
+
+async def test_a_run_shows_its_graph_and_the_path_it_took(db: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs.db"
+    await run_pipeline(parse_dot(GRAPH), RunConfig(runs=runs, simulate=True), run_id="first <i>")
+    client = TestClient(create_app(db, system=None, runs=runs), base_url="http://127.0.0.1")
+    [run] = client.get("/api/pipelines").json()["runs"]
+    assert run["run_id"] == "first <i>" and run["status"] == "success"
+    hops = client.get("/api/pipeline", params={"run": "first <i>"}).json()["hops"]
+    assert [one["node"] for one in hops] == ["start", "build", "check", "done"]
+    assert (hops[1]["fidelity"], hops[1]["thread"]) == ("full", "coding")
+    page = client.get("/pipeline", params={"run": "first <i>"}).text
+    assert "&lt;b&gt;the&lt;/b&gt;" in page and "coding" in page
+    drawing = client.get("/pipeline.svg", params={"run": "first <i>"})
+    assert drawing.headers["content-type"] == "image/svg+xml" and "build" in drawing.text
+    assert "unsafe" not in drawing.headers["content-security-policy"]
+    assert client.get("/pipeline?run=none").status_code == 404
+
+
+def test_without_runs_the_page_says_how_to_make_one_and_makes_no_store(db: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "none" / "runs.db"
+    client = TestClient(create_app(db, system=None, runs=runs), base_url="http://127.0.0.1")
+    assert "pipeline run FILE" in client.get("/pipelines").text
+    assert client.get("/pipeline?run=x").status_code == 404 and not runs.parent.exists()
