@@ -80,8 +80,9 @@ def test_the_demo_tells_its_story(cc: Command, terminal: int) -> None:
 def test_the_commands_that_the_demo_suggests_work(cc: Command, tmp_path: Path) -> None:
     said = cc("demo", "--full", "--db", "else where/demo.db")
     commands = [shlex.split(line, comments=True) for line in said.out.splitlines() if "  context-compiler " in line]
-    show, compile_ = commands
+    show, serve, compile_ = commands
     assert cc(*show[1:]).code == 0 and "else where/demo.db" in show
+    assert serve[1:] == ["serve", "--db", "else where/demo.db"]
     (tmp_path / "YOUR_CHAT.json").write_text(json.dumps([{"role": "user", "content": "Hello"}]))
     assert cc(*compile_[1:]).code == 0
 
