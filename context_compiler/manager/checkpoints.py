@@ -9,6 +9,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from itertools import compress, count
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from pydantic_ai.messages import ModelMessage
 
@@ -21,6 +22,9 @@ from context_compiler.manager.summary import SummaryRow
 from context_compiler.messages.history import Reader, message_body, searchable
 
 T = TypeVar("T")
+
+_SAVES: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+"""Number of times that managers of this process have saved a session, by its shelf."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,8 @@ class Checkpoints:
         self._shelf = memory if isinstance(memory, SessionShelf) else self._past
         self._own: dict[str, Session] = {}
         self._last: TurnChain | None = None
+        self._seen: int | None = None
+        """Number of saves when the session was read or saved here."""
 
     @property
     def enabled(self) -> bool:
@@ -133,19 +139,33 @@ class Checkpoints:
         return known or restore_session(saved, self._reader)  # pyright: ignore[reportArgumentType] # one of the two is there
 
     async def keep(self, session: Session, score: Score | None = None, row: SummaryRow | None = None) -> None:
-        """Save a session and the record of its summary, if there is a shelf."""
+        """Save a session and the record of its summary, if there is a shelf.
+
+        Raises:
+            ContextMemoryError: Another manager of the same memory has saved its session meanwhile.
+        """
         if self._shelf is None:
             return
+        saves = _SAVES.get(self._shelf, 0)
+        if self._seen not in (None, saves):
+            raise ContextMemoryError(
+                "another manager of the same memory has saved its session, which is not overwritten: give each a memory"
+                " of its own, or call resume() to continue from what was saved"
+            )
         chain = self._chained(session)
         compile = None
         if row is not None:
             end = chain.starts[min(row.covered, len(session.turns))]
             compile = replace(row.compile, covered_tip=chain.ids[end - 1] if end else "")
         await within(self._timeout, "keep", self._shelf.keep(self._snapshot(session), score, compile))
+        self._seen = _SAVES[self._shelf] = _SAVES.get(self._shelf, 0) + 1
 
     async def latest(self) -> Session | None:
         """Session as saved last."""
-        saved = None if self._shelf is None else await within(self._timeout, "latest", self._shelf.latest())
+        if self._shelf is None:
+            return None
+        self._seen = _SAVES.get(self._shelf, 0)
+        saved = await within(self._timeout, "latest", self._shelf.latest())
         return None if saved is None else restore_session(saved, self._reader)
 
     def _chained(self, session: Session) -> TurnChain:

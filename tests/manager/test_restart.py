@@ -185,3 +185,31 @@ async def test_a_memory_of_ones_own_that_keeps_no_session_begins_anew() -> None:
     await talk(managed("none", memory, versioned=False), 2)
     manager = managed("none", memory, versioned=False)
     assert (await manager.process_turn("Hello.")).trouble == () and manager.turn_count == 1
+
+
+async def test_two_managers_of_one_memory_do_not_overwrite_each_other(memory: AnyMemory) -> None:
+    one, other = managed("none", memory), managed("none", memory)
+    await one.process_turn("one says this")
+    await other.process_turn("the other says that")
+    result = await one.process_turn("one goes on")
+    assert "another manager of the same memory has saved its session" in result.trouble[0]
+    assert said((await resumed(memory)).transcript())[-1] == "the other says that"
+    assert await one.resume()
+    assert (await one.process_turn("one follows the other")).trouble == ()
+    assert said((await resumed(memory)).transcript()) == [
+        *("one says this", "the other says that", "one follows the other"),
+    ]
+
+
+async def resumed(memory: Any) -> ContextManager:
+    manager = managed("none", memory)
+    await manager.resume()
+    return manager
+
+
+async def test_an_answer_is_saved_by_a_checkpoint_without_versions_too(memory: AnyMemory) -> None:
+    first = managed("none", memory, versioned=False)
+    await first.process_turn("My name is Ada.")
+    assert first.add_response("Noted.")
+    assert await first.checkpoint() is None
+    assert said((await resumed(memory)).transcript()) == ["My name is Ada.", "Noted."]
