@@ -1,19 +1,24 @@
 """Content-based ids: the id of a message depends on its content and on everything before it.
 
-Equal prefixes therefore share ids, a fork stores only what is new, and a file can be verified. The idea is git's;
-`VERSION` allows the rule to change without confusing old ids.
+Equal prefixes therefore share ids, a fork stores only what is new, and a file can be verified. The idea is git's.
+
+A message has two names. The chain id finds cycles and compiles: it is the same for a history that was built again from
+its texts. The exact name is that of the recorded message: it also depends on what such a history may lack, on
+instructions and on the outcome of a tool. A prefix says by which rule a name was made.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b, sha256
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:  # looking at a record does not wait for the host
     from pydantic_ai.messages import ModelMessage
 
 VERSION = "c1:"
+EXACT = "x1:"
 
 
 def blob_id(body: bytes) -> str:
@@ -32,7 +37,36 @@ def identity(body: bytes) -> str:
     `body` is the message's JSON. Two messages that differ only in times, run ids or usage are one, and so are two
     renderings of the same dynamic part: the host renders it anew at every run.
     """
+    return _identity(json.loads(body))
+
+
+def identity_facts(body: bytes) -> tuple[str, str | None, dict[int, str]]:
+    """Parts of the name of a message: its `identity`, its instructions, and the outcomes of its tools."""
     data = json.loads(body)
+    return _identity(data), data.get("instructions"), outcomes(data.get("parts", []))
+
+
+def exact_identity(plain: str, instructions: str | None, outcomes: Mapping[int, str]) -> str:
+    """Hash of one message by its `identity`, its instructions and the outcomes of its tools."""
+    if instructions is None and not outcomes:
+        return plain
+    canonical = json.dumps([plain, instructions, sorted(outcomes.items())], separators=(",", ":"), ensure_ascii=True)
+    return blake2b(canonical.encode(), digest_size=16).hexdigest()
+
+
+def outcomes(parts: Sequence[object]) -> dict[int, str]:
+    """The outcomes of tool results by position, without those that succeeded."""
+    found: dict[int, str] = {}
+    for at, part in enumerate(parts):
+        given = cast(dict[str, object], part) if isinstance(part, dict) else {}
+        retried = given.get("part_kind") == "retry-prompt" and given.get("tool_name")
+        outcome = given.get("outcome") or (RETRIED if retried else None)
+        if outcome is not None and outcome != "success":
+            found[at] = str(outcome)
+    return found
+
+
+def _identity(data: Mapping[str, Any]) -> str:
     content = {"kind": data.get("kind"), "parts": [_without_stamps(part) for part in data.get("parts", [])]}
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return blake2b(canonical.encode(), digest_size=16).hexdigest()
@@ -56,6 +90,9 @@ def _without_stamps(part: object) -> object:
 STAMPS = frozenset({"timestamp", "metadata", "outcome", "retry"})
 """Fields of a part that are no content: times, counts, and a host's rewriting of old retry prompts."""
 
+RETRIED = "retried"
+"""Outcome with which the host loads a retry prompt that answers a call."""
+
 _UNSAID: tuple[object, ...] = (None, [], {})
 """Values that one version of the host writes out and another omits."""
 
@@ -65,11 +102,16 @@ def chain_id(parent: str | None, content: str) -> str:
     return VERSION + blake2b(f"{parent or ''}\x00{content}".encode(), digest_size=16).hexdigest()
 
 
+def exact_id(parent: str | None, content: str) -> str:
+    """The exact name of a message reached by way of the exact name `parent`; `content` is its `exact_identity`."""
+    return EXACT + chain_id(parent, content).removeprefix(VERSION)
+
+
 def objects_of(message: ModelMessage) -> list[object]:
     """Parts of a message and their contents as objects; a change of identity shows an edit in place."""
-    held: list[object] = list(message.parts)
+    held: list[object] = [*message.parts, getattr(message, "instructions", None)]
     for part in message.parts:
-        for name in ("content", "args"):
+        for name in ("content", "args", "outcome"):
             content = getattr(part, name, None)
             if content is not None:
                 held.append(content if type(content) is str else _snapshot(content))

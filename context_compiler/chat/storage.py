@@ -206,7 +206,7 @@ class SessionStorage:
         self._report("record", outcome.error, "the next turn saves this one too")
 
     async def _save(self) -> None:
-        await self.store.archive(self.session, self._vault, await self.read())
+        await self.store.archive(self.session, self._vault, (await self.read()).chain)
 
     def _report(self, place: str, failure: Exception | str | None, consequence: str) -> None:
         """Report a failed write once, and again only after a success."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
 
+from pydantic_ai.messages import ModelRequest
+
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.show import body
 from context_compiler.cli.text import number, plural, share
@@ -30,7 +32,7 @@ class Comparison:
 
 def compare(first: History, second: History, *, names: tuple[str, str]) -> Comparison:
     """Compare two views."""
-    pairs = zip(first.ids, second.ids, strict=False)
+    pairs = zip(first.exact, second.exact, strict=False)
     common = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
     return Comparison(
         common_messages=common,
@@ -42,10 +44,18 @@ def compare(first: History, second: History, *, names: tuple[str, str]) -> Compa
 
 
 def view_lines(history: History) -> list[str]:
-    """A view as lines: the role, and the text indented below it."""
+    """A view as lines: the role with the instructions or outcomes of its message, and the text indented below it."""
     lines: list[str] = []
-    for one in history.readings:
-        lines.append(f"{role(one)}:")
+    known: str | None = None
+    for message, one in zip(history.messages, history.readings, strict=True):
+        instructions = message.instructions if isinstance(message, ModelRequest) else None
+        if instructions is not None and instructions != known:
+            lines.append("instructions:")
+            lines.extend(f"    {line}".rstrip() for line in instructions.splitlines())
+            known = instructions
+        outcomes = [getattr(part, "outcome", "success") for part in message.parts]
+        failed = ", ".join(outcome for outcome in outcomes if outcome != "success")
+        lines.append(f"{role(one)} ({failed}):" if failed else f"{role(one)}:")
         lines.extend(f"    {line}".rstrip() for line in body(one).plain.splitlines())
     return lines
 

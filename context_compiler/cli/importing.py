@@ -86,9 +86,15 @@ async def _import_all(found: Sequence[Transcript], db: Path, session: str | None
             for transcript in found:
                 history = read_history(transcript.messages)
                 name = session or transcript.name
-                entry = Entry(record=import_record(history, name), raw=history, view=history)
+                entry = Entry(record=import_record(history, name), raw=history.chain, view=history.chain)
                 record = await store.save(entry)
-                state = "new" if name not in tips else "known" if tips[name] == history.tip else "changed"
+                state = (
+                    "new"
+                    if name not in tips
+                    else "known"
+                    if tips[name] in (history.chain.tip, history.tip)
+                    else "changed"
+                )
                 done.append(
                     ImportResult(
                         session=name,
@@ -114,8 +120,8 @@ def import_record(history: History, session: str) -> Record:
         turn_index=max(0, turns[-1].index) if turns else 0,
         run_id=None,
         request_index=0,
-        raw_tip=history.tip,
-        view_tip=history.tip,
+        raw_tip=history.chain.tip,
+        view_tip=history.chain.tip,
         status=f"imported; {IMPORTED}; run_id, budget, request_hash: no run",
         error=None,
         budget=None,

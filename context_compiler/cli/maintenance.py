@@ -15,6 +15,7 @@ from context_compiler.cli.options import DB, Db, Json, example, group, open_reco
 from context_compiler.cli.screen import Screen, print_result, progress_bar, step
 from context_compiler.cli.text import json_text, plural
 from context_compiler.errors import SettingsError
+from context_compiler.record.maintenance import inexact_requests
 
 app = group("Maintain the record.")
 
@@ -33,24 +34,28 @@ def parse_age(text: str) -> float:
 @app.command(epilog=example("verify --db system/context.db"))
 def verify(db: Db = DB, json: Json = False) -> None:
     """Verify that the record is as it was written; exit code 1 if it is not."""
-    defects = asyncio.run(_verify(db))
+    defects, inexact = asyncio.run(_verify(db))
+    earlier = f"{plural(inexact, 'request')} of an earlier version"
+    notes = [f"{earlier}: instructions and outcomes of tools were not recorded"] if inexact else []
     screen = Screen()
     if json:
-        screen.raw(json_text({"db": str(db), "sound": not defects, "defects": defects}))
+        screen.raw(json_text({"db": str(db), "sound": not defects, "defects": defects, "notes": notes}))
     elif not defects:
         screen.line(f"{db}: ", ("sound", "bold green"))
     else:
         screen.line(f"{db}: ", (plural(len(defects), "defect"), "bold red"))
         for defect in defects:
             screen.line(f"  {defect}")
+    for note in () if json else notes:
+        screen.line(f"  {note}")
     if defects:
         raise typer.Exit(1)
 
 
-async def _verify(db: Path) -> tuple[str, ...]:
+async def _verify(db: Path) -> tuple[tuple[str, ...], int]:
     with progress_bar(f"verifying {db}"):
         async with open_record(db) as store:
-            return await store.verify()
+            return await store.verify(), await store.perform(inexact_requests)
 
 
 @app.command(epilog=example("prune --older-than 30d --keep-last 10"))

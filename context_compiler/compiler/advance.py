@@ -24,7 +24,8 @@ from context_compiler.compiler.cut_order import (
 )
 from context_compiler.compiler.cycle import Cycle, positions, spans
 from context_compiler.compiler.identifiers import identifier_room
-from context_compiler.compiler.plan import Draft, Plan, Selection
+from context_compiler.compiler.origins import positions_of
+from context_compiler.compiler.plan import BROKEN, Draft, Plan, Selection
 from context_compiler.compiler.policy import Limits, Policy
 from context_compiler.compiler.quotes import cost, written_for
 from context_compiler.compiler.specifics import Specific, lost_specifics, survival
@@ -41,7 +42,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.messages.history import History
 from context_compiler.messages.instructions import Instruction, standing_instructions
 from context_compiler.messages.shapes import WHOLE, Shape
-from context_compiler.record.values import Compile, now, with_null_reasons
+from context_compiler.record.values import Compile, Drop, now, with_null_reasons
 
 SLACK = 20
 """Divisor of the room: a turn is spared only if that share stays free below the high threshold."""
@@ -159,7 +160,7 @@ def _draft(plan: Plan, limits: Limits, previous: Cycle | None, recent: int) -> D
     )
     begun = previous.decided if previous is not None else 0
     skipped = [index for index, shape in plan.base.items() if shape.skip and index >= begun]
-    draft.tell(skipped, "broken: a call without its answer, or an answer without its call")
+    draft.tell(skipped, BROKEN)
     return draft
 
 
@@ -216,8 +217,23 @@ def freeze(
         tight=selection.limits.tight,
         ratio=selection.limits.ratio,
         config=selection.policy.config,
+        why=_reasons(selection.draft.drops, old.why if old else ()),
     )
     return cycle, text.quoted
+
+
+def _reasons(drops: Sequence[Drop], earlier: Sequence[tuple[int, int, str]]) -> tuple[tuple[int, int, str], ...]:
+    """Reasons for leaving messages out or shortening them, as spans; the last one counts."""
+    why = {index: reason for start, stop, reason in earlier for index in range(start, stop)}
+    for drop in drops:
+        why.update(dict.fromkeys(positions_of(drop.what), drop.reason))
+    found: list[tuple[int, int, str]] = []
+    for index in sorted(why):
+        if found and found[-1][1:] == (index, why[index]):
+            found[-1] = (found[-1][0], index + 1, why[index])
+        else:
+            found.append((index, index + 1, why[index]))
+    return tuple(found)
 
 
 Ask = Callable[[SummaryRequest], Awaitable[SummaryResponse]]
@@ -338,7 +354,7 @@ def compile_row(
     row = _compile(
         where,
         selection.policy,
-        covered_tip=selection.history.ids[selection.out[-1]] if selection.out else "",
+        covered_tip=selection.history.exact[selection.out[-1]] if selection.out else "",
         cache_key=order.key if order and status == "ok" else None,
         compiled_prompt=_prompts(order) if order else None,
         raw_output=answer.text if answer else None,
@@ -366,9 +382,9 @@ def failed_row(where: Where, history: History, policy: Policy, order: SummaryReq
     row = _compile(
         where,
         policy,
-        covered_tip=history.tip or "",
+        covered_tip=history.chain.tip or "",
         compiled_prompt=_prompts(order),
-        input_payload={"raw_tip": history.tip, "missing": list(order.missing), "prompts": len(order.prompts)},
+        input_payload={"raw_tip": history.chain.tip, "missing": list(order.missing), "prompts": len(order.prompts)},
         sections_included=order.included,
         sections_dropped=order.dropped,
         status="failed",
@@ -415,7 +431,7 @@ def _prompts(order: SummaryRequest) -> str:
 def _payload(selection: Selection, order: SummaryRequest | None) -> dict[str, object]:
     """Input by reference: positions, and the chain that they are positions of."""
     payload: dict[str, object] = {
-        "raw_tip": selection.history.tip,
+        "raw_tip": selection.history.chain.tip,
         "left_out": [list(span) for span in spans(selection.out)],
         "compiled": [list(span) for span in spans(selection.span)],
     }

@@ -58,6 +58,8 @@ class Cycle:
     """The session was mostly tool work when the cycle began."""
     loops: bool = False
     """Its turns took several requests each."""
+    why: tuple[tuple[int, int, str], ...] = ()
+    """Reasons for what is left out or shortened: `start`, to before `stop`, reason."""
 
     def to_json(self) -> str:
         """As JSON text."""
@@ -77,6 +79,8 @@ class Cycle:
                 for index in range(start, stop)
             )
             data["covered"] = tuple((int(a), int(b)) for a, b in data["covered"])
+            data.pop("blocks", None)  # of schema 3, where recall blocks were a part of the cycle
+            data["why"] = tuple((int(a), int(b), str(reason)) for a, b, reason in data.get("why", ()))
             return cls(**data)
         except (ValueError, TypeError, KeyError, AttributeError):
             return None

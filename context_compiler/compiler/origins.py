@@ -88,12 +88,18 @@ class Cause:
 
 
 def causes(recorded: Iterable[tuple[int | None, Sequence[Drop]]]) -> dict[int, list[Cause]]:
-    """Reasons by raw position, from requests and their drops, the newest request first."""
+    """Reasons by raw position, from requests and their drops, the newest request first.
+
+    A request repeats what earlier ones of its cycle list; the first that gives a reason is its cause.
+    """
     found: dict[int, list[Cause]] = {}
     for number, drops in recorded:
         for drop in drops:
             for at in positions_of(drop.what):
-                found.setdefault(at, []).append(Cause(reason=drop.reason, request=number))
+                cause, known = Cause(reason=drop.reason, request=number), found.setdefault(at, [])
+                if known and known[-1].reason == drop.reason:
+                    known.pop()
+                known.append(cause)
     return found
 
 

@@ -152,6 +152,10 @@ LEFT_OUT = "[Earlier messages of this conversation are left out.]"
 """Stands first where a view would otherwise begin with an answer: no provider accepts that."""
 
 
+BROKEN = "broken: a call without its answer, or an answer without its call"
+"""Reason for leaving out parts that no provider accepts."""
+
+
 def ref(index: int) -> str:
     """The name by which an agent can ask for a message of its history."""
     return f"m{index}"

@@ -203,6 +203,8 @@ class Policy:
     """Conversations that share their compiles: a summary is written around the question of one."""
     config: str
     """Hash of every choice that decides how a view is written; cycles of another one are not continued."""
+    former: str
+    """The same hash as files of schema 3 have it."""
 
     def limits(self, fixed: int, *, ratio: float = 1.0, tight: float = 1.0, tools: bool = False) -> Limits:
         """Budget and thresholds of a request of which `fixed` tokens are beyond our say."""

@@ -24,7 +24,8 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.compiler.cycle import Cycle
-from context_compiler.compiler.plan import LEFT_OUT, Plan
+from context_compiler.compiler.origins import positions_of
+from context_compiler.compiler.plan import BROKEN, LEFT_OUT, Plan
 from context_compiler.messages.display import (
     CARRIED,
     SHORTENED,
@@ -43,7 +44,7 @@ from context_compiler.messages.display import (
 from context_compiler.messages.fences import SUMMARY_PREFIX
 from context_compiler.messages.history import History, Reader, reader_of
 from context_compiler.messages.items import MARK, mark_of, user_content
-from context_compiler.messages.shapes import WHOLE, Shape, apply_shape
+from context_compiler.messages.shapes import WHOLE, Shape, apply_shape, price
 from context_compiler.record.values import Drop, Record
 from context_compiler.tokens import TokenCounter, as_counter
 
@@ -199,8 +200,11 @@ def opening(
     """The part of a view that a cycle fixed: what belongs to others, note, quotes, and what it kept."""
     before: list[ModelMessage] = []
     kept: list[ModelMessage] = []
+    turn = max((index for index, _ in cycle.kept if history.readings[index].asks), default=cycle.decided)
     for index, shape in cycle.kept:
         message = apply_shape(history.messages[index], history.readings[index], shape, reader.counter)
+        if isinstance(message, ModelRequest) and index < turn:
+            message = replace(message, instructions=None)
         if isinstance(message, ModelRequest) and index in recalled and not shape.bare:
             message = with_recalled(message, recalled[index])
         if message is not None:
@@ -240,6 +244,50 @@ def since(
     return messages
 
 
+def unfolded(messages: Sequence[ModelMessage], reader: Reader) -> list[ModelMessage]:
+    """The messages, and no instructions on a request before another: the host folds both into one."""
+    kept = list(messages)
+    for index in range(len(kept) - 1):
+        message = kept[index]
+        if isinstance(message, ModelRequest) and message.instructions and isinstance(kept[index + 1], ModelRequest):
+            kept[index] = reader.without_instructions(message)
+    return kept
+
+
+def cycle_drops(cycle: Cycle, plan: Plan) -> tuple[Drop, ...]:
+    """Everything that a cycle leaves out or shortens, turn by turn, and why."""
+    shapes, readings = dict(cycle.kept), plan.history.readings
+    why = {index: reason for start, stop, reason in cycle.why for index in range(start, stop)}
+    found: list[Drop] = []
+    for turn in plan.outline.turns:
+        gone: dict[str, list[int]] = {}
+        for index in range(turn.start, min(turn.stop, cycle.decided)):
+            shape = shapes.get(index)
+            if shape is None or shape.bare:
+                gone.setdefault(why.get(index, "left out by an earlier cut"), []).append(index)
+            elif tokens := readings[index].tokens - _price(index, shape, plan):
+                reason = why.get(index, "shortened by an earlier cut")
+                found.append(Drop(what=f"message {index}", reason=reason, tokens=tokens))
+        for reason, indices in gone.items():
+            tokens = sum(readings[index].tokens - _price(index, shapes.get(index), plan) for index in indices)
+            what = f"messages {indices[0]}-{indices[-1]}" if len(indices) > 1 else f"message {indices[0]}"
+            found.append(Drop(what=what, reason=reason, tokens=tokens))
+    return tuple(found)
+
+
+def broken_drops(start: int, plan: Plan) -> tuple[Drop, ...]:
+    """The broken parts that a view leaves out after a position."""
+    gone = [(index, shape) for index, shape in sorted(plan.base.items()) if index >= start and shape.skip]
+    tokens = [plan.history.readings[index].tokens - _price(index, shape, plan) for index, shape in gone]
+    return tuple(
+        Drop(what=f"message {index}", reason=BROKEN, tokens=cost) for (index, _), cost in zip(gone, tokens, strict=True)
+    )
+
+
+def _price(index: int, shape: Shape | None, plan: Plan) -> int:
+    return price(plan.history.messages[index], plan.history.readings[index], shape, plan.counter) if shape else 0
+
+
 def summary_of(cycle: Cycle) -> str:
     """Replacement of the left-out turns, without prefix and preface."""
     body = cycle.note.partition("\n\n")[2] if cycle.own else ""
@@ -274,20 +322,23 @@ def by_reason(drops: Sequence[Drop]) -> list[dict[str, object]]:
         line = lines.setdefault(drop.reason, {"reason": drop.reason, "count": 0, "tokens": 0, "what": []})
         line["count"] = cast(int, line["count"]) + 1
         line["tokens"] = cast(int, line["tokens"]) + drop.tokens
-        named = cast(list[str], line["what"])
-        if len(named) < 20:
+        named, places = cast(list[str], line["what"]), positions_of(drop.what)
+        before = positions_of(named[-1]) if named and places else range(0)
+        if before and before.stop == places.start:
+            named[-1] = f"messages {before.start}-{places[-1]}"
+        elif len(named) < 20:
             named.append(drop.what)
     return list(lines.values())
 
 
 def token_breakdown(
-    sections: Mapping[str, int], drops: Sequence[Drop], kept: Sequence[tuple[int, str]]
+    sections: Mapping[str, int], dropped: Sequence[Mapping[str, object]], kept: Sequence[tuple[int, str]]
 ) -> dict[str, Any]:
-    """Token breakdown by section, kept messages and drops, with reasons."""
+    """Token breakdown by section, kept messages and drops `by_reason`."""
     reasons: dict[str, int] = {}
     for _, reason in kept:
         reasons[reason] = reasons.get(reason, 0) + 1
-    return {"tokens": dict(sections), "kept": reasons, "dropped": by_reason(drops)}
+    return {"tokens": dict(sections), "kept": reasons, "dropped": list(dropped)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.errors import ContextMemoryError, SettingsError
-from context_compiler.ids import chain_id
+from context_compiler.ids import exact_id
 from context_compiler.manager.memory import AUTHOR, MemoryRepository, MemorySystem, SessionShelf, Snapshot
 from context_compiler.manager.results import Score
 from context_compiler.manager.session import Session, SessionTurn, restore_session, session_facts
@@ -60,7 +60,7 @@ def chain_turns(turns: tuple[SessionTurn, ...], last: TurnChain | None, reader: 
     ids = list(last.ids[: starts[-1]]) if last else []
     for turn in turns[kept:]:
         for message in turn.messages:
-            ids.append(chain_id(ids[-1] if ids else None, reader.one(message).name))
+            ids.append(exact_id(ids[-1] if ids else None, reader.one(message).exact))
         starts.append(len(ids))
     return TurnChain(turns=turns, starts=tuple(starts), ids=tuple(ids), reader=reader)
 

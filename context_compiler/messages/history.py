@@ -12,7 +12,7 @@ import re
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate, compress, count
 from typing import Any
@@ -21,7 +21,7 @@ from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRe
 from pydantic_core import PydanticSerializationError
 
 from context_compiler.cache import Memo
-from context_compiler.ids import blob_id, chain_id, identity, objects_of
+from context_compiler.ids import blob_id, chain_id, exact_id, exact_identity, identity_facts, objects_of
 from context_compiler.messages.items import Item, Kind, read_items, type_label
 from context_compiler.tokens import TokenCounter, as_counter
 
@@ -48,6 +48,8 @@ class Reading:
     tokens: int
     name: str
     """Its `identity`: named by content alone, without what came before."""
+    exact: str
+    """Its `exact_identity`, with instructions and outcomes."""
     request: bool
     prompts: bool
     """It holds a user prompt that this package did not write."""
@@ -70,11 +72,13 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A whole history, read. Position `i` means the same in every tuple; it is also a `Chain`."""
+    """A whole history, read. Position `i` means the same in every tuple."""
 
     messages: tuple[ModelMessage, ...]
     readings: tuple[Reading, ...]
     ids: tuple[str, ...]
+    exact: tuple[str, ...]
+    """Exact names, under which messages are recorded."""
     sums: tuple[int, ...]
     """`sums[i]` is the price of the first `i` messages."""
 
@@ -85,6 +89,11 @@ class History:
     def tip(self) -> str | None:
         """The name of the whole history; None when it is empty."""
         return self.ids[-1] if self.ids else None
+
+    @property
+    def chain(self) -> ExactChain:
+        """The history as it is recorded."""
+        return ExactChain(self)
 
     @property
     def tokens(self) -> int:
@@ -106,6 +115,31 @@ class History:
                 yield index, item
 
 
+@dataclass(frozen=True, slots=True)
+class ExactChain:
+    """A history as a `Chain` of exact names."""
+
+    history: History
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The exact names."""
+        return self.history.exact
+
+    @property
+    def tip(self) -> str | None:
+        """The exact name of the whole history; None when it is empty."""
+        return self.ids[-1] if self.ids else None
+
+    def body(self, index: int) -> bytes:
+        """The canonical JSON of message `index`."""
+        return self.history.body(index)
+
+    def text(self, index: int) -> str:
+        """The searchable text of message `index`."""
+        return self.history.text(index)
+
+
 SPOKEN = frozenset({Kind.USER, Kind.TEXT, Kind.CALL, Kind.RETURN, Kind.FEEDBACK, Kind.COMPACTION, Kind.OTHER})
 
 
@@ -124,6 +158,7 @@ class Reader:
         self._seen: dict[int, tuple[weakref.ref[ModelMessage], list[object], Reading]] = {}
         self._known: Memo[str, Reading] = Memo(REMEMBERED, _size)
         self._recent: deque[History] = deque(maxlen=RECENT)
+        self._uninstructed: dict[int, tuple[weakref.ref[ModelRequest], list[object], ModelRequest]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A reader that has read nothing yet: what was read is a cache."""
@@ -139,13 +174,16 @@ class Reader:
         readings = (last.readings[:kept] if last else ()) + tuple(map(self.one, messages[kept:]))
         known, share = (last, kept) if last and kept else self._closest(readings)
         ids = list(known.ids[max(0, share - 1) : share]) if known else []
+        exact = list(known.exact[max(0, share - 1) : share]) if known else []
         for reading in readings[share:]:
             ids.append(chain_id(ids[-1] if ids else None, reading.name))
+            exact.append(exact_id(exact[-1] if exact else None, reading.exact))
         sums = accumulate((reading.tokens for reading in readings[share:]), initial=known.sums[share] if known else 0)
         history = History(
             messages=tuple(messages),
             readings=readings,
             ids=(known.ids[: max(0, share - 1)] if known else ()) + tuple(ids),
+            exact=(known.exact[: max(0, share - 1)] if known else ()) + tuple(exact),
             sums=(known.sums[:share] if known else ()) + tuple(sums),
         )
         self._recent.append(history)
@@ -172,6 +210,16 @@ class Reader:
         key = id(message)
         self._seen[key] = (weakref.ref(message, lambda _: self._seen.pop(key, None)), look, reading)
         return reading
+
+    def without_instructions(self, request: ModelRequest) -> ModelRequest:
+        """A copy of a request without its instructions; the same one for as long as the request does not change."""
+        key, look = id(request), objects_of(request)
+        known = self._uninstructed.get(key)
+        if known and known[0]() is request and known[1] == look:
+            return known[2]
+        copy = replace(request, instructions=None)
+        self._uninstructed[key] = (weakref.ref(request, lambda _: self._uninstructed.pop(key, None)), look, copy)
+        return copy
 
     def _by_content(self, message: ModelMessage) -> Reading:
         body = message_body(message)
@@ -210,11 +258,13 @@ def _common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
 def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:
     items = read_items(message, counter)
     request = isinstance(message, ModelRequest)
+    name, instructions, outcomes = identity_facts(body)
     functions = [item for item in items if item.call_id is not None and not item.native]
     return Reading(
         items=items,
         tokens=sum(item.tokens for item in items),
-        name=identity(body),
+        name=name,
+        exact=exact_identity(name, instructions, outcomes),
         request=request,
         prompts=request and any(item.kind is Kind.USER and item.mark is None for item in items),
         calls=tuple(str(item.call_id) for item in functions if item.kind is Kind.CALL),

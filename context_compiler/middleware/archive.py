@@ -99,8 +99,8 @@ class Archive:
             stored = StoredCycle(tip=cycle.tip, config=cycle.config, state=cycle.to_json()) if cycle else None
             entry = Entry(
                 record=record,
-                raw=result.raw,
-                view=result.sent,
+                raw=result.raw.chain,
+                view=result.sent.chain,
                 compile=result.row,
                 cycle=stored,
                 blocks=StoredCycle(tip=blocks.own.name, config=_beside(blocks.config), state=blocks.to_json())
@@ -121,7 +121,7 @@ class Archive:
             await self._tried(lambda: self._archived(session_id, history), writes=True)
 
     async def _archived(self, session_id: str, history: History) -> bool:
-        chain = self._redactor.chain(history) if self._redactor else history
+        chain = self._redactor.chain(history) if self._redactor else history.chain
         await self.store.archive(session_id, self._arguments.place, chain)
         return True
 
@@ -162,13 +162,16 @@ class Archive:
         """Keep a cycle in memory, under the last message it decides on; the least used are forgotten first."""
         self._cycles.keep((cycle.tip, cycle.config), cycle)
 
-    async def cycle(self, ids: Sequence[str], config: str) -> Cycle | None:
-        """The newest cycle of the longest known ancestor, in memory or on the record."""
+    async def cycle(self, ids: Sequence[str], config: str, former: str | None = None) -> Cycle | None:
+        """The newest cycle of the longest known ancestor, in memory or on the record; `former` is an earlier config."""
         tips = reversed(ids) if self._cycles else ()
         found = next((found for tip in tips if (found := self._cycles.get((tip, config)))), None)
         if found is None and self.whole:
             stored = await self._tried(lambda: self.store.find_cycle(ids, config))
+            if stored is None and former is not None:
+                stored = await self._tried(lambda: self.store.find_cycle(ids, former))
             found = Cycle.from_json(stored.state) if stored else None
+            found = replace(found, config=config) if found is not None else None
         return found
 
     def remember_raw(self, session_id: str, history: History) -> None:
@@ -274,5 +277,5 @@ def _redacted(redactor: Redactor, record: Record, result: Result) -> Entry:
         error=redactor(record.error) if record.error else None,
     )
     if row is not None:
-        row = redactor.compile(row, dict(zip(result.raw.ids, raw.ids, strict=True)))
+        row = redactor.compile(row, dict(zip(result.raw.exact, raw.ids, strict=True)))
     return Entry(record=kept, raw=raw, view=view, compile=row)

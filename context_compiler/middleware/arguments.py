@@ -30,6 +30,7 @@ from context_compiler.tokens import Count as CountText
 from context_compiler.tokens import TokenCounter
 
 RECALL = 0.5
+FORMER_RECALL = 0.3
 """Share of the room for messages that a recall block may take by default."""
 
 REFLECTIONS = ReflectionPolicy()
@@ -264,7 +265,7 @@ class Arguments:
         alias = model if self.model is None else model_alias(self.model)
         resolved = fidelity or template.fidelity or Fidelity.SUMMARY_MEDIUM
         recall = self.recall if self.recall > 1 else float(self.recall)
-        written = (template.name, template.source, str(resolved), turns, self.tool_history, self.inject, recall)
+        written = (template.name, template.source, str(resolved), turns, self.tool_history, self.inject)
         return Policy(
             template=template,
             extractive=template if template.compiler != "agent" else SHIPPED.find("extractive"),
@@ -284,12 +285,17 @@ class Arguments:
             prompt_room=int(window * 0.6) if window else PROMPT_ROOM,
             scope=scope,
             refs=refs,
-            config=blake2b(repr((*written, alias, family, scope, refs, window)).encode(), digest_size=12).hexdigest(),
+            config=_hash((*written, recall, alias, family, scope, refs, window)),
+            former=_hash((*written, FORMER_RECALL if recall == RECALL else recall, alias, family, scope, refs)),
         )
 
 
 def _rebuilt(kind: type[Arguments], given: dict[str, Any]) -> Arguments:
     return kind(**given)
+
+
+def _hash(choices: tuple[object, ...]) -> str:
+    return blake2b(repr(choices).encode(), digest_size=12).hexdigest()
 
 
 def _check_choice(name: str, value: object) -> None:

@@ -213,7 +213,7 @@ class Middleware:
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run: the newest cycle of the last of these ids that has one, and the learnt ratios."""
-        cycle = await self.archive.cycle(ids, config)
+        cycle = await self.archive.cycle(ids, config, self.state.former.get(config))
         blocks = await self.archive.blocks(ids, config) if cycle else None
         return {
             "cycle": cycle.to_json() if cycle else None,
@@ -280,8 +280,8 @@ def record_of(
         turn_index=result.turn,
         run_id=request.run_id,
         request_index=request_index,
-        raw_tip=result.raw.tip,
-        view_tip=result.sent.tip,
+        raw_tip=result.raw.chain.tip,
+        view_tip=result.sent.chain.tip,
         status=("dry_run" if arguments.dry_run else view.status) + _joined(request),
         error=view.error,
         budget=view.budget,

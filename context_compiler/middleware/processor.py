@@ -82,10 +82,11 @@ class CompilingHistoryProcessor:
         )
         await self._ware.rest()
         view = raw if self._ware.arguments.dry_run else made.messages
-        if view == raw or run.raw is None or run.raw.tip is None:
+        tip = None if run.raw is None else run.raw.chain.tip
+        if view == raw or tip is None:
             return view
-        self._raw.keep(run.raw.tip, raw)
-        return tag_view(view, run.raw.tip)
+        self._raw.keep(tip, raw)
+        return tag_view(view, tip)
 
     @property
     def last_view(self) -> View | None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from pydantic_ai import RunContext
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, ModelRequest
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.usage import RequestUsage
 
@@ -110,7 +110,7 @@ def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: To
     model = context.model
     settings, parameters = model.prepare_request(context.model_settings, context.model_request_parameters)
     given: dict[str, object] = dict(settings or {})
-    instructions = [part.content for part in parameters.instruction_parts or []]
+    instructions = _instructions(parameters.instruction_parts, context.messages)
     tools = [_tool(tool) for tool in (*parameters.function_tools, *parameters.output_tools)]
     native = parameters.output_object if parameters.output_mode == "native" else None
     schema = json.dumps(native.json_schema, default=str) if native else ""
@@ -123,6 +123,28 @@ def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: To
         hash=_hash([instructions, tools, schema, stable]),
         cache_point=_cache_point(given, context.messages),
     )
+
+
+def _instructions(parts: Sequence[Any] | None, messages: Sequence[ModelMessage]) -> list[str]:
+    """The instructions that a request is sent with.
+
+    For an agent that has none the host looks into the messages: into the newest request, with those that it folds into
+    it, and where that only answers calls, into the request before.
+    """
+    if parts is not None:
+        return [part.content for part in parts]
+    newest: list[ModelRequest] = []
+    for message in reversed(messages):
+        if isinstance(message, ModelRequest):
+            newest.append(message)
+        elif any(one.instructions for one in newest) or not all(map(_answers, newest)):
+            break
+    return next(([one.instructions] for one in newest if one.instructions), list[str]())
+
+
+def _answers(request: ModelRequest) -> bool:
+    """True if a request only answers calls."""
+    return all(part.part_kind in ("tool-return", "retry-prompt", "retry-feedback") for part in request.parts)
 
 
 def _cache_point(settings: Mapping[str, object], messages: Sequence[ModelMessage]) -> bool:

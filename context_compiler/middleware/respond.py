@@ -30,6 +30,9 @@ from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import (
     LEFT_OUT,
     View,
+    broken_drops,
+    by_reason,
+    cycle_drops,
     mark_in,
     marked_request,
     opening,
@@ -37,6 +40,7 @@ from context_compiler.compiler.view import (
     since,
     summary_of,
     token_breakdown,
+    unfolded,
     why_kept,
     with_cache_point,
 )
@@ -46,7 +50,15 @@ from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History
 from context_compiler.messages.turns import pair
 from context_compiler.middleware.request import Host, Request
-from context_compiler.middleware.state import CompilerState, Opening, RequestContext, Result, Run, read_request
+from context_compiler.middleware.state import (
+    CompilerState,
+    ListedDrops,
+    Opening,
+    RequestContext,
+    Result,
+    Run,
+    read_request,
+)
 from context_compiler.recall import asked
 from context_compiler.resilience import attempt
 
@@ -83,6 +95,7 @@ async def _current_cycle(context: RequestContext, host: Host) -> Cycle | None:
     found = fitting(run.cycle, history, config) if run.cycle else None
     if not run.begun:
         run.begin()
+        context.compiler.former.keep(config, context.policy.former)
         start = await host.begin(list(history.ids[-JOURNALLED:]), config)
         found = fitting(Cycle.from_json(start["cycle"]), history, config) if start["cycle"] else None
         blocks = Blocks.from_json(start["blocks"], config) if start.get("blocks") else None
@@ -276,7 +289,7 @@ def assemble_view(
         sent = context.reader.read(messages, last=earlier.sent if earlier else context.run.view)
         if live:
             _check(sent, history)
-    drops = (*layers.drops, *(done.selection.draft.drops if done else ()), *request.dropped)
+    drops, lines = _drops(context, frozen, done)
     kept = () if live and untouched else why_kept(frozen, context)
     return Result(
         view=View(
@@ -285,7 +298,7 @@ def assemble_view(
             budget=int(limits.budget * limits.ratio),
             status=status,
             summary=summary_of(frozen),
-            ledger=token_breakdown(_sections(context, frozen, sent, blocks), drops, kept),
+            ledger=token_breakdown(_sections(context, frozen, sent, blocks), lines, kept),
             drops=drops,
             kept=kept,
             quoted=(*layers.sections, *(done.quoted if done else ()), *(blocks.quotes if blocks else ())),
@@ -303,6 +316,27 @@ def assemble_view(
         pairing=context.pairing,
         blocks=blocks,
     )
+
+
+def _drops(context: RequestContext, cycle: Cycle, done: Advance | None) -> ListedDrops:
+    """Everything that a view leaves out, and the same by reason."""
+    request = context.request
+    if context.host is None and done is not None:
+        drops = (*request.layers.drops, *done.selection.draft.drops, *request.dropped)
+        return drops, by_reason(drops)
+    drops, lines = _cycle_drops(context, cycle) if cycle.decided else ((), ())
+    others = (*request.layers.drops, *broken_drops(cycle.decided, context), *request.dropped)
+    return ((*drops, *others), by_reason((*drops, *others))) if others else (drops, lines)
+
+
+def _cycle_drops(context: RequestContext, cycle: Cycle) -> ListedDrops:
+    """Drops of a cycle, worked out once: all its requests leave out the same."""
+    known = context.compiler.drops.get((cycle.tip, cycle.config))
+    if known is None or known[0] is not cycle:
+        drops = cycle_drops(cycle, context)
+        known = cycle, (drops, by_reason(drops))
+        context.compiler.drops.keep((cycle.tip, cycle.config), known)
+    return known[1]
 
 
 def _sections(context: RequestContext, cycle: Cycle, sent: History, blocks: Blocks | None) -> dict[str, int]:
@@ -330,7 +364,7 @@ def _messages(
     """The messages of a view: what its cycle froze, and everything since."""
     history = context.history
     later = since(history, cycle.decided, context.base, context.reader, blocks.texts() if blocks else {})
-    messages = [*first, *later]
+    messages = unfolded([*first, *later], context.reader)
     if context.host is None:
         return messages
     unmarked = context.request.marked and not any(map(mark_in, first))

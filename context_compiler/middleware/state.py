@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage
 
+from context_compiler.cache import Memo
 from context_compiler.compiler.advance import Where
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.plan import Plan
@@ -22,7 +23,7 @@ from context_compiler.messages.history import History, Reader, reader_of
 from context_compiler.messages.turns import Pairing, pair
 from context_compiler.middleware.arguments import SHIPPED, Arguments
 from context_compiler.middleware.request import Host, Request
-from context_compiler.record.values import Compile
+from context_compiler.record.values import Compile, Drop
 from context_compiler.settings import Settings
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens import Ratios, TokenCounter, as_counter
@@ -30,8 +31,14 @@ from context_compiler.tokens import Ratios, TokenCounter, as_counter
 TIGHT = 0.7
 """Share of the budget that is left once a provider has refused a request as too long."""
 
-EMPTY = History(messages=(), readings=(), ids=(), sums=(0,))
+DROPS = 64
+"""Cycles whose drops, and configurations whose former names, are remembered."""
+
+EMPTY = History(messages=(), readings=(), ids=(), exact=(), sums=(0,))
 """Placeholder for a history that could not be read."""
+
+ListedDrops = tuple[tuple[Drop, ...], Sequence[Mapping[str, object]]]
+"""Drops, and the lines of the ledger that say how many there are for each reason."""
 
 Opening = tuple[Cycle, Mapping[int, str], list[ModelMessage]]
 """A cycle, the recall blocks within what it froze, and those messages, so that they are built once."""
@@ -205,6 +212,10 @@ class CompilerState:
     counter: TokenCounter
     reader: Reader
     settings: Settings = field(default_factory=Settings)
+    former: Memo[str, str] = field(default_factory=lambda: Memo(DROPS))
+    """Configurations as files of schema 3 name them, by the present name."""
+    drops: Memo[tuple[str, str], tuple[Cycle, ListedDrops]] = field(default_factory=lambda: Memo(DROPS))
+    """Drops of recent cycles."""
     pairing: Pairing | None = None
     """The pairing of the last history without open calls: the next one often continues it."""
 

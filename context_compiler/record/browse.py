@@ -73,6 +73,8 @@ class Node(NamedTuple):
     id: str
     content: str
     """Hash of the body, which two chains have in common where they hold the same message."""
+    instructions: str | None = None
+    """Hash of the instructions of a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +112,9 @@ _REQUESTS = (
 
 
 _CHAIN = (
-    "WITH RECURSIVE up (id, parent, content) AS (SELECT id, parent, content FROM nodes WHERE id = ?1"
-    " UNION ALL SELECT n.id, n.parent, n.content FROM up JOIN nodes n ON n.id = up.parent LIMIT ?2)"
+    "WITH RECURSIVE up (id, parent, content, instructions) AS ("
+    "SELECT id, parent, content, instructions FROM nodes WHERE id = ?1"
+    " UNION ALL SELECT n.id, n.parent, n.content, n.instructions FROM up JOIN nodes n ON n.id = up.parent LIMIT ?2)"
 )
 """A chain from its end to its beginning, or only the last messages of it."""
 
@@ -261,19 +264,30 @@ def chain_nodes(db: sqlite3.Connection, tip: str | None, session: int) -> list[N
     """A chain without its bodies, oldest first; empty for None."""
     if tip is None:
         return []
-    found = db.execute(f"{_CHAIN} SELECT id, content FROM up", (tip, -1)).fetchall()
+    found = db.execute(f"{_CHAIN} SELECT id, content, instructions FROM up", (tip, -1)).fetchall()
     copies = dict(db.execute("SELECT node, content FROM copies WHERE session = ?", (session,)).fetchall())
-    return [Node(row[0], copies.get(row[0], row[1])) for row in reversed(found)]
+    return [Node(row[0], copies.get(row[0], row[1]), row[2]) for row in reversed(found)]
 
 
 def last_nodes(db: sqlite3.Connection, tip: str, count: int) -> list[Node]:
     """The last messages of a chain, oldest first."""
-    found = db.execute(f"{_CHAIN} SELECT id, content FROM up", (tip, count)).fetchall()
-    return [Node(row[0], row[1]) for row in reversed(found)]
+    found = db.execute(f"{_CHAIN} SELECT id, content, instructions FROM up", (tip, count)).fetchall()
+    return [Node(row[0], row[1], row[2]) for row in reversed(found)]
+
+
+def message_bodies(db: sqlite3.Connection, nodes: Sequence[Node]) -> list[bytes]:
+    """Messages of a chain with their instructions, in the same order."""
+    found = bodies(db, [node.content for node in nodes])
+    names = sorted({node.instructions for node in nodes if node.instructions is not None})
+    texts = dict(zip(names, map(rows.to_text, bodies(db, names)), strict=True))
+    return [
+        body if node.instructions is None else rows.join_instructions(body, texts[node.instructions])
+        for node, body in zip(nodes, found, strict=True)
+    ]
 
 
 def bodies(db: sqlite3.Connection, contents: Sequence[str]) -> list[bytes]:
-    """Bodies by their hashes, in the same order."""
+    """Bodies by their hashes, in the same order; messages are without their instructions."""
     found = db.execute(
         "SELECT hash, body FROM contents WHERE hash IN (SELECT value FROM json_each(?))", (json.dumps(contents),)
     )

@@ -329,14 +329,28 @@ def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> Database:
     with ExitStack() as undo:
         db = _reader(path) if read_only else _writer(path)
         undo.callback(db.close)
-        db.row_factory = sqlite3.Row
         db.execute(f"PRAGMA busy_timeout = {busy_timeout_ms:d}")
-        if read_only and version_of(db) < len(MIGRATIONS):
+        if read_only and 0 < version_of(db) < len(MIGRATIONS):
+            db = _upgraded_copy(db)
+            undo.callback(db.close)
+        elif read_only and version_of(db) == 0:
             raise StoreError("it holds no current record; open it once for writing")
+        db.row_factory = sqlite3.Row
         if not read_only:
             _prepare(db)
         undo.pop_all()
         return db
+
+
+def _upgraded_copy(db: Database) -> Database:
+    """A temporary copy of a file of an earlier version, so that it can be read without being changed."""
+    copy = sqlite3.connect("", isolation_level=None, factory=Database)
+    with db:
+        db.backup(copy)
+    db.close()
+    migrate(copy)
+    copy.execute("PRAGMA query_only = ON")
+    return copy
 
 
 def open_memory() -> sqlite3.Connection:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 
 from context_compiler import ids
@@ -27,11 +27,11 @@ WITH RECURSIVE kept (id) AS (
 )
 DELETE FROM nodes WHERE id NOT IN (SELECT id FROM kept WHERE id NOT NULL)
 """
-DROP_CONTENTS = f"""
+DROP_CONTENTS = """
 DELETE FROM contents WHERE hash NOT IN (
-    SELECT content FROM nodes UNION SELECT content FROM copies UNION SELECT state FROM cycles
+    SELECT content FROM nodes UNION SELECT instructions FROM nodes WHERE instructions NOT NULL
+    UNION SELECT content FROM copies UNION SELECT state FROM cycles
     UNION SELECT content FROM memories UNION SELECT state FROM commits WHERE state NOT NULL
-    {" ".join(f"UNION SELECT {text} FROM context_summaries WHERE {text} NOT NULL" for text in rows.TEXTS)}
 )
 """
 DROP_COPIES = "DELETE FROM copies WHERE node NOT IN (SELECT id FROM nodes)"
@@ -54,6 +54,9 @@ SELECT id FROM context_summaries
 WHERE id NOT IN (SELECT summary FROM views WHERE summary NOT NULL)
 AND (session, turn_index) NOT IN (SELECT session, turn_index FROM views)
 """
+Facts = tuple[str, str | None, Mapping[int, str]]
+"""Parts of the name of a message; see `ids.identity_facts`."""
+
 OLD_CYCLES = "SELECT rowid FROM cycles WHERE rowid NOT IN (SELECT max(rowid) FROM cycles GROUP BY session, config)"
 
 
@@ -178,13 +181,17 @@ def check_schema(db: sqlite3.Connection) -> Iterator[str]:
 
 def check_messages(db: sqlite3.Connection) -> Iterator[str]:
     """Check contents against their hashes, and nodes against the content and parent that name them."""
-    identities: dict[str, str] = {}
+    facts: dict[str, Facts] = {}
+    texts: dict[str, str] = {}
     named = {row[0] for row in db.execute("SELECT content FROM nodes UNION SELECT content FROM copies")}
+    instructions = {row[0] for row in db.execute("SELECT DISTINCT instructions FROM nodes")}
     for row in db.execute("SELECT hash, body FROM contents"):
         try:
             body = rows.unpack(row["body"])
             if row["hash"] in named:
-                identities[row["hash"]] = ids.identity(body)
+                facts[row["hash"]] = ids.identity_facts(body)
+            if row["hash"] in instructions:
+                texts[row["hash"]] = rows.to_text(body)
         except (ValueError, TypeError, AttributeError, zlib.error) as error:
             yield f"contents {row['hash']}: cannot be read ({error})"
             continue
@@ -193,16 +200,29 @@ def check_messages(db: sqlite3.Connection) -> Iterator[str]:
     for row in db.execute(
         "SELECT n.*, p.id AS found, p.position AS before FROM nodes n LEFT JOIN nodes p ON p.id = n.parent"
     ):
-        yield from _node(row, identities.get(row["content"]))
-    for row in db.execute("SELECT c.*, n.parent FROM copies c JOIN nodes n ON n.id = c.node"):
-        identity = identities.get(row["content"])
-        if identity is not None and ids.chain_id(row["parent"], identity) != row["node"]:
+        if not _follows(row["id"], row, facts, texts):
+            yield f"nodes {row['id']}: the name does not follow from content and parent"
+        yield from _place(row)
+    for row in db.execute(
+        "SELECT c.session, c.node, c.content, n.parent, n.instructions FROM copies c JOIN nodes n ON n.id = c.node"
+    ):
+        if not _follows(row["node"], row, facts, texts):
             yield f"copies {row['session']} {row['node']}: the name does not follow from content and parent"
 
 
-def _node(row: sqlite3.Row, identity: str | None) -> Iterator[str]:
-    if identity is not None and ids.chain_id(row["parent"], identity) != row["id"]:
-        yield f"nodes {row['id']}: the name does not follow from content and parent"
+def _follows(name: str, row: sqlite3.Row, facts: Mapping[str, Facts], texts: Mapping[str, str]) -> bool:
+    """True if a message is named by its content and parent, or if its content cannot be read."""
+    known = facts.get(row["content"])
+    if known is None:
+        return True
+    plain, own, outcomes = known
+    if not name.startswith(ids.EXACT):
+        return row["instructions"] is None and ids.chain_id(row["parent"], plain) == name
+    said = own if row["instructions"] is None else texts.get(row["instructions"])
+    return ids.exact_id(row["parent"], ids.exact_identity(plain, said, outcomes)) == name
+
+
+def _place(row: sqlite3.Row) -> Iterator[str]:
     if row["parent"] is not None and row["found"] is None:
         yield f"nodes {row['id']}: the parent {row['parent']} is not there"
     elif row["position"] != (0 if row["parent"] is None else row["before"] + 1):
@@ -258,6 +278,12 @@ CHECKS: tuple[Callable[[sqlite3.Connection], Iterator[str]], ...] = (
     check_cache_keys,
     check_memories,
 )
+
+
+def inexact_requests(db: sqlite3.Connection) -> int:
+    """Number of requests whose instructions and outcomes were not recorded, by an earlier version."""
+    query = "SELECT count(*) FROM views WHERE instr(status, ?)"
+    return int(db.execute(query, (rows.NOT_RECORDED,)).fetchone()[0])
 
 
 def verify(db: sqlite3.Connection) -> tuple[str, ...]:

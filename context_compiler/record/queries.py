@@ -36,7 +36,7 @@ ORDERS = {
 def find_compile(db: sqlite3.Connection, cache_key: str) -> tuple[int, Compile] | None:
     """The reusable compile with that cache key and its row number."""
     row = db.execute(f"{SUMMARIES} WHERE c.cache_key = ?", (cache_key,)).fetchone()
-    return None if row is None else (row["id"], compiles_of(db, [row])[row["id"]])
+    return None if row is None else (row["id"], rows.to_compile(rows.mapping(row)))
 
 
 def find_cycle(db: sqlite3.Connection, tips: Sequence[str], config: str) -> Cycle | None:
@@ -54,10 +54,11 @@ def find_cycle(db: sqlite3.Connection, tips: Sequence[str], config: str) -> Cycl
 def chain(db: sqlite3.Connection, tip: str, session: int | None = None) -> list[bytes]:
     """Bodies of the chain that ends in `tip`, oldest first; `session` selects a conversation's own copies."""
     found = db.execute(
-        "WITH RECURSIVE up (id, parent, content, position) AS ("
-        " SELECT id, parent, content, position FROM nodes WHERE id = ?"
-        " UNION ALL SELECT n.id, n.parent, n.content, n.position FROM up JOIN nodes n ON n.id = up.parent)"
-        " SELECT up.position, t.body FROM up LEFT JOIN copies c ON c.node = up.id AND c.session = ?"
+        "WITH RECURSIVE up (id, parent, content, position, instructions) AS ("
+        " SELECT id, parent, content, position, instructions FROM nodes WHERE id = ?"
+        " UNION ALL SELECT n.id, n.parent, n.content, n.position, n.instructions"
+        " FROM up JOIN nodes n ON n.id = up.parent)"
+        " SELECT up.position, up.instructions, t.body FROM up LEFT JOIN copies c ON c.node = up.id AND c.session = ?"
         " JOIN contents t ON t.hash = ifnull(c.content, up.content) ORDER BY up.position",
         (tip, session),
     ).fetchall()
@@ -65,7 +66,14 @@ def chain(db: sqlite3.Connection, tip: str, session: int | None = None) -> list[
         raise StoreError(f"no message {tip!r}; it was never recorded, or has been deleted or pruned")
     if [row["position"] for row in found] != list(range(len(found))):
         raise StoreError(f"the chain of message {tip!r} is broken; verify the record")
-    return [rows.unpack(row["body"]) for row in found]
+    texts = {name: _instructions(db, name) for name in {row["instructions"] for row in found} if name is not None}
+    bodies = ((rows.unpack(row["body"]), texts.get(row["instructions"])) for row in found)
+    return [body if text is None else rows.join_instructions(body, text) for body, text in bodies]
+
+
+def _instructions(db: sqlite3.Connection, name: str) -> str:
+    row = db.execute("SELECT body FROM contents WHERE hash = ?", (name,)).fetchone()
+    return rows.to_text(rows.unpack(row["body"]))
 
 
 def view(db: sqlite3.Connection, view_id: int) -> Record | None:
@@ -92,7 +100,7 @@ def summaries(db: sqlite3.Connection, session_id: str, limit: int | None) -> lis
             f"{SUMMARIES} WHERE s.session_id = ? ORDER BY c.id DESC LIMIT ?",
             (rows.plain(session_id), ALL if limit is None else max(limit, 0)),
         )
-        return list(compiles_of(db, found.fetchall()).values())
+        return [rows.to_compile(rows.mapping(row)) for row in found]
 
 
 def sessions(db: sqlite3.Connection) -> list[SessionInfo]:
@@ -137,20 +145,14 @@ def record_of(db: sqlite3.Connection, row: sqlite3.Row) -> Record:
 
 def _records(db: sqlite3.Connection, found: Sequence[sqlite3.Row]) -> list[Record]:
     numbers = json.dumps(sorted({row["summary"] for row in found if isinstance(row["summary"], int)}))
-    found_compiles = db.execute(f"{SUMMARIES} WHERE c.id IN (SELECT value FROM json_each(?))", (numbers,)).fetchall()
-    compiles = compiles_of(db, found_compiles)
+    made = db.execute(f"{SUMMARIES} WHERE c.id IN (SELECT value FROM json_each(?))", (numbers,))
+    compiles = compiles_of(db, made.fetchall())
     return [rows.to_record(rows.mapping(row), compiles.get(row["summary"])) for row in found]
 
 
 def compiles_of(db: sqlite3.Connection, found: Iterable[sqlite3.Row]) -> dict[int, Compile]:
     """Compiles of rows of `SUMMARIES`, by row number."""
-    mappings = [rows.mapping(row) for row in found]
-    hashes = {row[column] for row in mappings for column in rows.TEXTS if isinstance(row[column], str)}
-    bodies = db.execute(
-        "SELECT hash, body FROM contents WHERE hash IN (SELECT value FROM json_each(?))", (json.dumps(sorted(hashes)),)
-    )
-    texts = {row["hash"]: rows.to_text(rows.unpack(row["body"])) for row in bodies}
-    return {row["id"]: rows.to_compile(row, texts) for row in mappings}
+    return {row["id"]: rows.to_compile(rows.mapping(row)) for row in found}
 
 
 def _session(row: sqlite3.Row) -> SessionInfo:
@@ -183,7 +185,8 @@ class NewMessage:
     position: int
     content: str
     body: bytes | str
-    """In stored form; see `rows.pack`."""
+    """In stored form, without instructions; see `rows.pack`."""
+    instructions: str | None
     raw: bool
     """Part of a raw history, which is returned exactly and can be searched."""
     text: str
@@ -237,7 +240,7 @@ def _additions(db: sqlite3.Connection, owner: Owner, raw: Chain | None, view: Ch
         if start and names[start - 1] not in fresh:
             additions.anchors.append(names[start - 1])
         for index in range(start, len(names)):
-            body = chain.body(index)
+            body, instructions = _body(chain, index)
             additions.messages.append(
                 NewMessage(
                     id=names[index],
@@ -245,12 +248,19 @@ def _additions(db: sqlite3.Connection, owner: Owner, raw: Chain | None, view: Ch
                     position=index,
                     content=ids.blob_id(body),
                     body=rows.pack(body),
+                    instructions=instructions,
                     raw=is_raw,
                     text=chain.text(index) if is_raw else "",
                 )
             )
         fresh.update(names[known:])
     return additions
+
+
+def _body(chain: Chain, index: int) -> tuple[bytes, str | None]:
+    """A message and its instructions; under another name than an exact one they are a part of it."""
+    body = chain.body(index)
+    return rows.split_instructions(body) if chain.ids[index].startswith(ids.EXACT) else (body, None)
 
 
 def _own_prefix(db: sqlite3.Connection, owner: Owner, raw: Chain, known: int) -> int:
@@ -267,7 +277,7 @@ def _own_prefix(db: sqlite3.Connection, owner: Owner, raw: Chain, known: int) ->
         return held
     for index in range(known - 1, max(held, known - COMPARED) - 1, -1):
         stored = db.execute("SELECT content FROM nodes WHERE id = ?", (raw.ids[index],)).fetchone()
-        if stored is not None and stored["content"] == ids.blob_id(raw.body(index)):
+        if stored is not None and stored["content"] == ids.blob_id(_body(raw, index)[0]):
             return index + 1
     return held
 
@@ -315,8 +325,11 @@ def _write_message(db: sqlite3.Connection, message: NewMessage, session: int) ->
     if known is not None:
         db.execute("INSERT OR REPLACE INTO copies VALUES (?, ?, ?)", (session, message.id, message.content))
         return
-    node = (message.id, message.parent, message.content, message.position)
-    db.execute("INSERT INTO nodes VALUES (?, ?, ?, ?)", node)
+    said = None if message.instructions is None else keep_body(db, rows.to_bytes(message.instructions))
+    db.execute(
+        "INSERT INTO nodes VALUES (?, ?, ?, ?, ?)",
+        (message.id, message.parent, message.content, message.position, said),
+    )
     if message.text.strip():
         text = message.text.encode("utf-8", "replace").decode()
         db.execute("INSERT INTO messages_fts (text, node) VALUES (?, ?)", (text, message.id))
@@ -354,8 +367,6 @@ def compile_row(db: sqlite3.Connection, compile: Compile, session: int) -> int:
     found = db.execute("SELECT id FROM context_summaries WHERE cache_key = ?", (rows.reusable_key(compile),)).fetchone()
     if found:
         return found["id"]
-    for body in rows.texts_of(compile).values():
-        keep_body(db, body)
     return insert(db, "context_summaries", rows.summary_row(compile, session))
 
 
@@ -370,7 +381,8 @@ def _save_cycle(db: sqlite3.Connection, cycle: Cycle, session: int) -> None:
 def keep_body(db: sqlite3.Connection, body: bytes) -> str:
     """Store a text or payload and return its hash."""
     name = ids.blob_id(body)
-    db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (name, rows.pack(body)))
+    if db.execute("SELECT 1 FROM contents WHERE hash = ?", (name,)).fetchone() is None:
+        db.execute("INSERT INTO contents VALUES (?, ?)", (name, rows.pack(body)))
     return name
 
 

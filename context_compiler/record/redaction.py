@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from context_compiler.cache import Memo
-from context_compiler.ids import chain_id, identity
+from context_compiler.ids import exact_id, exact_identity, identity_facts
 from context_compiler.messages.history import History
 from context_compiler.record.values import Compile, with_null_reasons
 
@@ -81,11 +81,12 @@ class Redactor:
     def chain(self, history: History) -> RedactedChain:
         """The redacted chain of a history."""
         kept: list[tuple[str, bytes, str]] = []
-        for index, name in enumerate(history.ids):
+        for index, name in enumerate(history.exact):
             done = self._done.get(name)
             if done is None:
                 body = json.dumps(self._host_data(json.loads(history.body(index))), ensure_ascii=False).encode()
-                done = chain_id(kept[-1][0] if kept else None, identity(body)), body, self(history.text(index))
+                parent, what = kept[-1][0] if kept else None, exact_identity(*identity_facts(body))
+                done = exact_id(parent, what), body, self(history.text(index))
                 self._done.keep(name, done)
             kept.append(done)
         ids, bodies, texts = zip(*kept, strict=True) if kept else ((), (), ())

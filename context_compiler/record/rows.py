@@ -1,13 +1,15 @@
 """The tables of the record, their migrations, and their rows from values and back.
 
 `PRAGMA user_version` counts the `MIGRATIONS` applied to a file, and `PRAGMA application_id` marks it as a record. A
-column that ends in `_tip` names a node; texts and payloads of a compile and the state of a cycle are hashes into
-`contents`. A `seal` is a checksum of the other columns of its row, for rows that are not named by their content.
+column that ends in `_tip` names a node, but for the tip of a cycle, which is a chain id; the state of a cycle is a hash
+into `contents`, while the texts of a compile are columns that any tool can read. A `seal` is a checksum of the other
+columns of its row, for rows that are not named by their content.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import zlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -32,6 +34,9 @@ SCORE = (
     *("rolled_back", "trouble", "created_at"),
 )
 TEXTS = ("compiled_prompt", "raw_output", "summary", "input_payload")
+"""Texts of a compile, which are hashes into `contents` in a file of schema 1 to 3."""
+NOT_RECORDED = "instructions, outcomes: not recorded before schema 4"
+"""Note in the status of a request of schema 1 to 3, whose messages may be those of another that began alike."""
 SUMMARY = (
     *("session", "turn_index", "run_id", "covered_tip", "cache_key"),
     *("template_name", "template_source", "template_path", "template_hash", "fidelity", "model_alias"),
@@ -59,7 +64,6 @@ TIPS = (
     ("views", "raw_tip"),
     ("views", "view_tip"),
     ("context_summaries", "covered_tip"),
-    ("cycles", "raw_tip"),
 )
 """Columns that name a message; NULL or empty if no content is recorded."""
 
@@ -89,6 +93,31 @@ def unpack(stored: object) -> bytes:
     if isinstance(stored, bytes):
         return zlib.decompress(stored)
     raise ValueError(f"a body is stored as {stored!r}")
+
+
+_INSTRUCTIONS = re.compile(rb'"instructions":("(?:[^"\\]++|\\.)*+")')
+_NO_INSTRUCTIONS = re.compile(rb'"instructions":(null)')
+
+
+def split_instructions(body: bytes) -> tuple[bytes, str | None]:
+    """A message without its instructions, and those: each message of a conversation would repeat them."""
+    if b'"instructions":"' in body:
+        text = json.loads(body).get("instructions")
+        if isinstance(text, str):
+            return _with_instructions(body, _INSTRUCTIONS, None), text
+    return body, None
+
+
+def join_instructions(body: bytes, text: str) -> bytes:
+    """A message with its instructions."""
+    return _with_instructions(body, _NO_INSTRUCTIONS, text)
+
+
+def _with_instructions(body: bytes, now: re.Pattern[bytes], text: str | None) -> bytes:
+    """The message with other instructions; a key of that name may also be in what a tool was given."""
+    value = json.dumps(text, ensure_ascii=False).encode()
+    found = [body[: match.start(1)] + value + body[match.end(1) :] for match in now.finditer(body)]
+    return found[0] if len(found) == 1 else next(one for one in found if json.loads(one).get("instructions") == text)
 
 
 def to_bytes(text: str) -> bytes:
@@ -146,23 +175,15 @@ def parse_stamp(stamp: object) -> datetime:
     return datetime.fromisoformat(str(stamp))
 
 
-def texts_of(compile: Compile) -> dict[str, bytes]:
-    """Texts and payloads of a compile by column, as bodies for `contents`."""
-    payload = None if compile.input_payload is None else _json(compile.input_payload)
-    texts = (compile.compiled_prompt, compile.raw_output, compile.summary, payload)
-    return {column: to_bytes(text) for column, text in zip(TEXTS, texts, strict=True) if text is not None}
-
-
 def summary_row(compile: Compile, session: int) -> tuple[Column, ...]:
-    """The columns `SUMMARY` of a compile, with hashes for texts."""
-    hashes = {column: ids.blob_id(body) for column, body in texts_of(compile).items()}
+    """The columns `SUMMARY` of a compile."""
     dropped = [{"what": drop.what, "reason": drop.reason, "tokens": drop.tokens} for drop in compile.sections_dropped]
     given: dict[str, Column] = {
         **{name: getattr(compile, name) for name in SUMMARY if name != "session"},
-        **{column: hashes.get(column) for column in TEXTS},
         "session": session,
         "cache_key": reusable_key(compile),
         "summary_json": None if compile.summary_json is None else _json(compile.summary_json),
+        "input_payload": None if compile.input_payload is None else _json(compile.input_payload),
         "sections_included": _json(compile.sections_included),
         "sections_dropped": _json(dropped),
         "survival": None if compile.survival is None else _real(compile.survival),
@@ -187,10 +208,9 @@ def view_row(record: Record, session: int) -> tuple[Column, ...]:
     return tuple(_plain(given[name]) for name in VIEW)
 
 
-def to_compile(row: Row, texts: Mapping[str, str]) -> Compile:
-    """The compile of a row joined with its session; `texts` maps hashes to texts."""
+def to_compile(row: Row) -> Compile:
+    """The compile of a row joined with its session."""
     given = {name: row[name] for name in SUMMARY if name != "session"}
-    given |= {name: texts.get(row[name]) for name in TEXTS}
     given |= {name: _mapping(given[name]) for name in ("summary_json", "input_payload")}
     given["sections_included"] = tuple(str(name) for name in _list(row["sections_included"]))
     given["sections_dropped"] = tuple(_drops(_list(row["sections_dropped"])))
@@ -424,7 +444,62 @@ def create_layers(db: sqlite3.Connection) -> None:
     )
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (create_record, create_memories, create_layers)
+def record_exactly(db: sqlite3.Connection) -> None:
+    """Record messages with their instructions, and the texts of compiles as text; earlier requests get a note."""
+    db.execute("ALTER TABLE nodes ADD COLUMN instructions TEXT REFERENCES contents(hash)")
+    for number, *values, old in db.execute(f"SELECT id, {', '.join(VIEW)}, seal FROM views").fetchall():
+        given = dict(zip(VIEW, values, strict=True))
+        if given["view_tip"] is not None and seal(number, values) == old:
+            given["status"] = f"{given['status']}; {NOT_RECORDED}"
+            row = (given["status"], seal(number, tuple(given.values())), number)
+            db.execute("UPDATE views SET status = ?, seal = ? WHERE id = ?", row)
+    _keep_texts(db)
+
+
+def _keep_texts(db: sqlite3.Connection) -> None:
+    """Move the texts of compiles from `contents` into their columns; a row that was damaged keeps its wrong seal."""
+    table = next(statement for statement in TABLES if "TABLE context_summaries" in statement)
+    table = table.replace(" REFERENCES contents(hash)", "").replace("context_summaries", "summaries_with_texts")
+    db.execute(table)
+    columns = ("id", *SUMMARY, "seal")
+    named: set[str] = set()
+    for number, *values, old in db.execute(f"SELECT {', '.join(columns)} FROM context_summaries ORDER BY id"):
+        given = dict(zip(SUMMARY, values, strict=True))
+        texts = {name: _text(db, given[name]) for name in TEXTS}
+        named |= {given[name] for name in TEXTS if isinstance(given[name], str)}
+        whole = seal(number, values) == old and all(texts[name] is not None for name in TEXTS if given[name])
+        row = tuple((given | texts).values())
+        marks = ", ".join("?" * len(columns))
+        kept = (number, *row, seal(number, row) if whole else old)
+        db.execute(f"INSERT INTO summaries_with_texts ({', '.join(columns)}) VALUES ({marks})", kept)
+    db.execute("DROP TABLE context_summaries")
+    db.execute("ALTER TABLE summaries_with_texts RENAME TO context_summaries")
+    db.execute("CREATE INDEX summaries_of_session ON context_summaries (session)")
+    used = (("nodes", "content"), ("copies", "content"), ("cycles", "state"), ("memories", "content"))
+    held = " UNION ".join(f"SELECT {column} FROM {name}" for name, column in used)
+    db.execute(
+        f"DELETE FROM contents WHERE hash IN (SELECT value FROM json_each(?)) AND hash NOT IN ({held}"
+        " UNION SELECT state FROM commits WHERE state NOT NULL)",
+        (json.dumps(sorted(named)),),
+    )
+
+
+def _text(db: sqlite3.Connection, name: Column) -> str | None:
+    """A text of `contents`; None if it is not there or damaged."""
+    found = db.execute("SELECT body FROM contents WHERE hash = ?", (name,)).fetchone()
+    try:
+        body = None if found is None else unpack(found[0])
+    except (ValueError, zlib.error):
+        return None
+    return None if body is None or ids.blob_id(body) != name else plain(to_text(body))
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
+    create_record,
+    create_memories,
+    create_layers,
+    record_exactly,
+)
 """In order; append only."""
 
 
@@ -465,10 +540,15 @@ def migrate(db: sqlite3.Connection) -> None:
     """Apply the migrations that the file lacks; two processes may do so at once."""
     if version_of(db) == len(MIGRATIONS):
         return
-    with transaction(db):
-        for step in MIGRATIONS[_version(db) :]:
-            step(db)
-        db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    checked = db.execute("PRAGMA foreign_keys").fetchone()[0]
+    db.execute("PRAGMA foreign_keys = OFF")  # a table that others refer to is replaced
+    try:
+        with transaction(db):
+            for step in MIGRATIONS[_version(db) :]:
+                step(db)
+            db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    finally:
+        db.execute(f"PRAGMA foreign_keys = {checked:d}")
 
 
 def _version(db: sqlite3.Connection) -> int:

@@ -338,7 +338,7 @@ class Inspector:
 
     def read_nodes(self, db: sqlite3.Connection, nodes: Sequence[Node]) -> tuple[list[ModelMessage], list[Reading]]:
         """Messages of a chain, with their readings."""
-        messages = load_messages(browse.bodies(db, [node.content for node in nodes])) if nodes else []
+        messages = load_messages(browse.message_bodies(db, nodes)) if nodes else []
         return messages, [self._reader.one(message) for message in messages]
 
     def trace(self, db: sqlite3.Connection, row: RequestRow, record: Record) -> Sent:

@@ -55,7 +55,7 @@ def one_answer(folder: Path) -> dict[str, object]:
 
 async def test_the_first_answer_of_a_process_does_not_wait_for_what_was_made_before(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "system" / "context.db")
-    await store.archive("main", "", Reader(TokenCounter(len)).read(conversation()))
+    await store.archive("main", "", Reader(TokenCounter(len)).read(conversation()).chain)
     await store.close()
     assert one_answer(tmp_path)["status"] == "compiled"
     again = one_answer(tmp_path)

@@ -23,7 +23,7 @@ def damage(db: Path, statement: str) -> None:
 def test_a_sound_record_is_said_to_be_sound(recorded: Command) -> None:
     said = recorded("verify")
     assert (said.code, said.out) == (0, "system/context.db: sound\n")
-    assert recorded("verify", "--json").json == {"db": "system/context.db", "sound": True, "defects": []}
+    assert recorded("verify", "--json").json == {"db": "system/context.db", "sound": True, "defects": [], "notes": []}
 
 
 def test_a_changed_record_is_found_out(recorded: Command, tmp_path: Path) -> None:

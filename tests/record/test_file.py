@@ -14,11 +14,11 @@ import pytest
 from context_compiler.errors import StoreError
 from context_compiler.record.rows import MIGRATIONS, migrate, version_of
 from context_compiler.record.store import MemoryStore, SQLiteStore, open_store
-from tests.record.entries import Talk, ask, compiled, request, talk
+from tests.record.entries import Talk, ask, cycle, request, talk
 
 TABLES = {
     "contents": ["hash", "body"],
-    "nodes": ["id", "parent", "content", "position"],
+    "nodes": ["id", "parent", "content", "position", "instructions"],
     "sessions": ["id", "session_id", "vault_name", "raw_tip", "created_at", "seal"],
     "copies": ["session", "node", "content"],
     "cycles": ["session", "raw_tip", "config", "state", "seal"],
@@ -64,7 +64,7 @@ async def test_the_file_is_a_write_ahead_log_with_the_published_tables(file: SQL
 
 async def test_bodies_are_kept_once_and_compressed_when_that_pays(file: SQLiteStore):
     text = "the same words " * 100
-    await file.save(request(Talk(text), Talk("a summary", "and"), compile=compiled(summary="short", raw_output=text)))
+    await file.save(request(Talk(text), Talk("a summary", text), cycle=cycle(Talk(text).tip, "short")))
     kept = ask(file.path, "SELECT typeof(body), length(body) FROM contents")
     assert ("text", len("short")) in kept
     assert all(size < 400 for kind, size in kept if kind == "blob" and isinstance(size, int))

@@ -92,12 +92,12 @@ async def test_a_state_that_somebody_edits_in_the_file_is_found(file: SQLiteStor
 
 async def test_a_file_from_before_gets_the_table(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "old.db")
-    await store.save(request(talk(2), session_id="s"))
-    await store.close()
-    with sqlite3.connect(store.path) as db:
-        db.execute("DROP TABLE layers")
+    with sqlite3.connect(store.path, isolation_level=None) as db:
+        for step in MIGRATIONS[: MIGRATIONS.index(create_memories) + 1]:
+            step(db)
         db.execute(f"PRAGMA user_version = {MIGRATIONS.index(create_memories) + 1}")
     db.close()
     assert await store.save_layers("s", "", "one", after=0) == 1
+    await store.save(request(talk(2), session_id="s"))
     assert await store.verify() == () and len(await store.views("s")) == 1
     await store.close()

@@ -11,7 +11,7 @@ import pytest
 
 from context_compiler.errors import StoreError
 from context_compiler.record.store import MemoryStore, SQLiteStore
-from tests.record.entries import compiled, cycle, request, talk
+from tests.record.entries import compiled, request, talk
 
 
 def tamper(path: Path, statement: str, *values: object) -> None:
@@ -46,7 +46,7 @@ NODE = "(SELECT id FROM nodes ORDER BY position DESC LIMIT 1)"
 
 
 TAMPERING = {
-    "a body": "UPDATE contents SET body = replace(body, 'weather', 'wheather') WHERE body LIKE 'They%'",
+    "a body": "UPDATE contents SET body = body || ' ' WHERE typeof(body) = 'text'",
     "a compressed body": "UPDATE contents SET body = substr(body, 1, 40) || x'00' || substr(body, 42)"
     " WHERE typeof(body) = 'blob'",
     "a hash": "UPDATE contents SET hash = upper(hash)",
@@ -83,7 +83,7 @@ async def test_tampering_is_found(full: SQLiteStore, statement: str):
     assert await full.verify() != ()
 
 
-@pytest.mark.parametrize("given", [{"view_tip": "c1:x"}, {"compile": compiled("c1:x")}, {"cycle": cycle("c1:x")}])
+@pytest.mark.parametrize("given", [{"view_tip": "c1:x"}, {"compile": compiled("c1:x")}])
 async def test_a_tip_that_never_was_is_found_in_both_stores(file: SQLiteStore, given: dict[str, Any]):
     for store in (file, MemoryStore()):
         await store.save(request(talk(1), **given))
