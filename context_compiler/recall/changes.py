@@ -82,10 +82,10 @@ _FROM = re.compile(
 )
 """An old value and a new one."""
 _NAMES = re.compile(
-    r"(?:(?<=\w )|(?<=[`\"“]))(?P<new>[A-Z][\w.+#-]*\w)[`\"”]?,? (?:not|instead of|rather than)"
-    r" [`\"“]?(?P<old>[A-Z][\w.+#-]*\w)"
-    r"|\b(?:[Ss]witched|[Mm]igrated|[Mm]oved|[Rr]enamed|[Cc]hanged)\b[^.?!;]{0,40}? from"
-    r" [`\"“]?(?P<was>[A-Z][\w.+#-]*\w)[`\"”]? to [`\"“]?(?P<now>[A-Z][\w.+#-]*\w)"
+    r"(?:(?<=[a-z] )|(?<=[`\"“]))(?P<new>[A-Z][\w.+#-]*\w)[`\"”]?,? (?:not|instead of|rather than)"
+    r" [`\"“]?(?P<old>[A-Z][\w.+#-]*\w)(?! [A-Z])"
+    r"|\b(?:[Ss]witched|[Mm]igrated|[Rr]enamed)\b[^.?!;,]{0,40}? from"
+    r" [`\"“]?(?P<was>[A-Z][\w.+#-]*\w)[`\"”]? to [`\"“]?(?P<now>[A-Z][\w.+#-]*\w)(?! [A-Z])"
 )
 _NEVER = re.compile(
     r"(?i)\bI(?:['’]ve| have) never (?:actually |really |even |ever )?"

@@ -50,6 +50,11 @@ ELSE = [
     ("Should I aim for 150ms of message delivery latency?", "The message delivery latency has improved to 110ms."),
     ("I painted my cover letter to Greg.", "I've never submitted my cover letter to Greg."),
     ("The uploader makes 8 retries.", "Make it 8 retries, not 5."),
+    ("There are no flights from Los Angeles to Chicago.", "My flights are from Atlanta to Las Vegas, not Los Angeles."),
+    (
+        "The flight from LAS to PHX leaves on 2024-05-19.",
+        "The flight has changed to HAT266, from LAS to IAH on 2024-05-27.",
+    ),
 ]
 
 
