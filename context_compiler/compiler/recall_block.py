@@ -346,10 +346,14 @@ def recalled(
     best = ranking.best(cycle.decided, whole, beside=fill > 0)
     best = _best(spread(best, int) if question.wide else best, _costs(plan), WIDE * room)
     shown = "\n".join((cycle.note, cycle.quotes, *said, *_texts(plan, cycle, abridged)))
+    words = set(shown.split())
+
+    def news(text: str) -> bool:
+        return bool(text) and not (words.issuperset(text.split(maxsplit=8)[1:-1]) and text in shown)
 
     def quotable(positions: Sequence[int]) -> list[Passage]:
         found = passages(history, plan.outline, positions, counter, ranking.weight)
-        return [one for one in found if (text := one.text.strip()) not in shown and (not within or text in within)]
+        return [one for one in found if news(text := one.text.strip()) and (not within or text in within)]
 
     candidates = quotable(best)
     scored = zip(candidates, ranking.passages(candidates), strict=True)

@@ -68,6 +68,9 @@ JOURNALLED = 2_000
 FRAMED = 4
 """Share of the budget, as a divisor, from which on raw history is counted as the host renders it, which takes time."""
 
+ROOMY, DEEPER = 0.6, 5
+"""Share of the room that a block has after a cut to the low threshold, and divisor of what is cut beside it if less."""
+
 TRIES = 3
 """Attempts to cut a view that the host's own framing pushes over its budget."""
 
@@ -194,7 +197,7 @@ def _fitting(context: RequestContext, cycle: Cycle, result: Result, done: Advanc
 async def _new_cycle(context: RequestContext, previous: Cycle | None, host: Host) -> Result:
     """Cut back and freeze; again, with less, where the host's own framing turns out to need room."""
     context.run.relax()
-    more, tries, row, result = 0, 1, None, None
+    more, tries, row, result = _room_for_block(context, previous), 1, None, None
     while True:
         done = await advance_request(context, previous, _asking(context, host), more)
         previous, row = done.cycle, row or done.row
@@ -209,6 +212,17 @@ async def _new_cycle(context: RequestContext, previous: Cycle | None, host: Host
     else:
         result = _recalling(context, previous, result, done)
     return replace(started(result), row=row)
+
+
+def _room_for_block(context: RequestContext, previous: Cycle | None) -> int:
+    """Tokens by which a view is cut back further at a prompt that asks, where the thresholds leave a block no room."""
+    known = _known_blocks(context)
+    if previous is None or (known is not None and known.own.turn == context.turn):
+        return 0
+    limits = context.limits(previous)
+    narrow = limits.budget - limits.low < limits.room * ROOMY
+    found = attempt(lambda: narrow and crowded(context, limits, previous, limits.budget)).value
+    return limits.room // DEEPER if found else 0
 
 
 def _recalling(context: RequestContext, cycle: Cycle, plain: Result, done: Advance) -> Result:

@@ -396,17 +396,25 @@ class Quotation:
     def take(self, index: int) -> bool:
         """Take a candidate if there is room for it."""
         at = bisect_left(self._taken, index)
-        before = self.candidates[self._taken[at - 1]] if at else None
-        passage = self.candidates[index]
-        cost = passage.cost_after(before)
-        if at < len(self._taken):
-            after = self.candidates[self._taken[at]]
-            cost += after.cost_after(passage) - after.cost_after(before)
+        cost = self._cost(index, at)
         if cost > self.left:
             return False
         self._taken.insert(at, index)
         self.left -= cost
         return True
+
+    def fits(self, index: int) -> bool:
+        """True if there is room for a candidate."""
+        return self._cost(index, bisect_left(self._taken, index)) <= self.left
+
+    def _cost(self, index: int, at: int) -> int:
+        """Tokens that a candidate adds at a place among those taken."""
+        passage, before = self.candidates[index], self.candidates[self._taken[at - 1]] if at else None
+        cost = passage.cost_after(before)
+        if at < len(self._taken):
+            after = self.candidates[self._taken[at]]
+            cost += after.cost_after(passage) - after.cost_after(before)
+        return cost
 
     def has(self, index: int) -> bool:
         """True if a candidate was taken."""

@@ -181,7 +181,9 @@ def _part(passage: Passage) -> Part:
 def _fill(quotation: Quotation, rates: Sequence[float]) -> None:
     """Take what is worth most for its price, until the room is used."""
     ordered = quotation.candidates
-    waiting = [(-rate, index) for index, rate in enumerate(rates) if not quotation.has(index)]
+    waiting = [(-rate, index) for index, rate in enumerate(rates) if not quotation.has(index) and quotation.fits(index)]
+    if not waiting:
+        return
     heapq.heapify(waiting)
     pairs: dict[int, frozenset[tuple[str, str]]] = {}
     told = {pair for passage in quotation.passages for pair in _pairs(passage)}
