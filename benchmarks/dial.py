@@ -69,7 +69,7 @@ def _columns(known: Known, sets: Sequence[str]) -> list[tuple[str, int]]:
 def _line(known: Known, data: str, budget: int) -> Line:
     values = [known[cell] for name in SETTINGS if (cell := Cell(NAME, name, data, budget)) in known]
     return Line(
-        name=f"{TITLES_OF_SETS[data]}, {budget:,}",
+        name=f"{TITLES_OF_SETS[data]}, {budget:,}".replace("`", ""),
         x=[per_request(value) for value in values],
         y=[held_share(value) for value in values],
     )

@@ -49,6 +49,7 @@ TITLES = {
     "output": "structured output (`output_type=`)",
     "everyasks": "every prompt asks",
 }
+TICKS = (125, 250, 500, 1_000, 2_000, 4_000, 8_000, 16_000)
 TITLES_OF_SETS = {"locomo": "LoCoMo", "beam-100k": "BEAM-100K", "tau": "τ-bench", "pi": "`pi`"}
 SUMS = ("requests", "over", "broken", "cost", "whole", "pointed", "one_shot_cost", "sent", "compiles", "asked")
 
@@ -247,7 +248,12 @@ def _front(name: str, results: Sequence[Result]) -> Panel:
             strong = approach.startswith("ours")
             lines.append(Line(name=title(approach).replace("`", ""), x=xs, y=ys, strong=strong))
     return Panel(
-        title=name, x="tokens a request, cached ones at a tenth", y="held when asked, %", lines=lines, log_x=True
+        title=name,
+        x="tokens a request, cached ones at a tenth",
+        y="held when asked, %",
+        lines=lines,
+        log_x=True,
+        ticks=[tick for tick in TICKS if min(x for line in lines for x in line.x) <= 2 * tick],
     )
 
 
