@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import time
 import zlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ from context_compiler.record.values import Chain, Compile, Drop, Entry, Record
 Column = str | int | float | None
 Row = Mapping[str, Any]
 """A row by column name."""
+
+STEP_S = 0.003
+"""Seconds between two looks whether another process still writes."""
 
 SESSION = ("session_id", "vault_name", "raw_tip", "created_at")
 CYCLE = ("session", "raw_tip", "config", "state")
@@ -506,13 +510,34 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Generator[None]:
     """A write transaction, rolled back on an error."""
-    db.execute("BEGIN IMMEDIATE")
+    _begin(db)
     try:
         yield
         db.execute("COMMIT")
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")
+
+
+def _begin(db: sqlite3.Connection) -> None:
+    """Begin as soon as no other process writes, within the busy timeout.
+
+    SQLite's own wait sleeps longer each time, so that of many writers some would wait until their time is over.
+    """
+    patience: int = db.execute("PRAGMA busy_timeout").fetchone()[0]
+    end = time.monotonic() + patience / 1_000
+    db.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= end:
+                    raise
+            time.sleep(STEP_S)
+    finally:
+        db.execute(f"PRAGMA busy_timeout = {patience:d}")
 
 
 @contextmanager

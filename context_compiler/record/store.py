@@ -249,7 +249,9 @@ class SQLiteStore(SQLStore):
         StoreError: From every method, with path and remedy, if the file cannot be used.
     """
 
-    def __init__(self, path: str | Path = DEFAULT_PATH, *, read_only: bool = False, busy_timeout_ms: int = 250) -> None:
+    def __init__(
+        self, path: str | Path = DEFAULT_PATH, *, read_only: bool = False, busy_timeout_ms: int = 2_000
+    ) -> None:
         if str(path) == ":memory:":
             raise StoreError("':memory:' is no file; use MemoryStore()")
         self.path = Path(os.path.abspath(Path(path).expanduser()))
