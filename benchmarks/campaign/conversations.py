@@ -289,7 +289,7 @@ class Conversation:
 
     async def _resumed(self, agent: Agent[Any, Any], result: Any) -> Any:
         """The result, after people have approved and answered what was put off."""
-        for _ in range(9):
+        for _ in range(60):
             if not isinstance(result.output, DeferredToolRequests):
                 return result
             self.case.count("deferred calls resumed")
