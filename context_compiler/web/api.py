@@ -54,6 +54,8 @@ class Parameter:
     choices: tuple[str, ...] = ()
     most: int = LARGEST
     least: int = 1
+    pattern: str = r"^[^\x00]*$"
+    """Regular expression of a text."""
 
     @property
     def place(self) -> Literal["path", "query"]:
@@ -82,7 +84,7 @@ class Parameter:
     def document(self) -> dict[str, Any]:
         """The parameter in OpenAPI."""
         kind: dict[str, Any] = {"type": "integer", "minimum": self.least, "maximum": self.most} if self.number else {}
-        kind = kind or {"type": "string", "maxLength": LONGEST}
+        kind = kind or {"type": "string", "maxLength": LONGEST, "pattern": self.pattern}
         if self.choices:
             kind = {"type": "string", "enum": list(self.choices)}
         if self.default is not None:
@@ -180,7 +182,8 @@ async def _timeline(sources: Sources, given: Values) -> Timeline:
 
 async def _diff(sources: Sources, given: Values) -> DiffPage:
     choice = given["with"]
-    if choice not in ("previous", "raw") and not (choice.isascii() and choice.isdigit() and len(choice) < 16):
+    number = choice.isascii() and choice.isdigit() and len(choice) < 16 and int(choice) > 0
+    if choice not in ("previous", "raw") and not number:
         raise BadRequest(f"with={choice[:40]!r}: give previous, raw, or the number of a request")
     return await sources.comparisons.diff(given["number"], choice, page=given["page"])
 
@@ -301,7 +304,12 @@ RESOURCES: tuple[Resource, ...] = (
         page="diff.html",
         parameters=(
             _number("Number of the request."),
-            Parameter(name="with", about="previous, raw, or the number of another request.", default="previous"),
+            Parameter(
+                name="with",
+                about="previous, raw, or the number of another request.",
+                default="previous",
+                pattern="^(previous|raw|[1-9][0-9]{0,14})$",
+            ),
             PAGE,
         ),
     ),

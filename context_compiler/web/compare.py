@@ -63,8 +63,10 @@ class DiffPage:
     """None for the raw history."""
     common: int
     """Messages at the beginning that the request shares with the one before, which a prompt cache keeps."""
-    messages: tuple[int, int]
-    tokens: tuple[int, int]
+    messages: tuple[int, ...]
+    """Before and after."""
+    tokens: tuple[int, ...]
+    """Before and after."""
     rows: tuple[DiffRow, ...]
     pages: Pages
     choice: str

@@ -57,7 +57,7 @@ class Stretch:
     first: int
     last: int
     requests: int
-    turns: tuple[int, int]
+    turns: tuple[int, ...]
     """First and last turn, from 1."""
     forms: tuple[str, ...]
     """Empty where the fact is not in the request."""
@@ -67,6 +67,15 @@ class Stretch:
     """Reason why it left, where it did."""
     step: int
     """Step of the cut order that dropped it; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """Consecutive requests that have the fact in one form, per mille of all requests."""
+
+    form: str
+    start: float
+    width: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +93,8 @@ class FactPage:
     knew: int
     """Requests whose raw history held it."""
     stretches: tuple[Stretch, ...]
-    strip: tuple[tuple[str, float, float], ...]
-    """Stretches as a strip: form, start and width, per mille of all requests."""
+    strip: tuple[Strip, ...]
+    """Stretches form by form, for a chart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +300,7 @@ def _mention(at: int, reading: Reading, fact: str) -> Mention:
     )
 
 
-def _strip(masks: Iterable[tuple[int, int]]) -> Iterator[tuple[str, float, float]]:
+def _strip(masks: Iterable[tuple[int, int]]) -> Iterator[Strip]:
     """Each form as stretches of a strip, in the order of `ORDER`."""
     all_masks = list(masks)
     unit = 1000 / max(1, len(all_masks))
@@ -300,5 +309,5 @@ def _strip(masks: Iterable[tuple[int, int]]) -> Iterator[tuple[str, float, float
         for has, group in groupby(all_masks, key=lambda one: bool(one[0] & _bit(form))):
             length = len(list(group))
             if has:
-                yield form, round(at * unit, 2), round(length * unit, 2)
+                yield Strip(form=form, start=round(at * unit, 2), width=round(length * unit, 2))
             at += length
