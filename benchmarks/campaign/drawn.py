@@ -121,7 +121,7 @@ class Drawn:
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of the tool `look`."""
-        return {"path": self.fact() if self.sometimes(0.8) else self.text(60)}
+        return {"path": self.fact() if self.sometimes(0.8) else _encodable(self.text(60))}
 
     def answer(self) -> ModelResponse:
         """A final answer."""
@@ -160,5 +160,10 @@ class Drawn:
             return ToolReturnPart(call.tool_name, "no such path", call.tool_call_id, outcome="failed")
         content: Any = self.long() if self.sometimes(0.03) else self.text()
         if self.sometimes(0.1):
-            content = {"rows": [content, 3, None], "ok": True}
+            content = {"rows": [_encodable(content), 3, None], "ok": True}
         return ToolReturnPart(call.tool_name, content, call.tool_call_id)
+
+
+def _encodable(text: str) -> str:
+    """The text without half surrogates, which the host does not write as JSON."""
+    return text.encode("utf-8", "replace").decode()
