@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,24 @@ PAGES = {
 PROMPTS = ("Never deploy on Fridays. What should I check first?", "And how do I roll back?")
 
 
-def record(folder: Path) -> Path:
-    """The record that the demo leaves."""
+def record(folder: Path) -> None:
+    """Make the record that the demo leaves."""
     subprocess.run([sys.executable, "-m", "context_compiler", "demo"], cwd=folder, check=True, capture_output=True)
-    return folder / "system" / "context.db"
 
 
 def shoot(page: Any, file: Path) -> None:
     page.wait_for_load_state("load")
+    page.evaluate("document.querySelector('.db').textContent = 'system/context.db'")
     page.screenshot(path=str(file))
     print(file)
 
 
 def run(target: Path) -> None:
     folder = Path(tempfile.mkdtemp())
-    db = record(folder)
-    with browser() as chromium:
-        with serving(create_app(db, system=folder)) as address:
+    record(folder)
+    target = target.absolute()
+    with browser() as chromium, chdir(folder):
+        with serving(create_app("system/context.db", system="system")) as address:
             for name, (path, height) in PAGES.items():
                 page = chromium.new_context(viewport={"width": 1180, "height": height}).new_page()
                 page.goto(address + path)
@@ -46,14 +48,14 @@ def run(target: Path) -> None:
             phone = chromium.new_context(viewport={"width": 390, "height": 780}, color_scheme="dark").new_page()
             phone.goto(f"{address}/requests/3")
             shoot(phone, target / "inspector-phone.png")
-        with serving(chat_app(folder)) as address:
+        with serving(chat_app(Path("system"))) as address:
             page = chromium.new_context(viewport={"width": 1000, "height": 720}).new_page()
             page.goto(f"{address}/chat")
             for at, prompt in enumerate(PROMPTS, 1):
                 page.get_by_label("Message").fill(prompt)
                 page.keyboard.press("Enter")
                 page.locator(".below").nth(at - 1).wait_for()
-            shoot(page, target / "chat.png")
+            shoot(page, target / "chat-page.png")
 
 
 if __name__ == "__main__":
