@@ -97,7 +97,9 @@ TIGHTER = 0.7
 """The share of a block that is left once a provider has refused the request as too long."""
 
 LONGEST = 120
-"""Tokens; a longer prompt has other business than a question about the past."""
+"""Tokens; a longer prompt has other business than a question about the past, unless a paragraph at its end asks."""
+
+PARAGRAPH = "\n\n"
 
 CHARACTERS = 1_200
 """No text with more characters is worth counting."""
@@ -240,12 +242,25 @@ def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
     most = share_tokens(plan.policy.recall, limits)
     if plan.prompt_tokens > limits.room // LARGE:
         return most
+    prompt = asking_part(prompt, plan.counter)
     if plan.work:
         most = min(most, limits.room // LONG_TURNS, FILL) if cycle.tools and cycle.loops else most
         return most if asks(prompt, plan.counter, strict=True) else 0
     if not asks(prompt, plan.counter):
         return min(most, int(SMALL * limits.room))
     return most if asking_share(prompt) >= MOSTLY else min(most, limits.room // ASIDE)
+
+
+def asking_part(text: str, counter: TokenCounter) -> str:
+    """The paragraph of a long prompt that asks, its last or its first: applications put documents before a question.
+
+    The whole text where neither asks, or it is short.
+    """
+    plain = text.strip()
+    if len(plain) <= CHARACTERS and counter.text(plain) <= LONGEST:
+        return plain
+    ends = (plain.rpartition(PARAGRAPH)[2].strip(), plain.partition(PARAGRAPH)[0].strip())
+    return next((end for end in ends if asks(end, counter)), plain)
 
 
 def asking_share(text: str) -> float:
@@ -336,7 +351,7 @@ def recalled(
         return ""
     history, counter = plan.history, plan.counter
     index = indexed(history)
-    question = _question(history, index, at, cycle.decided)
+    question = _question(history, index, at, cycle.decided, counter)
     if question is None:
         return ""
     ranking = Ranking(index, question, cycle.decided)
@@ -360,7 +375,7 @@ def recalled(
     ranked = _distinct(sorted(scored, key=lambda pair: -pair[1]))
     answering = [pair for pair in ranked if pair[1] > 0]
     if plan.work and not within:
-        by_the_way = asking_share(asked(history.readings[at])) < MOSTLY
+        by_the_way = asking_share(asking_part(asked(history.readings[at]), counter)) < MOSTLY
         answering, of_tools = _telling(answering, Relevance(index, question, floor=0), FLOORS[by_the_way])
         fill = 0 if of_tools or by_the_way else fill
     if not answering:
@@ -430,7 +445,7 @@ def _written(
     return ""
 
 
-def _question(history: History, index: Index, at: int, stop: int) -> Question | None:
+def _question(history: History, index: Index, at: int, stop: int, counter: TokenCounter) -> Question | None:
     """Question of a prompt; with the exchange before it if none of its terms occur before `stop`.
 
     None where that has no words either, or the prompt is no text at all.
@@ -438,9 +453,11 @@ def _question(history: History, index: Index, at: int, stop: int) -> Question | 
     said = [item for item in history.readings[at].items if item.kind is Kind.USER and item.mark is None]
     if all(item.media for item in said):
         return None
-    question = Question.of(asked(history.readings[at]))
-    if _known(question, index, stop):
-        return question
+    whole = asked(history.readings[at])
+    for text in dict.fromkeys((asking_part(whole, counter), whole)):
+        question = Question.of(text)
+        if _known(question, index, stop):
+            return question
     before = next((place for place in reversed(range(at)) if history.readings[place].asks), at)
     items = [item for _, item in history.items(before, at + 1)]
     texts = [

@@ -323,11 +323,12 @@ async def test_what_an_application_adds_to_a_prompt_and_strips_from_its_history_
 
     async def lived(documents: int) -> Life:
         life = with_tool_calls(Life()) if tools else Life()
-        for number, typed in enumerate(map(matter, range(TURNS))):
+        for number, typed in enumerate([*map(matter, range(TURNS)), ASK]):
             added = f"<documents>\nDocument {number}: {prose(900 + number, documents)}\n</documents>"
             await life.turn("\n\n".join([added, typed] if where == "before" else [typed, added]), stripped)
             assert life.talker.last.text.count("<documents>") == 1 and f"Document {number}" in life.talker.last.text
-        await life.ask(stripped)
+        assert "heron" in life.talker.last.text
+        assert max(sent.tokens for sent in life.talker.sent) <= BUDGET
         return life
 
     plain = await lived(0)
