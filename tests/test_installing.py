@@ -53,6 +53,7 @@ def test_the_distribution_has_the_name_that_the_texts_have() -> None:
 def site(tmp_path: Path) -> Path:
     """A folder of installed packages, with a copy of this one."""
     shutil.copytree(ROOT / "context_compiler", tmp_path / "site" / "context_compiler")
+    shutil.copytree(ROOT / "templates", tmp_path / "site" / "context_compiler" / "_templates")
     return tmp_path / "site"
 
 

@@ -77,7 +77,7 @@ _TO_DATE = re.compile(
 """Text right before a new date or time."""
 _FROM = re.compile(
     rf"(?i)\b{_VERB}\b[^.?!]{{0,60}}?\bfrom (?P<old>[^.?!]{{1,30}}?) to (?=\S)"
-    r"|(?<!\w)(?P<new>\$?\d[\w.,:%]*(?: \w+){0,3}?),? (?:not|instead of|rather than) (?P<other>\$?\d[\w.:%]*(?: \w+)?)"
+    r"|(?<!\w)(?P<new>\$?\d[\w.,:%]{0,30}(?: \w{1,30}){0,3}?),? (?:not|instead of|rather than) (?P<other>\$?\d[\w.:%]{0,30}(?: \w{1,30})?)"
     r"|\bnot (?P<was>\$?\d[\w.:%]*(?: \w+){0,2}),? but (?=\S)"
 )
 """An old value and a new one."""

@@ -107,5 +107,5 @@ async def test_what_the_host_adds_is_cut_out_of_the_messages_even_where_the_low_
     views: list[View] = []
     agent = Agent(Framing(work), tools=[note], capabilities=[compiler(budget=400, on_view=views.append)])
     await agent.run("Read every part, and say which of them nobody owns.", message_history=past()[-2:])
-    assert {view.status for view in views} == {"raw", "compiled", "cycle"}
+    assert {"compiled", "cycle"} <= {view.status for view in views} <= {"raw", "compiled", "cycle"}
     assert all(READER.read(messages).tokens <= 400 for messages in sent)

@@ -62,7 +62,7 @@ async def test_raw_history_that_is_too_long_is_tried_once_more_with_less(provide
 async def test_a_view_that_is_too_long_is_tried_once_more_with_less(provider: str, way: str) -> None:
     kind, name = SERVERS[provider]
     notes = Notes()
-    with kind("fine", window=4_200) as server:
+    with kind("fine", window=1_900) as server:
         talk = Overflowing(server, name, notes=notes, budget=7_000)
         await talk.ask(way, long_history(45))
         assert server.statuses == [400, 200] and not talk.errors
