@@ -75,12 +75,12 @@ _TO_DATE = re.compile(
     rf"|\b{_VERB}\b[^.?!;]{{0,60}}? (?:to|until|till))(?: the)? *\Z"
 )
 """Text right before a new date or time."""
-_VALUE = r"\$?\d[\w.,:%]{0,30}"
+_AMOUNT = r"\$?\d[\w.,:%]{0,30}"
 _FROM = re.compile(
     rf"(?i)\b{_VERB}\b[^.?!]{{0,60}}?\bfrom (?P<old>[^.?!]{{1,30}}?) to (?=\S)"
-    rf"|(?<!\w)(?P<new>{_VALUE}(?: \w{{1,30}}){{0,3}}?),? (?:not|instead of|rather than)"
-    rf" (?P<other>{_VALUE}(?: \w{{1,30}})?)"
-    rf"|\bnot (?P<was>{_VALUE}(?: \w{{1,30}}){{0,2}}),? but (?=\S)"
+    rf"|(?<!\w)(?P<new>{_AMOUNT}(?: \w{{1,30}}){{0,3}}?),? (?:not|instead of|rather than)"
+    rf" (?P<other>{_AMOUNT}(?: \w{{1,30}})?)"
+    rf"|\bnot (?P<was>{_AMOUNT}(?: \w{{1,30}}){{0,2}}),? but (?=\S)"
 )
 """An old value and a new one."""
 _NAMES = re.compile(
