@@ -28,10 +28,10 @@ from context_compiler.errors import StoreError
 
 TURNS = 12
 NOBODY = 65_534
+"""A user that may not write what root may."""
 
 ENTERED = all(folder.stat().st_mode & 0o005 == 0o005 for folder in Path(__file__).resolve().parents)
 """True if every user may read this checkout; else root stays root, and nothing is read-only for it."""
-"""A user that may not write what root may."""
 
 
 class Asked:
