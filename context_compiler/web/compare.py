@@ -227,7 +227,7 @@ class Comparisons:
             budget=size,
             fidelity=fidelity or row.fidelity or "",
             trigger=trigger,
-            templates=tuple(one.name for one in self.inspector.library.list() if not one.shadowed),
+            templates=tuple(one.name for one in self.inspector.template_library.list() if not one.shadowed),
             fidelities=tuple(Fidelity),
             status="" if view is None else view.status,
             tokens=0 if view is None else view.tokens + fixed,
@@ -253,7 +253,7 @@ class Comparisons:
         return row, sent, raw, (session_of(db, row.session), browse.neighbours(db, row), sections)
 
     async def _compile(self, template: str, raw: list[ModelMessage], budget: int, fidelity: str) -> View:
-        found: Template = self.inspector.library.find(template)
+        found: Template = self.inspector.template_library.find(template)
         wanted = Fidelity.parse(fidelity, where="fidelity") if fidelity else None
         work = partial(compile_view, raw, found, budget, fidelity=wanted, model="none", system=None, session="replay")
         return await asyncio.to_thread(lambda: asyncio.run(work()))

@@ -196,7 +196,7 @@ class Inspector:
 
     def __init__(self, store: SQLiteStore, *, vault: Path | None = None, system: Path | None = None) -> None:
         self.store = store
-        self.library = TemplateLibrary(vault=vault, system=system)
+        self.template_library = TemplateLibrary(vault=vault, system=system)
         self._reader: Reader = reader_of(as_counter(None))
         self._chains: Memo[tuple[str, int], tuple[Node, ...]] = Memo(CHAINS)
         self._sent: Memo[int, Sent] = Memo(CHAINS)

@@ -95,7 +95,7 @@ async def load_layers(inspector: Inspector, number: int) -> LayersPage:
     nodes: list[NodeRow] = []
     for role in NEEDS:
         texts = {name: text for name, text in layer_texts(role, state).items() if text}
-        prompt = layer_prompt(role, state, "…", template=node_template(role, inspector.library))
+        prompt = layer_prompt(role, state, "…", template=node_template(role, inspector.template_library))
         sections = [LayerSection(name=name, tokens=counter.text(text), text=text) for name, text in texts.items()]
         nodes.append(NodeRow(role=role, tokens=counter.text(prompt), sections=tuple(sections), prompt=prompt))
     return LayersPage(session=info, stored=found is not None, nodes=tuple(nodes))

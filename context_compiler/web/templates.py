@@ -85,9 +85,9 @@ def template_rows(inspector: Inspector) -> tuple[TemplateRow, ...]:
     """Every readable template, those that are found first first."""
     first: dict[str, str] = {}
     found: list[TemplateRow] = []
-    roots = {source: folder for source, folder in inspector.library.roots}
-    for info in inspector.library.list():
-        template = inspector.library.find(info.path)
+    roots = {source: folder for source, folder in inspector.template_library.roots}
+    for info in inspector.template_library.list():
+        template = inspector.template_library.find(info.path)
         found.append(
             TemplateRow(
                 name=info.name,
@@ -109,8 +109,13 @@ def _inside(path: str, root: Path | None) -> str:
 
 async def load_templates(inspector: Inspector) -> TemplatesPage:
     """The menu with everything that was looked at."""
-    roots = [RootRow(source=source, folder=str(path), exists=path.is_dir()) for source, path in inspector.library.roots]
-    defects = [Defect(name=one.name, path=one.path or "", error=str(one)) for one in inspector.library.defects()]
+    roots = [
+        RootRow(source=source, folder=str(path), exists=path.is_dir())
+        for source, path in inspector.template_library.roots
+    ]
+    defects = [
+        Defect(name=one.name, path=one.path or "", error=str(one)) for one in inspector.template_library.defects()
+    ]
     return TemplatesPage(roots=tuple(roots), templates=template_rows(inspector), defects=tuple(defects))
 
 
@@ -123,8 +128,8 @@ async def load_template(inspector: Inspector, name: str, source: str, request: i
     rows = [row for row in template_rows(inspector) if row.name == name and source in ("", row.source)]
     if not rows:
         raise TemplateError("there is no template of that name", name=name)
-    folder = next(folder for origin, folder in inspector.library.roots if origin == rows[0].source)
-    template = inspector.library.find(str((folder / rows[0].path).absolute()))
+    folder = next(folder for origin, folder in inspector.template_library.roots if origin == rows[0].source)
+    template = inspector.template_library.find(str((folder / rows[0].path).absolute()))
     prompt = "" if request is None else await _prompt(inspector, template, request)
     return TemplatePage(
         row=rows[0],
