@@ -60,8 +60,8 @@ def _size(content: object, most: int) -> int:
 async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host) -> T:
     """Run a coroutine to its end in a thread; what it awaits of the host runs in this loop.
 
-    A loop that has no threads (some durable engines), or cannot start one, runs it itself. When the caller is cancelled,
-    the work is too, at the next point where it waits.
+    A loop that has no threads (some durable engines), or cannot start one, runs it itself. When the caller is
+    cancelled, the work is too, at the next point where it waits.
     """
     here = asyncio.get_running_loop()
     tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
