@@ -126,7 +126,7 @@ def test_what_is_said_of_the_shipped_templates_is_so() -> None:
 def test_every_command_and_option_is_explained() -> None:
     text = page("docs/cli.md")
     known: set[str] = set()
-    for name, (module, _) in COMMANDS.items():
+    for name, (module, *_) in COMMANDS.items():
         app: Any = get_command(importlib.import_module(f"context_compiler.cli.{module}").app)
         commands: dict[str, Any] = getattr(app, "commands", {name: app})
         grouped = name not in commands and len(commands) > 1

@@ -17,7 +17,7 @@ from context_compiler.cli.text import number, one_line, plural, timestamp
 from context_compiler.errors import ContextMemoryError, StoreError
 from context_compiler.manager import Commit, ContextManager, RollbackResult, SQLiteMemory
 
-app = group("List and make checkpoints of a session, and roll back.", shown="manager log assistant")
+app = group("Log, checkpoint and rollback of a managed session.", shown="manager log assistant")
 
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="Name of a session, from `sessions list`.")]
 

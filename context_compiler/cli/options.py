@@ -11,6 +11,7 @@ from shlex import quote
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import expand, one_line, suggestions
@@ -40,10 +41,27 @@ MARKUP: Any = "rich" if sys.stdout is not None and sys.stdout.isatty() else None
 """Format of help: rich on a terminal, plain text elsewhere."""
 
 
+class Group(TyperGroup):
+    """A group of commands whose summaries are listed in full, under the heading of each."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands as plain text, where the base class cuts a summary off at the width."""
+        headings: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            heading = str(getattr(command, "rich_help_panel", None) or "Commands")
+            summary = one_line((command.short_help or command.help or "").split("\n\n")[0])
+            headings.setdefault(heading, []).append((name, summary))
+        width = max((len(name) for rows in headings.values() for name, _ in rows), default=0)
+        for heading, rows in headings.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), summary) for name, summary in rows])
+
+
 def group(help: str, *, shown: str = "", cls: Any = None) -> typer.Typer:
     """A command group with the common settings; `shown` is the example in its help."""
-    more = {} if cls is None else {"cls": cls}
     return typer.Typer(
+        cls=cls or Group,
         help=help,
         epilog=example(shown) if shown else None,
         no_args_is_help=True,
@@ -51,7 +69,6 @@ def group(help: str, *, shown: str = "", cls: Any = None) -> typer.Typer:
         rich_markup_mode=MARKUP,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
-        **more,
     )
 
 

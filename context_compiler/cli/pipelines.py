@@ -43,6 +43,8 @@ app = group(
     "Check, draw, run, resume and show pipelines: DOT graphs whose stages are agents.", shown="pipeline check plan.dot"
 )
 
+Out = Annotated[Path | None, typer.Option("--out", help="SVG file; default: standard output.")]
+
 FINDINGS = (
     Column("line", right=True, style="dim"),
     Column("severity"),
@@ -165,11 +167,19 @@ def handlers(json: Json = False) -> None:
 
 @app.command("draw", epilog=example("pipeline draw plan.dot --out plan.svg"))
 def draw(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A DOT file or a workflow.")],
-    out: Annotated[Path | None, typer.Option("--out", help="SVG file; default: standard output.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A DOT file or a workflow.")], out: Out = None
 ) -> None:
     """Draw a graph as SVG, with the fidelity and thread of each stage and edge."""
-    svg = to_svg(read_graph(file))
+    write_drawing(read_graph(file), out)
+
+
+def write_drawing(graph: Graph, out: Path | None) -> None:
+    """Write a graph as SVG to a file, or to standard output.
+
+    Raises:
+        SettingsError: the file cannot be written.
+    """
+    svg = to_svg(graph)
     screen = Screen()
     if out is None:
         screen.raw(svg)

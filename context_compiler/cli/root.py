@@ -1,4 +1,4 @@
-"""The root command, its list of commands and the exit codes: 0 success, 1 a negative answer, 2 wrong usage or input.
+"""The root command, its table of commands and the exit codes: 0 success, 1 a negative answer, 2 wrong usage or input.
 
 A command is imported when it is called. Until then it is a name and a line of help, so that `--help` is quick.
 """
@@ -12,11 +12,10 @@ from importlib import import_module
 from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
 from context_compiler import __version__
-from context_compiler.cli.options import group
+from context_compiler.cli.options import Group, group
 from context_compiler.cli.screen import print_error, print_note
 from context_compiler.errors import BudgetError, CompileError, ContextCompilerError
 from context_compiler.paths import warn_of_namesake
@@ -24,26 +23,29 @@ from context_compiler.paths import warn_of_namesake
 NO, WRONG, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 """Exit codes: negative answer; wrong usage or input; Ctrl-C; closed pipe."""
 
+LOOK, MAKE, RUN, KEEP = "Look", "Make", "Run", "Keep"
+"""Headings of `--help`: look at what was sent, make views, run conversations and jobs, keep the record."""
+
 COMMANDS = {
-    "demo": ("demo", "Show what a model would see of a bundled conversation."),
-    "compile": ("compile", "Compile a transcript into a view that fits a token budget."),
-    "import": ("importing", "Import conversations from other tools into the record."),
-    "templates": ("templates", "List, show and check templates."),
-    "views": ("views", "List, show, compare and replay recorded requests."),
-    "sessions": ("sessions", "List, show and delete recorded conversations."),
-    "layers": ("layers", "Show the layers of a session, as each kind of node sees them."),
-    "pipeline": ("pipelines", "Check, run, resume and draw graphs of stages."),
-    "chat": ("chat", "Chat with a model; the conversation is stored in full."),
-    "workflow": ("workflows", "Check, run, resume and show workflows: markdown files of steps."),
-    "manager": ("manager", "List and make checkpoints of a session, and roll back."),
-    "bench": ("bench", "Measure what views would save on a transcript."),
-    "serve": ("serve", "Look at the record in the browser."),
-    "stats": ("stats", "Show tokens saved, fallbacks and latencies."),
-    "verify": ("maintenance", "Verify that the record is as it was written."),
-    "prune": ("maintenance", "Remove old requests from the record."),
-    "export": ("maintenance", "Write the whole record as JSON lines."),
+    "demo": ("demo", LOOK, "Show what a model would see of a bundled conversation."),
+    "views": ("views", LOOK, "List, show, diff and replay recorded requests."),
+    "sessions": ("sessions", LOOK, "List, show and delete recorded conversations."),
+    "stats": ("stats", LOOK, "Show tokens saved, fallbacks and latencies."),
+    "layers": ("layers", LOOK, "Show the layers of a session, as each kind of node sees them."),
+    "serve": ("serve", LOOK, "Look at the record in the browser, and chat there."),
+    "compile": ("compile", MAKE, "Compile a transcript into a view that fits a token budget."),
+    "import": ("importing", MAKE, "Import conversations from other tools into the record."),
+    "bench": ("bench", MAKE, "Measure what views would save on a transcript."),
+    "templates": ("templates", MAKE, "List, show and check templates."),
+    "chat": ("chat", RUN, "Chat with a model; the conversation is stored in full."),
+    "workflow": ("workflows", RUN, "Check, draw, run, resume and show workflows: markdown files."),
+    "pipeline": ("pipelines", RUN, "Check, draw, run, resume and show graphs of stages."),
+    "manager": ("manager", KEEP, "Log, checkpoint and rollback of a managed session."),
+    "verify": ("maintenance", KEEP, "Verify that the record is as it was written."),
+    "prune": ("maintenance", KEEP, "Remove old requests from the record."),
+    "export": ("maintenance", KEEP, "Write the whole record as JSON lines."),
 }
-"""Commands, with the module and the help of each."""
+"""Commands: module, heading and summary of each. A summary is at most 66 characters, so that it is one line of 80."""
 
 USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[2])
 """Base class of usage errors: Typer's own in newer versions, click's in older ones."""
@@ -59,7 +61,7 @@ class _LogNotes(logging.Handler):
         print_note(record.getMessage())
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """The root command: imports a command when it is called, and turns every outcome into an exit code."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -155,14 +157,14 @@ def _root(
     pass
 
 
-def _add_placeholder(name: str, help: str) -> None:
-    @app.command(name, help=help)
+def _add_placeholder(name: str, heading: str, summary: str) -> None:
+    @app.command(name, help=summary, rich_help_panel=heading)
     def _() -> None:  # listed by --help; `resolve_command` replaces it
         pass
 
 
-for _name, (_, _help) in COMMANDS.items():
-    _add_placeholder(_name, _help)
+for _name, (_, _heading, _summary) in COMMANDS.items():
+    _add_placeholder(_name, _heading, _summary)
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ from context_compiler.errors import SettingsError
 from context_compiler.messages.history import History, load_messages, message_body
 from context_compiler.record.values import Record
 
-app = group("List, show, compare and replay the recorded requests.", shown="views list")
+app = group("List, show, diff and replay the recorded requests.", shown="views list")
 
 VIEWS = (
     Column("view", right=True, style="bold"),

@@ -1,4 +1,4 @@
-"""`workflow`: check, run, resume and show markdown files of steps."""
+"""`workflow`: check, draw, run, resume and show markdown files of steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from context_compiler import pipeline
 from context_compiler.cli.options import SYSTEM, Json, System, Vault, check_run_name, example, group
-from context_compiler.cli.pipelines import check_file, print_reports
+from context_compiler.cli.pipelines import Out, check_file, print_reports, write_drawing
 from context_compiler.cli.runs import (
     RUNS,
     NewId,
@@ -33,7 +33,7 @@ from context_compiler.pipeline.state import graph_hashes
 from context_compiler.template import TemplateLibrary
 from context_compiler.workflow import apply_directives, load_workflow
 
-app = group("Check, run, resume and show workflows: markdown files of steps.", shown="workflow check notes.md")
+app = group("Check, draw, run, resume and show workflows: markdown files of steps.", shown="workflow check notes.md")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A markdown file with a `##` heading per step.")]
 PIPELINES_ONLY = ("auto_approve", "lenient")
@@ -59,6 +59,12 @@ def check(
     """Check workflows and the templates that they name; exit code 1 if one has errors."""
     rule = partial(template_known, TemplateLibrary(vault=vault, system=system))
     print_reports([check_file(file, load_workflow, rule) for file in files], json=json)
+
+
+@app.command("draw", epilog=example("workflow draw notes.md --out notes.svg"))
+def draw(file: File, out: Out = None) -> None:
+    """Draw the steps as SVG, with the model and the context of each."""
+    write_drawing(pipeline.apply_stylesheet(apply_directives(load_workflow(file))), out)
 
 
 @app.command("run", epilog=example("workflow run notes.md --simulate"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,12 +15,17 @@ import pytest
 from context_compiler import __version__
 from context_compiler.cli.root import COMMANDS
 from tests.cli.conftest import DEMO, Command, one_line
+from tests.cli.terminal import terminal
 
 ROOT = Path(__file__).parents[2]
 GROUPS = {
     "templates": ("list", "show", "check"),
     "views": ("list", "show", "diff", "replay"),
     "sessions": ("list", "show", "delete"),
+    "pipeline": ("check", "parse", "handlers", "run", "resume", "runs", "show"),
+    "workflow": ("check", "run", "resume", "show"),
+    "manager": ("log", "checkpoint", "rollback"),
+    "layers": ("show",),
 }
 EVERY = [(name, inner) for name in COMMANDS for inner in GROUPS.get(name, ("",))]
 
@@ -41,8 +47,28 @@ def test_help_shows_an_example_of_every_command(cc: Command, name: str, inner: s
 
 def test_help_lists_every_command_with_what_it_does(cc: Command) -> None:
     said = cc("--help")
-    for name, (_, does) in COMMANDS.items():
-        assert f"  {name} " in said.out and does in said.out
+    for name, (_, heading, does) in COMMANDS.items():
+        line = next(line for line in said.out.partition(f"\n{heading}:\n")[2].splitlines() if f"  {name} " in line)
+        assert line.endswith(f"  {does}") and len(line) <= 80
+
+
+def test_a_terminal_shows_the_same_headings(tmp_path: Path) -> None:
+    with terminal(tmp_path, "--help", lines=60, columns=80) as screen:
+        assert screen.ended() == 0
+    assert [screen.text.count(f"─ {heading} ─") for heading in ("Look", "Make", "Run", "Keep")] == [1] * 4
+    assert all(does in screen.text for _, _, does in COMMANDS.values())
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, does) in COMMANDS.items() if re.search(", | and ", does)])
+def test_a_summary_names_only_commands_that_exist(cc: Command, name: str) -> None:
+    inner = re.findall(r"^  (\w+) ", cc(name, "--help").out.partition("\nCommands:\n")[2], re.M)
+    named = re.split(r", | and ", COMMANDS[name][2].partition(" of ")[0].lower())
+    assert not inner or [word.split()[0] for word in named if word.split()[0] not in inner] == []
+
+
+@pytest.mark.parametrize("name", sorted(GROUPS))
+def test_no_summary_is_cut_off(cc: Command, name: str) -> None:
+    assert "..." not in cc(name, "--help").out.partition("\nCommands:\n")[2]
 
 
 @pytest.mark.parametrize("args", [(), ("views",), ("templates",)])

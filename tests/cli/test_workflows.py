@@ -55,6 +55,12 @@ def test_it_goes_on_with_the_stopped_run_rather_than_the_last_one(cc: Command, s
     assert lines == ["report", "done", "r"]
 
 
+def test_the_steps_can_be_drawn(cc: Command, steps: Path) -> None:
+    assert cc("workflow", "draw", steps, "--out", "steps.svg").out.startswith("steps.svg (")
+    drawn = Path("steps.svg").read_text(encoding="utf-8")
+    assert ">Plan</text>" in drawn and ">Report</text>" in drawn and cc("workflow", "draw", steps).out == drawn + "\n"
+
+
 def test_show_tells_steps_and_the_last_run(cc: Command, steps: Path) -> None:
     shown = cc("workflow", "show", steps, "--json").json
     assert shown["run"] is None
