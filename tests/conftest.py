@@ -1,9 +1,11 @@
-"""What all tests share: bounded property tests, the folder of real transcripts, a loop for `run_sync`."""
+"""Bounded property tests, the folder of real transcripts, a loop for `run_sync`: what all tests share."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.slow import function_name, slow_names
+
+sys.dont_write_bytecode = False  # compiling all tests anew takes longer than a third of the quick ones
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+gc.disable()  # until all is collected: nothing of it is garbage
 
 SLOW_DATA = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
@@ -25,6 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if function_name(item.nodeid) in slow:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of later garbage collections."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -86,36 +87,36 @@ def test_any_text_is_a_graph_or_an_error_with_a_place(text: str) -> None:
             assert parse_dot(to_dot(graph)) == graph
 
 
-HOSTILE = {
-    "nesting": "digraph g {" + "subgraph {" * 1_000_000,
-    "closed nesting": "digraph g {" + "subgraph {" * 500_000 + "}" * 500_001,
-    "brackets": "digraph g { a " + "[" * 10_000_000,
-    "an unclosed string": 'digraph g { a [x="' + "a" * 10_000_000,
-    "many unclosed strings": "digraph g { a [" + 'x="\\' * 2_500_000,
-    "an unclosed comment": "digraph g { /*" + "* " * 5_000_000,
-    "one long comment": "digraph g { //" + "*" * 10_000_000,
-    "a million attributes": "digraph g { a [" + "k=v " * 1_000_000 + "] }",
-    "half a million edges": "digraph g {" + "".join(f"n{n % 999}->n{n % 998};" for n in range(500_000)) + "}",
-    "a long chain": "digraph g { a" + "->a" * 3_000_000 + "}",
-    "a million stages": "digraph g {" + "a;" * 1_000_000 + "}",
-    "NUL": "digraph g { a [x=" + "\0" * 1_000_000,
-    "more than there may be": " " * 17_000_000,
-    "a million settings": "digraph g {" + "a=1;" * 1_000_000 + "}",
-    "digits": "digraph g { a [x=" + "1" * 10_000_000 + "] }",
-    "signs": "digraph g { a [x=" + "-." * 5_000_000,
+HOSTILE: dict[str, Callable[[], str]] = {
+    "nesting": lambda: "digraph g {" + "subgraph {" * 1_000_000,
+    "closed nesting": lambda: "digraph g {" + "subgraph {" * 500_000 + "}" * 500_001,
+    "brackets": lambda: "digraph g { a " + "[" * 10_000_000,
+    "an unclosed string": lambda: 'digraph g { a [x="' + "a" * 10_000_000,
+    "many unclosed strings": lambda: "digraph g { a [" + 'x="\\' * 2_500_000,
+    "an unclosed comment": lambda: "digraph g { /*" + "* " * 5_000_000,
+    "one long comment": lambda: "digraph g { //" + "*" * 10_000_000,
+    "a million attributes": lambda: "digraph g { a [" + "k=v " * 1_000_000 + "] }",
+    "half a million edges": lambda: "digraph g {" + "".join(f"n{n % 999}->n{n % 998};" for n in range(500_000)) + "}",
+    "a long chain": lambda: "digraph g { a" + "->a" * 3_000_000 + "}",
+    "a million stages": lambda: "digraph g {" + "a;" * 1_000_000 + "}",
+    "NUL": lambda: "digraph g { a [x=" + "\0" * 1_000_000,
+    "more than there may be": lambda: " " * 17_000_000,
+    "a million settings": lambda: "digraph g {" + "a=1;" * 1_000_000 + "}",
+    "digits": lambda: "digraph g { a [x=" + "1" * 10_000_000 + "] }",
+    "signs": lambda: "digraph g { a [x=" + "-." * 5_000_000,
 }
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_sources_end_in_a_graph_or_a_short_error(kind: str) -> None:
-    ended(HOSTILE[kind])
+    ended(HOSTILE[kind]())
 
 
 @pytest.mark.parametrize("kind", ["nesting", "half a million edges", "an unclosed comment"])
 def test_hostile_sources_end_in_bounded_memory(kind: str) -> None:
     tracemalloc.start()
     try:
-        ended(HOSTILE[kind])
+        ended(HOSTILE[kind]())
         assert tracemalloc.get_traced_memory()[1] < 500_000_000
     finally:
         tracemalloc.stop()

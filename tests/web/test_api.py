@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from context_compiler.web.api import RESOURCES
 from context_compiler.web.app import create_app
 
-schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 LOOPBACK = {"host": "127.0.0.1"}
 
 
 @pytest.fixture
 def api(db: Path) -> Any:
+    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
     app = create_app(db, system=None, runs=db.parent / "runs.db")
     return schemathesis.openapi.from_asgi("/api/openapi.json", app, headers=LOOPBACK)
 
