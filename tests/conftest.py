@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.slow import function_name, slow_names
 
+pytest_plugins = ["tests.support.postgres"]
+
 sys.dont_write_bytecode = False  # compiling all tests anew takes longer than a third of the quick ones
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 gc.disable()  # until all is collected: nothing of it is garbage
