@@ -4,13 +4,15 @@ Equal prefixes therefore share ids, a fork stores only what is new, and a file c
 
 A message has two names. The chain id finds cycles and compiles: it is the same for a history that was built again from
 its texts. The exact name is that of the recorded message: it also depends on what such a history may lack, on
-instructions and on the outcome of a tool. A prefix says by which rule a name was made.
+instructions and on the outcome of a tool. A view is named by the rendering of its dynamic system prompts, too; a raw
+history is not, since each rendering would name all of it anew. A prefix says by which rule a name was made.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:  # looking at a record does not wait for the host
 
 VERSION = "c1:"
 EXACT = "x1:"
+RENDERED = "x2:"
+"""Prefix of an exact name that also depends on the rendering of dynamic parts."""
+RECORDED = (EXACT, RENDERED)
 
 
 def blob_id(body: bytes) -> str:
@@ -40,10 +45,38 @@ def identity(body: bytes) -> str:
     return _identity(json.loads(body))
 
 
-def identity_facts(body: bytes) -> tuple[str, str | None, dict[int, str]]:
-    """Parts of the name of a message: its `identity`, its instructions, and the outcomes of its tools."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentityFacts:
+    """Parts of the names of a message."""
+
+    identity: str
+    instructions: str | None
+    outcomes: Mapping[int, str]
+    rendering: str
+    """Hash of the texts of its dynamic parts; empty if it has none."""
+
+    @property
+    def exact(self) -> str:
+        """Its `exact_identity`."""
+        return exact_identity(self.identity, self.instructions, self.outcomes)
+
+
+def identity_facts(body: bytes) -> IdentityFacts:
+    """The facts that name a message, of its JSON."""
     data = json.loads(body)
-    return _identity(data), data.get("instructions"), outcomes(data.get("parts", []))
+    parts = data.get("parts", [])
+    return IdentityFacts(
+        identity=_identity(data),
+        instructions=data.get("instructions"),
+        outcomes=outcomes(parts),
+        rendering=_rendering(parts),
+    )
+
+
+def _rendering(parts: Sequence[object]) -> str:
+    given = [cast(dict[str, object], part) for part in parts if isinstance(part, dict)]
+    dynamic = [part.get("content") for part in given if part.get("dynamic_ref")]
+    return blake2b(json.dumps(dynamic).encode(), digest_size=16).hexdigest() if dynamic else ""
 
 
 def exact_identity(plain: str, instructions: str | None, outcomes: Mapping[int, str]) -> str:
@@ -105,6 +138,13 @@ def chain_id(parent: str | None, content: str) -> str:
 def exact_id(parent: str | None, content: str) -> str:
     """The exact name of a message reached by way of the exact name `parent`; `content` is its `exact_identity`."""
     return EXACT + chain_id(parent, content).removeprefix(VERSION)
+
+
+def sent_id(parent: str | None, content: str, rendering: str) -> str:
+    """The exact name of a message of a view, whose dynamic parts have the given `rendering`."""
+    if not rendering:
+        return exact_id(parent, content)
+    return RENDERED + chain_id(parent, f"{content}\x00{rendering}").removeprefix(VERSION)
 
 
 def objects_of(message: ModelMessage) -> list[object]:

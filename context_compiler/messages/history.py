@@ -21,7 +21,7 @@ from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRe
 from pydantic_core import PydanticSerializationError
 
 from context_compiler.cache import Memo
-from context_compiler.ids import blob_id, chain_id, exact_id, exact_identity, identity_facts, objects_of
+from context_compiler.ids import blob_id, chain_id, exact_id, identity_facts, objects_of, sent_id
 from context_compiler.messages.items import Item, Kind, read_items, type_label
 from context_compiler.tokens import TokenCounter, as_counter
 
@@ -50,6 +50,8 @@ class Reading:
     """Its `identity`: named by content alone, without what came before."""
     exact: str
     """Its `exact_identity`, with instructions and outcomes."""
+    rendering: str
+    """Hash of the texts of its dynamic parts; empty if it has none."""
     request: bool
     prompts: bool
     """It holds a user prompt that this package did not write."""
@@ -93,7 +95,17 @@ class History:
     @property
     def chain(self) -> ExactChain:
         """The history as it is recorded."""
-        return ExactChain(self)
+        return ExactChain(self, self.exact)
+
+    @property
+    def view_chain(self) -> ExactChain:
+        """The history as it is recorded where it is a view: named by the renderings of its dynamic parts, too."""
+        names = list(self.exact)
+        first = next((at for at, reading in enumerate(self.readings) if reading.rendering), len(names))
+        for at in range(first, len(names)):
+            reading = self.readings[at]
+            names[at] = sent_id(names[at - 1] if at else None, reading.exact, reading.rendering)
+        return ExactChain(self, tuple(names))
 
     @property
     def tokens(self) -> int:
@@ -120,11 +132,8 @@ class ExactChain:
     """A history as a `Chain` of exact names."""
 
     history: History
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """The exact names."""
-        return self.history.exact
+    ids: tuple[str, ...]
+    """The exact names."""
 
     @property
     def tip(self) -> str | None:
@@ -258,13 +267,14 @@ def _common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
 def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> Reading:
     items = read_items(message, counter)
     request = isinstance(message, ModelRequest)
-    name, instructions, outcomes = identity_facts(body)
+    facts = identity_facts(body)
     functions = [item for item in items if item.call_id is not None and not item.native]
     return Reading(
         items=items,
         tokens=sum(item.tokens for item in items),
-        name=name,
-        exact=exact_identity(name, instructions, outcomes),
+        name=facts.identity,
+        exact=facts.exact,
+        rendering=facts.rendering,
         request=request,
         prompts=request and any(item.kind is Kind.USER and item.mark is None for item in items),
         calls=tuple(str(item.call_id) for item in functions if item.kind is Kind.CALL),

@@ -100,7 +100,7 @@ class Archive:
             entry = Entry(
                 record=record,
                 raw=result.raw.chain,
-                view=result.sent.chain,
+                view=result.sent.view_chain,
                 compile=result.row,
                 cycle=stored,
                 blocks=StoredCycle(tip=blocks.own.name, config=_beside(blocks.config), state=blocks.to_json())
@@ -121,7 +121,7 @@ class Archive:
             await self._tried(lambda: self._archived(session_id, history), writes=True)
 
     async def _archived(self, session_id: str, history: History) -> bool:
-        chain = self._redactor.chain(history) if self._redactor else history.chain
+        chain = self._redactor.chain(history.chain) if self._redactor else history.chain
         await self.store.archive(session_id, self._arguments.place, chain)
         return True
 
@@ -269,7 +269,7 @@ def _class_of(error: str | None) -> str | None:
 
 def _redacted(redactor: Redactor, record: Record, result: Result) -> Entry:
     """A request as `redact` leaves it."""
-    raw, view, row = redactor.chain(result.raw), redactor.chain(result.sent), result.row
+    raw, view, row = redactor.chain(result.raw.chain), redactor.chain(result.sent.view_chain), result.row
     kept = replace(
         record,
         raw_tip=raw.ids[-1] if raw.ids else None,

@@ -281,7 +281,7 @@ def record_of(
         run_id=request.run_id,
         request_index=request_index,
         raw_tip=result.raw.chain.tip,
-        view_tip=result.sent.chain.tip,
+        view_tip=result.sent.view_chain.tip,
         status=("dry_run" if arguments.dry_run else view.status) + _joined(request),
         error=view.error,
         budget=view.budget,

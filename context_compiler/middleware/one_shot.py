@@ -183,7 +183,9 @@ async def _kept(record: Record, result: Result, store: str | Path | Store | None
         return record
     opened = open_store(store)
     try:
-        return await opened.save(Entry(record=record, raw=result.raw.chain, view=result.sent.chain, compile=result.row))
+        return await opened.save(
+            Entry(record=record, raw=result.raw.chain, view=result.sent.view_chain, compile=result.row)
+        )
     finally:
         if opened is not store:
             await opened.close()

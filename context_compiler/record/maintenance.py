@@ -12,6 +12,7 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 
 from context_compiler import ids
 from context_compiler.errors import StoreError
@@ -54,9 +55,6 @@ SELECT id FROM context_summaries
 WHERE id NOT IN (SELECT summary FROM views WHERE summary NOT NULL)
 AND (session, turn_index) NOT IN (SELECT session, turn_index FROM views)
 """
-Facts = tuple[str, str | None, Mapping[int, str]]
-"""Parts of the name of a message; see `ids.identity_facts`."""
-
 OLD_CYCLES = "SELECT rowid FROM cycles WHERE rowid NOT IN (SELECT max(rowid) FROM cycles GROUP BY session, config)"
 
 
@@ -181,7 +179,7 @@ def check_schema(db: sqlite3.Connection) -> Iterator[str]:
 
 def check_messages(db: sqlite3.Connection) -> Iterator[str]:
     """Check contents against their hashes, and nodes against the content and parent that name them."""
-    facts: dict[str, Facts] = {}
+    facts: dict[str, ids.IdentityFacts] = {}
     texts: dict[str, str] = {}
     named = {row[0] for row in db.execute("SELECT content FROM nodes UNION SELECT content FROM copies")}
     instructions = {row[0] for row in db.execute("SELECT DISTINCT instructions FROM nodes")}
@@ -210,16 +208,17 @@ def check_messages(db: sqlite3.Connection) -> Iterator[str]:
             yield f"copies {row['session']} {row['node']}: the name does not follow from content and parent"
 
 
-def _follows(name: str, row: sqlite3.Row, facts: Mapping[str, Facts], texts: Mapping[str, str]) -> bool:
+def _follows(name: str, row: sqlite3.Row, facts: Mapping[str, ids.IdentityFacts], texts: Mapping[str, str]) -> bool:
     """True if a message is named by its content and parent, or if its content cannot be read."""
     known = facts.get(row["content"])
     if known is None:
         return True
-    plain, own, outcomes = known
-    if not name.startswith(ids.EXACT):
-        return row["instructions"] is None and ids.chain_id(row["parent"], plain) == name
-    said = own if row["instructions"] is None else texts.get(row["instructions"])
-    return ids.exact_id(row["parent"], ids.exact_identity(plain, said, outcomes)) == name
+    if not name.startswith(ids.RECORDED):
+        return row["instructions"] is None and ids.chain_id(row["parent"], known.identity) == name
+    if row["instructions"] is not None:
+        known = replace(known, instructions=texts.get(row["instructions"]))
+    rendering = known.rendering if name.startswith(ids.RENDERED) else ""
+    return ids.sent_id(row["parent"], known.exact, rendering) == name
 
 
 def _place(row: sqlite3.Row) -> Iterator[str]:

@@ -260,7 +260,7 @@ def _additions(db: sqlite3.Connection, owner: Owner, raw: Chain | None, view: Ch
 def _body(chain: Chain, index: int) -> tuple[bytes, str | None]:
     """A message and its instructions; under another name than an exact one they are a part of it."""
     body = chain.body(index)
-    return rows.split_instructions(body) if chain.ids[index].startswith(ids.EXACT) else (body, None)
+    return rows.split_instructions(body) if chain.ids[index].startswith(ids.RECORDED) else (body, None)
 
 
 def _own_prefix(db: sqlite3.Connection, owner: Owner, raw: Chain, known: int) -> int:

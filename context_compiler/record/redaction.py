@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from context_compiler.cache import Memo
-from context_compiler.ids import exact_id, exact_identity, identity_facts
-from context_compiler.messages.history import History
-from context_compiler.record.values import Compile, with_null_reasons
+from context_compiler.ids import RENDERED, identity_facts, sent_id
+from context_compiler.record.values import Chain, Compile, with_null_reasons
 
 Redact = Callable[[str], str]
 """A function from a text to the part of it that may be recorded."""
@@ -78,15 +77,17 @@ class Redactor:
         kept = cast(object, self.redact(text))
         return kept if isinstance(kept, str) else ""
 
-    def chain(self, history: History) -> RedactedChain:
-        """The redacted chain of a history."""
+    def chain(self, chain: Chain) -> RedactedChain:
+        """A chain with redacted messages."""
         kept: list[tuple[str, bytes, str]] = []
-        for index, name in enumerate(history.exact):
+        for index, name in enumerate(chain.ids):
             done = self._done.get(name)
             if done is None:
-                body = json.dumps(self._host_data(json.loads(history.body(index))), ensure_ascii=False).encode()
-                parent, what = kept[-1][0] if kept else None, exact_identity(*identity_facts(body))
-                done = exact_id(parent, what), body, self(history.text(index))
+                body = json.dumps(self._host_data(json.loads(chain.body(index))), ensure_ascii=False).encode()
+                facts = identity_facts(body)
+                rendering = facts.rendering if name.startswith(RENDERED) else ""
+                own = sent_id(kept[-1][0] if kept else None, facts.exact, rendering)
+                done = own, body, self(chain.text(index))
                 self._done.keep(name, done)
             kept.append(done)
         ids, bodies, texts = zip(*kept, strict=True) if kept else ((), (), ())

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import (
     ModelMessage,
@@ -171,3 +172,25 @@ async def test_a_run_after_a_restart_still_says_what_is_left_out(tmp_path: Path)
     await again.say("and now?")
     assert again.views[0].status == "cycle"
     assert again.views[0].drops == talker.views[-1].drops
+
+
+@pytest.mark.parametrize("redact", [None, lambda text: text.replace("secret", "***")], ids=["plain", "redacted"])
+async def test_each_view_is_recorded_with_the_rendering_of_its_dynamic_system_prompt(redact: Any) -> None:
+    store, sent, history = MemoryStore(), list[list[ModelMessage]](), list[ModelMessage]()
+
+    def day() -> str:
+        return f"A secret of day {len(sent)}."
+
+    for turn in range(3):
+        compiler = ContextCompiler(budget=3_000, model="none", system=None, store=store, redact=redact)
+        agent = Agent(FunctionModel(lambda messages, _: sent.append(messages) or ModelResponse(parts=[TextPart("ok")])))
+        agent.system_prompt(dynamic=True)(day)
+        run = await agent.run(f"{turn}", message_history=history, conversation_id="c", capabilities=[compiler])
+        history = run.all_messages()
+    views = (await store.views("c"))[::-1]
+    assert all(view.view_tip is not None for view in views)
+    recorded = [load_messages(await store.chain(view.view_tip or ""))[0].parts[0].content for view in views]
+    given = [messages[0].parts[0].content for messages in sent]
+    assert given == [f"A secret of day {turn}." for turn in range(3)]
+    assert recorded == [redact(text) if redact else text for text in given]
+    assert await store.verify() == ()
