@@ -1,4 +1,4 @@
-"""Defaults and their environment variables, read on demand and never at import.
+"""Defaults, their environment variables and the configuration file, read on demand and never at import.
 
 | variable | default | allowed |
 |---|---|---|
@@ -14,10 +14,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from math import isfinite
-from typing import Literal, Self, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
 
 from context_compiler.errors import SettingsError
 
@@ -136,3 +140,123 @@ def _read(name: str, read: Callable[[object], object], value: object) -> object:
         return read(value)
     except ValueError as allowed:
         raise SettingsError(f"{name.upper()}={value!r}: give {allowed}") from None
+
+
+KEYS = (
+    "template",
+    "budget",
+    "trigger",
+    "reserve",
+    "window",
+    "fidelity",
+    "every_turn",
+    "model",
+    "vault",
+    "system",
+    "vault_name",
+    "recent_turns",
+    "recent_tool_results",
+    "tool_history",
+    "recall",
+    "inject",
+    "record",
+    "dry_run",
+    "timeout",
+    "db",
+    "runs",
+    "chat_model",
+)
+"""Keys of a configuration file: the plain arguments of `ContextCompiler`, then those of the command line alone."""
+
+COMMAND_LINE = ("runs", "chat_model")
+"""Keys that no argument of `ContextCompiler` has; `db` is its `store`."""
+
+FOLDERS = ("vault", "system", "db", "runs")
+"""Keys whose values are paths, relative to the file."""
+
+FILE, PROJECT, TABLE = "context_compiler.toml", "pyproject.toml", "context_compiler"
+Value: TypeAlias = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A configuration file; without one, no values.
+
+    Raises:
+        SettingsError: a key is unknown, or a value is no text, number or boolean.
+    """
+
+    path: Path | None = None
+    values: Mapping[str, Value]
+
+    def __post_init__(self) -> None:
+        for key, value in self.values.items():
+            if key not in KEYS:
+                close = get_close_matches(key, KEYS, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"use {', '.join(KEYS)}"
+                raise SettingsError(f"{self.path}: there is no key {key!r}; {hint}")
+            if not isinstance(value, str | int | float | bool):  # pyright: ignore[reportUnnecessaryIsInstance] # TOML has more
+                raise SettingsError(f"{self.path}: {key} = {value!r}: give a text, a number, true or false")
+
+    @classmethod
+    def load(cls, path: str | Path | None = None) -> Self:
+        """Read a file; without a path `context_compiler.toml`, else `[tool.context_compiler]` in `pyproject.toml`.
+
+        Both are looked for in the working directory. CONTEXT_COMPILER_CONFIG names another file.
+
+        Raises:
+            SettingsError: the file is missing or no TOML, or holds a wrong key.
+        """
+        named = path or os.environ.get(variable("config"), "").strip()
+        if named:
+            return cls._parse(Path(named))
+        found = next((Path(name) for name in (FILE, PROJECT) if Path(name).is_file()), None)
+        return cls(values={}) if found is None else cls._parse(found)
+
+    @classmethod
+    def _parse(cls, path: Path) -> Self:
+        try:
+            document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise SettingsError(f"{path}: no TOML file: {error}") from None
+        for name in ("tool", TABLE) if path.name == PROJECT else ():
+            document = document.get(name) or {}
+            if not isinstance(document, dict):  # pyright: ignore[reportUnnecessaryIsInstance] # whatever the file says
+                raise SettingsError(f"{path}: {name} is no table")
+        if path.name == PROJECT and not document:
+            return cls(values={})
+        return cls(path=path, values={key: _beside(path, key, value) for key, value in document.items()})
+
+    def arguments(self) -> dict[str, Value]:
+        """Arguments of `ContextCompiler`."""
+        return {"store" if key == "db" else key: one for key, one in self.values.items() if key not in COMMAND_LINE}
+
+    @contextmanager
+    def in_environment(self) -> Generator[frozenset[str]]:
+        """Set the variable of each key that the environment has not, and give those keys, for as long as this lasts."""
+        keys = frozenset(key for key in self.values if not os.environ.get(variable(key), "").strip())
+        before = {variable(key): os.environ.get(variable(key)) for key in keys}
+        for key in keys:
+            value = self.values[key]
+            os.environ[variable(key)] = str(value).lower() if isinstance(value, bool) else str(value)
+        try:
+            yield keys
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+
+def variable(key: str) -> str:
+    """The environment variable of a key."""
+    return f"CONTEXT_COMPILER_{key.upper()}"
+
+
+def _beside(path: Path, key: str, value: Value) -> Value:
+    """A value of a file; a relative path is relative to the file."""
+    if key not in FOLDERS or not isinstance(value, str) or "://" in value:
+        return value
+    return str(path.parent / value)

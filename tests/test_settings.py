@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 
+from context_compiler import ContextCompiler
 from context_compiler.errors import ContextCompilerError, SettingsError
-from context_compiler.settings import Settings
+from context_compiler.middleware.arguments import Arguments
+from context_compiler.settings import COMMAND_LINE, KEYS, Config, Settings
 
 
 def test_the_defaults_hold_where_nothing_is_said():
@@ -85,3 +90,27 @@ def test_a_wrong_value_in_code_is_refused_as_well(value: object):
 def test_the_error_is_one_of_ours_and_a_value_error():
     assert issubclass(SettingsError, ContextCompilerError)
     assert issubclass(SettingsError, ValueError)
+
+
+OBJECTS = {"counter", "store", "reflections", "redact", "on_view", "on_error", "layers", "role"}
+"""Arguments that no file can hold; `store` is `db` there."""
+
+
+def test_a_file_has_a_key_for_every_plain_argument():
+    assert set(KEYS) - {"db", *COMMAND_LINE} == {field.name for field in fields(Arguments)} - OBJECTS
+
+
+def test_a_compiler_is_made_from_a_file(tmp_path: Path):
+    file = tmp_path / "app.toml"
+    file.write_text('budget = 900\nfidelity = "compact"\ndb = "record.db"\nrecent_turns = "all"\nchat_model = "x"\n')
+    compiler = ContextCompiler.from_config(file, budget=1_000)
+    assert (compiler.budget, compiler.fidelity, compiler.recent_turns) == (1_000, "compact", "all")
+    assert compiler.store == str(tmp_path / "record.db")
+
+
+def test_a_wrong_value_in_a_file_is_refused_like_an_argument(tmp_path: Path):
+    (tmp_path / "app.toml").write_text("budget = -1\n")
+    with pytest.raises(SettingsError, match="budget=-1"):
+        ContextCompiler.from_config(tmp_path / "app.toml")
+    with pytest.raises(SettingsError, match="cannot be read"):
+        Config.load(tmp_path / "missing.toml")

@@ -229,13 +229,31 @@ TemplateName = Annotated[
     ),
 ]
 FidelityName = Annotated[
-    str | None, typer.Option("--fidelity", "-f", help=f"How much of the past to keep: {', '.join(Fidelity)}.")
+    str | None,
+    typer.Option(
+        "--fidelity",
+        "-f",
+        envvar="CONTEXT_COMPILER_FIDELITY",
+        help=f"How much of the past to keep: {', '.join(Fidelity)}.",
+    ),
 ]
 BudgetText = Annotated[
-    str, typer.Option("--budget", "-b", help="Tokens such as 4000, or a share of 32,000 such as 0.5.")
+    str,
+    typer.Option(
+        "--budget",
+        "-b",
+        envvar="CONTEXT_COMPILER_BUDGET",
+        help="Tokens such as 4000, or a share of 32,000 such as 0.5.",
+    ),
 ]
 ModelName = Annotated[
-    str, typer.Option("--model", "-m", help="Model that writes the summary, such as openai:gpt-5, or none.")
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        envvar="CONTEXT_COMPILER_MODEL",
+        help="Model that writes the summary, such as openai:gpt-5, or none.",
+    ),
 ]
 RecordIn = Annotated[
     Path | None,

@@ -19,6 +19,7 @@ from context_compiler.cli.options import Group, group
 from context_compiler.cli.screen import print_error, print_note
 from context_compiler.errors import BudgetError, CompileError, ContextCompilerError
 from context_compiler.paths import warn_of_namesake
+from context_compiler.settings import Config
 
 NO, WRONG, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 """Exit codes: negative answer; wrong usage or input; Ctrl-C; closed pipe."""
@@ -40,6 +41,7 @@ COMMANDS = {
     "chat": ("chat", RUN, "Chat with a model; the conversation is stored in full."),
     "workflow": ("workflows", RUN, "Check, draw, run, resume and show workflows: markdown files."),
     "pipeline": ("pipelines", RUN, "Check, draw, run, resume and show graphs of stages."),
+    "config": ("config", KEEP, "Show every setting, and where its value comes from."),
     "manager": ("manager", KEEP, "Log, checkpoint and rollback of a managed session."),
     "verify": ("maintenance", KEEP, "Verify that the record is as it was written."),
     "prune": ("maintenance", KEEP, "Remove old requests from the record."),
@@ -67,7 +69,7 @@ class Commands(Group):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments name, imported."""
         if args and args[0] in COMMANDS:
-            self.commands[args[0]] = _load(args[0])
+            self.commands[args[0]] = load(args[0])
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
@@ -92,16 +94,18 @@ class Commands(Group):
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; Ctrl-C and a closed pipe end it without a traceback."""
+        """Run the command with the configuration file; Ctrl-C and a closed pipe end it without a traceback."""
         try:
-            return super().invoke(ctx)
+            with Config.load().in_environment() as ctx.obj:
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             raise typer.Exit(_drop_output()) from None
 
 
-def _load(name: str) -> Any:
+def load(name: str) -> Any:
+    """Import a command."""
     module = import_module(f"context_compiler.cli.{COMMANDS[name][0]}")
     found: Any = get_command(module.app)
     inner: dict[str, Any] = getattr(found, "commands", {})

@@ -45,7 +45,12 @@ def serve(
     ] = CHAT_MODEL,
     budget: Annotated[
         str | None,
-        typer.Option("--budget", "-b", help="Tokens per request of an Endless chat, or a share of its window."),
+        typer.Option(
+            "--budget",
+            "-b",
+            envvar="CONTEXT_COMPILER_BUDGET",
+            help="Tokens per request of an Endless chat, or a share of its window.",
+        ),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     runs: Runs = RUNS,

@@ -24,7 +24,7 @@ from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.record.redaction import Redact
 from context_compiler.record.store import Store
 from context_compiler.resilience import attempt
-from context_compiler.settings import MOST, Amount, Count, Settings, check_amount
+from context_compiler.settings import MOST, Amount, Config, Count, Settings, check_amount
 from context_compiler.template import Template, TemplateLibrary
 from context_compiler.tokens import Count as CountText
 from context_compiler.tokens import TokenCounter
@@ -143,6 +143,21 @@ class Arguments:
     them stands before each run's prompt."""
     role: str | Need | None = None
     """Node of the agent: understand, think, act, reply, or a `Need` of your own."""
+
+    @classmethod
+    def from_config(cls, path: str | Path | None = None, **given: Any) -> Self:
+        """A compiler with the values of a configuration file; arguments that are given here win.
+
+        Args:
+            path: The file; None is `context_compiler.toml`, else `[tool.context_compiler]` in `pyproject.toml`, both in
+                the working directory.
+            given: Further arguments.
+
+        Raises:
+            SettingsError: The file is wrong, or a value in it is.
+        """
+        arguments: dict[str, Any] = {**Config.load(path).arguments(), **given}
+        return cls(**arguments)
 
     def __copy__(self) -> Self:
         """The same once more: state, if there is any, is shared."""

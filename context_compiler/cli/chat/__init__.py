@@ -38,12 +38,25 @@ def chat(
     ] = MODEL,
     session: Annotated[str, typer.Option("--session", "-s", help="Name of the conversation, new or stored.")] = "main",
     budget: Annotated[
-        str | None, typer.Option("--budget", "-b", help="Tokens per request in Endless mode, or a share of the window.")
+        str | None,
+        typer.Option(
+            "--budget",
+            "-b",
+            envvar="CONTEXT_COMPILER_BUDGET",
+            help="Tokens per request in Endless mode, or a share of the window.",
+        ),
     ] = None,
     compiler: Annotated[
-        str | None, typer.Option("--compiler", help="Model that writes summaries, or `none`; default: --model.")
+        str | None,
+        typer.Option(
+            "--compiler",
+            envvar="CONTEXT_COMPILER_MODEL",
+            help="Model that writes summaries, or `none`; default: --model.",
+        ),
     ] = None,
-    every_turn: Annotated[bool, typer.Option("--every-turn", help="Compile in every turn.")] = False,
+    every_turn: Annotated[
+        bool, typer.Option("--every-turn", envvar="CONTEXT_COMPILER_EVERY_TURN", help="Compile in every turn.")
+    ] = False,
     vault: Vault = None,
     system: System = SYSTEM,
     db: Db = DB,

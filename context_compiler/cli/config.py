@@ -1,0 +1,105 @@
+"""`config`: every setting, its value, and where that comes from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+import typer
+
+from context_compiler.cli.chat import MODEL as CHAT_MODEL
+from context_compiler.cli.options import Json, example, group
+from context_compiler.cli.root import COMMANDS, load
+from context_compiler.cli.runs import RUNS
+from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.text import json_text, suggestions
+from context_compiler.errors import SettingsError
+from context_compiler.middleware.arguments import Arguments
+from context_compiler.settings import KEYS, Config, Settings, variable
+
+app = group("Show every setting, and where its value comes from.", shown="config show")
+
+DEFAULTS: dict[str, object] = {
+    **{one.name: one.default for one in fields(Arguments) if one.name in KEYS},
+    **{one.name.removeprefix("context_compiler_"): one.default for one in fields(Settings)},
+    "runs": str(RUNS),
+    "chat_model": CHAT_MODEL,
+}
+COLUMNS = (Column("setting", style="bold"), Column("value", elastic=True), Column("from"))
+UNSET = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """A setting with its value, and where that comes from."""
+
+    setting: str
+    value: object
+    source: str
+    """`default`, `argument`, the name of a variable, or the path of a file."""
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command(
+    "show",
+    epilog=example("config show compile chat.json --budget 4000"),
+    context_settings={"ignore_unknown_options": True},
+)
+def show(
+    context: typer.Context,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[COMMAND [ARGS]...]", help="Also show each option of this command, as it would run."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show every setting with its value and its origin: default, file, environment or argument."""
+    config = Config.load()
+    from_file: frozenset[str] = context.find_root().obj
+    sources = {variable(key): str(config.path) if key in from_file else variable(key) for key in KEYS}
+    found = _options(command, sources) if command else [_setting(key, sources) for key in KEYS]
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"file": config.path, "settings": found}))
+        return
+    screen.line(("file: ", "dim"), str(config.path or "none; context_compiler.toml would be read here"))
+    screen.table(COLUMNS, [(one.setting, UNSET if one.value is None else one.value, one.source) for one in found])
+
+
+def _setting(key: str, sources: Mapping[str, str]) -> Origin:
+    given = os.environ.get(variable(key), "").strip()
+    if given:
+        return Origin(setting=key, value=given, source=sources[variable(key)])
+    return Origin(setting=key, value=DEFAULTS[key], source="default")
+
+
+def _options(words: list[str], sources: Mapping[str, str]) -> list[Origin]:
+    """The options of a command, as it would be called with these words.
+
+    Raises:
+        SettingsError: there is no such command.
+    """
+    name, *rest = words
+    if name not in COMMANDS:
+        raise SettingsError(f"{name!r}: no such command{suggestions(name, COMMANDS)}")
+    found, path = load(name), name
+    while hasattr(found, "commands"):
+        if not rest or rest[0] not in found.commands:
+            raise SettingsError(f"{path}: give one of its commands: {', '.join(found.commands)}")
+        path, found, rest = f"{path} {rest[0]}", found.commands[rest[0]], rest[1:]
+    context: Any = found.make_context(path, list(rest), resilient_parsing=True)
+    return [_option(one, context, sources) for one in found.params if one.name in context.params]
+
+
+def _option(option: Any, context: Any, sources: Mapping[str, str]) -> Origin:
+    source = getattr(context.get_parameter_source(option.name), "name", "")
+    origin = "argument" if source == "COMMANDLINE" else "default"
+    if source == "ENVIRONMENT":
+        origin = sources.get(option.envvar, option.envvar)
+    return Origin(setting=max(option.opts, key=len), value=context.params[option.name], source=origin)
