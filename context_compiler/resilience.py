@@ -87,23 +87,26 @@ class Breaker:
             self._until = time.monotonic() + wait
 
 
-def floor(messages: Sequence[ModelMessage], limit: int | None) -> list[ModelMessage]:
+def floor(messages: Sequence[ModelMessage], limit: int | None) -> dict[int, ModelMessage]:
     """The last exchange alone, every text cut to fit, without any of the usual machinery.
 
     Args:
         messages: The raw history, not empty.
         limit: Tokens; None leaves texts as they are.
+
+    Returns:
+        Messages to send, in order, by their positions in the history; those that are cut are copies.
     """
     kept = _exchange(messages)
     first = min(kept)
     if not _prompts(messages[first]):
         kept.add(next((index for index in range(first - 1, -1, -1) if _prompts(messages[index])), first))
-    chosen = [messages[index] for index in sorted(kept)]
+    chosen = {index: messages[index] for index in sorted(kept)}
     if limit is None:
         return chosen
-    texts = sum(len(message.parts) for message in chosen) or 1
+    texts = sum(len(message.parts) for message in chosen.values()) or 1
     each = max(1, limit // (2 * texts))
-    return [replace(message, parts=[_short(part, each) for part in message.parts]) for message in chosen]
+    return {at: replace(one, parts=[_short(part, each) for part in one.parts]) for at, one in chosen.items()}
 
 
 def _exchange(messages: Sequence[ModelMessage]) -> set[int]:

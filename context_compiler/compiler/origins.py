@@ -43,6 +43,7 @@ _CUTS = (
     (r"earlier prompt of this turn", 12, "drop earlier prompts of this turn", "drops"),
     (r"system text, over budget", 13, "shorten the system text of others", "shortens"),
     (r"broken:", 0, "leave out half of a tool exchange", "drops"),
+    (r"last resort", 0, "send the last exchange alone", "drops"),
     (r"after the last request", 0, "a view ends with the last request", "drops"),
 )
 

@@ -6,7 +6,7 @@ one: raw history first.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,11 +14,15 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.cycle import fitting
 from context_compiler.compiler.recall_block import Block, Blocks, holding, prompt_at
-from context_compiler.compiler.view import View, token_breakdown
+from context_compiler.compiler.view import View, by_reason, token_breakdown
+from context_compiler.messages.history import History
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import advance_request, assemble_view, started
 from context_compiler.middleware.state import EMPTY, CompilerState, RequestContext, Result, Run, read_request
+from context_compiler.record.values import Drop
 from context_compiler.resilience import attempt, floor, try_await
+
+LAST_RESORT = "last resort: only the last exchange is sent"
 
 Read = Callable[[], RequestContext]
 """Reads the request, which may fail too."""
@@ -38,8 +42,9 @@ async def fallback(compiler: CompilerState, run: Run, request: Request, host: Ho
         view = replace(result.view, status="fallback", error=why(name))
         return replace(result, view=view, row=run.failed or result.row)
     cut = attempt(lambda: floor(request.messages, None if allowed is None else max(0, allowed - request.overhead)))
-    messages, name = (list(request.messages), "raw history") if allowed is None else (cut.value, "the last exchange")
-    return _bare(compiler, run, request, messages or list(request.messages), (budget, allowed), why(name))
+    whole = dict(enumerate(request.messages))
+    messages, name = (whole, "raw history") if allowed is None else (cut.value, "the last exchange")
+    return _bare(compiler, run, request, messages or whole, (budget, allowed), why(name))
 
 
 def _ceiling(compiler: CompilerState, run: Run, request: Request) -> tuple[int, int | None]:
@@ -103,22 +108,24 @@ def _bare(
     compiler: CompilerState,
     run: Run,
     request: Request,
-    messages: list[ModelMessage],
+    kept: Mapping[int, ModelMessage],
     ceiling: tuple[int, int | None],
     why: str,
 ) -> Result:
-    """A result that needs none of our own reading, as far as reading fails."""
-    budget, allowed = ceiling
+    """A result that needs none of our own reading, as far as reading fails; `kept` are its messages by raw position."""
+    (budget, allowed), messages = ceiling, list(kept.values())
     raw = attempt(lambda: compiler.reader.read(request.messages)).value or EMPTY
     sent = attempt(lambda: compiler.reader.read(messages)).value or EMPTY
     sections = {"instructions and schemas": request.overhead, "messages": sent.tokens}
     cost = request.overhead + sent.tokens
+    drops = tuple(_last_drops(raw, sent, list(kept)))
     view = View(
         messages=messages,
         tokens=sent.tokens,
         budget=budget,
         status="fallback" if allowed is None or cost <= allowed else "floor_over_budget",
-        ledger=token_breakdown(sections, (), ()),
+        ledger=token_breakdown(sections, by_reason(drops), ()),
+        drops=drops,
         error=why,
     )
     return Result(
@@ -132,3 +139,15 @@ def _bare(
         limit=0,
         row=run.failed,
     )
+
+
+def _last_drops(raw: History, sent: History, kept: Sequence[int]) -> Iterator[Drop]:
+    """Everything that the last exchange leaves out or shortens; `kept` are raw positions of what is sent."""
+    start = 0
+    for place, at in zip((*sent.readings, None), (*kept, len(raw)), strict=False):
+        if start < at <= len(raw):
+            what = f"messages {start}-{at - 1}" if at - start > 1 else f"message {start}"
+            yield Drop(what=what, reason=LAST_RESORT, tokens=raw.sums[at] - raw.sums[start])
+        if place is not None and at < len(raw) and (gone := raw.readings[at].tokens - place.tokens):
+            yield Drop(what=f"message {at}", reason=f"clamped to fit, {LAST_RESORT}", tokens=gone)
+        start = at + 1

@@ -22,8 +22,9 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.test import TestModel
 
 from context_compiler.errors import CompileError, TemplateError
-from context_compiler.messages.history import load_messages, message_body
+from context_compiler.messages.history import load_messages, message_body, reader_of
 from context_compiler.resilience import floor
+from context_compiler.tokens import as_counter
 from tests.middleware.faulty import BUDGET, Faulty
 from tests.support.agents import Notes, Talker, compiler, run
 from tests.support.histories import answer, assert_pairs_whole, call, long_history, prose, user
@@ -178,7 +179,7 @@ async def test_the_least_that_is_sent_has_all_answers_of_a_response_of_which_one
 
 async def test_an_answer_that_comes_long_after_its_call_has_it_in_the_least_that_is_sent() -> None:
     history = [*endless(), ModelResponse(parts=[call("look", "early", path="a")]), *long_history(20)]
-    least = floor([*history, user(answer("early", "late"))], 2_000)
+    least = list(floor([*history, user(answer("early", "late"))], 2_000).values())
     assert_pairs_whole(least)
     assert [type(message).__name__ for message in least] == ["ModelRequest", "ModelResponse", "ModelRequest"]
 
@@ -197,10 +198,29 @@ async def test_instructions_over_the_budget_are_told_where_the_template_fails_to
     assert record.status.startswith("floor_over_budget") and "TemplateError" in (record.error or "")
 
 
+async def test_the_last_resort_lists_what_it_leaves_out_and_shortens(tmp_path: Path) -> None:
+    file = tmp_path / "ContextTemplates" / "mine.md"
+    file.parent.mkdir()
+    file.write_text("Sum it up.")
+    faulty = Faulty(template="mine", system=tmp_path, budget=1_000)
+    file.unlink()
+    faulty.agent = Agent(faulty.talker.model, instructions=prose(1, 2_000), capabilities=[faulty.ours])
+    await faulty.agent.run(prose(2, 3_000), message_history=(history := long_history(20)))
+    view = faulty.ours.last_view
+    assert view is not None and view.status == "floor_over_budget"
+    left_out, shortened = view.drops
+    assert (left_out.what, shortened.what) == (f"messages 0-{len(history) - 1}", f"message {len(history)}")
+    assert "last resort" in left_out.reason and "clamped to fit" in shortened.reason
+    raw = reader_of(as_counter(None)).read([*history, ModelRequest.user_text_prompt(prose(2, 3_000))])
+    assert left_out.tokens + shortened.tokens == raw.tokens - view.tokens
+    (record,) = await faulty.ours.views()
+    assert [line["reason"] for line in record.ledger["dropped"]] == [left_out.reason, shortened.reason]
+
+
 def test_in_the_least_that_is_sent_a_picture_is_a_word() -> None:
     picture = FilePart(content=BinaryContent(b"x" * 1_000, media_type="image/png"))
     drawn = ModelResponse(parts=[picture, call("look", "c", path="a")])
-    least = floor([user("draw it"), drawn, user(answer("c"))], 100)
+    least = list(floor([user("draw it"), drawn, user(answer("c"))], 100).values())
     assert [part.part_kind for part in least[1].parts] == ["text", "tool-call"]
     assert load_messages([message_body(message) for message in least]) == least
 
