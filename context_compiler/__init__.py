@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from context_compiler.settings import Settings
     from context_compiler.template import Template, TemplateLibrary, list_templates
     from context_compiler.tokens import TokenCounter
+    from context_compiler.tokens.prices import Money
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,7 @@ __all__ = [
     "ContextManager",
     "Fidelity",
     "MemoryStore",
+    "Money",
     "Recall",
     "Record",
     "SQLiteStore",
@@ -57,6 +59,7 @@ _HOMES = {
     "ContextManager": "manager.manager",
     "Fidelity": "fidelity",
     "MemoryStore": "record.store",
+    "Money": "tokens.prices",
     "Recall": "middleware.recall_tools",
     "Record": "record.values",
     "SQLiteStore": "record.store",

@@ -41,7 +41,7 @@ from context_compiler.middleware.recall_tools import Recall
 from context_compiler.recall.index import indexed
 from context_compiler.recall.passages import Passage
 from context_compiler.record.store import Store
-from context_compiler.settings import Amount
+from context_compiler.tokens.prices import Budget
 
 LONG = 2_000
 """Messages from which on a history is indexed in the background, before the first turn needs it."""
@@ -170,7 +170,7 @@ class ChatSession:
         store: Where the record is kept: a path or a `Store`; None is in memory.
         vault: Folder whose templates come first.
         system: Folder whose templates come second.
-        budget: Input tokens of one request in Endless mode, or a share of the model's window.
+        budget: Input tokens of one request in Endless mode, a share of the model's window, or `Money`.
         every_turn: Compile in every turn, not only when the history passes the threshold.
         reflections: When templates are given past failures.
         notice: Called with each line that a person should read.
@@ -192,7 +192,7 @@ class ChatSession:
         store: str | Path | Store | None = "system/context.db",
         vault: str | Path | None = None,
         system: str | Path | None = "system",
-        budget: Amount | None = None,
+        budget: Budget | None = None,
         every_turn: bool = False,
         reflections: ReflectionPolicy | None = None,
         notice: Notice | None = None,

@@ -35,7 +35,7 @@ from context_compiler.cli.options import (
     example,
     group,
     open_record,
-    parse_amount,
+    parse_budget,
     parse_turns,
     print_look,
 )
@@ -57,8 +57,9 @@ from context_compiler.messages.history import History, message_body
 from context_compiler.messages.importers import Transcript
 from context_compiler.middleware.one_shot import compile_view
 from context_compiler.record.store import Store
-from context_compiler.settings import Amount, Count
+from context_compiler.settings import Count
 from context_compiler.template import Template
+from context_compiler.tokens.prices import Budget
 
 app = group("Compile a transcript.")
 
@@ -68,7 +69,7 @@ class ViewRequest:
     """Parsed options of a view."""
 
     template: Template
-    budget: Amount
+    budget: Budget
     fidelity: Fidelity | None = None
     model: str = "none"
     session: str | None = None
@@ -103,7 +104,7 @@ def compile_(
     """Compile a transcript into a view that fits a token budget, and print it."""
     wish = ViewRequest(
         template=choose_template(template, model=model, vault=vault, system=system),
-        budget=parse_amount(budget),
+        budget=parse_budget(budget),
         fidelity=parse_fidelity(fidelity),
         model=check_model(model),
         session=session,

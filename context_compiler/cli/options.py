@@ -20,6 +20,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.record.store import DEFAULT_PATH, SQLiteStore
 from context_compiler.record.values import Record, SessionInfo
 from context_compiler.settings import Amount, Count, check_amount, parse_count
+from context_compiler.tokens.prices import Budget, Money
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Db = Annotated[Path, typer.Option("--db", envvar="CONTEXT_COMPILER_DB", help="File of the record.")]
@@ -198,6 +199,11 @@ def parse_amount(text: str) -> Amount:
         return check_amount(value, name="--budget") or 1
     except SettingsError:
         raise SettingsError(f"--budget {text!r}: give whole tokens such as 4000, or a share such as 0.5") from None
+
+
+def parse_budget(text: str) -> Budget:
+    """Parse a budget: tokens, a share, or money such as $0.02."""
+    return Money.parse(text, name="--budget") if text.strip().startswith("$") else parse_amount(text)
 
 
 def parse_turns(text: str | None) -> Count | None:

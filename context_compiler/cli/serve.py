@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from context_compiler.cli.chat import MODEL as CHAT_MODEL
-from context_compiler.cli.options import DB, SYSTEM, Db, Json, System, Vault, example, group, parse_amount
+from context_compiler.cli.options import DB, SYSTEM, Db, Json, System, Vault, example, group, parse_budget
 from context_compiler.cli.runs import RUNS, Runs
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import json_text
@@ -49,7 +49,7 @@ def serve(
             "--budget",
             "-b",
             envvar="CONTEXT_COMPILER_BUDGET",
-            help="Tokens per request of an Endless chat, or a share of its window.",
+            help="Tokens per request of an Endless chat, a share of its window, or '$0.02'.",
         ),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
@@ -70,7 +70,7 @@ def serve(
         Screen().line(url)
     if open_:
         webbrowser.open(url)
-    amount = None if budget is None else parse_amount(budget)
+    amount = None if budget is None else parse_budget(budget)
     chats = _chats(model, db=db, system=system, vault=vault, budget=amount)
     names = () if _is_loopback(host) else (host, socket.gethostname(), *_own_addresses())
     create_app = import_module("context_compiler.web.app").create_app

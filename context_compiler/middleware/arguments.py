@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, fields
+from decimal import Decimal
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -28,6 +29,7 @@ from context_compiler.settings import MOST, Amount, Config, Count, Settings, che
 from context_compiler.template import Template, TemplateLibrary
 from context_compiler.tokens import Count as CountText
 from context_compiler.tokens import TokenCounter
+from context_compiler.tokens.prices import Budget, Money, check_budget, price_of
 
 RECALL = 0.5
 FORMER_RECALL = 0.3
@@ -88,8 +90,8 @@ class Arguments:
     template: str | Template = "chat_compiler"
     """A name, a path inside the roots, or a `Template`."""
     _: KW_ONLY
-    budget: Amount | None = None
-    """Input tokens of one request, or a share of the window; None is 0.8 of a known window, else 32,000."""
+    budget: Budget | None = None
+    """Input tokens of one request, a share of the window, or `Money`; None is 0.8 of a known window, else 32,000."""
     trigger: Amount | None = None
     """When to cut back, in tokens or as a share of the budget; None is the template's, else the budget."""
     reserve: int | None = None
@@ -206,7 +208,8 @@ class Arguments:
         for name, (allowed, what) in ALLOWED.items():
             if not allowed(getattr(self, name)):
                 raise SettingsError(f"{name}={getattr(self, name)!r}: give {what}")
-        for name in ("reserve", "window", "budget", "trigger"):
+        check_budget(self.budget, name="budget")
+        for name in ("reserve", "window", "trigger"):
             amount = check_amount(getattr(self, name), name=name)
             if isinstance(amount, float) and name in ("reserve", "window"):
                 raise SettingsError(f"{name}={amount!r}: give tokens as an int")
@@ -238,9 +241,33 @@ class Arguments:
     def _fidelity(self) -> Fidelity | None:
         return None if self.fidelity is None else Fidelity.parse(self.fidelity, where="fidelity")
 
-    def whole_budget(self, *, window: int | None = None, max_tokens: int | None = None) -> tuple[int, int | None]:
+    def whole_budget(
+        self,
+        *,
+        window: int | None = None,
+        max_tokens: int | None = None,
+        model: str = "",
+        provider: str | None = None,
+        cache: str = "",
+    ) -> tuple[int, int | None]:
         """Budget and ceiling of a request, in the model's tokens; see `policy.whole_budget`."""
-        return whole_budget(self.budget, reserve=self.reserve, window=self.window or window, max_tokens=max_tokens)
+        budget = self.budget_tokens(model, provider, cache=cache)
+        return whole_budget(budget, reserve=self.reserve, window=self.window or window, max_tokens=max_tokens)
+
+    def budget_tokens(self, model: str, provider: str | None, *, cache: str = "") -> Amount | None:
+        """The budget in tokens of a model or as a share; money buys what it does without any cache hit."""
+        if self.budget is None or isinstance(self.budget, int | float):
+            return self.budget
+        money = Money.parse(self.budget, name="budget")
+        price = price_of(model, provider)
+        tokens = None if price is None else price.affordable(money.amount, cache=cache)
+        return money.fallback if tokens is None else max(1, tokens)
+
+    def budget_unpriced(self, model: str, provider: str | None) -> bool:
+        """True if the budget is money, and no price of the model is known."""
+        money = self.budget is not None and not isinstance(self.budget, int | float)
+        price = price_of(model, provider) if money else None
+        return money and (price is None or price.affordable(Decimal(1)) is None)
 
     def policy(
         self,
@@ -254,6 +281,8 @@ class Arguments:
         max_tokens: int | None = None,
         scope: str = "",
         refs: bool = False,
+        provider: str | None = None,
+        cache: str = "",
     ) -> Policy:
         """Resolve every choice for one request: these arguments, else the template, else the settings.
 
@@ -267,6 +296,8 @@ class Arguments:
             max_tokens: The most tokens of an answer that the request's settings allow.
             scope: Conversations that share their compiles.
             refs: The agent has a tool that reads what is left out.
+            provider: Provider of the run's model.
+            cache: "5m" or "1h" where the request is written to a prompt cache.
 
         Raises:
             TemplateError: the template is missing or wrong.
@@ -276,7 +307,7 @@ class Arguments:
         results = _first(
             self.recent_tool_results, template.recent_tool_results, settings.context_compiler_recent_tool_results
         )
-        budget, _ = self.whole_budget(window=window, max_tokens=max_tokens)
+        budget, _ = self.whole_budget(window=window, max_tokens=max_tokens, model=model, provider=provider, cache=cache)
         alias = model if self.model is None else model_alias(self.model)
         resolved = fidelity or template.fidelity or Fidelity.SUMMARY_MEDIUM
         recall = self.recall if self.recall > 1 else float(self.recall)

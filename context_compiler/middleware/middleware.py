@@ -20,7 +20,7 @@ from pydantic_ai.models import Model
 
 from context_compiler.compiler.summary import SummaryResponse
 from context_compiler.compiler.view import View
-from context_compiler.errors import BudgetError, CompileError, ContextCompilerError
+from context_compiler.errors import BudgetError, CompileError, ContextCompilerError, SettingsError
 from context_compiler.layers.context import (
     NO_LAYERS,
     LayerBlock,
@@ -65,6 +65,8 @@ class Middleware:
         self._summaries = Summaries(arguments, self.archive)
         self._ratios = Ratios()
         self._ready = False
+        self._unpriced: set[str] = set()
+        """Models without a price that a budget in money was reported for."""
         self._short = False
         """A warning has said that fewer turns are kept than the caller wants."""
 
@@ -87,6 +89,8 @@ class Middleware:
         long = is_long(request.messages, run.raw)
         if long:
             await try_await(asyncio.to_thread(self.state.reader.read, request.messages))
+        if self.arguments.budget_unpriced(request.model, request.provider):
+            await self._report_unpriced(request)
         request = await self._join(run, request)
         request, result = await self._result(run, await self._attach_layers(run, request), host)
         if result.view.status == "floor_over_budget":
@@ -96,6 +100,20 @@ class Middleware:
         self.last_view = view
         await self._tell(self.arguments.on_view, view)
         return view
+
+    async def _report_unpriced(self, request: Request) -> None:
+        """Report once a model that a budget in money is of no use with."""
+        if request.model in self._unpriced:
+            return
+        self._unpriced.add(request.model)
+        budget, _ = self.arguments.whole_budget(**request.terms)
+        remedy = "give a budget in tokens, or Money(…, fallback=…)"
+        await self.report(
+            SettingsError(
+                f"budget={self.arguments.budget!r}: no price is known for {request.model}, so it is {budget:,} tokens;"
+                f" {remedy}"
+            )
+        )
 
     async def _join(self, run: Run, request: Request) -> Request:
         """The request with what the record holds before it, where an application gives a window of a conversation.
@@ -178,7 +196,7 @@ class Middleware:
 
     async def _layer_block(self, run: Run, request: Request, layers: LayerSource, role: str | Need) -> LayerBlock:
         state = await load_state(layers, request.session_id, timeout=self.arguments.timeout)
-        budget, _ = self.arguments.whole_budget(window=request.window, max_tokens=request.max_tokens)
+        budget, _ = self.arguments.whole_budget(**request.terms)
         room = int(budget / run.ratios.of(request.family)) - request.overhead
         return layer_block(
             role,

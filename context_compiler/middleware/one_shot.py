@@ -11,7 +11,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest
 from pydantic_ai.models import Model
 
 from context_compiler.compiler.advance import Advance, advance
-from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, ask
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, ask, model_alias
 from context_compiler.compiler.view import View
 from context_compiler.errors import BudgetError, SettingsError
 from context_compiler.fidelity import Fidelity
@@ -38,12 +38,13 @@ from context_compiler.settings import Count, Settings
 from context_compiler.template import Template
 from context_compiler.tokens import Count as CountText
 from context_compiler.tokens import TokenCounter
+from context_compiler.tokens.prices import Budget
 
 
 async def compile_view(
     messages: Sequence[ModelMessage],
     template: str | Template = "extractive",
-    budget: int | float = 2_000,
+    budget: Budget = 2_000,
     *,
     fidelity: Fidelity | str | None = None,
     model: Model | str | None = "none",
@@ -64,7 +65,7 @@ async def compile_view(
     Args:
         messages: The raw history; never changed. A view ends with its last request.
         template: A name, a path inside the roots, or a `Template`.
-        budget: Tokens of the view's messages; a float is a share of 32,000.
+        budget: Tokens of the view's messages; a float is a share of 32,000. Or `Money` by the price of `model`.
         fidelity: Caps the summary and what is quoted; None is the template's, which caps the summary alone.
         model: Who writes the summary: a model or its name; None and `"none"` are no model at all.
         store: Where to record the view: a path or a `Store`; None records nothing.
@@ -81,7 +82,8 @@ async def compile_view(
         role: Node of the view: understand, think, act, reply, or a `Need` of your own.
 
     Raises:
-        SettingsError: Only one of `layers` and `role` is given, or they without a `session`.
+        SettingsError: Only one of `layers` and `role` is given, or they without a `session`; or the budget is money,
+            and no price of `model` is known.
         LayersError: The role is unknown, or the layers are broken.
         TemplateError: The template is missing or wrong.
         FidelityError: The fidelity is unknown.
@@ -103,6 +105,8 @@ async def compile_view(
         timeout=timeout,
     )
     arguments.check()
+    if (alias := model_alias(model or "none")) and arguments.budget_unpriced(alias, None):
+        raise SettingsError(f"budget={budget!r}: no price is known for model={alias!r}; give a budget in tokens")
     context = _read(arguments, messages, session)
     limits = context.limits()
     block = await _layer_block(layers, role, session, context, limits.room)
@@ -137,7 +141,11 @@ def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str |
         what = "1 message" if after == 1 else f"{after} messages"
         dropped = (Drop(what=what, reason="after the last request: a view ends with it"),)
     request = Request(
-        messages=list(history.messages), session_id=session or _label(history), hash=None, dropped=dropped
+        messages=list(history.messages),
+        session_id=session or _label(history),
+        model=model_alias(arguments.model or "none"),
+        hash=None,
+        dropped=dropped,
     )
     return read_request(compiler, Run(raw=history), request, None)
 

@@ -49,9 +49,13 @@ class Request:
     """Scope within which compiles may be shared; empty for conversations without a name."""
     run_id: str | None = None
     model: str = "none"
+    provider: str | None = None
+    """Provider of the model, as the host calls it."""
     family: str = ""
     window: int | None = None
     max_tokens: int | None = None
+    cache: str = ""
+    """Time for which the provider is to cache the request, "5m" or "1h", because writing to a cache may cost more."""
     overhead: int = 0
     """Exact tokens of instructions, tools and output schema."""
     hash: str | None = ""
@@ -75,6 +79,17 @@ class Request:
     def fixed(self) -> int:
         """Exact tokens of everything but the history."""
         return self.overhead + self.layers.tokens
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """Facts of the model and the settings that decide on a budget."""
+        return {
+            "window": self.window,
+            "max_tokens": self.max_tokens,
+            "model": self.model,
+            "provider": self.provider,
+            "cache": self.cache,
+        }
 
 
 class Host(Protocol):
@@ -186,10 +201,18 @@ def run_request(
         scope=scope_of(ctx),
         run_id=ctx.run_id,
         model=model.model_name,
+        provider=model.system,
+        cache=_cache_time(settings),
         family=model_family(model.system, model.model_name),
         window=_positive(getattr(model, "context_window", None)),
         max_tokens=_positive(settings.get("max_tokens")),
     )
+
+
+def _cache_time(settings: Mapping[str, object]) -> str:
+    """The longest time for which settings have a request cached: "5m", "1h", or "" for none."""
+    on = [value for name, value in settings.items() if (name == "cache" or "_cache" in name) and value]
+    return "1h" if any("1h" in str(value) for value in on) else "5m" if on else ""
 
 
 def _overhead(instructions: Sequence[str], tools: Sequence[str], counter: TokenCounter) -> int:

@@ -289,10 +289,8 @@ def read_request(
         SHIPPED if plain else compiler.templates,
         compiler.settings,
         template="extractive" if plain else arguments.template,
-        model=request.model,
+        **request.terms,
         family=request.family,
-        window=request.window,
-        max_tokens=request.max_tokens,
         scope=f"{arguments.place}/{request.scope}" if host is not None else "",
         refs=request.refs,
     )

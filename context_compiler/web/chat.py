@@ -29,7 +29,7 @@ from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.printable import safe
 from context_compiler.record.browse import SessionFilter
 from context_compiler.resilience import attempt, try_await
-from context_compiler.settings import Amount
+from context_compiler.tokens.prices import Budget
 from context_compiler.web.api import BadRequest
 from context_compiler.web.data import Inspector
 from context_compiler.web.pages import render
@@ -80,7 +80,7 @@ class ChatDefaults:
     model: str
     template: str = "chat_compiler"
     endless: bool = True
-    budget: Amount | None = None
+    budget: Budget | None = None
     writer: Model | str | None = None
     """Model that writes the summaries; None is the one that answers."""
     db: Path

@@ -43,7 +43,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Money:
+class SessionCost:
     """Costs in US dollars; None where a price is unknown."""
 
     model: str | None
@@ -69,7 +69,7 @@ class Timeline:
     """From 1, the newest."""
     pages: int
     total: int
-    money: Money
+    money: SessionCost
 
 
 class Timelines:
@@ -131,18 +131,15 @@ class Timelines:
 
     def _money(
         self, db: sqlite3.Connection, info: SessionRow, rows: Sequence[RequestRow], points: Sequence[Point]
-    ) -> Money:
+    ) -> SessionCost:
         model, provider = self._answering_model(db, rows)
         price = price_of(model, provider) if model else None
         sent = raw = None
         if price is not None:
             before = [0, *(point.raw for point in points)]
-            sent = sum((price.cost(fresh=one.sent - one.shared, cached=one.shared) for one in points), Decimal(0))
+            sent = sum((price.cost(one.sent, cached=one.shared) for one in points), Decimal(0))
             kept = [min(earlier, one.raw) for earlier, one in zip(before, points, strict=False)]
-            raw = sum(
-                (price.cost(fresh=one.raw - same, cached=same) for one, same in zip(points, kept, strict=True)),
-                Decimal(0),
-            )
+            raw = sum((price.cost(one.raw, cached=same) for one, same in zip(points, kept, strict=True)), Decimal(0))
         spent = browse.compile_usage(db, info.id, rows[0].id, rows[-1].id) if rows else []
         costs = [(alias, cost_of(alias, usage)) for alias, usage in spent]
         unknown = {alias for alias, cost in costs if cost is None} | (
@@ -150,7 +147,7 @@ class Timelines:
         )
         known = [cost for _, cost in costs if cost is not None]
         compiles = sum(known, Decimal(0)) if len(known) == len(costs) else None
-        return Money(
+        return SessionCost(
             model=model,
             requests=len(points),
             sent=sent,

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from context_compiler.cli.chat.prompt import Interrupted, Keyboard, Leave
-from context_compiler.cli.options import DB, SYSTEM, Db, System, Vault, example, group, parse_amount
+from context_compiler.cli.options import DB, SYSTEM, Db, System, Vault, example, group, parse_budget
 from context_compiler.cli.screen import Screen
 
 MODEL = "anthropic:claude-sonnet-5-5"
@@ -43,7 +43,7 @@ def chat(
             "--budget",
             "-b",
             envvar="CONTEXT_COMPILER_BUDGET",
-            help="Tokens per request in Endless mode, or a share of the window.",
+            help="Tokens per request in Endless mode, a share of the window, or '$0.02'.",
         ),
     ] = None,
     compiler: Annotated[
@@ -72,7 +72,7 @@ def chat(
         "endless": endless,
         "template": template,
         "store": db,
-        "budget": None if budget is None else parse_amount(budget),
+        "budget": None if budget is None else parse_budget(budget),
         "every_turn": every_turn,
         "json": json,
     }
