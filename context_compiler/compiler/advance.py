@@ -24,7 +24,6 @@ from context_compiler.compiler.cut_order import (
 )
 from context_compiler.compiler.cycle import Cycle, positions, spans
 from context_compiler.compiler.identifiers import identifier_room
-from context_compiler.compiler.origins import positions_of
 from context_compiler.compiler.plan import BROKEN, Draft, Plan, Selection
 from context_compiler.compiler.policy import Limits, Policy
 from context_compiler.compiler.quotes import cost, written_for
@@ -42,7 +41,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.messages.history import History
 from context_compiler.messages.instructions import Instruction, standing_instructions
 from context_compiler.messages.shapes import WHOLE, Shape
-from context_compiler.record.values import Compile, Drop, now, with_null_reasons
+from context_compiler.record.values import Compile, Drop, now, positions_of, with_null_reasons
 
 SLACK = 20
 """Divisor of the room: a turn is spared only if that share stays free below the high threshold."""

@@ -16,7 +16,7 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.messages.display import CARRIED, SHORTENED
 from context_compiler.messages.items import mark_of, user_content
-from context_compiler.record.values import Drop
+from context_compiler.record.values import Drop, positions_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +50,11 @@ _CUTS = (
 STEPS = tuple((pattern, Step(number=number, name=name, effect=effect)) for pattern, number, name, effect in _CUTS)
 """Steps by the reasons that they give; 5 and 9 shrink and drop the summary, which is no message."""
 
-_RANGE = re.compile(r"messages? (\d+)(?:-(\d+))?\Z")
-
 
 @cache
 def step_of(reason: str) -> Step | None:
     """The step of the cut order that gives this reason; None for any other reason."""
     return next((step for pattern, step in STEPS if re.match(pattern, reason)), None)
-
-
-def positions_of(what: str) -> range:
-    """Raw positions that a drop names; empty if it names none."""
-    found = _RANGE.match(what)
-    return range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.compiler.cycle import Cycle
-from context_compiler.compiler.origins import positions_of
 from context_compiler.compiler.plan import BROKEN, LEFT_OUT, Plan
 from context_compiler.messages.display import (
     CARRIED,
@@ -45,7 +44,7 @@ from context_compiler.messages.fences import SUMMARY_PREFIX
 from context_compiler.messages.history import History, Reader, reader_of
 from context_compiler.messages.items import MARK, mark_of, user_content
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape, price
-from context_compiler.record.values import Drop, Record
+from context_compiler.record.values import Drop, Record, positions_of
 from context_compiler.tokens import TokenCounter, as_counter
 
 NOTHING: Mapping[int, str] = {}

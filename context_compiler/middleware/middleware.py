@@ -34,8 +34,8 @@ from context_compiler.layers.session import LayerSource, load_state
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.fallback import fallback
-from context_compiler.middleware.off_loop import is_long, off_loop
-from context_compiler.middleware.request import JOINED, Host, Request
+from context_compiler.middleware.off_loop import off_loop
+from context_compiler.middleware.request import JOINED, Host, Request, is_long
 from context_compiler.middleware.respond import respond
 from context_compiler.middleware.single_flight import Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run

@@ -3,58 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
-from context_compiler.messages.history import History
 from context_compiler.middleware.request import Host
 
 T = TypeVar("T")
-
-LONG = 200_000
-"""Characters that take too long to read, count and rank on the event loop."""
-
-WIDTH = 4
-"""Characters of a token, about."""
-
-
-def is_long(messages: Sequence[ModelMessage], last: History | None) -> bool:
-    """True if so much is in a request that a view of it takes long.
-
-    Args:
-        messages: The raw history.
-        last: What it was at the request before: messages that it shares are known.
-    """
-    known = len(last) if last is not None else 0
-    if last is not None and last.tokens * WIDTH > LONG:
-        return True
-    left = LONG
-    for message in messages[max(0, known - 2) :]:
-        for part in message.parts:
-            left -= _size(getattr(part, "content", None), left) + _size(getattr(part, "args", None), left)
-            if left < 0:
-                return True
-    return False
-
-
-def _size(content: object, most: int) -> int:
-    """Characters of the texts in a content, counted until there are more than `most`."""
-    waiting: list[object] = [content]
-    size = 0
-    while waiting and size <= most:
-        one = waiting.pop()
-        size += len(one) if isinstance(one, str | bytes) else WIDTH
-        if isinstance(one, Mapping):
-            waiting += cast(Mapping[object, object], one).values()
-        elif isinstance(one, list | tuple):
-            waiting += cast(Sequence[object], one)
-    return size
 
 
 async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host) -> T:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from uuid import UUID
 
 from pydantic_ai import RunContext
@@ -19,6 +19,7 @@ from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.errors import CompileError
 from context_compiler.layers.context import NO_LAYERS, LayerBlock
+from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, user_content
 from context_compiler.record.values import Drop
 from context_compiler.tokens import TokenCounter, model_family
@@ -37,6 +38,13 @@ BREAKPOINTS = 4
 
 TOOL_OVERHEAD = 12
 """Tokens that the framing of one tool definition costs."""
+
+
+LONG = 200_000
+"""Characters that take too long to read, count and rank on the event loop."""
+
+WIDTH = 4
+"""Characters of a token, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,3 +286,36 @@ def charge_run(ctx: RunContext[Any], answer: SummaryResponse) -> SummaryResponse
     if answer.failure is not None:
         raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
     return answer
+
+
+def is_long(messages: Sequence[ModelMessage], last: History | None) -> bool:
+    """True if so much is in a request that a view of it takes long.
+
+    Args:
+        messages: The raw history.
+        last: What it was at the request before: messages that it shares are known.
+    """
+    known = len(last) if last is not None else 0
+    if last is not None and last.tokens * WIDTH > LONG:
+        return True
+    left = LONG
+    for message in messages[max(0, known - 2) :]:
+        for part in message.parts:
+            left -= _size(getattr(part, "content", None), left) + _size(getattr(part, "args", None), left)
+            if left < 0:
+                return True
+    return False
+
+
+def _size(content: object, most: int) -> int:
+    """Characters of the texts in a content, counted until there are more than `most`."""
+    waiting: list[object] = [content]
+    size = 0
+    while waiting and size <= most:
+        one = waiting.pop()
+        size += len(one) if isinstance(one, str | bytes) else WIDTH
+        if isinstance(one, Mapping):
+            waiting += cast(Mapping[object, object], one).values()
+        elif isinstance(one, list | tuple):
+            waiting += cast(Sequence[object], one)
+    return size

@@ -45,6 +45,15 @@ class Drop:
     tokens: int = 0
 
 
+_RANGE = re.compile(r"messages? (\d+)(?:-(\d+))?\Z")
+
+
+def positions_of(what: str) -> range:
+    """Raw positions that a drop names; empty if it names none."""
+    found = _RANGE.match(what)
+    return range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compile:
     """A compile with its input, output and cost; a row of `context_summaries`."""
