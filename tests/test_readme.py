@@ -171,6 +171,15 @@ def test_what_the_first_page_shows_is_so_also_after_the_demo(
     run_page("README.md", desk, sync_loop, commands=False)
 
 
+def test_the_first_page_shows_what_the_demo_prints(desk: Path) -> None:
+    shown = next(block.shown for block in blocks(page("README.md")) if block.note == "command: try")
+    assert shown == run_shell("context-compiler demo", desk)
+    table = page("README.md").partition("|---|---|---|\n")[2].partition("\n\n")[0]
+    for figure in re.findall(r"\| ([\d,]+) ", table):
+        assert f" {figure} " in shown.replace(" of ", " ") or f"{figure} tokens" in shown, figure
+    assert re.findall(r"turns (\d+) to 25", table) == re.findall(r"begin in turn (\d+)", shown)
+
+
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_runs_without_a_key(script: Path, desk: Path) -> None:
     printed = run_shell(f"python3 {script}", desk)

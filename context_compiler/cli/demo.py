@@ -90,7 +90,7 @@ def demo(
         }
         screen.raw(json_text(document))
         return
-    _introduce(screen, raw)
+    _introduce(screen, raw, window, views[0])
     _answer(screen, window, views)
     if full:
         _compare(screen, raw, views)
@@ -101,7 +101,9 @@ def demo(
     failed = [check.what for check in checks if not check.holds]
     if failed:
         screen.line(("NOT ", "bold red"), "; ".join(failed))
-    screen.line(("context-compiler demo --full", "bold cyan"), (" shows a view, what it leaves out, and why", "dim"))
+    screen.line(
+        ("No model was asked. ", "dim"), ("context-compiler demo --full", "bold cyan"), (" shows a view and why", "dim")
+    )
 
 
 async def _views(found: Transcript, db: Path) -> tuple[list[View], Sequence[ModelMessage]]:
@@ -139,20 +141,42 @@ def check_views(raw: History, views: Sequence[View], *, untouched: bool) -> list
     ]
 
 
-def _introduce(screen: Screen, raw: History) -> None:
-    turns = len(outline(raw, pair(raw)).turns)
+def _introduce(screen: Screen, raw: History, window: History, view: View) -> None:
+    """One fact that the last prompt asks for: when it was said, and which request has it."""
+    turns = outline(raw, pair(raw)).turns
     screen.line(("context_compiler", "bold"), " decides what a language model sees of a long conversation.")
     screen.line()
     size = (f"{number(raw.tokens)} tokens", "bold")
-    screen.line(f"This one has {turns} turns, {len(raw)} messages and ", size, ". It ends with:")
-    question = next(item.text for item in raw.readings[-1].items if item.kind is Kind.USER)
+    screen.line(f"This one has {len(turns)} turns, {len(raw)} messages and ", size, ". Its last prompt asks:")
+    prompt = next(item.text for item in raw.readings[-1].items if item.kind is Kind.USER)
+    screen.indented(f"… and {one_line(prompt).rpartition(', and ')[2]}", "italic green")
     screen.line()
-    screen.indented(one_line(question), "italic green")
+    words = NEEDED[-1][1]
+    said = next(turn.index for turn in turns if words in _text(raw, turn.start, turn.stop))
+    first = raw.messages.index(window.messages[0])
+    begins = next(turn.index for turn in turns if turn.start <= first < turn.stop)
+    screen.line(
+        "The newest ",
+        (f"{number(window.tokens)} tokens", "bold red"),
+        f" begin in turn {begins + 1}: they have no answer.",
+    )
+    screen.line(
+        "A view of ",
+        (f"{number(view.tokens)} tokens", "bold green"),
+        f" has it, word for word from turn {said + 1}:",
+    )
+    sent = read_history(view.messages)
+    quote = next(line for line in _text(sent, 0, len(sent) - 1).splitlines() if words in line)
+    screen.indented(one_line(quote), "bold green")
+
+
+def _text(history: History, start: int, stop: int) -> str:
+    return "\n".join(item.text for one in history.readings[start:stop] for item in one.items)
 
 
 def held_words(sent: History) -> list[bool]:
     """For each needed fact, True if what is sent has it outside the question."""
-    text = "\n".join(item.text for one in sent.readings[:-1] for item in one.items)
+    text = _text(sent, 0, len(sent) - 1)
     return [words in text for _, words in NEEDED]
 
 
@@ -166,7 +190,7 @@ def _answers(window: History, views: Sequence[View]) -> list[dict[str, object]]:
 
 
 def _answer(screen: Screen, window: History, views: Sequence[View]) -> None:
-    screen.heading("Can it still be answered? What that needs was said up to 24 turns earlier")
+    screen.heading("All that it asks for, and which request has it:")
     columns = [
         Column("it asks for"),
         Column("in the words", style="dim"),
@@ -180,7 +204,6 @@ def _answer(screen: Screen, window: History, views: Sequence[View]) -> None:
     rows.append(["", "answered", *(f"{sum(one)} of {len(one)}" for one in held)])
     rows.append(["", "tokens", *(number(one.tokens) for one in sent)])
     screen.table(columns, rows)
-    screen.line(("newest: the messages that fit, from the end. No model was asked for anything.", "dim"))
 
 
 def _compare(screen: Screen, raw: History, views: Sequence[View]) -> None:
