@@ -10,7 +10,8 @@ ContextCompilerError
 ├── FidelityError      a fidelity is not one of the known modes (where, value)
 ├── LayersError        what a session knows of entities, conversation or reasoning is wrong, or asked for wrongly
 ├── PipelineError      a pipeline cannot be run, or went wrong beyond its own handling
-│   └── GraphError     its graph cannot be read, or has errors (path, line, column, snippet, diagnostics)
+│   ├── GraphError     its graph cannot be read, or has errors (path, line, column, snippet, diagnostics)
+│   └── RunOwnedError  another process owns the run, or has taken it over
 └── SettingsError      an argument or environment variable has a wrong value
 
 A message says what is wrong, where, and what to do about it. The capability raises none of these: it
@@ -91,6 +92,10 @@ class SettingsError(ContextCompilerError, ValueError):
 
 class PipelineError(ContextCompilerError):
     """A pipeline cannot be run, or went wrong in a way that it does not handle itself."""
+
+
+class RunOwnedError(PipelineError):
+    """Another process owns a run, or has taken it over."""
 
 
 class GraphError(PipelineError):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from inspect import isawaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
-from context_compiler.errors import GraphError, PipelineError
+from context_compiler.errors import GraphError, PipelineError, RunOwnedError
 from context_compiler.middleware.middleware import log_text
 from context_compiler.paths import make_private
 from context_compiler.pipeline.check import validate_or_raise
@@ -25,13 +25,15 @@ from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers import build_handlers
 from context_compiler.pipeline.routing import fail_run
 from context_compiler.pipeline.state import GRAPH_PATH, RunState, Thread, graph_hashes, initial_state, lineage_facts
-from context_compiler.pipeline.stores import Event, MemoryRuns, RunInfo, RunStore
+from context_compiler.pipeline.stores import Event, Lost, MemoryRuns, RunInfo, RunStore
 from context_compiler.pipeline.stores.files import FileRuns, in_folder
 from context_compiler.pipeline.stores.sqlite import SQLiteRuns
 from context_compiler.pipeline.stylesheet import StylesheetError, apply_stylesheet
 from context_compiler.pipeline.threads import load_session
 from context_compiler.pipeline.workflow import SUFFIXES, apply_directives, load_workflow
 from context_compiler.resilience import attempt, try_await
+
+T = TypeVar("T")
 
 log = logging.getLogger("context_compiler.pipeline")
 
@@ -54,14 +56,41 @@ async def run_pipeline(pipeline: Graph | str | Path, config: RunConfig | None = 
     run_id = config.run_id or f"{graph.name or 'run'}-{uuid4().hex[:8]}"
     store = open_runs(config)
     try:
-        async with store.own(run_id):
-            state = initial_state(prepared, graph_hashes(graph), run_id, config.context)
-            await store.begin(run_info(graph, state), graph_texts(graph, state))
-            await store.save(state)
-            return await execute(prepared, config, store, state)
+        async with store.own(run_id) as lost:
+            state = await begin_run(graph, prepared, store, run_id, config.context)
+            return await while_owned(lost, execute(prepared, config, store, state))
     finally:
         if store is not config.runs:
             await store.close()
+
+
+async def begin_run(
+    graph: Graph, prepared: Graph, store: RunStore, run_id: str, context: Mapping[str, Any]
+) -> RunState:
+    """Create a run, which the caller owns; its state before the first stage."""
+    state = initial_state(prepared, graph_hashes(graph), run_id, context)
+    await store.begin(run_info(graph, state), graph_texts(graph, state))
+    await store.save(state)
+    return state
+
+
+async def while_owned(lost: Lost, work: Coroutine[Any, Any, T]) -> T:
+    """Do work as long as a run is owned.
+
+    Raises:
+        RunOwnedError: ownership was lost; the work was cancelled.
+    """
+    if lost is None:
+        return await work
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise RunOwnedError(lost.result())
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def execute(
@@ -169,7 +198,7 @@ class ActiveRun:
         config = replace(self.config, run_id=run_id, runs=store, context={}, logs_root=self._below(run_id))
         prepared, names = prepare(graph, config), graph_hashes(graph)
         async with AsyncExitStack() as owned:
-            await owned.enter_async_context(store.own(run_id))
+            lost = await owned.enter_async_context(store.own(run_id))
             known = await store.load(run_id)
             state = known or initial_state(prepared, names, run_id, {})
             if known is None:
@@ -179,7 +208,8 @@ class ActiveRun:
                 raise PipelineError(f"run {run_id!r} is of another graph; give it the one it began with")
             elif config.resume_threads == "degrade":
                 state = replace(known, threads={}, resumed=True)
-            child = ChildRun(ActiveRun(prepared, config, store, state, requests=self.requests), owned.pop_all())
+            active = ActiveRun(prepared, config, store, state, requests=self.requests)
+            child = ChildRun(active, owned.pop_all(), lost)
         self._running.add(child)
         child.task.add_done_callback(lambda _: self._running.discard(child))
         return child
@@ -198,9 +228,9 @@ class ActiveRun:
 class ChildRun:
     """A pipeline started by a stage."""
 
-    def __init__(self, run: ActiveRun, owned: AsyncExitStack) -> None:
+    def __init__(self, run: ActiveRun, owned: AsyncExitStack, lost: Lost) -> None:
         """`owned` releases the ownership of the run."""
-        self._run, self._owned = run, owned
+        self._run, self._owned, self._lost = run, owned, lost
         self.task = asyncio.create_task(self._go())
 
     @property
@@ -230,7 +260,7 @@ class ChildRun:
     async def _go(self) -> None:
         run = self._run
         async with self._owned:
-            done = await try_await(self._execute())
+            done = await try_await(while_owned(self._lost, self._execute()))
             if done.error is not None:
                 log.warning("%s failed: %s", run.state.run_id, log_text(done.error))
                 run.state = fail_run(run.state, f"{done.error}")
@@ -270,20 +300,39 @@ async def resume_pipeline(
     config = replace(config or RunConfig(), **options)
     store, run_id, config = _locate(run, config)
     try:
-        async with store.own(run_id):
-            state = await store.load(run_id)
-            if state is None:
-                raise PipelineError(_missing(run_id, [info.run_id for info in await store.runs()]))
-            if config.run_id is not None and config.run_id != state.lineage.root_run_id:
-                raise PipelineError(f"resume run_id mismatch: {config.run_id!r} is not {state.lineage.root_run_id!r}")
-            if state.ended:
-                return state
-            graph = await _load_graph(store, state, pipeline)
-            prepared = prepare(graph, config)
-            return await execute(prepared, config, store, resume_state(prepared, state, config), resumed=True)
+        async with store.own(run_id) as lost:
+            return await while_owned(lost, continue_run(store, run_id, config, pipeline))
     finally:
         if store is not config.runs:
             await store.close()
+
+
+async def continue_run(
+    store: RunStore, run_id: str, config: RunConfig, pipeline: Graph | str | Path | None = None
+) -> RunState:
+    """Execute a run that the caller owns from its last state to the end."""
+    state = await store.load(run_id)
+    if state is None:
+        raise PipelineError(_missing(run_id, [info.run_id for info in await store.runs()]))
+    if config.run_id is not None and config.run_id != state.lineage.root_run_id:
+        raise PipelineError(f"resume run_id mismatch: {config.run_id!r} is not {state.lineage.root_run_id!r}")
+    if state.ended:
+        return state
+    graph = await _load_graph(store, state, pipeline)
+    prepared = prepare(graph, config)
+    return await execute(prepared, config, store, resume_state(prepared, state, config), resumed=True)
+
+
+async def abandon_run(store: RunStore, state: RunState, reason: str) -> RunState:
+    """End a run that the caller owns in failure."""
+    ended = fail_run(state, reason)
+    await store.save(ended)
+    events = await store.events(state.lineage.root_run_id)
+    facts = {"status": ended.status, "reason": reason, "completed": ended.sequence}
+    number, at = (events[-1].sequence if events else 0) + 1, datetime.now(UTC).isoformat(timespec="milliseconds")
+    final = Event(kind="run_finalized", run_id=ended.run_id, sequence=number, at=at, data=facts)
+    await store.add(ended.lineage.root_run_id, final)
+    return ended
 
 
 def _missing(run_id: str, known: Sequence[str]) -> str:

@@ -96,6 +96,8 @@ class Stage:
     """Outcome of the stage before it."""
     visit: int
     """Number of the visit, from 1."""
+    attempt: int = 1
+    """Number of the attempt of this visit, from 1."""
     requests: RequestMeter
     """Model requests of the run; a handler that makes some adds them."""
     branch: RunBranch
@@ -106,6 +108,12 @@ class Stage:
     def prompt(self) -> str:
         """Its instruction: prompt or label, with `$goal` replaced."""
         return self.graph.with_goal(self.node.prompt or self.node.label)
+
+    @property
+    def key(self) -> str:
+        """Idempotency key, `run/stage/visit/attempt`: the same when a stage runs again because its process died."""
+        place = (self.branch_id, self.node.name) if self.branch_id else (self.node.name,)
+        return "/".join((self.run_id, *place, str(self.visit), str(self.attempt)))
 
     def write(self, name: str, text: str) -> None:
         """Write a file to its folder, if it has one.
@@ -122,12 +130,13 @@ class Stage:
             raise PipelineError(f"{path}: {error.strerror or error}; make room, or free it") from error
 
     def environment(self) -> dict[str, str]:
-        """Environment variables for commands of the stage: `STAGE_FOLDER`, if it has one, which then exists."""
+        """Environment variables for commands of the stage: `STAGE_KEY`, and `STAGE_FOLDER`, if it has a folder."""
+        key = {"STAGE_KEY": self.key.replace("\0", "")}
         if self.folder is None:
-            return {}
+            return key
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-        return {"STAGE_FOLDER": str(self.folder.absolute())}
+        return {**key, "STAGE_FOLDER": str(self.folder.absolute())}
 
     def write_status(self, outcome: Outcome) -> None:
         """Write the outcome to the status file, for other programs."""
@@ -257,7 +266,8 @@ async def run_attempts(handler: HandlerLike, stage: Stage) -> tuple[Outcome, int
     marks = len(stage.session.marks) if stage.session else 0
     number = 1
     while True:
-        outcome, again = await _attempt_once(handler, stage, limit=None if has.keeps_time else stage.node.timeout)
+        limit = None if has.keeps_time else stage.node.timeout
+        outcome, again = await _attempt_once(handler, replace(stage, attempt=number), limit=limit)
         again = again or (outcome.status is StageStatus.RETRY and has.retries)
         again = again or (outcome.status is StageStatus.FAIL and has.retries_failures)
         if not again:

@@ -31,7 +31,7 @@ class HumanHandler:
             default=default or None,
             timeout_seconds=limit,
             stage=stage.node.name,
-            metadata={"run_id": stage.run_id, "visit": stage.visit},
+            metadata={"run_id": stage.run_id, "visit": stage.visit, "branch": stage.branch_id, "key": stage.key},
         )
         await stage.emit("interview_started", question=question.text)
         reply = await _ask(stage, question, limit)

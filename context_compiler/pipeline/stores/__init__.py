@@ -5,15 +5,16 @@ A saved state survives the process; of two processes that want the same run, one
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from filelock import FileLock, Timeout
 
-from context_compiler.errors import PipelineError
+from context_compiler.errors import PipelineError, RunOwnedError
 from context_compiler.paths import make_private
 from context_compiler.pipeline.state import RunState
 
@@ -31,7 +32,10 @@ class RunInfo:
     """ISO 8601, UTC."""
     updated_at: str
     status: str
-    """`running`, `stopped` (nobody runs it, and it can be resumed), `success` or `fail`."""
+    """`running`, `stopped` (nobody runs it, and it can be resumed), `success` or `fail`.
+
+    A submitted run that nobody runs is `queued`, or `waiting` for an answer.
+    """
     current_node: str | None = None
     next_node: str | None = None
     completed: int = 0
@@ -46,15 +50,19 @@ class RunInfo:
     snapshot_size: int | None = None
 
 
+Lost: TypeAlias = "asyncio.Future[str] | None"
+"""Future of the reason why a run is owned no more; None if ownership lasts as long as the process."""
+
+
 @runtime_checkable
 class RunStore(Protocol):
     """Storage of runs, each under the id of its first attempt."""
 
-    def own(self, run_id: str) -> AbstractAsyncContextManager[None]:
-        """Own a run until the context ends.
+    def own(self, run_id: str) -> AbstractAsyncContextManager[Lost]:
+        """Own a run until the context ends. Its value is done if ownership is lost before; None if it cannot be.
 
         Raises:
-            PipelineError: somebody else owns it.
+            RunOwnedError: somebody else owns it.
         """
         ...
 
@@ -140,13 +148,13 @@ class MemoryRuns:
         self._owned: set[str] = set()
 
     @asynccontextmanager
-    async def own(self, run_id: str) -> AsyncGenerator[None]:
+    async def own(self, run_id: str) -> AsyncGenerator[Lost]:
         """Own a run."""
         if run_id in self._owned:
-            raise PipelineError(f"run {run_id!r} is under way elsewhere: wait for it, or end it")
+            raise RunOwnedError(f"run {run_id!r} is under way elsewhere: wait for it, or end it")
         self._owned.add(run_id)
         try:
-            yield
+            yield None
         finally:
             self._owned.discard(run_id)
 
@@ -263,14 +271,15 @@ def own_run(path: Path, run_id: str) -> Generator[None]:
     """Hold the lock of a run, a file at `path`, until the context ends.
 
     Raises:
-        PipelineError: somebody else holds it, or the file cannot be made.
+        RunOwnedError: somebody else holds it.
+        PipelineError: the file cannot be made.
     """
     lock = FileLock(path, mode=0o600, thread_local=False)
     try:
         make_private(path.parent)
         lock.acquire(timeout=GRACE_S, poll_interval=GRACE_S / 5)
     except Timeout:
-        raise PipelineError(f"run {run_id!r} is under way elsewhere: wait for it, or end it") from None
+        raise RunOwnedError(f"run {run_id!r} is under way elsewhere: wait for it, or end it") from None
     except OSError as error:
         raise PipelineError(f"{path}: {error.strerror or error}; the run needs a folder it may write to") from error
     try:

@@ -18,6 +18,7 @@ from context_compiler.pipeline.stage import folder_name
 from context_compiler.pipeline.state import RunState
 from context_compiler.pipeline.stores import (
     Event,
+    Lost,
     RunInfo,
     info_document,
     is_owned,
@@ -56,11 +57,11 @@ class FileRuns:
         return FileRuns(self.root / "children" / folder_name(run_id), alone=True) if self._alone else self
 
     @asynccontextmanager
-    async def own(self, run_id: str) -> AsyncGenerator[None]:
+    async def own(self, run_id: str) -> AsyncGenerator[Lost]:
         """Own a run."""
         with own_run(self.folder(run_id) / LOCK, run_id):
             self._checkpoints.pop(run_id, None)
-            yield
+            yield None
 
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
         """Create a run."""

@@ -1,0 +1,342 @@
+"""The queue of submitted runs, which any worker takes, and the questions of their gates, which anybody answers.
+
+A queued run is a run with a state that nobody owns, so that there is one truth: a run of a dead worker and a new one
+are taken in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from context_compiler.errors import PipelineError
+from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.graph import Graph
+from context_compiler.pipeline.interviewers import (
+    AnswerValue,
+    Interviewer,
+    Option,
+    Question,
+    QuestionType,
+    Reply,
+    parse_reply,
+)
+from context_compiler.pipeline.run import abandon_run, begin_run, load_graph, prepare
+from context_compiler.pipeline.stores.sql import SQLRuns, Statement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A submitted run."""
+
+    run_id: str
+    options: Mapping[str, Any]
+    """Data for whoever configures the run in a worker."""
+    state: str
+    """`queued`, `running` (or its worker has died), `waiting` for an answer, or `ended`."""
+    submitted: float
+    """Seconds since 1970, as all times here, by the clock of the database."""
+    due: float | None
+    worker: str | None
+    """The worker that took it last."""
+    takes: int
+    """Times it was taken since it last completed a stage."""
+    cancelled: str | None
+    """The reason, if somebody has cancelled it."""
+    trouble: str | None
+    """The reason why it was put back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingQuestion:
+    """A question of a gate that nobody has answered."""
+
+    run_id: str
+    key: str
+    """Idempotency key of the visit to the gate."""
+    stage: str
+    text: str
+    choices: tuple[Option, ...] = ()
+    asked: float
+    due: float | None
+    free: bool = False
+    """True if any text is an answer."""
+
+
+class RunQueue:
+    """The queue in a store of runs."""
+
+    def __init__(self, runs: SQLRuns) -> None:
+        self.runs = runs
+
+    async def submit(
+        self,
+        pipeline: Graph | str | Path,
+        *,
+        run_id: str | None = None,
+        context: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        config: RunConfig | None = None,
+    ) -> str:
+        """Create a run that a worker will take; its id. Once this returns, the run survives any process.
+
+        Args:
+            pipeline: A graph, DOT text, or the path of a DOT file or workflow.
+            run_id: None generates one.
+            context: Initial values.
+            options: JSON for the worker's configuration of the run.
+            config: Handlers, transforms and rules to check the graph with, as workers have them.
+
+        Raises:
+            GraphError: the graph cannot be read, or has errors.
+            PipelineError: the run exists already, or could not be saved.
+        """
+        graph = load_graph(pipeline)
+        prepared = prepare(graph, config or RunConfig())
+        name = run_id or f"{graph.name or 'run'}-{uuid4().hex[:8]}"
+        body = json.dumps(dict(options or {}))
+        async with self.runs.own(name):
+            await begin_run(graph, prepared, self.runs, name, context or {})
+            await self._transact(name, Statement(_SUBMIT, (name, body)))
+        return name
+
+    async def find(self, run_id: str) -> Submission | None:
+        """A submitted run; None if it was not submitted."""
+        (rows,) = await self.runs.database.transact(Statement(f"{_FIND} WHERE run = ?", (run_id,)))
+        return _submission(rows[0]) if rows else None
+
+    async def open(self) -> list[Submission]:
+        """Runs that have not ended, oldest first."""
+        (rows,) = await self.runs.database.transact(
+            Statement(f"{_FIND} WHERE state <> 'ended' ORDER BY submitted, run")
+        )
+        return [_submission(row) for row in rows]
+
+    async def candidates(self, limit: int) -> list[str]:
+        """Runs that could be taken now: those of dead workers, and up to `limit` others, oldest first."""
+        running, others = await self.runs.database.transact(Statement(_RUNNING), Statement(_READY, (limit,)))
+        names = [str(row[0]) for row in running]
+        owned = await self.runs.owned(names)
+        return [name for name in names if name not in owned] + [str(row[0]) for row in others]
+
+    async def take(self, run_id: str, worker: str, progress: int) -> Submission | None:
+        """Take a run that the caller owns; None if there is nothing to do for it now.
+
+        Args:
+            run_id: The run.
+            worker: Name of the taker.
+            progress: Number of stages that the run has completed.
+        """
+        take = Statement(_TAKE, (worker, progress, progress, run_id))
+        *_, rows, found = await self._transact(run_id, take, Statement(f"{_FIND} WHERE run = ?", (run_id,)))
+        return _submission(found[0]) if rows else None
+
+    async def put_back(self, run_id: str, trouble: str, delay: float) -> None:
+        """Give back a run that the caller owns, not to be taken for `delay` seconds."""
+        await self._transact(run_id, Statement(_PUT_BACK, (delay, trouble, run_id)))
+
+    async def park(self, run_id: str, keys: Sequence[str]) -> None:
+        """Let a run that the caller owns wait for an answer to one of its questions, or for the first time-out."""
+        marks = ", ".join("?" * len(keys))
+        park, answered = _PARK.replace("KEYS", marks), _ANSWERED.replace("KEYS", marks)
+        await self._transact(
+            run_id,
+            Statement(park, (run_id, *keys, run_id)),  # holds the row of the run, as an answer does
+            Statement(answered, (run_id, run_id, *keys)),
+        )
+
+    async def end(self, run_id: str) -> None:
+        """Remove a run that has ended from the queue; the caller owns it."""
+        await self._transact(run_id, Statement("UPDATE queue SET state = 'ended', due = NULL WHERE run = ?", (run_id,)))
+
+    async def cancel(self, run_id: str, reason: str = "cancelled") -> None:
+        """Cancel a run: its worker stops it, or the next one to take it ends it. It ends in failure.
+
+        Raises:
+            PipelineError: it was not submitted, or has ended.
+        """
+        missing = f"run {run_id!r} was not submitted, or has ended"
+        await self.runs.database.transact(Statement(_CANCEL, (reason, run_id), missing=missing))
+
+    async def cancelled(self, run_ids: Sequence[str]) -> dict[str, str]:
+        """Those of the runs that somebody has cancelled, with the reasons."""
+        if not run_ids:
+            return {}
+        query = "SELECT run, cancelled FROM queue WHERE cancelled IS NOT NULL AND state <> 'ended'"
+        (rows,) = await self.runs.database.transact(Statement(query))
+        return {str(run_id): str(reason) for run_id, reason in rows if run_id in run_ids}
+
+    async def ask(self, run_id: str, key: str, question: Question) -> Reply | None:
+        """Put a question, once; the answer, None if there is none yet."""
+        body = {
+            "stage": question.stage,
+            "text": question.text,
+            "free": question.type is QuestionType.FREEFORM or not question.options,
+            "choices": [[one.key, one.label, one.target] for one in question.options],
+        }
+        limit = question.timeout_seconds
+        put = Statement(_ASK, (run_id, key, json.dumps(body), limit))
+        _, ((answer, late),) = await self.runs.database.transact(put, Statement(_REPLY, (run_id, key)))
+        if answer is not None:
+            return parse_reply(question, str(answer))
+        return Reply(value=AnswerValue.TIMEOUT) if late else None
+
+    async def questions(self, run_id: str | None = None) -> list[PendingQuestion]:
+        """Questions that can be answered now, oldest first; of one run, or of all."""
+        (rows,) = await self.runs.database.transact(Statement(_PENDING))
+        return [_pending(row) for row in rows if run_id in (None, row[0])]
+
+    async def answer(self, run_id: str, text: str, *, stage: str | None = None) -> PendingQuestion:
+        """Answer a question of a run by the key, label or target of a choice; the question.
+
+        Raises:
+            PipelineError: there is no such question, several match, or the text is none of the choices.
+        """
+        found = [one for one in await self.questions(run_id) if stage in (None, one.stage)]
+        if not found:
+            where = f"run {run_id!r}" + (f", stage {stage!r}" if stage else "")
+            raise PipelineError(f"{where}: no question waits for an answer")
+        if len(found) > 1:
+            stages = ", ".join(dict.fromkeys(one.stage for one in found))
+            raise PipelineError(f"run {run_id!r}: {len(found)} questions wait; name the stage: {stages}")
+        one = found[0]
+        if not one.free and parse_reply(Question(text=one.text, options=one.choices), text).option is None:
+            known = ", ".join(f"[{choice.key}] {choice.label}" for choice in one.choices)
+            raise PipelineError(f"{text[:80]!r} is none of the choices: {known}")
+        late = f"run {run_id!r}: the question was answered or timed out meanwhile"
+        await self.runs.database.transact(
+            Statement(_WAKE, (run_id,)),  # first, so that a run that is about to wait sees the answer
+            Statement(_ANSWER, (text, run_id, one.key), missing=late),
+        )
+        return one
+
+    async def end_cancelled(self, run_id: str) -> bool:
+        """End a cancelled run that nobody runs, so that no worker is needed for it; False if somebody does.
+
+        Raises:
+            PipelineError: it could not be saved.
+        """
+        if run_id in await self.runs.owned([run_id]):
+            return False
+        async with self.runs.own(run_id):
+            state, found = await self.runs.load(run_id), await self.find(run_id)
+            if state is not None and found is not None and found.cancelled and not state.ended:
+                await abandon_run(self.runs, state, found.cancelled)
+            await self.end(run_id)
+        return True
+
+    async def _transact(self, run_id: str, *statements: Statement) -> list[Sequence[Sequence[Any]]]:
+        return await self.runs.database.transact(*self.runs.fence(run_id), *statements)
+
+
+_SUBMIT = """
+INSERT INTO queue (run, options, state, submitted, takes, progress) VALUES (?, ?, 'queued', NOW, 0, -1)
+ON CONFLICT (run) DO NOTHING
+"""
+_FIND = "SELECT run, options, state, submitted, due, worker, takes, cancelled, trouble FROM queue"
+_RUNNING = "SELECT run FROM queue WHERE state = 'running' ORDER BY submitted, run"
+_READY = """
+SELECT run FROM queue WHERE state IN ('queued', 'waiting') AND (due <= NOW OR (due IS NULL AND state = 'queued'))
+ORDER BY submitted, run LIMIT ?
+"""
+_TAKE = """
+UPDATE queue SET state = 'running', worker = ?, due = NULL,
+    takes = CASE WHEN progress < ? THEN 1 ELSE takes + 1 END, progress = ?
+WHERE run = ? AND (state = 'running' OR (state = 'queued' AND due IS NULL) OR (state <> 'ended' AND due <= NOW))
+RETURNING run
+"""
+_PUT_BACK = "UPDATE queue SET state = 'queued', due = NOW + ?, trouble = ? WHERE run = ? AND state <> 'ended'"
+_PARK = """
+UPDATE queue SET state = 'waiting', takes = 0,
+    due = (SELECT min(due) FROM questions WHERE run = ? AND key IN (KEYS)) WHERE run = ? AND state <> 'ended'
+"""
+_ANSWERED = """
+UPDATE queue SET state = 'queued', due = NULL WHERE run = ? AND state = 'waiting'
+AND (cancelled IS NOT NULL OR EXISTS (SELECT 1 FROM questions WHERE run = ? AND key IN (KEYS) AND answer IS NOT NULL))
+"""
+_CANCEL = """
+UPDATE queue SET cancelled = ?, state = CASE WHEN state = 'waiting' THEN 'queued' ELSE state END, due = NULL
+WHERE run = ? AND state <> 'ended' RETURNING run
+"""
+_ASK = """
+INSERT INTO questions (run, key, body, asked, due) VALUES (?, ?, ?, NOW, NOW + ?) ON CONFLICT (run, key) DO NOTHING
+"""
+_REPLY = "SELECT answer, coalesce(due <= NOW, 1 = 0) FROM questions WHERE run = ? AND key = ?"
+_PENDING = """
+SELECT questions.run, key, body, asked, questions.due FROM questions JOIN queue ON queue.run = questions.run
+WHERE answer IS NULL AND (questions.due IS NULL OR questions.due > NOW) AND state <> 'ended' ORDER BY asked, key
+"""
+_WAKE = """
+UPDATE queue SET state = CASE WHEN state = 'waiting' THEN 'queued' ELSE state END,
+    due = CASE WHEN state = 'waiting' THEN NULL ELSE due END WHERE run = ?
+"""
+_ANSWER = """
+UPDATE questions SET answer = ?
+WHERE run = ? AND key = ? AND answer IS NULL AND (due IS NULL OR due > NOW) RETURNING key
+"""
+
+
+def _submission(row: Sequence[Any]) -> Submission:
+    run_id, options, state, submitted, due, worker, takes, cancelled, trouble = row
+    return Submission(
+        run_id=run_id,
+        options=json.loads(options),
+        state=state,
+        submitted=submitted,
+        due=due,
+        worker=worker,
+        takes=takes,
+        cancelled=cancelled,
+        trouble=trouble,
+    )
+
+
+def _pending(row: Sequence[Any]) -> PendingQuestion:
+    run_id, key, body, asked, due = row
+    found: dict[str, Any] = json.loads(body)
+    choices = tuple(Option(key=one, label=label, target=target) for one, label, target in found["choices"])
+    return PendingQuestion(
+        run_id=run_id,
+        key=key,
+        stage=found["stage"],
+        text=found["text"],
+        choices=choices,
+        asked=asked,
+        due=due,
+        free=found["free"],
+    )
+
+
+OnWait = Callable[[Question, bool], None]
+"""Called with True when a question begins to wait, with False when it no longer does."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RemoteInterviewer(Interviewer):
+    """Puts the questions of a run into its store, and waits until another process answers them."""
+
+    queue: RunQueue
+    run_id: str
+    poll: float = 1.0
+    """Seconds between two looks at the store."""
+    on_wait: OnWait | None = field(default=None)
+
+    async def ask(self, question: Question) -> Reply:
+        """The answer, also one from before this process began; `AnswerValue.TIMEOUT` after the question's time."""
+        key = str(question.metadata["key"])
+        self._tell(question, True)
+        try:
+            while (reply := await self.queue.ask(self.run_id, key, question)) is None:
+                await asyncio.sleep(self.poll)
+        finally:
+            self._tell(question, False)
+        return reply
+
+    def _tell(self, question: Question, waits: bool) -> None:
+        if self.on_wait is not None:
+            self.on_wait(question, waits)

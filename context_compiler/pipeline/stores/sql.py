@@ -1,0 +1,215 @@
+"""Runs in a database: saving a state writes only its changes, so that long runs save as fast as short ones.
+
+`Database` is all that an engine has to offer. Statements have `?` for arguments and `NOW` for the database's time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar
+
+from context_compiler.errors import PipelineError
+from context_compiler.pipeline.checkpoint import assemble, parse_checkpoint, state_changes
+from context_compiler.pipeline.state import RunState
+from context_compiler.pipeline.stores import (
+    Event,
+    Lost,
+    RunInfo,
+    info_document,
+    newest_first,
+    parse_event,
+    parse_info,
+    stopped_unless,
+    update_info,
+)
+
+T = TypeVar("T")
+
+SCHEMA = (
+    """
+CREATE TABLE runs (run TEXT PRIMARY KEY, info TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE cells (                   -- a state in pieces: what changes alone is written alone
+    run TEXT NOT NULL, section TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL,
+    PRIMARY KEY (run, section, name)
+) WITHOUT ROWID;
+CREATE TABLE events (
+    run TEXT NOT NULL, sequence INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (run, sequence)
+) WITHOUT ROWID;
+CREATE TABLE contents (hash TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;
+""",
+    """
+CREATE TABLE queue (                   -- runs that any worker may take
+    run TEXT PRIMARY KEY, options TEXT NOT NULL, state TEXT NOT NULL, submitted DOUBLE PRECISION NOT NULL,
+    due DOUBLE PRECISION,              -- not before this time: a pause, or the time-out of the question it waits for
+    worker TEXT, takes INTEGER NOT NULL, progress INTEGER NOT NULL, cancelled TEXT, trouble TEXT
+) WITHOUT ROWID;
+CREATE INDEX queue_by_state ON queue (state, submitted);
+CREATE TABLE questions (
+    run TEXT NOT NULL, key TEXT NOT NULL, body TEXT NOT NULL, asked DOUBLE PRECISION NOT NULL, due DOUBLE PRECISION,
+    answer TEXT, PRIMARY KEY (run, key)
+) WITHOUT ROWID;
+""",
+)
+"""Statements that lead from each version of the tables to the next one, in the SQL that engines share."""
+
+
+def statements_of(scripts: Sequence[str]) -> list[str]:
+    """The single statements of scripts."""
+    return [one for script in scripts for one in script.split(";") if one.strip()]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement of a transaction."""
+
+    text: str
+    args: Sequence[Any] = ()
+    rows: Sequence[Sequence[Any]] | None = None
+    """Arguments of several executions, in place of `args`; none of them returns anything."""
+    missing: str = ""
+    """Error if it returns no row; the transaction is then rolled back."""
+
+
+class Database(Protocol):
+    """Transactions on one database."""
+
+    @property
+    def name(self) -> str:
+        """Its path or address, for errors; without a password."""
+        ...
+
+    async def transact(self, *statements: Statement) -> list[Sequence[Sequence[Any]]]:
+        """Execute statements in one transaction; the rows that each returned.
+
+        Raises:
+            PipelineError: it failed, and nothing of it has happened.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close it; the next transaction opens it again."""
+        ...
+
+
+class SQLRuns:
+    """Runs in a database, and the queue of those that wait for a worker."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._saved: dict[str, RunState] = {}
+        self._infos: dict[str, RunInfo] = {}
+
+    def own(self, run_id: str) -> AbstractAsyncContextManager[Lost]:
+        """Own a run."""
+        raise NotImplementedError
+
+    async def owned(self, run_ids: Sequence[str]) -> frozenset[str]:
+        """Those of the runs that somebody owns."""
+        raise NotImplementedError
+
+    def fence(self, run_id: str) -> Sequence[Statement]:
+        """Statements that fail unless this store may write to a run; the first ones of every write."""
+        return ()
+
+    async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
+        """Create a run."""
+        body = json.dumps(info_document(info))
+        exists = f"there is a run {info.run_id!r} already: resume it, or give another id"
+        await self.database.transact(
+            *self.fence(info.run_id),
+            Statement(_BEGIN, (info.run_id, body), missing=exists),
+            Statement("INSERT INTO contents VALUES (?, ?) ON CONFLICT (hash) DO NOTHING", rows=list(contents.items())),
+        )
+
+    async def save(self, state: RunState) -> None:
+        """Save the changes since the former state."""
+        root = state.lineage.root_run_id
+        former = self._saved.pop(root, None)  # if this fails or is cancelled, what is stored is unknown
+        info = self._infos.get(root) or await self._info(root)
+        info = update_info(info, state, datetime.now(UTC).isoformat(timespec="milliseconds"))
+        gone, new = state_changes(former, state)
+        first = [Statement("DELETE FROM cells WHERE run = ?", (root,))] if former is None else []
+        await self.database.transact(
+            *self.fence(root),
+            *first,
+            Statement(
+                "DELETE FROM cells WHERE run = ? AND section = ? AND name = ?", rows=[(root, *one) for one in gone]
+            ),
+            Statement(_SAVE, rows=[(root, *cell[:2], json.dumps(cell[2])) for cell in new]),
+            Statement("UPDATE runs SET info = ? WHERE run = ?", (json.dumps(info_document(info)), root)),
+        )
+        self._saved[root], self._infos[root] = state, info
+
+    async def _info(self, run_id: str) -> RunInfo:
+        missing = f"there is no run {run_id!r} to save a state of"
+        ((row,),) = await self.database.transact(
+            Statement("SELECT info FROM runs WHERE run = ?", (run_id,), missing=missing)
+        )
+        return self._parse(parse_info, row[0])
+
+    def forget(self, run_id: str) -> None:
+        """Forget the last state of a run: somebody else may write the next one."""
+        self._saved.pop(run_id, None)
+        self._infos.pop(run_id, None)
+
+    async def add(self, run_id: str, event: Event) -> None:
+        """Append an event."""
+        row = (run_id, event.sequence, json.dumps(event.document()))
+        await self.database.transact(*self.fence(run_id), Statement(_ADD, row))
+
+    async def load(self, run_id: str) -> RunState | None:
+        """The last saved state."""
+        query = "SELECT section, name, body FROM cells WHERE run = ? ORDER BY section, name"
+        (rows,) = await self.database.transact(Statement(query, (run_id,)))
+        if not rows:
+            return None
+        where = f"{self.database.name}, run {run_id!r}"
+        try:
+            found = assemble((section, name, json.loads(body)) for section, name, body in rows)
+        except (ValueError, RecursionError, LookupError, TypeError) as error:
+            raise PipelineError(f"{where}: the checkpoint is damaged ({error}); it cannot be resumed from") from error
+        return parse_checkpoint(found, where=where)
+
+    async def events(self, run_id: str, after: int = 0) -> list[Event]:
+        """Events in order."""
+        query = "SELECT body FROM events WHERE run = ? AND sequence > ? ORDER BY sequence"
+        (rows,) = await self.database.transact(Statement(query, (run_id, after)))
+        return [self._parse(parse_event, body) for (body,) in rows]
+
+    async def runs(self) -> list[RunInfo]:
+        """Metadata of all runs, newest first."""
+        rows, queued = await self.database.transact(Statement("SELECT info FROM runs"), Statement(_QUEUED))
+        infos = [self._parse(parse_info, body) for (body,) in rows]
+        owned = await self.owned([info.run_id for info in infos if info.status == "running"])
+        states = {str(run_id): str(state) for run_id, state in queued}
+        stopped = [one for one in infos if stopped_unless(owned.__contains__, one).status == "stopped"]
+        renamed = {one.run_id: replace(one, status=states.get(one.run_id, "stopped")) for one in stopped}
+        return newest_first([renamed.get(one.run_id, one) for one in infos])
+
+    async def content(self, hash: str) -> str | None:
+        """The text with a hash."""
+        (rows,) = await self.database.transact(Statement("SELECT body FROM contents WHERE hash = ?", (hash,)))
+        return rows[0][0] if rows else None
+
+    async def close(self) -> None:
+        """Close the database."""
+        await self.database.close()
+
+    def _parse(self, made: Callable[[Any], T], body: str) -> T:
+        try:
+            return made(json.loads(body))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise PipelineError(f"{self.database.name}: a row in it is damaged ({error})") from error
+
+
+_BEGIN = "INSERT INTO runs VALUES (?, ?) ON CONFLICT (run) DO NOTHING RETURNING run"
+_QUEUED = "SELECT run, state FROM queue WHERE state IN ('queued', 'waiting')"
+_SAVE = """
+INSERT INTO cells VALUES (?, ?, ?, ?) ON CONFLICT (run, section, name) DO UPDATE SET body = excluded.body
+"""
+_REMOVE = "DELETE FROM cells WHERE run = ? AND section = ? AND name = ?"
+_ADD = "INSERT INTO events VALUES (?, ?, ?) ON CONFLICT (run, sequence) DO UPDATE SET body = excluded.body"

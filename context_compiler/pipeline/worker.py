@@ -1,0 +1,228 @@
+"""A worker: takes submitted runs from a store, runs several at a time, and gives back those that wait for people.
+
+Any number of workers share a store. A run whose worker dies is taken over by another one at its last saved state; a
+run that no worker gets any further ends in failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from inspect import isawaitable
+from typing import Any
+
+from context_compiler.errors import PipelineError, RunOwnedError
+from context_compiler.middleware.middleware import log_text
+from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.interviewers import Question
+from context_compiler.pipeline.queue import RemoteInterviewer, RunQueue, Submission
+from context_compiler.pipeline.run import abandon_run, continue_run
+from context_compiler.pipeline.state import RunState
+from context_compiler.pipeline.stores import Event
+from context_compiler.pipeline.stores.sql import SQLRuns
+
+log = logging.getLogger("context_compiler.pipeline")
+
+CONTAINERS = ("parallel", "stack.manager_loop")
+"""Handlers that only wait for other stages."""
+LONGEST_PAUSE = 60.0
+"""Maximum of seconds before a run that was put back is taken again."""
+
+Configure = Callable[[Submission], RunConfig]
+"""The configuration of a submitted run: agents, model, handlers, record."""
+OnChange = Callable[[str, str, str], Any]
+"""Called with the id of a run, its change (`taken`, `waiting`, `put back`, `success` or `fail`), and the reason."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Worker:
+    """Runs submitted runs until it is stopped."""
+
+    runs: SQLRuns
+    configure: Configure
+    name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
+    concurrency: int = 4
+    """Runs at a time."""
+    poll: float = 1.0
+    """Seconds between two looks at the store."""
+    patience: float = 5.0
+    """Seconds that a run keeps its place while all it does is wait for people."""
+    max_takes: int = 10
+    """Times a run is taken without completing a stage before it is given up."""
+    on_change: OnChange | None = None
+    _tasks: dict[str, asyncio.Task[None]] = field(init=False, default_factory=dict[str, "asyncio.Task[None]"])
+    cancelled: dict[str, str] = field(init=False, default_factory=dict[str, str])
+    """Runs of this worker that somebody has cancelled, with the reasons."""
+    _stop: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+
+    @property
+    def queue(self) -> RunQueue:
+        """The queue of its store."""
+        return RunQueue(self.runs)
+
+    def stop(self) -> None:
+        """Stop taking runs, and give back those that it runs, at their last saved states."""
+        self._stop.set()
+
+    async def run(self, *, until_empty: bool = False) -> None:
+        """Take runs until `stop`; with `until_empty` until none is left but those that wait for people."""
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            while not self._stop.is_set():
+                empty = await self._look()
+                if until_empty and empty:
+                    return
+                await asyncio.wait(
+                    {stopping, *self._tasks.values()}, timeout=self.poll, return_when=asyncio.FIRST_COMPLETED
+                )
+        finally:
+            stopping.cancel()
+            tasks = [*self._tasks.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(stopping, *tasks, return_exceptions=True)
+
+    async def _look(self) -> bool:
+        """Take what there is room for; True if nothing is left to take or to end."""
+        try:
+            self.cancelled = await self.queue.cancelled([*self._tasks])
+            room = self.concurrency - len(self._tasks)
+            found = await self.queue.candidates(4 * self.concurrency) if room else []
+            taken = [one for one in found if one not in self._tasks]
+            chosen = random.sample(taken, min(room, len(taken)))  # workers that look at once should not collide
+            for run_id in sorted(chosen, key=taken.index):
+                self._tasks[run_id] = task = asyncio.create_task(self._work(run_id))
+                task.add_done_callback(lambda _, run_id=run_id: self._tasks.pop(run_id, None))
+            left = self._tasks or await self._unfinished()
+        except PipelineError as error:  # the store is away: the next look may find it
+            log.warning("%s: %s", self.name, error)
+            return False
+        return not left
+
+    async def _unfinished(self) -> bool:
+        return any(one.state != "waiting" for one in await self.queue.open())
+
+    async def _work(self, run_id: str) -> None:
+        """Take one run, and carry it as far as it goes now."""
+        try:
+            async with self.runs.own(run_id) as lost:
+                state = await self.runs.load(run_id)
+                taken = await self.queue.take(run_id, self.name, state.sequence if state else 0)
+                if taken is None:
+                    return
+                if state is None or taken.cancelled or taken.takes > self.max_takes:
+                    await self.give_up(run_id, taken, state)
+                    return
+                await self.tell(run_id, "taken")
+                await _Execution(self, taken, lost).carry()
+        except RunOwnedError as error:
+            log.info("%s: %s", self.name, error)
+        except PipelineError as error:
+            log.warning("%s, run %s: %s", self.name, run_id, error)
+
+    async def give_up(self, run_id: str, taken: Submission, state: RunState | None) -> None:
+        """End a run in failure that was cancelled, or that gets no further."""
+        trouble = f": {taken.trouble}" if taken.trouble else ""
+        reason = taken.cancelled or f"taken {taken.takes - 1} times without completing a stage{trouble}"
+        if state is not None and not state.ended:
+            state = await abandon_run(self.runs, state, reason)
+        await self.queue.end(run_id)
+        await self.tell(run_id, state.status if state is not None else "fail", reason)
+
+    async def tell(self, run_id: str, change: str, reason: str = "") -> None:
+        """Notify the listener."""
+        if self.on_change is not None:
+            done = self.on_change(run_id, change, reason)
+            if isawaitable(done):
+                await done
+
+
+class _Execution:
+    """A run that a worker owns, until it ends, waits for people, is cancelled, or is lost."""
+
+    def __init__(self, worker: Worker, taken: Submission, lost: asyncio.Future[str] | None) -> None:
+        self._worker, self._taken, self._lost = worker, taken, lost
+        self._active: set[tuple[str, str, str]] = set()
+        self._asking: dict[tuple[str, str, str], str] = {}
+        self._listener: Callable[[Event], Any] | None = None
+
+    async def carry(self) -> None:
+        """Run it, and record in the queue what came of it."""
+        worker, run_id, queue = self._worker, self._taken.run_id, self._worker.queue
+        task = asyncio.create_task(self._run())
+        try:
+            reason = await self._watch(task)
+            waiting = [*self._asking.values()]
+        finally:
+            await _stop(task)
+        if reason == "waiting":
+            await queue.park(run_id, waiting)
+            await worker.tell(run_id, reason)
+        elif reason == "cancelled":
+            cancelled = replace(self._taken, cancelled=worker.cancelled[run_id])
+            await worker.give_up(run_id, cancelled, await worker.runs.load(run_id))
+        elif task.cancelled() or (error := task.exception()) is None:
+            ended = task.result()
+            await queue.end(run_id)
+            await worker.tell(run_id, ended.status, ended.failure_reason)
+        elif isinstance(error, RunOwnedError) or not isinstance(error, Exception):
+            raise error
+        else:
+            await queue.put_back(run_id, log_text(error), min(LONGEST_PAUSE, 2.0 ** min(self._taken.takes, 10) / 2))
+            await worker.tell(run_id, "put back", log_text(error))
+
+    async def _run(self) -> RunState:
+        worker, run_id = self._worker, self._taken.run_id
+        config = worker.configure(self._taken)
+        self._listener = config.on_event
+        asks = RemoteInterviewer(queue=worker.queue, run_id=run_id, poll=worker.poll, on_wait=self._on_wait)
+        interviewer = config.interviewer if self._taken.options.get("auto_approve") else asks
+        config = replace(config, runs=worker.runs, run_id=run_id, interviewer=interviewer, on_event=self._on_event)
+        return await continue_run(worker.runs, run_id, config)
+
+    async def _watch(self, task: asyncio.Task[RunState]) -> str | None:
+        """The reason to stop the run: `waiting`, `cancelled`, or `lost`; None if it has ended."""
+        loop = asyncio.get_running_loop()
+        since: float | None = None
+        until = {task} if self._lost is None else {task, self._lost}
+        while True:
+            await asyncio.wait(until, timeout=self._worker.poll, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return None
+            if self._lost is not None and self._lost.done():
+                raise RunOwnedError(self._lost.result())
+            if self._taken.run_id in self._worker.cancelled:
+                return "cancelled"
+            idle = bool(self._asking) and self._active <= self._asking.keys()
+            since = (since or loop.time()) if idle else None
+            if since is not None and loop.time() - since >= self._worker.patience:
+                return "waiting"
+
+    def _on_wait(self, question: Question, waits: bool) -> None:
+        facts = question.metadata
+        place = (str(facts["run_id"]), str(facts["branch"]), question.stage)
+        if waits:
+            self._asking[place] = str(facts["key"])
+        else:
+            self._asking.pop(place, None)
+
+    def _on_event(self, event: Event) -> Any:
+        place = (event.run_id, event.branch, event.node or "")
+        if event.kind == "stage_started" and event.data.get("handler") not in CONTAINERS:
+            self._active.add(place)
+        elif event.kind in ("stage_completed", "stage_failed"):
+            self._active.discard(place)
+        return self._listener(event) if self._listener is not None else None
+
+
+async def _stop(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and wait for its end."""
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await asyncio.gather(task, return_exceptions=True)
