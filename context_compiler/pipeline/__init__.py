@@ -34,15 +34,18 @@ if TYPE_CHECKING:
         Reply,
     )
     from context_compiler.pipeline.outcome import Outcome, StageStatus
+    from context_compiler.pipeline.queue import PendingQuestion, RemoteInterviewer, RunQueue, Submission
     from context_compiler.pipeline.routing import select_edge
     from context_compiler.pipeline.run import open_runs, resume_pipeline, run_pipeline
     from context_compiler.pipeline.stage import Handler, Stage, traits
     from context_compiler.pipeline.state import ContextStore, RunResult, RunState
     from context_compiler.pipeline.stores import Event, MemoryRuns, RunInfo, RunStore
     from context_compiler.pipeline.stores.files import FileRuns, in_folder
+    from context_compiler.pipeline.stores.sql import SQLRuns
     from context_compiler.pipeline.stores.sqlite import SQLiteRuns
     from context_compiler.pipeline.stylesheet import StylesheetError, apply_stylesheet, parse_stylesheet
     from context_compiler.pipeline.threads import Session
+    from context_compiler.pipeline.worker import Worker
 
 __all__ = [
     "AnswerValue",
@@ -67,23 +70,29 @@ __all__ = [
     "Node",
     "Option",
     "Outcome",
+    "PendingQuestion",
     "Pipeline",
     "Question",
     "QueueInterviewer",
     "RecordingInterviewer",
+    "RemoteInterviewer",
     "Reply",
     "RunConfig",
     "RunInfo",
+    "RunQueue",
     "RunResult",
     "RunState",
     "RunStore",
+    "SQLRuns",
     "SQLiteRuns",
     "Session",
     "Severity",
     "Stage",
     "StageStatus",
     "StylesheetError",
+    "Submission",
     "Verdict",
+    "Worker",
     "apply_stylesheet",
     "build_handlers",
     "checkpoint_document",
@@ -126,23 +135,29 @@ _HOMES = {
     "Node": "pipeline.graph",
     "Option": "pipeline.interviewers",
     "Outcome": "pipeline.outcome",
+    "PendingQuestion": "pipeline.queue",
     "Pipeline": "pipeline.graph",
     "Question": "pipeline.interviewers",
     "QueueInterviewer": "pipeline.interviewers",
     "RecordingInterviewer": "pipeline.interviewers",
+    "RemoteInterviewer": "pipeline.queue",
     "Reply": "pipeline.interviewers",
     "RunConfig": "pipeline.config",
     "RunInfo": "pipeline.stores",
+    "RunQueue": "pipeline.queue",
     "RunResult": "pipeline.state",
     "RunState": "pipeline.state",
     "RunStore": "pipeline.stores",
+    "SQLRuns": "pipeline.stores.sql",
     "SQLiteRuns": "pipeline.stores.sqlite",
     "Session": "pipeline.threads",
     "Severity": "pipeline.graph",
     "Stage": "pipeline.stage",
     "StageStatus": "pipeline.outcome",
     "StylesheetError": "pipeline.stylesheet",
+    "Submission": "pipeline.queue",
     "Verdict": "pipeline.handlers.agent",
+    "Worker": "pipeline.worker",
     "apply_stylesheet": "pipeline.stylesheet",
     "build_handlers": "pipeline.handlers",
     "checkpoint_document": "pipeline.checkpoint",

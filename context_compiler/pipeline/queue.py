@@ -36,7 +36,7 @@ class Submission:
 
     run_id: str
     options: Mapping[str, Any]
-    """Data for whoever configures the run in a worker."""
+    """JSON for the configuration of the run in a worker."""
     state: str
     """`queued`, `running` (or its worker has died), `waiting` for an answer, or `ended`."""
     submitted: float

@@ -294,3 +294,20 @@ async def test_a_child_begins_with_conversations_of_its_own(tmp_path: Path) -> N
     heard = Heard()
     result = await run_pipeline(text, model=heard.model)
     assert result.ok and [len(request) for request in heard.requests] == [1, 1]
+
+
+async def test_a_command_has_the_key_of_its_attempt() -> None:
+    text = graph(
+        't [shape=parallelogram tool_command="echo $STAGE_KEY; test ${STAGE_KEY##*/} -eq 2" max_retries=2];'
+        'start->t->u; u [shape=parallelogram tool_command="echo $STAGE_KEY"]; u->done'
+    )
+    result = await run_pipeline(text, run_id="r", sleep=no_wait)
+    assert result.ok and result.state.artifacts["t.1.output"]["data"] == "r/t/1/2\n"
+    assert result.context["tool.output"] == "r/u/1/1\n"
+
+
+async def test_a_stage_in_a_branch_has_a_key_of_its_own() -> None:
+    keys: list[str] = []
+    text = graph("p [shape=component]; x; y; j [shape=tripleoctagon]; start->p; p->x->j; p->y->j; j->done")
+    await run_pipeline(text, run_id="r", handlers={"codergen": lambda stage: keys.append(stage.key) or Outcome()})
+    assert sorted(keys) == ["r/x/x/1/1", "r/y/y/1/1"]

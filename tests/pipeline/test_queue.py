@@ -1,0 +1,271 @@
+"""Submitted runs: any worker takes them, people answer from elsewhere, none is lost, and none runs for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from context_compiler.errors import GraphError, PipelineError
+from context_compiler.pipeline import (
+    Event,
+    Outcome,
+    RunConfig,
+    RunQueue,
+    SQLiteRuns,
+    SQLRuns,
+    Stage,
+    Submission,
+    Worker,
+    run_pipeline,
+)
+from context_compiler.pipeline.stores.sql import Statement
+from tests.pipeline.playing import graph, no_wait
+from tests.pipeline.resuming import LONG, scripted, told
+
+GATE = graph('a; h [shape=hexagon]; b; start->a->h; h->b [label="[Y] go"]; h->a [label="[N] back"]; b->done')
+OpenSQL = Callable[[], SQLRuns]
+
+
+@pytest.fixture(params=["sqlite"])
+def open_runs(request: pytest.FixtureRequest, tmp_path: Path) -> OpenSQL:
+    """Opens the same database again and again, as processes do."""
+    return lambda: SQLiteRuns(tmp_path / "runs.db")
+
+
+def worker(runs: SQLRuns, **given: Any) -> tuple[Worker, list[tuple[str, str]]]:
+    """A worker that looks often, and what it said of which run."""
+    said: list[tuple[str, str]] = []
+    options: dict[str, Any] = {"configure": lambda taken: RunConfig(simulate=True), "poll": 0.01, "patience": 0.0}
+    listen = lambda run_id, change, reason: said.append((run_id, change))  # noqa: E731
+    return Worker(runs=runs, on_change=listen, **{**options, **given}), said
+
+
+async def test_a_submitted_run_is_queued_until_a_worker_has_run_it(open_runs: OpenSQL) -> None:
+    runs = open_runs()
+    name = await RunQueue(runs).submit(graph("a; start->a->done"), context={"k": 1}, options={"model": "x"})
+    assert [one.status for one in await runs.runs()] == ["queued"]
+    seen: list[Submission] = []
+
+    def configure(taken: Submission) -> RunConfig:
+        seen.append(taken)
+        return RunConfig(simulate=True)
+
+    one, said = worker(runs, configure=configure)
+    await one.run(until_empty=True)
+    state = await runs.load(name)
+    assert state is not None and state.completed == ("start", "a", "done") and state.context["k"] == 1
+    assert said == [(name, "taken"), (name, "success")]
+    assert [(taken.run_id, taken.options, taken.worker) for taken in seen] == [(name, {"model": "x"}, one.name)]
+    assert await RunQueue(runs).open() == []
+    await runs.close()
+
+
+async def test_a_graph_with_errors_is_not_submitted(open_runs: OpenSQL) -> None:
+    runs = open_runs()
+    with pytest.raises(GraphError):
+        await RunQueue(runs).submit("digraph g { a -> b }", run_id="r")
+    assert await runs.runs() == []
+    await RunQueue(runs).submit(GATE, run_id="r")
+    with pytest.raises(PipelineError, match="already"):
+        await RunQueue(runs).submit(GATE, run_id="r")
+    await runs.close()
+
+
+async def test_several_workers_run_every_run_once(open_runs: OpenSQL) -> None:
+    runs = open_runs()
+    names = [await RunQueue(runs).submit(graph("a; start->a->done"), run_id=f"r{n}") for n in range(12)]
+    counts: list[str] = []
+
+    async def work(stage: Stage) -> Outcome:
+        counts.append(stage.run_id)
+        await asyncio.sleep(0)
+        return Outcome()
+
+    stores = [open_runs() for _ in range(3)]
+    workers = [
+        worker(store, configure=lambda taken: RunConfig(handlers={"codergen": work}), concurrency=2) for store in stores
+    ]
+    await asyncio.gather(*(one.run(until_empty=True) for one, _ in workers))
+    assert sorted(counts) == sorted(names)
+    assert {one.status for one in await runs.runs()} == {"success"}
+    for store in (runs, *stores):
+        await store.close()
+
+
+async def test_a_run_that_waits_for_a_person_gives_up_its_place_and_goes_on_after_the_answer(
+    open_runs: OpenSQL,
+) -> None:
+    first, second, desk = open_runs(), open_runs(), RunQueue(open_runs())
+    await desk.submit(GATE, run_id="r")
+    one, said = worker(first)
+    await one.run(until_empty=True)
+    assert said == [("r", "taken"), ("r", "waiting")]
+    assert [info.status for info in await desk.runs.runs()] == ["waiting"]
+    (question,) = await desk.questions()
+    assert (question.run_id, question.stage, [choice.key for choice in question.choices]) == ("r", "h", ["Y", "N"])
+    with pytest.raises(PipelineError, match=r"none of the choices: \[Y\] go, \[N\] back"):
+        await desk.answer("r", "perhaps")
+    with pytest.raises(PipelineError, match="no question waits"):
+        await desk.answer("r", "go", stage="a")
+    await desk.answer("r", "go")
+    with pytest.raises(PipelineError, match="no question waits"):
+        await desk.answer("r", "back")
+    other, said = worker(second)
+    await other.run(until_empty=True)
+    state = await second.load("r")
+    assert said == [("r", "taken"), ("r", "success")]
+    assert state is not None and state.completed == ("start", "a", "h", "b", "done")
+    for store in (first, second, desk.runs):
+        await store.close()
+
+
+async def test_an_answer_reaches_a_run_that_has_kept_its_place(open_runs: OpenSQL) -> None:
+    runs, desk = open_runs(), RunQueue(open_runs())
+    await desk.submit(GATE, run_id="r")
+    one, said = worker(runs, patience=60.0)
+
+    async def answer() -> None:
+        while not await desk.questions("r"):
+            await asyncio.sleep(0.01)
+        await desk.answer("r", "y")
+
+    await asyncio.gather(one.run(until_empty=True), answer())
+    assert said == [("r", "taken"), ("r", "success")]
+    await runs.close()
+    await desk.runs.close()
+
+
+async def test_a_gate_times_out_by_the_clock_of_the_store_while_nobody_runs_it(open_runs: OpenSQL) -> None:
+    runs = open_runs()
+    text = GATE.replace("shape=hexagon", 'shape=hexagon human.timeout=200ms human.default_choice="b"')
+    await RunQueue(runs).submit(text, run_id="r")
+    one, said = worker(runs)
+    while (found := await RunQueue(runs).find("r")) is None or found.state != "ended":
+        await one.run(until_empty=True)
+    state = await runs.load("r")
+    assert said[:2] == [("r", "taken"), ("r", "waiting")] and said[-1] == ("r", "success")
+    assert state is not None and state.completed == ("start", "a", "h", "b", "done")
+    await runs.close()
+
+
+async def test_a_branch_that_works_keeps_the_place_of_one_that_waits(open_runs: OpenSQL) -> None:
+    runs, desk = open_runs(), RunQueue(open_runs())
+    text = graph(
+        "p [shape=component]; h [shape=hexagon]; x; j [shape=tripleoctagon]; start->p; p->h; p->x; h->j; x->j; j->done"
+    )
+    await desk.submit(text, run_id="r")
+    ready = asyncio.Event()
+
+    async def work(stage: Stage) -> Outcome:
+        await ready.wait()
+        return Outcome()
+
+    one, said = worker(runs, configure=lambda taken: RunConfig(handlers={"codergen": work}))
+    running = asyncio.create_task(one.run(until_empty=True))
+    while not await desk.questions("r"):
+        await asyncio.sleep(0.01)
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+    assert said == [("r", "taken")]
+    ready.set()
+    await running
+    assert said == [("r", "taken"), ("r", "waiting")]
+    await desk.answer("r", "j")
+    await one.run(until_empty=True)
+    assert said[2:] == [("r", "taken"), ("r", "success")]
+    await runs.close()
+    await desk.runs.close()
+
+
+async def test_a_run_is_cancelled_wherever_it_is(open_runs: OpenSQL) -> None:
+    runs, desk = open_runs(), RunQueue(open_runs())
+    for name in ("waits", "works", "queued"):
+        await desk.submit(GATE, run_id=name)
+
+    async def work(stage: Stage) -> Outcome:
+        if stage.run_id == "works":
+            await asyncio.Event().wait()
+        return Outcome()
+
+    one, said = worker(runs, configure=lambda taken: RunConfig(handlers={"codergen": work}), concurrency=2)
+    await desk.cancel("queued", "not needed")
+    running = asyncio.create_task(one.run(until_empty=True))
+    while ("works", "taken") not in said or ("waits", "waiting") not in said:
+        await asyncio.sleep(0.01)
+    for name in ("waits", "works"):
+        await desk.cancel(name, "not needed")
+    await running
+    for name in ("waits", "works", "queued"):
+        state = await runs.load(name)
+        assert state is not None and (state.status, state.failure_reason) == ("fail", "not needed")
+        assert (await runs.events(name))[-1].kind == "run_finalized"
+    with pytest.raises(PipelineError, match="has ended"):
+        await desk.cancel("waits")
+    await runs.close()
+    await desk.runs.close()
+
+
+async def test_a_cancelled_run_that_nobody_runs_ends_without_a_worker(open_runs: OpenSQL) -> None:
+    queue = RunQueue(open_runs())
+    await queue.submit(GATE, run_id="r")
+    await queue.cancel("r", "no")
+    assert await queue.end_cancelled("r")
+    state = await queue.runs.load("r")
+    assert state is not None and state.failure_reason == "no" and await queue.open() == []
+    await queue.runs.close()
+
+
+async def test_a_run_that_gets_no_further_is_given_up(open_runs: OpenSQL) -> None:
+    runs = open_runs()
+    await RunQueue(runs).submit(graph("a; b; start->a->b->done"), run_id="r")
+    takes = 0
+
+    def configure(taken: Submission) -> RunConfig:
+        nonlocal takes
+        takes += 1
+        raise PipelineError("no such template") if takes < 3 else RuntimeError("no such key")
+
+    one, said = worker(runs, configure=configure, max_takes=3)
+    running = asyncio.create_task(one.run(until_empty=True))
+    while not running.done():
+        await runs.database.transact(_now("r"))
+        await asyncio.sleep(0.01)
+    await running
+    state = await runs.load("r")
+    assert state is not None and state.failure_reason.startswith(
+        "taken 3 times without completing a stage: RuntimeError"
+    )
+    assert [change for _, change in said] == ["taken", "put back"] * 3 + ["fail"]
+    await runs.close()
+
+
+def _now(run_id: str) -> Statement:
+    """Ends the pause of a run."""
+    return Statement("UPDATE queue SET due = NULL WHERE run = ? AND state = 'queued'", (run_id,))
+
+
+async def test_a_worker_that_is_stopped_gives_back_its_runs_at_their_last_states(open_runs: OpenSQL) -> None:
+    runs = open_runs()
+    await RunQueue(runs).submit(LONG, run_id="r")
+    one, said = worker(runs, configure=lambda taken: RunConfig(handlers=scripted(), sleep=no_wait, on_event=stop))
+
+    def stop(event: Event) -> None:
+        if event.kind == "stage_started" and event.node == "p":
+            one.stop()
+
+    await one.run()
+    assert (await RunQueue(runs).questions(), said) == ([], [("r", "taken")])
+    again, _ = worker(runs, configure=lambda taken: RunConfig(handlers=scripted(), sleep=no_wait), patience=60.0)
+    running = asyncio.create_task(again.run(until_empty=True))
+    while not running.done():
+        for question in await RunQueue(runs).questions():
+            await RunQueue(runs).answer("r", question.choices[0].key)
+        await asyncio.sleep(0.01)
+    state = await runs.load("r")
+    whole = await run_pipeline(LONG, run_id="r", handlers=scripted(), sleep=no_wait)
+    assert state is not None and told(state) == told(whole)
+    await runs.close()
