@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from starlette.testclient import TestClient
 
 from context_compiler.chat.demo_model import ScriptedModel
 from context_compiler.chat.session import ChatSession
+from context_compiler.record.store import SQLiteStore
 from context_compiler.web.app import create_app
+from tests.chat.test_faults import Full
 from tests.web.browser import chat_app, serving
 
 HOSTILE = "<script>alert(1)</script> <img src=x onerror=alert(1)> [x](javascript:alert(1)) ![y](http://evil.example/y)"
@@ -138,6 +142,46 @@ async def test_a_template_that_is_gone_is_told_and_the_chat_goes_on(tmp_path: Pa
             assert done["error"] == "" and done["sent"] > 0
             await tab.say("hello again", template="chat_compiler")
             assert (await tab.until("done", 2))["status"] == "raw"
+
+
+async def test_a_record_locked_by_another_process_is_told_and_nothing_shown_is_lost(tmp_path: Path) -> None:
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address) as tab:
+            await tab.say("Before the lock.")
+            await tab.until("done")
+            with closing(sqlite3.connect(tmp_path / "context.db", isolation_level=None)) as other:
+                other.execute("BEGIN IMMEDIATE")
+                await tab.say("While it is locked.")
+                done = await tab.until("done", 2)
+                assert "locked" in (await tab.until("notice"))["text"]
+                other.execute("ROLLBACK")
+            assert done["error"] == "" and done["sent"] > 0
+            await tab.say("After the lock.")
+            assert (await tab.until("done", 3))["request"] is not None
+            page = await tab.page()
+    assert all(text in page for text in ("Before the lock.", "While it is locked.", "After the lock."))
+    assert (tmp_path / "Chat_Sessions" / "main.md").read_text().count("**Assistant:**") == 3
+    store = SQLiteStore(tmp_path / "context.db")
+    assert b"While it is locked." in b"".join(await store.transcript("main")) and await store.verify() == ()
+    await store.close()
+
+
+async def test_a_full_disk_is_told_and_nothing_shown_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address) as tab:
+            await tab.say("There is room.")
+            await tab.until("done")
+            disk = Full(monkeypatch, 0)
+            await tab.say("There is none.")
+            assert "No space left on device" in (await tab.until("notice"))["text"]
+            done = await tab.until("done", 2)
+            assert done["error"] == "" and "There is none." in await tab.page()
+            disk.room = 10**9
+            await tab.say("There is again.")
+            await tab.until("done", 3)
+    monkeypatch.undo()
+    stored = (tmp_path / "Chat_Sessions" / "main.md").read_text()
+    assert [stored.count(f"**User:**\n\nThere is {word}.\n") for word in ("room", "none", "again")] == [1] * 3
 
 
 async def test_a_model_that_cannot_be_used_is_refused_and_the_next_prompt_is_answered(tmp_path: Path) -> None:
