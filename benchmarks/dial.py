@@ -15,7 +15,7 @@ from context_compiler.cli.drawing import Line, Panel
 
 SETTINGS = {
     "ours-live-off": ("off", "0"),
-    "ours-live-economy": ("economy", "0.25"),
+    "ours-live-economy": ("economy", "0.15"),
     "ours-live": ("default", "0.5"),
     "ours-live-parity": ("parity", "1.0"),
 }

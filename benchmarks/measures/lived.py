@@ -22,7 +22,7 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours-live": ("none", {}),
     "ours-live-bland": ("bland", {}),
     "ours-live-good": ("good", {}),
-    "ours-live-economy": ("none", {"recall": 0.25}),
+    "ours-live-economy": ("none", {"recall": 0.15}),
     "ours-live-parity": ("none", {"recall": 1.0}),
     "ours-live-off": ("none", {"recall": 0}),
 }

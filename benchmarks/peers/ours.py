@@ -64,9 +64,9 @@ APPROACHES = (
     Approach(
         name="ours-live-economy",
         title="context-compiler, live agent, economy",
-        setup='`ContextCompiler(budget=budget, model="none", recall=0.25)`: smaller blocks for what is asked',
+        setup='`ContextCompiler(budget=budget, model="none", recall=0.15)`: smaller blocks for what is asked',
         ours=True,
-        session=lambda budget: LiveSession(live(budget, recall=0.25)),
+        session=lambda budget: LiveSession(live(budget, recall=0.15)),
     ),
     Approach(
         name="ours-live-parity",
