@@ -172,6 +172,7 @@ class ChatSession:
         system: Folder whose templates come second.
         budget: Input tokens of one request in Endless mode, a share of the model's window, or `Money`.
         every_turn: Compile in every turn, not only when the history passes the threshold.
+        background: Compile while the conversation goes on, so that no turn waits for it.
         reflections: When templates are given past failures.
         notice: Called with each line that a person should read.
         clock: Source of the current time.
@@ -194,6 +195,7 @@ class ChatSession:
         system: str | Path | None = "system",
         budget: Budget | None = None,
         every_turn: bool = False,
+        background: bool = False,
         reflections: ReflectionPolicy | None = None,
         notice: Notice | None = None,
         clock: Clock = now,
@@ -221,6 +223,7 @@ class ChatSession:
             "system": system,
             "budget": budget,
             "every_turn": every_turn,
+            "background": background,
             "reflections": reflections,
         }
         self._compilers: dict[str, ContextCompiler] = {}
@@ -329,7 +332,9 @@ class ChatSession:
         return await Recall().passages(self.messages, query)
 
     async def close(self) -> None:
-        """Close the record and the transcript."""
+        """End compiles in the background, and close the record and the transcript."""
+        for compiler in self._compilers.values():
+            await compiler.aclose()
         await self.storage.close()
 
     def _on_view(self, view: View) -> None:

@@ -197,9 +197,7 @@ def freeze(
     kept_summary = summary or (old.summary if old else "")
     covered = spans(selection.out) if summary else (old.covered if old else ())
     text = written_for(selection, kept_summary, positions(covered))
-    shapes = selection.draft.shapes
-    changed = [index for index, shape in enumerate(shapes) if shape != WHOLE]
-    decided = changed[-1] + 1 if changed else 0
+    shapes, decided = selection.draft.shapes, decided_by(selection)
     cycle = Cycle(
         decided=decided,
         tip=selection.history.ids[decided - 1] if decided else "",
@@ -219,6 +217,12 @@ def freeze(
         why=_reasons(selection.draft.drops, old.why if old else ()),
     )
     return cycle, text.quoted
+
+
+def decided_by(selection: Selection) -> int:
+    """Leading messages that a cycle of this selection decides on; all later ones are whole."""
+    shapes = selection.draft.shapes
+    return next((index + 1 for index in range(len(shapes) - 1, -1, -1) if shapes[index] != WHOLE), 0)
 
 
 def _reasons(drops: Sequence[Drop], earlier: Sequence[tuple[int, int, str]]) -> tuple[tuple[int, int, str], ...]:

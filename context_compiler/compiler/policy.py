@@ -28,6 +28,9 @@ LARGE = 4
 PROMPT = 0.6
 """Share of the room that a prompt keeps which does not fit whole."""
 
+AHEAD = 4
+"""Divisor of the way from the low threshold to the high one: a compile in the background has so much of it to end."""
+
 PROMPT_ROOM = 32_000
 """Tokens of a span that one prompt may carry at least, where the compiler's window is not known."""
 
@@ -57,6 +60,16 @@ class Limits:
     def used(self) -> int:
         """Tokens that messages take of the room: less than all of it where a trigger is below half."""
         return min(self.room, max(0, 2 * (self.high - self.fixed)))
+
+    @property
+    def soft(self) -> int:
+        """Tokens of a request from which a compile may be made in the background: a quarter of the way before high."""
+        return self.high - max(0, self.high - self.low) // AHEAD
+
+    @property
+    def ahead(self) -> Limits:
+        """The same for a compile that begins at `soft`: what comes until `high` is then beside what it keeps."""
+        return replace(self, low=max(self.fixed, self.low - (self.high - self.soft)))
 
     def carrying(self, fixed: int) -> Limits:
         """The same budget when less is fixed than it would fill alone."""

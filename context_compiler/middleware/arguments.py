@@ -68,6 +68,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "system": (_one_of(str, Path), "a folder"),
     "vault_name": (lambda value: isinstance(value, str), "a name"),
     "every_turn": (lambda value: isinstance(value, bool), "True or False"),
+    "background": (lambda value: isinstance(value, bool), "True or False"),
     "dry_run": (lambda value: isinstance(value, bool), "True or False"),
     "reflections": (_one_of(ReflectionPolicy), "a ReflectionPolicy"),
     "timeout": (_seconds, "seconds above 0"),
@@ -104,6 +105,8 @@ class Arguments:
     """Fidelity of the summary; None takes the template's."""
     every_turn: bool = False
     """Compile at the first request of every user turn, which moves the prompt-cache prefix once a turn."""
+    background: bool = False
+    """Compile while the conversation goes on, before the threshold is reached, so that no request waits for it."""
     model: Model | str | None = None
     """The compiler's model; None is the run's own, "none" is no model."""
     store: str | Path | Store | None = "system/context.db"
@@ -205,6 +208,8 @@ class Arguments:
         """
         if (self.layers is None) != (self.role is None):
             raise SettingsError(f"layers={self.layers!r}, role={self.role!r}: give both, or neither")
+        if self.background and self.every_turn:
+            raise SettingsError("every_turn=True compiles around each prompt: it cannot be made in the background")
         for name, (allowed, what) in ALLOWED.items():
             if not allowed(getattr(self, name)):
                 raise SettingsError(f"{name}={getattr(self, name)!r}: give {what}")

@@ -6,10 +6,11 @@ the run goes on: with the last good view, with raw history, or with the least th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from pydantic_ai import RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, durable_operation
@@ -22,7 +23,14 @@ from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
-from context_compiler.middleware.request import Host, Request, charge_run, host_request, session_of, within_limits
+from context_compiler.middleware.request import (
+    Host,
+    Request,
+    charge_run,
+    host_request,
+    session_of,
+    within_limits,
+)
 from context_compiler.middleware.state import Run
 from context_compiler.paths import warn_of_namesake
 from context_compiler.record.values import Record
@@ -77,6 +85,18 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             StoreError: the record cannot be read.
         """
         return await self._ware.transcript(session)
+
+    async def aclose(self) -> None:
+        """End every compile in the background, and let go of the store. The compiler can be used again."""
+        await self._ware.close()
+
+    async def __aenter__(self) -> Self:
+        """The compiler itself."""
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        """Close it."""
+        await self.aclose()
 
     def get_ordering(self) -> CapabilityOrdering | None:
         """Innermost: nobody edits a view after it was counted and recorded."""
@@ -183,6 +203,12 @@ class _RunHost(Host):
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
         order = {"key": request.key, "prompts": list(request.prompts)}
         return charge_run(self._ctx, SummaryResponse(**await self._compiler.compile(self._ctx, order)))
+
+    async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
+        return await self._compiler._ware.launch(self._ctx, request)  # pyright: ignore[reportPrivateUsage]
+
+    def charge(self, response: SummaryResponse) -> SummaryResponse:
+        return charge_run(self._ctx, response)
 
     def affords(self, given: int, answered: int) -> bool:
         return within_limits(self._ctx, given, answered)

@@ -15,10 +15,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.summary import SummaryResponse
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.errors import BudgetError, CompileError, ContextCompilerError, SettingsError
 from context_compiler.layers.context import (
@@ -33,13 +34,14 @@ from context_compiler.layers.context import (
 from context_compiler.layers.session import LayerSource, load_state
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.background import BACKGROUND
 from context_compiler.middleware.fallback import fallback
 from context_compiler.middleware.off_loop import off_loop
-from context_compiler.middleware.request import JOINED, Host, Request, is_long
+from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long
 from context_compiler.middleware.respond import respond
 from context_compiler.middleware.single_flight import Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run
-from context_compiler.record.values import Record, now, with_null_reasons
+from context_compiler.record.values import Compile, Record, now, with_null_reasons
 from context_compiler.resilience import attempt, try_await
 from context_compiler.settings import Settings
 from context_compiler.tokens import Ratios
@@ -215,8 +217,8 @@ class Middleware:
         if record.id is not None:
             run.record_blocks(result.blocks)
         if cycle is not None and record.id is not None:
-            failed = record.compile is not None and record.compile.status.startswith("failed")
-            known = run.record(cycle, record.summary_id, linked=not failed)
+            idle = record.compile is not None and record.compile.status.startswith(("failed", "skipped"))
+            known = run.record(cycle, record.summary_id, linked=not idle)
             if known is not None:
                 self.archive.remember_cycle(known)
         if result.began or result.row is not None:
@@ -228,6 +230,17 @@ class Middleware:
     async def compile(self, key: str, prompts: Sequence[str], model: Model) -> SummaryResponse:
         """One compile; its failure is an answer too."""
         return await self._summaries.answer(key, prompts, model)
+
+    async def launch(self, ctx: RunContext[Any], request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
+        """One compile as a task of this event loop; None where a replay would have to find it again."""
+        if is_durable(ctx):
+            return None
+        return await self._summaries.launch(request.key, request.prompts, ctx.model)  # pyright: ignore[reportArgumentType]
+
+    async def close(self) -> None:
+        """End what is under way in this event loop, and let go of the store if no run is left."""
+        await self.state.pending.end()
+        await self.rest()
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run: the newest cycle of the last of these ids that has one, and the learnt ratios."""
@@ -350,9 +363,15 @@ def _log(record: Record, result: Result) -> None:
         f" ({round(recalled):,} recalled, {recalled / sent:.0%})" if recalled else "",
         kept,
         "turn" if kept == 1 else "turns",
-        "1 compile" if result.row is not None and result.row.compiled_prompt else "no model asked",
+        _asked(result.row),
         record.latency_ms / 1000,
     )
+
+
+def _asked(row: Compile | None) -> str:
+    if row is None or not row.compiled_prompt:
+        return "no model asked"
+    return "1 compile, made in the background" if BACKGROUND in row.status else "1 compile"
 
 
 def _warn_of_fewer_turns(arguments: Arguments, result: Result) -> bool:

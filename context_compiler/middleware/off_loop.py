@@ -62,6 +62,19 @@ class _DistantHost(Host):
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
         return await self._call(self._host.ask(request))
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
+        return await self._call(self._host.launch(request))
+
+    async def land(self, task: asyncio.Task[SummaryResponse]) -> SummaryResponse:
+        return await self._call(self._host.land(task))
+
+    def charge(self, response: SummaryResponse) -> SummaryResponse:
+        return self._host.charge(response)
+
     def affords(self, given: int, answered: int) -> bool:
         return self._host.affords(given, answered)
 

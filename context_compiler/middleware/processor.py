@@ -6,6 +6,7 @@ it: the next call continues from the raw history, not from our own output.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,6 +42,12 @@ class _ProcessorHost(Host):
 
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
         return charge_run(self._ctx, await self._ware.compile(request.key, request.prompts, self._ctx.model))  # pyright: ignore[reportArgumentType]
+
+    async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
+        return await self._ware.launch(self._ctx, request)
+
+    def charge(self, response: SummaryResponse) -> SummaryResponse:
+        return charge_run(self._ctx, response)
 
     def affords(self, given: int, answered: int) -> bool:
         return within_limits(self._ctx, given, answered)

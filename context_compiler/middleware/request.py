@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -118,6 +120,30 @@ class Host(Protocol):
             CompileError: there is none.
         """
         ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the run."""
+        return asyncio.get_running_loop()
+
+    async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
+        """Have a model write a summary while the conversation goes on; None where that cannot be."""
+        return None
+
+    async def land(self, task: asyncio.Task[SummaryResponse]) -> SummaryResponse:
+        """Wait for what was launched."""
+        await asyncio.wait({task})
+        if task.cancelled():
+            return SummaryResponse(text="", failure={"message": "it was cancelled", "model": "", "phase": "call"})
+        return task.result()
+
+    def charge(self, response: SummaryResponse) -> SummaryResponse:
+        """Pay for a summary that was launched, and return it.
+
+        Raises:
+            CompileError: there is none.
+        """
+        return response
 
     def affords(self, given: int, answered: int) -> bool:
         """True if a compile of that many tokens in and out is within the run's usage limits."""
@@ -269,6 +295,21 @@ def within_limits(ctx: RunContext[Any], given: int, answered: int) -> bool:
         (allowed.total_tokens_limit, used.total_tokens, given + answered),
     )
     return all(limit is None or 2 * tokens <= limit - spent for limit, spent, tokens in takes)
+
+
+def is_durable(ctx: RunContext[Any]) -> bool:
+    """True in a workflow of a durable engine, which must do the same in the same order when it is replayed.
+
+    The host knows of its own durability capabilities; its older wrappers of an agent are known by their engine.
+    """
+    if ctx.in_durable_context:
+        return True
+    temporal, dbos, prefect = map(sys.modules.get, ("temporalio.workflow", "dbos", "prefect.context"))
+    if temporal is not None and temporal.in_workflow():
+        return True
+    if dbos is not None and dbos.DBOS.workflow_id is not None:
+        return True
+    return prefect is not None and prefect.FlowRunContext.get() is not None
 
 
 def charge_run(ctx: RunContext[Any], answer: SummaryResponse) -> SummaryResponse:

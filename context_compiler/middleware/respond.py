@@ -49,6 +49,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History
 from context_compiler.messages.turns import pair
+from context_compiler.middleware.background import affordable, discard, finish, pending, start
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.state import (
     CompilerState,
@@ -85,10 +86,42 @@ async def respond(compiler: CompilerState, run: Run, request: Request, host: Hos
     cycle = await _current_cycle(context, host)
     opens = _opens(context, cycle)
     run.open_turn(context.turn)
-    grown = None
-    if not opens:
-        grown = _raw(context) if cycle is None else _carry_on(context, cycle)
-    return grown or await _new_cycle(context, cycle, host)
+    if not opens and compiler.arguments.background:
+        return await _without_waiting(context, cycle, host)
+    return (None if opens else _grown(context, cycle)) or await _new_cycle(context, cycle, host)
+
+
+def _grown(context: RequestContext, cycle: Cycle | None, *, whole: bool = False) -> Result | None:
+    """The view of the request before and everything since, up to the high threshold; `whole`: up to the budget."""
+    return _raw(context, whole) if cycle is None else _carry_on(context, cycle, whole)
+
+
+async def _without_waiting(context: RequestContext, cycle: Cycle | None, host: Host) -> Result:
+    """The view where compiles are made in the background.
+
+    One is begun at the soft threshold, and used from the high one on. Until it is done, the view grows on; only a
+    request that would be over the budget, or has no room for what its prompt asks for, waits for it.
+    """
+    useless, error = await discard(context, host)
+    begun, result = pending(context), _grown(context, cycle)
+    ready = begun is not None and begun.task.done()
+    if result is None and not ready:
+        result = _grown(context, cycle, whole=True)
+        if result is not None and begun is None and not await start(context, cycle, host):
+            result = None
+    elif result is not None and begun is None and _bare_cost(context, result) > context.limits(cycle).soft:
+        await start(context, cycle, host)
+    if result is None:
+        first = None
+        if begun is not None:
+            first, useless, error = await finish(context, begun, host)
+        result = await _new_cycle(context, cycle, host, first)
+    return replace(result, row=result.row or useless, fault=result.fault or error)
+
+
+def _bare_cost(context: RequestContext, result: Result) -> int:
+    """Exact tokens of a request without what was recalled for its turn."""
+    return result.cost - (result.blocks.tokens(context.counter) if result.blocks else 0)
 
 
 async def _current_cycle(context: RequestContext, host: Host) -> Cycle | None:
@@ -116,10 +149,10 @@ def _opens(context: RequestContext, cycle: Cycle | None) -> bool:
     return len(context.outline.turns) - 1 > recent
 
 
-def _raw(context: RequestContext) -> Result | None:
+def _raw(context: RequestContext, whole: bool = False) -> Result | None:
     """The raw history, up to the high threshold, and within the budget as the host renders it."""
     limits, tokens = context.limits(), context.request.fixed + context.history.tokens
-    if tokens > limits.high:
+    if tokens > (limits.budget if whole else limits.high):
         return None
     result = assemble_view(context, None, "raw")
     if tokens * FRAMED < limits.budget:
@@ -128,16 +161,17 @@ def _raw(context: RequestContext) -> Result | None:
     return result if result.cost <= limits.budget else None
 
 
-def _carry_on(context: RequestContext, cycle: Cycle) -> Result | None:
+def _carry_on(context: RequestContext, cycle: Cycle, whole: bool = False) -> Result | None:
     """The cycle and everything since, up to the high threshold, with what is recalled for the turn."""
     limits, known = context.limits(cycle), _known_blocks(context)
+    most = limits.budget if whole else limits.high
     if known is None or known.own.turn != context.turn:
         plain = assemble_view(context, cycle, "cycle")
-        if plain.cost > limits.high or attempt(lambda: crowded(context, limits, cycle, plain.cost)).value:
+        if plain.cost > most or attempt(lambda: crowded(context, limits, cycle, plain.cost)).value:
             return None
         return _with_recall(context, cycle, plain)
     result = assemble_view(context, cycle, "cycle", blocks=known)
-    if result.cost - known.tokens(context.counter) > limits.high:
+    if result.cost - known.tokens(context.counter) > most:
         return None
     return _fitting(context, cycle, result)
 
@@ -194,13 +228,18 @@ def _fitting(context: RequestContext, cycle: Cycle, result: Result, done: Advanc
     return result if result.cost <= result.limit else None
 
 
-async def _new_cycle(context: RequestContext, previous: Cycle | None, host: Host) -> Result:
-    """Cut back and freeze; again, with less, where the host's own framing turns out to need room."""
+async def _new_cycle(
+    context: RequestContext, previous: Cycle | None, host: Host, first: Advance | None = None
+) -> Result:
+    """Cut back and freeze; again, with less, where the host's own framing turns out to need room.
+
+    `first` is an advance that has been made already.
+    """
     context.run.relax()
     more, tries, row, result = _room_for_block(context, previous), 1, None, None
     while True:
-        done = await advance_request(context, previous, _asking(context, host), more)
-        previous, row = done.cycle, row or done.row
+        done = first or await advance_request(context, previous, _asking(context, host), more)
+        previous, row, first = done.cycle, row or done.row, None
         result = assemble_view(context, previous, "compiled", done, earlier=result)
         over = result.cost - result.limit
         if over <= 0 or not done.selection.fits or tries == TRIES:
@@ -251,8 +290,7 @@ def _asking(context: RequestContext, host: Host) -> Ask | None:
 
     async def ask(wanted: SummaryRequest) -> SummaryResponse:
         run.ask(context.turn)
-        given = sum(map(context.counter.text, wanted.prompts)) + wanted.cap * (len(wanted.prompts) - 1)
-        if not host.affords(given + context.request.overhead, wanted.cap * len(wanted.prompts)):
+        if not affordable(context, wanted, host):
             return SummaryResponse(text="", refused="the run's usage limits leave too little for a compile")
         try:
             return await host.ask(wanted)

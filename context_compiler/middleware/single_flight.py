@@ -6,11 +6,13 @@ Compilers of one event loop that want the same summary at the same time share on
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 import time
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakSet
 
 from pydantic_ai.models import Model
 
@@ -96,7 +98,7 @@ def _useful(task: asyncio.Task[SummaryResponse]) -> bool:
     return task.result().failure is None and bool(task.result().text)
 
 
-async def _end(task: asyncio.Task[SummaryResponse]) -> None:
+async def _end(task: asyncio.Task[Any]) -> None:
     """Leave nothing of a call behind: neither a task nor an error that nobody looked at."""
     if not task.done():
         task.cancel()
@@ -115,9 +117,17 @@ class Summaries:
 
     async def answer(self, key: str, prompts: Sequence[str], model: Model) -> SummaryResponse:
         """One summary: remembered, shared with another run that wants the same, or made; a failure is data too."""
+        return await self._archive.answered(key) or await self.ask(key, prompts, model)
+
+    async def launch(self, key: str, prompts: Sequence[str], model: Model) -> asyncio.Task[SummaryResponse]:
+        """The same as a task, which does not touch the record: it may outlive the run, and with it the open file."""
         known = await self._archive.answered(key)
-        if known is not None:
-            return known
+        task = asyncio.create_task(self.ask(key, prompts, model) if known is None else _answered(known))
+        end_at_exit(task)
+        return task
+
+    async def ask(self, key: str, prompts: Sequence[str], model: Model) -> SummaryResponse:
+        """One summary that is not remembered: shared with another run that wants the same, or made."""
         compiler: Model | str = self._arguments.model if self._arguments.model is not None else model
         place = self._archive.shared(key)
         outcome = await try_await(UNDER_WAY.join(place, lambda: self._made(key, prompts, compiler)))
@@ -138,6 +148,29 @@ class Summaries:
         if outcome.value.text:
             self._archive.remember(key, outcome.value)
         return outcome.value
+
+
+async def _answered(known: SummaryResponse) -> SummaryResponse:
+    return known
+
+
+_TASKS: WeakSet[asyncio.Task[Any]] = WeakSet()
+"""Tasks that a program may leave behind in a loop which it does not run to its end, as after `run_sync`."""
+
+
+def end_at_exit(task: asyncio.Task[Any]) -> None:
+    """Cancel a task at the end of the process, if its loop has not done so."""
+    if not _TASKS:
+        atexit.unregister(_end_tasks)
+        atexit.register(_end_tasks)
+    _TASKS.add(task)
+
+
+def _end_tasks() -> None:
+    for task in list(_TASKS):
+        loop = task.get_loop()
+        if not (task.done() or loop.is_closed() or loop.is_running()):
+            loop.run_until_complete(_end(task))
 
 
 def _failed(error: Exception | None, model: str) -> SummaryResponse:

@@ -5,6 +5,7 @@ A run's state changes in this module only: by the methods of `Run`, from what `r
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.plan import Plan
 from context_compiler.compiler.policy import Limits
 from context_compiler.compiler.recall_block import Blocks
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.layers.context import LayerBlock
 from context_compiler.messages.history import History, Reader, reader_of
@@ -33,6 +35,9 @@ TIGHT = 0.7
 
 DROPS = 64
 """Cycles whose drops, and configurations whose former names, are remembered."""
+
+PENDING = 256
+"""Conversations that may have a compile in the background."""
 
 EMPTY = History(messages=(), readings=(), ids=(), exact=(), sums=(0,))
 """Placeholder for a history that could not be read."""
@@ -203,6 +208,41 @@ class Run:
         self.requests += 1
 
 
+class Pending:
+    """Compiles under way in the background, one a conversation."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._all: dict[str, PendingCompile] = {}
+
+    def find(self, session_id: str, history: History, config: str) -> PendingCompile | None:
+        """The compile of a conversation: by its name, else, where the host names each run anew, by what was said."""
+        found = self._all.get(session_id)
+        others = (one for one in reversed(self._all.values()) if one.fits(history, config))
+        return found if found is not None else next(others, None)
+
+    def add(self, one: PendingCompile) -> None:
+        """Keep a compile; the oldest of too many is cancelled."""
+        self._all[one.where.session_id] = one
+        while len(self._all) > PENDING:
+            self._all.pop(next(iter(self._all))).cancel()
+
+    def take(self, one: PendingCompile) -> bool:
+        """Keep it no longer; True for the first who takes it."""
+        if self._all.get(one.where.session_id) is not one:
+            return False
+        del self._all[one.where.session_id]
+        return True
+
+    async def end(self) -> None:
+        """Cancel all of them, and wait for those of this event loop to end."""
+        tasks = [one.cancel() for one in self._all.values()]
+        self._all.clear()
+        mine = {task for task in tasks if task.get_loop() is asyncio.get_running_loop()}
+        if mine:
+            await asyncio.wait(mine)
+
+
 @dataclass(slots=True, kw_only=True)
 class CompilerState:
     """Everything that the requests of one compiler share."""
@@ -216,6 +256,8 @@ class CompilerState:
     """Configurations as files of schema 3 name them, by the present name."""
     drops: Memo[tuple[str, str], tuple[Cycle, ListedDrops]] = field(default_factory=lambda: Memo(DROPS))
     """Drops of recent cycles."""
+    pending: Pending = field(default_factory=lambda: Pending())
+    """Compiles in the background."""
     pairing: Pairing | None = None
     """The pairing of the last history without open calls: the next one often continues it."""
 
@@ -267,6 +309,36 @@ class RequestContext(Plan):
             turn_index=self.turn,
             request_index=self.run.requests,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PendingCompile:
+    """A compile that was begun at a request and is made while the conversation goes on."""
+
+    context: RequestContext
+    """That request."""
+    where: Where
+    limits: Limits
+    previous: Cycle | None
+    request: SummaryRequest
+    decided: int
+    """Leading messages that its cycle decides on."""
+    tip: str
+    """The chain id of the last of them."""
+    task: asyncio.Task[SummaryResponse]
+
+    def fits(self, history: History, config: str) -> bool:
+        """True if what is compiled is a prefix of this history, and written in this way."""
+        if self.context.policy.config != config or not 0 < self.decided <= len(history):
+            return False
+        return history.ids[self.decided - 1] == self.tip
+
+    def cancel(self) -> asyncio.Task[SummaryResponse]:
+        """Cancel the call, from whichever thread; the task may still be ending."""
+        loop = self.task.get_loop()
+        if not self.task.done() and not loop.is_closed():
+            loop.call_soon_threadsafe(self.task.cancel)
+        return self.task
 
 
 def read_request(

@@ -1,0 +1,126 @@
+"""Compiles in the background: begun before the high threshold is reached, used at the first request that is over it.
+
+One a conversation. What it has compiled must still be how the history begins when it is used; else it is thrown away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from context_compiler.compiler.advance import Advance, advance, decided_by, failed_row, select
+from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, reason_for_no_model, summary_request
+from context_compiler.errors import CompileError
+from context_compiler.middleware.request import Host
+from context_compiler.middleware.state import PendingCompile, RequestContext
+from context_compiler.record.values import Compile
+
+BACKGROUND = "made in the background"
+"""Words in the status of a compile that began before a request needed it."""
+
+
+def pending(context: RequestContext) -> PendingCompile | None:
+    """The compile of this conversation that is under way, or done and not used yet."""
+    return context.compiler.pending.find(context.request.session_id, context.history, context.policy.config)
+
+
+async def start(context: RequestContext, previous: Cycle | None, host: Host) -> bool:
+    """Begin a compile while the conversation goes on; False if no model would be asked now, or none can be."""
+    run = context.run
+    if context.policy.model == "none" or run.refused or run.asked_turn == context.turn:
+        return False
+    limits = context.limits().ahead
+    chosen = select(context, limits, previous=previous, overhead=context.request.fixed)
+    decided = decided_by(chosen)
+    if not decided or reason_for_no_model(chosen, context.turn) is not None:
+        return False
+    wanted = summary_request(chosen)
+    task = await host.launch(wanted) if affordable(context, wanted, host) else None
+    if task is None:
+        return False
+    run.ask(context.turn)
+    context.compiler.pending.add(
+        PendingCompile(
+            context=context,
+            where=context.where,
+            limits=limits,
+            previous=previous,
+            request=wanted,
+            decided=decided,
+            tip=context.history.ids[decided - 1],
+            task=task,
+        )
+    )
+    return True
+
+
+def affordable(context: RequestContext, wanted: SummaryRequest, host: Host) -> bool:
+    """True if the run's usage limits leave room for a compile and the request itself."""
+    given = sum(map(context.counter.text, wanted.prompts)) + wanted.cap * (len(wanted.prompts) - 1)
+    return host.affords(given + context.request.overhead, wanted.cap * len(wanted.prompts))
+
+
+async def finish(
+    context: RequestContext, one: PendingCompile, host: Host
+) -> tuple[Advance | None, Compile | None, CompileError | None]:
+    """The advance that a compile in the background has made, waited for if need be; its row and error if it failed."""
+    response = await host.land(one.task)
+    try:
+        response = host.charge(_due(context, one, response))
+    except CompileError as error:
+        context.run.ask(context.turn)
+        return None, _row(one, error), error
+
+    async def answer(_: SummaryRequest) -> SummaryResponse:
+        return response
+
+    begun = one.context
+    fixed = begun.request.fixed
+    done = await advance(begun, one.limits, where=one.where, ask=answer, previous=one.previous, overhead=fixed)
+    return replace(done, row=done.row and _noted(one, done.row)), None, None
+
+
+async def discard(context: RequestContext, host: Host) -> tuple[Compile | None, CompileError | None]:
+    """Let go of a compile that failed, or is of no use for this request: its row, and the error if it failed.
+
+    What it has cost is charged to this run. After a failure no other compile is tried in this turn.
+    """
+    one = pending(context)
+    if one is None:
+        return None, None
+    unfit, done = _unfit(context, one, host), one.task.done() and not one.task.cancelled()
+    if unfit is None:
+        return (await finish(context, one, host))[1:] if done and one.task.result().failure else (None, None)
+    spent: dict[str, int] = {}
+    if done:
+        response = replace(_due(context, one, one.task.result()), failure=None)
+        spent = host.charge(response).usage
+    context.compiler.pending.take(one)
+    one.cancel()
+    return _row(one, CompileError(unfit, model=context.policy.model, phase="background", usage=spent), "skipped"), None
+
+
+def _due(context: RequestContext, one: PendingCompile, response: SummaryResponse) -> SummaryResponse:
+    """What a run has to pay of a response: exactly one run pays."""
+    return response if context.compiler.pending.take(one) else replace(response, usage={}, cost=None)
+
+
+def _unfit(context: RequestContext, one: PendingCompile, host: Host) -> str | None:
+    """Reason why a compile is of no use for this request."""
+    if one.task.get_loop() is not host.loop:
+        return "it was made in another event loop"
+    if one.task.cancelled():
+        return "it was cancelled"
+    return None if one.fits(context.history, context.policy.config) else "the history has changed since"
+
+
+def _row(one: PendingCompile, error: CompileError, status: str = "failed") -> Compile:
+    begun = one.context
+    return _noted(one, failed_row(one.where, begun.history, begun.policy, one.request, error), status)
+
+
+def _noted(one: PendingCompile, row: Compile, status: str = "") -> Compile:
+    """A row whose status says where the compile was made."""
+    word, _, reasons = row.status.partition("; ")
+    notes = [status or word, f"{BACKGROUND} since turn {one.where.turn_index + 1}", reasons]
+    return replace(row, status="; ".join(filter(None, notes)))

@@ -1,0 +1,327 @@
+"""Compiles in the background: begun early, used when done, one a conversation, and nothing of them is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.usage import RequestUsage
+
+from context_compiler import View
+from context_compiler.errors import CompileError, SettingsError
+from context_compiler.record.values import Compile, Record
+from tests.support.agents import NOTES, Ran, Talker, compiler, run
+from tests.support.histories import prose
+
+ROOT = Path(__file__).parents[2]
+BUDGET = 3_000
+
+
+class Gate:
+    """A compiler's model that answers only while it is open."""
+
+    def __init__(self, answer: str | Exception = NOTES, *, opened: bool = False) -> None:
+        self.asked = self.busy = self.most = self.cancelled = 0
+        self.model = FunctionModel(self._answer, model_name="gate")
+        self._open, self._said = asyncio.Event(), answer
+        if opened:
+            self.open()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def shut(self) -> None:
+        self._open.clear()
+
+    async def _answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        self.asked, self.busy = self.asked + 1, self.busy + 1
+        self.most = max(self.most, self.busy)
+        try:
+            await self._open.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.busy -= 1
+        if isinstance(self._said, Exception):
+            raise self._said
+        usage = RequestUsage(input_tokens=100, output_tokens=20)
+        return ModelResponse(parts=[TextPart(self._said)], usage=usage, model_name="gate")
+
+
+class Chat:
+    """A conversation of many turns, and everything that was seen of it."""
+
+    def __init__(self, gate: Gate, **wanted: Any) -> None:
+        self.gate, self.views, self.errors = gate, list[View](), list[Exception]()
+        given = {"budget": BUDGET, "trigger": 0.5, "recall": 0, "background": True, "on_view": self.views.append}
+        self.ours = compiler(None, **{**given, "model": gate.model, "on_error": self.errors.append, **wanted})
+        self.talker = Talker("I see.")
+        self.agent = Agent(self.talker.model, capabilities=[self.ours])
+        self.messages: list[ModelMessage] = []
+
+    async def turn(self, words: int = 60, **given: Any) -> Ran:
+        number = sum(isinstance(message, ModelResponse) for message in self.messages)
+        done = await run(
+            self.agent, f"Question {number}: {prose(number, words)}", **{"message_history": self.messages, **given}
+        )
+        self.messages = done.messages
+        await settle()
+        return done
+
+    async def until(self, reached: Callable[[], object], words: int = 60, **given: Any) -> None:
+        for _ in range(60):
+            if reached():
+                return
+            await self.turn(words, **given)
+        raise AssertionError("it never came to that")
+
+    @property
+    def status(self) -> str:
+        return self.views[-1].status if self.views else ""
+
+    async def records(self) -> list[Record]:
+        return (await self.ours.views())[::-1]
+
+    async def compiles(self) -> list[Compile]:
+        return [one.compile for one in await self.records() if one.compile is not None and one.compile.compiled_prompt]
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_no_request_waits_and_the_one_that_first_uses_a_compile_is_on_the_record(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    chat = Chat(Gate())
+    await chat.until(lambda: chat.gate.asked)
+    assert chat.status == "raw" and chat.views[-1].tokens < BUDGET // 2, "it begins before the trigger"
+    began = len(chat.views)
+    await chat.until(lambda: chat.views[-1].tokens > BUDGET // 2 + 200)
+    assert {view.status for view in chat.views} == {"raw"}, "past the trigger, the view grows on"
+    chat.gate.open()
+    await settle()
+    with caplog.at_level(logging.INFO, "context_compiler"):
+        await chat.turn()
+    assert chat.status == "compiled" and "Goal" in chat.talker.last.text
+    assert "1 compile, made in the background" in caplog.text
+    last = (await chat.records())[-1]
+    assert last.compile is not None and last.compile.status.startswith(f"ok; made in the background since turn {began}")
+    assert (last.turn_index, last.compile.turn_index) == (len(chat.views) - 1, began - 1)
+    assert [one.summary_id is not None for one in await chat.records()] == [*[False] * (len(chat.views) - 1), True]
+    assert not chat.errors
+
+
+async def test_there_is_one_at_a_time_for_a_conversation_and_each_is_used_once() -> None:
+    chat = Chat(Gate(opened=True))
+    for _ in range(36):
+        await chat.turn()
+    assert chat.gate.most == 1
+    used = [view.status for view in chat.views].count("compiled")
+    assert used >= 2 and chat.gate.asked - used in (0, 1)
+    assert {one.status.partition(";")[0] for one in await chat.compiles()} == {"ok"}
+    assert all(view.tokens <= BUDGET for view in chat.views)
+
+
+async def test_conversations_do_not_wait_for_each_other() -> None:
+    chat = Chat(Gate())
+    await chat.until(lambda: chat.gate.asked, conversation_id="a")
+    chat.messages = []
+    await chat.until(lambda: chat.gate.asked == 2, conversation_id="b")
+    assert chat.gate.most == 2 and {view.status for view in chat.views} == {"raw"}
+    await chat.ours.aclose()
+
+
+async def test_a_request_over_the_budget_waits_for_what_is_under_way() -> None:
+    chat = Chat(Gate())
+    await chat.until(lambda: chat.gate.asked)
+    waiting = asyncio.ensure_future(chat.turn(words=1_800))
+    done, _ = await asyncio.wait({waiting}, timeout=0.05)
+    assert not done
+    chat.gate.open()
+    await waiting
+    assert chat.status == "compiled" and chat.gate.asked == 1 and chat.talker.last.tokens <= BUDGET
+    assert "since turn" in (await chat.compiles())[-1].status
+
+
+async def test_a_run_that_is_cancelled_while_it_waits_leaves_the_compile_to_the_next() -> None:
+    chat = Chat(Gate())
+    await chat.until(lambda: chat.gate.asked)
+    waiting = asyncio.ensure_future(chat.turn(words=1_800))
+    await asyncio.wait({waiting}, timeout=0.02)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    chat.gate.open()
+    await chat.turn(words=1_800)
+    assert chat.status == "compiled" and (chat.gate.asked, chat.gate.cancelled) == (1, 0)
+
+
+async def test_what_it_cost_is_charged_to_the_run_that_uses_it() -> None:
+    chat = Chat(Gate(opened=True))
+    used: list[int] = []
+    for _ in range(25):
+        done = await chat.agent.run(f"Question: {prose(len(used), 60)}", message_history=chat.messages)
+        chat.messages = done.all_messages()
+        used.append(done.usage.input_tokens if chat.status == "compiled" else 0)
+        await settle()
+    paid = [tokens for tokens in used if tokens]
+    assert paid and all(tokens > 100 for tokens in paid)
+
+
+def edited(messages: list[ModelMessage], at: int) -> list[ModelMessage]:
+    return [*messages[:at], ModelRequest(parts=[UserPromptPart("Something else.")]), *messages[at + 1 :]]
+
+
+@pytest.mark.parametrize("over", [False, True])
+async def test_a_history_that_was_edited_has_no_use_for_it(over: bool) -> None:
+    chat = Chat(Gate())
+    await chat.until(lambda: chat.gate.asked)
+    if over:
+        chat.gate.open()
+        await settle()
+        chat.gate.shut()
+    chat.messages = edited(chat.messages, 0)
+    done = await chat.agent.run("Go on.", message_history=chat.messages)
+    await settle()
+    assert chat.gate.cancelled == (0 if over else 1)
+    [thrown] = await chat.compiles()
+    assert thrown.status.startswith("skipped; made in the background") and "has changed" in (thrown.error or "")
+    assert thrown.usage.get("input_tokens", 0) == (100 if over else 0) and done.usage.requests == 1
+    assert chat.status == "raw" and not chat.errors
+    await chat.ours.aclose()
+
+
+async def test_a_turn_that_is_made_again_still_uses_it() -> None:
+    chat = Chat(Gate())
+    await chat.until(lambda: chat.gate.asked)
+    chat.gate.open()
+    await settle()
+    chat.messages = chat.messages[:-2]
+    await chat.until(lambda: chat.status == "compiled")
+    assert chat.gate.asked == 1
+
+
+async def test_a_conversation_is_known_again_by_what_was_said() -> None:
+    chat = Chat(Gate(opened=True))
+    for _ in range(28):
+        plain = [
+            ModelRequest(parts=message.parts) if isinstance(message, ModelRequest) else ModelResponse(message.parts)
+            for message in chat.messages
+        ]
+        await chat.turn(message_history=plain)
+    used = [view.status for view in chat.views].count("compiled")
+    assert used >= 2 and chat.gate.asked - used in (0, 1)
+
+
+async def test_a_failure_is_reported_and_the_conversation_goes_on() -> None:
+    chat = Chat(Gate(RuntimeError("no"), opened=True))
+    await chat.until(lambda: chat.errors)
+    assert isinstance(chat.errors[0], CompileError | RuntimeError) and chat.status == "raw"
+    failed = (await chat.compiles())[0]
+    assert failed.status.startswith("failed; made in the background since turn")
+    for _ in range(14):
+        await chat.turn()
+    assert "fallback" not in {view.status for view in chat.views}
+    assert all(view.tokens <= BUDGET for view in chat.views) and "compiled" in {view.status for view in chat.views}
+
+
+async def test_closing_ends_what_is_under_way() -> None:
+    chat = Chat(Gate())
+    async with chat.ours:
+        await chat.until(lambda: chat.gate.asked)
+        before = asyncio.all_tasks()
+        assert len(before) > 1
+    assert asyncio.all_tasks() == {asyncio.current_task()} and chat.gate.cancelled == 1
+    chat.gate.open()
+    await chat.until(lambda: chat.status == "compiled")
+
+
+PROGRAM = """
+import asyncio
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelResponse, TextPart
+from pydantic_ai.models.function import FunctionModel
+from context_compiler import ContextCompiler
+
+async def never(messages, info):
+    print("asked", flush=True)
+    await asyncio.sleep(3_600)
+
+def talking():
+    model = FunctionModel(never)
+    ours = ContextCompiler(budget=2_000, model=model, recall=0, store=None, system=None, background=True)
+    return Agent(FunctionModel(lambda messages, info: ModelResponse([TextPart("ok")])), capabilities=[ours])
+
+async def main():
+    history, agent = [], talking()
+    for number in range(8):
+        history = (await agent.run("many words " * 100 + str(number), message_history=history)).all_messages()
+
+history, agent = [], talking()
+for number in range(8):
+    history = agent.run_sync("many words " * 100 + str(number), message_history=history).all_messages()
+asyncio.run(main())
+"""
+
+
+def test_a_program_that_ends_meanwhile_ends_without_a_word() -> None:
+    """With a loop that is run to its end, and with one that is only left, as `run_sync` does."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "asked\nasked\n", "")
+
+
+def test_another_event_loop_begins_anew() -> None:
+    gate, chats = Gate(), list[Chat]()
+
+    async def first() -> None:
+        chats.append(Chat(gate))
+        await chats[0].until(lambda: gate.asked)
+
+    async def second() -> None:
+        gate.open()
+        await chats[0].until(lambda: chats[0].status == "compiled")
+
+    asyncio.run(first())
+    asyncio.run(second())
+    assert (gate.asked, gate.cancelled) == (2, 1) and not chats[0].errors
+
+
+async def test_in_a_durable_workflow_a_request_waits_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "temporalio.workflow", SimpleNamespace(in_workflow=lambda: True))
+    chat = Chat(Gate(opened=True))
+    await chat.until(lambda: chat.status == "compiled")
+    [made] = await chat.compiles()
+    assert "background" not in made.status and made.turn_index == len(chat.views) - 1
+
+
+async def test_a_long_history_is_compiled_in_the_background_too() -> None:
+    chat = Chat(Gate(), budget=120_000)
+    await chat.until(lambda: chat.gate.asked, words=14_000)
+    chat.gate.open()
+    await settle()
+    await chat.until(lambda: chat.status == "compiled", words=14_000)
+    assert "made in the background" in (await chat.compiles())[-1].status
+
+
+def test_it_does_not_go_with_compiling_every_turn() -> None:
+    with pytest.raises(SettingsError, match="every_turn"):
+        compiler(None, background=True, every_turn=True)
