@@ -101,7 +101,7 @@ async def discard(context: RequestContext, host: Host) -> tuple[Compile | None, 
 
 
 def _due(context: RequestContext, one: PendingCompile, response: SummaryResponse) -> SummaryResponse:
-    """What a run has to pay of a response: exactly one run pays."""
+    """The response with what this run has to pay for it: exactly one run pays."""
     return response if context.compiler.pending.take(one) else replace(response, usage={}, cost=None)
 
 
