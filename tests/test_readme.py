@@ -21,7 +21,7 @@ import pytest
 
 from tests.support.anthropic_server import AnthropicServer
 from tests.support.pages import PAGES, ROOT, page
-from tests.support.warm import command, warm
+from tests.support.warm import write_command
 
 ELSEWHERE = {"docs/benchmarks.md": "its commands take hours and are run by hand"}
 """Pages whose code is not run here, and why."""
@@ -69,13 +69,6 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[AnthropicServer]:
         monkeypatch.setenv("ANTHROPIC_BASE_URL", server.base_url)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         yield server
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where commands are run that need not begin cold."""
-    with warm(tmp_path_factory.mktemp("w")) as there:
-        yield there
 
 
 @pytest.fixture
@@ -155,11 +148,11 @@ def test_the_code_of_a_page_does_what_the_page_shows(
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in ELSEWHERE and "```sh" in page(name)])
 def test_the_commands_of_a_page_do_what_the_page_shows(
-    name: str, desk: Path, address: str, provider: AnthropicServer, sync_loop: asyncio.AbstractEventLoop
+    name: str, desk: Path, provider: AnthropicServer, sync_loop: asyncio.AbstractEventLoop
 ) -> None:
     """Those of the README begin cold, as everybody's do."""
     if name != "README.md":
-        command(desk.parent / "bin" / "context-compiler", address)
+        write_command(desk.parent / "bin" / "context-compiler")
     run_page(name, desk, sync_loop, commands=True)
 
 

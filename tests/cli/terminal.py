@@ -6,10 +6,7 @@ import os
 import pty
 import re
 import select
-import signal
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -17,7 +14,8 @@ from contextlib import contextmanager
 from fcntl import ioctl
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.warm import ROOT, Child
+
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Z0-9]|[=>78])")
 WHERE = "\x1b[6n"
 """The question where the cursor is."""
@@ -29,7 +27,7 @@ WAIT = 20.0
 class Terminal:
     """One program and what it has written."""
 
-    def __init__(self, process: subprocess.Popen[bytes], file: int) -> None:
+    def __init__(self, process: Child, file: int) -> None:
         self.process, self._file = process, file
         self.raw = ""
         self._seen = 0
@@ -53,15 +51,18 @@ class Terminal:
         said, self._seen = self.text[self._seen : at], at
         return said
 
-    def _read(self, seconds: float) -> None:
-        if select.select([self._file], [], [], seconds)[0]:
-            try:
-                said = os.read(self._file, 65_536).decode("utf-8", "replace")
-            except OSError:
-                return
-            self.raw += said
-            for _ in range(said.count(WHERE)):
-                self.type("\x1b[1;1R")
+    def _read(self, seconds: float) -> bool:
+        """Read what there is now, or soon; False if there is nothing."""
+        if not select.select([self._file], [], [], seconds)[0]:
+            return False
+        try:
+            said = os.read(self._file, 65_536).decode("utf-8", "replace")
+        except OSError:
+            return False
+        self.raw += said
+        for _ in range(said.count(WHERE)):
+            self.type("\x1b[1;1R")
+        return bool(said)
 
     def interrupt(self) -> None:
         """Ctrl-C."""
@@ -69,17 +70,18 @@ class Terminal:
 
     def kill(self) -> None:
         """End the program at once."""
-        self.process.send_signal(signal.SIGKILL)
+        self.process.kill()
         self.process.wait(10)
 
     def ended(self) -> int:
         """Wait for the end; the exit code."""
         end = time.monotonic() + WAIT
-        while self.process.poll() is None:
+        while (code := self.process.poll()) is None:
             assert time.monotonic() < end, f"still there:\n{self.text[-500:]}"
             self._read(0.1)
-        self._read(0)
-        return self.process.returncode
+        while self._read(0):
+            pass
+        return code
 
 
 @contextmanager
@@ -91,16 +93,7 @@ def terminal(
     ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     given = {name: value for name, value in os.environ.items() if not name.startswith("CONTEXT_COMPILER_")}
     env = {**given, "TERM": kind, "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "context_compiler", *args],
-        cwd=folder,
-        env=env,
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        start_new_session=True,
-        preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
-    )
+    process = Child(args, cwd=folder, env=env, terminal=slave)
     os.close(slave)
     try:
         yield Terminal(process, master)

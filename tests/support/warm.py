@@ -1,25 +1,30 @@
-"""The command line in children of a process that has everything imported: a second of CPU time less for each command.
+"""The command line in children of a process that has everything imported: a second of CPU time less for each.
 
-`python -m tests.support.warm SOCKET` waits for requests of programs that `command` wrote. Each request is a child with
-the arguments, environment, folder and standard files of the program that asked, so that pipes and redirections of a
-shell are what they would be. That commands also begin cold is for other tests to show.
+`python -m tests.support.warm SOCKET` waits for requests: of `Child`, and of the program that `write_command` writes for
+a shell. Each child gets the arguments, folder, environment and standard files of its request, so that pipes and
+terminals are what they would be. That commands also begin cold is for other tests to show.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
 import pkgutil
+import select
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from fcntl import ioctl
+from functools import cache
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -28,49 +33,88 @@ ASK = """#!{python} -IS
 import json, os, socket, sys
 there = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 there.connect({address!r})
-socket.send_fds(there, [json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()], [0, 1, 2])
+socket.send_fds(there, [json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ), False]).encode()], [0, 1, 2])
+there.recv(16)
 sys.exit(int(there.recv(16) or 70))
 """
-"""A program that asks for a child and ends as that child does; 70 where it was killed."""
+"""A program that ends as its child does; 70 where that was killed."""
 
 LONGEST = 100_000
 """Bytes of a request."""
 
 
-@contextmanager
-def warm(folder: Path) -> Iterator[str]:
-    """A waiting process; the address of its socket."""
-    address = str(folder / "warm")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.warm", address]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == b"ready\n"
-            yield address
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
+@cache
+def address() -> str:
+    """Socket of the waiting process, which ends with this one."""
+    folder = TemporaryDirectory(prefix="warm")
+    there = f"{folder.name}/socket"
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.warm", there]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def end() -> None:
+        process.communicate(timeout=10)
+        folder.cleanup()
+
+    atexit.register(end)
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    return there
 
 
-def command(path: Path, address: str) -> None:
+def write_command(path: Path) -> None:
     """Write a program that is the command line."""
-    path.write_text(ASK.format(python=sys.executable, address=address))
+    path.write_text(ASK.format(python=sys.executable, address=address()))
     path.chmod(0o755)
 
 
-def serve(address: str) -> None:
+class Child:
+    """The command line, as `subprocess.Popen` would run it on a terminal of its own."""
+
+    def __init__(self, args: Sequence[str], *, cwd: Path, env: Mapping[str, str], terminal: int) -> None:
+        self._there = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._there.connect(address())
+        request = json.dumps([args, str(cwd), dict(env), True]).encode()
+        socket.send_fds(self._there, [request], [terminal] * 3)
+        self.pid = int(self._there.recv(16))
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Exit code; None before the end."""
+        try:
+            return self.wait(0)
+        except TimeoutError:
+            return None
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end; the exit code."""
+        if self.returncode is None:
+            self._there.settimeout(timeout)
+            try:
+                self.returncode = int(self._there.recv(16) or -signal.SIGKILL)
+            except BlockingIOError:
+                raise TimeoutError from None
+            self._there.close()
+        return self.returncode
+
+    def kill(self) -> None:
+        """End it at once."""
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def serve(path: str) -> None:
     """Start a child for each request."""
     import_everything()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a child: it reports its end itself
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a child: its connection tells the end
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as here:
-        here.bind(address)
+        here.bind(path)
         here.listen(16)
         gc.freeze()
         print("ready", flush=True)
-        while True:
+        while 0 not in select.select([here, 0], [], [])[0]:  # standard input ends with the process that began this one
             there, _ = here.accept()
             with there:
                 request, files, *_ = socket.recv_fds(there, LONGEST, 3)
                 if os.fork() == 0:
+                    here.close()
                     run(there, files, *json.loads(request))
             for file in files:
                 os.close(file)
@@ -87,13 +131,19 @@ def import_everything() -> None:
     TokenCounter().text("the encoding")
 
 
-def run(there: socket.socket, files: list[int], args: list[str], folder: str, env: dict[str, str]) -> Any:
-    """Be the command line, and report the exit code."""
-    from context_compiler.cli import main
-
+def run(
+    there: socket.socket, files: list[int], args: list[str], folder: str, env: dict[str, str], terminal: bool
+) -> None:
+    """Be the command line, and report its number and its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, file in enumerate(files):
         os.dup2(file, number)
+        os.close(file)
+    if terminal:
+        os.setsid()
+        ioctl(0, termios.TIOCSCTTY, 0)
+        for name in [name for name in sys.modules if name.startswith("context_compiler.cli")]:
+            del sys.modules[name]  # it looks at its terminal when it is imported
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
@@ -101,9 +151,10 @@ def run(there: socket.socket, files: list[int], args: list[str], folder: str, en
     sys.stdin = open(0, encoding="utf-8", closefd=False)
     sys.stdout = open(1, "w", 1 if os.isatty(1) else -1, encoding="utf-8", closefd=False)
     sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    code = 1
+    there.send(b"%d" % os.getpid())
+    code: Any = 1
     try:
-        main()
+        import_module("context_compiler.cli").main()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
