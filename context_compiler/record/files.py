@@ -1,31 +1,28 @@
 """The file of the record: its location, its connection and its errors.
 
-All event loops of a process share one connection per store. It belongs to a background loop on a daemon thread, so it
-outlives the loops that use it and never keeps a process alive; aiosqlite runs its work on another thread. Connections
-are closed before a fork and at exit.
+All event loops of a process share one connection per store. It belongs to the background loop; aiosqlite runs its work
+on another thread. Connections are closed before a fork and at exit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
 import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from threading import RLock, Thread
-from typing import Any, Generic, TypeAlias, TypeVar, cast
-from weakref import WeakKeyDictionary, ref
+from typing import Any, Generic, TypeVar, cast
 
 import aiosqlite
 
 from context_compiler.errors import StoreError
 from context_compiler.paths import make_private
+from context_compiler.record.background import Background, current, retrieve_error, submit
 from context_compiler.record.rows import MIGRATIONS, migrate, version_of
 
 T = TypeVar("T")
@@ -34,9 +31,6 @@ log = logging.getLogger("context_compiler.store")
 NAME, FORMER_NAME = "context.db", "context_compiler.db"
 GRACE_S = 1.0
 """Seconds that opening waits for another process that is creating the same file."""
-EXIT_S, FORK_S = 2.0, 10.0
-"""Seconds that exit and fork wait for work in progress. An unfinished transaction is rolled back on next use."""
-
 FAILURES = (StoreError, sqlite3.Error, OSError, ValueError, OverflowError, zlib.error)
 """Errors of a file, from a full disk to a damaged row."""
 
@@ -113,7 +107,7 @@ class File:
         self.path = path
         self.read_only = read_only
         self.busy_timeout_ms = busy_timeout_ms
-        self._home: _Background | None = None
+        self._home: Background | None = None
         self._lock = asyncio.Lock()
         self._connection: aiosqlite.Connection | None = None
         self._opened: Path = path
@@ -121,21 +115,21 @@ class File:
 
     async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run a function on the connection; a cancelled caller still waits for its end."""
-        return await _submit(partial(self._perform, work))
+        return await submit(partial(self._perform, work))
 
     async def close(self) -> None:
         """Close the file; it opens again on use."""
-        if _background is not None:
-            await _submit(self._close)
+        if current() is not None:
+            await submit(self._close)
 
     def release(self) -> None:
         """Close the file after the work in progress, without waiting."""
-        home = _background
+        home = current()
         if home is not None and self in home.open:
             with suppress(RuntimeError):  # the loop has just ended and closed every file
                 home.start(self._close, retrieve_error)
 
-    async def _perform(self, work: Callable[[sqlite3.Connection], T], home: _Background) -> T:
+    async def _perform(self, work: Callable[[sqlite3.Connection], T], home: Background) -> T:
         async with self._locked(home):
             connection = await self._connected(home)
             job = Job(work)
@@ -147,17 +141,22 @@ class File:
                 raise
             return job.value
 
-    async def _close(self, home: _Background) -> None:
+    async def leave(self, home: Background) -> None:
+        """Close the file as the loop ends."""
+        with suppress(sqlite3.Error):
+            await self._close(home)
+
+    async def _close(self, home: Background) -> None:
         async with self._locked(home):
             await self._disconnect(home)
 
-    def _locked(self, home: _Background) -> asyncio.Lock:
+    def _locked(self, home: Background) -> asyncio.Lock:
         """The lock of this file on the current background loop."""
         if self._home is not home:
             self._home, self._lock, self._connection = home, asyncio.Lock(), None
         return self._lock
 
-    async def _connected(self, home: _Background) -> aiosqlite.Connection:
+    async def _connected(self, home: Background) -> aiosqlite.Connection:
         """The connection, reopened if the file has been removed or replaced."""
         if self._connection is not None:
             if self._files[0] == identity(self._opened):
@@ -183,143 +182,11 @@ class File:
             failures.append(error)
             return sqlite3.connect(":memory:", factory=Database)
 
-    async def _disconnect(self, home: _Background) -> None:
+    async def _disconnect(self, home: Background) -> None:
         connection, self._connection = self._connection, None
         home.open.discard(self)
         if connection is not None:
             await connection.close()
-
-
-Work: TypeAlias = "Callable[[_Background], Coroutine[Any, Any, T]]"
-
-
-class _Background:
-    """An event loop on a daemon thread; threads started from it, such as those of aiosqlite, are daemons too."""
-
-    def __init__(self) -> None:
-        self.open: set[File] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._run, name="context-compiler-record", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.close()
-
-    def start(self, work: Work[T], done: Callable[[asyncio.Task[T]], object]) -> None:
-        """Start work from any thread; `done` is called on the background thread."""
-        self._loop.call_soon_threadsafe(self._begin, work, done)
-
-    def _begin(self, work: Work[Any], done: Callable[[asyncio.Task[Any]], object]) -> None:
-        task = self._loop.create_task(work(self))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(done)
-
-    def stop(self, patience: float) -> bool:
-        """Finish the work in progress, close every file and end the thread; False after `patience` seconds."""
-        self.start(_Background._finish, retrieve_error)
-        self._thread.join(patience)
-        return not self._thread.is_alive()
-
-    async def _finish(self) -> None:
-        own = asyncio.current_task()
-        while others := [task for task in self._tasks if task is not own]:
-            await asyncio.wait(others)
-        for file in list(self.open):
-            with suppress(sqlite3.Error):
-                await file._close(self)  # pyright: ignore[reportPrivateUsage]
-        self._loop.stop()
-
-
-_gate = RLock()
-"""Held while work is submitted, and during a fork."""
-_background: _Background | None = None
-_stranded: list[_Background] = []
-"""Loops that did not end in time; after a fork, closing their connections would corrupt the file."""
-
-
-def retrieve_error(done: asyncio.Future[Any]) -> None:
-    """Retrieve the error of a future that may have no waiter left, which asyncio would log."""
-    if not done.cancelled():
-        done.exception()
-
-
-async def _submit(work: Work[T]) -> T:
-    """Run a coroutine on the background loop; a cancelled caller still waits for its end."""
-    global _background
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-    answer.add_done_callback(retrieve_error)
-
-    def settle(task: asyncio.Task[T]) -> None:
-        error = task.exception()
-        if error is None:
-            answer.set_result(task.result())
-        else:
-            answer.set_exception(error)
-
-    def hand_over(task: asyncio.Task[T]) -> None:
-        with suppress(RuntimeError):  # the caller's loop is closed
-            loop.call_soon_threadsafe(settle, task)
-
-    with _gate:
-        if _background is None:
-            _background = _Background()
-        _background.start(work, hand_over)
-    try:
-        return await asyncio.shield(answer)
-    except asyncio.CancelledError:
-        await asyncio.wait([answer])
-        raise
-
-
-def _stop(patience: float) -> None:
-    global _background
-    stopping, _background = _background, None
-    if stopping is not None and not stopping.stop(patience):
-        _stranded.append(stopping)
-
-
-@atexit.register
-def _at_exit() -> None:
-    with _gate:
-        _stop(EXIT_S)
-
-
-_locks: WeakKeyDictionary[Any, tuple[ref[Any], Callable[[Any], None]] | None] = WeakKeyDictionary()
-_held: list[Any] = []
-
-
-def hold_at_fork(lock: Any, owner: T | None = None, disconnect: Callable[[T], None] | None = None) -> None:
-    """Delay forks while `lock` is held, since its holder does not exist in the child; then disconnect its owner."""
-    with _gate:
-        _locks[lock] = None if disconnect is None else (ref(owner), disconnect)
-
-
-def _before_fork() -> None:
-    """Close every file: two processes must not share a connection."""
-    _gate.acquire()
-    _stop(FORK_S)
-    for lock, closing in list(_locks.items()):
-        if lock.acquire(timeout=FORK_S):
-            _held.append(lock)
-            owner = None if closing is None else closing[0]()
-            if closing is not None and owner is not None:
-                closing[1](owner)
-
-
-def _after_fork() -> None:
-    while _held:
-        _held.pop().release()
-    _gate.release()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> Database:

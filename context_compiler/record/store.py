@@ -20,7 +20,8 @@ from weakref import finalize
 
 from context_compiler.errors import StoreError
 from context_compiler.record import maintenance, queries, sessions
-from context_compiler.record.files import FAILURES, File, explain, hold_at_fork, locate, open_memory
+from context_compiler.record.background import hold_at_fork
+from context_compiler.record.files import FAILURES, File, explain, locate, open_memory
 from context_compiler.record.rows import version_of
 from context_compiler.record.values import Chain, Compile, Cycle, Entry, Record, SessionInfo
 

@@ -17,7 +17,7 @@ from context_compiler.errors import PipelineError
 from context_compiler.paths import make_private
 from context_compiler.pipeline.stores import Lost, is_owned, own_run
 from context_compiler.pipeline.stores.sql import SCHEMA, SQLRuns, Statement, statements_of
-from context_compiler.record.files import hold_at_fork
+from context_compiler.record.background import hold_at_fork
 from context_compiler.record.rows import transaction
 
 APPLICATION_ID = 0x63747872  # "ctxr"

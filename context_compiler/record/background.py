@@ -1,0 +1,164 @@
+"""A loop on a daemon thread, to which the connections of a record belong, so that they outlive the loops that use them.
+
+It never keeps a process alive. Connections are closed before a fork and at exit, and opened again on use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from threading import RLock, Thread
+from typing import Any, Protocol, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary, ref
+
+T = TypeVar("T")
+
+EXIT_S, FORK_S = 2.0, 10.0
+"""Seconds that exit and fork wait for work in progress. An unfinished transaction is rolled back on next use."""
+
+
+class Guest(Protocol):
+    """Something that is open on a background loop."""
+
+    async def leave(self, home: Background) -> None:
+        """Close without raising; it opens again on use."""
+        ...
+
+
+Work: TypeAlias = "Callable[[Background], Coroutine[Any, Any, T]]"
+
+
+class Background:
+    """An event loop on a daemon thread; threads started from it, such as those of aiosqlite, are daemons too."""
+
+    def __init__(self) -> None:
+        self.open: set[Guest] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._run, name="context-compiler-record", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def start(self, work: Work[T], done: Callable[[asyncio.Task[T]], object]) -> None:
+        """Start work from any thread; `done` is called on the background thread."""
+        self._loop.call_soon_threadsafe(self._begin, work, done)
+
+    def _begin(self, work: Work[Any], done: Callable[[asyncio.Task[Any]], object]) -> None:
+        task = self._loop.create_task(work(self))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(done)
+
+    def stop(self, patience: float) -> bool:
+        """Finish the work in progress, close every file and end the thread; False after `patience` seconds."""
+        self.start(Background._finish, retrieve_error)
+        self._thread.join(patience)
+        return not self._thread.is_alive()
+
+    async def _finish(self) -> None:
+        own = asyncio.current_task()
+        while others := [task for task in self._tasks if task is not own]:
+            await asyncio.wait(others)
+        for guest in list(self.open):
+            await guest.leave(self)
+        self._loop.stop()
+
+
+_gate = RLock()
+"""Held while work is submitted, and during a fork."""
+_background: Background | None = None
+_stranded: list[Background] = []
+"""Loops that did not end in time; after a fork, closing their connections would corrupt the file."""
+
+
+def retrieve_error(done: asyncio.Future[Any]) -> None:
+    """Retrieve the error of a future that may have no waiter left, which asyncio would log."""
+    if not done.cancelled():
+        done.exception()
+
+
+def current() -> Background | None:
+    """The loop that runs now, if there is one."""
+    return _background
+
+
+async def submit(work: Work[T]) -> T:
+    """Run a coroutine on the background loop; a cancelled caller still waits for its end."""
+    global _background
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+    answer.add_done_callback(retrieve_error)
+
+    def settle(task: asyncio.Task[T]) -> None:
+        error = task.exception()
+        if error is None:
+            answer.set_result(task.result())
+        else:
+            answer.set_exception(error)
+
+    def hand_over(task: asyncio.Task[T]) -> None:
+        with suppress(RuntimeError):  # the caller's loop is closed
+            loop.call_soon_threadsafe(settle, task)
+
+    with _gate:
+        if _background is None:
+            _background = Background()
+        _background.start(work, hand_over)
+    try:
+        return await asyncio.shield(answer)
+    except asyncio.CancelledError:
+        await asyncio.wait([answer])
+        raise
+
+
+def _stop(patience: float) -> None:
+    global _background
+    stopping, _background = _background, None
+    if stopping is not None and not stopping.stop(patience):
+        _stranded.append(stopping)
+
+
+@atexit.register
+def _at_exit() -> None:
+    with _gate:
+        _stop(EXIT_S)
+
+
+_locks: WeakKeyDictionary[Any, tuple[ref[Any], Callable[[Any], None]] | None] = WeakKeyDictionary()
+_held: list[Any] = []
+
+
+def hold_at_fork(lock: Any, owner: T | None = None, disconnect: Callable[[T], None] | None = None) -> None:
+    """Delay forks while `lock` is held, since its holder does not exist in the child; then disconnect its owner."""
+    with _gate:
+        _locks[lock] = None if disconnect is None else (ref(owner), disconnect)
+
+
+def _before_fork() -> None:
+    """Close every file: two processes must not share a connection."""
+    _gate.acquire()
+    _stop(FORK_S)
+    for lock, closing in list(_locks.items()):
+        if lock.acquire(timeout=FORK_S):
+            _held.append(lock)
+            owner = None if closing is None else closing[0]()
+            if closing is not None and owner is not None:
+                closing[1](owner)
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().release()
+    _gate.release()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
