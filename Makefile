@@ -5,10 +5,10 @@ PYTHON = $(VENV)/bin/python
 export CONTEXT_COMPILER_DATA ?= $(abspath ../shared/data)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quick test lint types docs marks ci
+.PHONY: help install quick test lint types docs docs-site marks ci
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 install:  ## Make a virtual environment with everything a developer needs
 	python3 -m venv $(VENV)
@@ -30,6 +30,10 @@ types:  ## Check types
 
 docs:  ## Run the code and the commands of every page
 	$(PYTHON) -m pytest -q tests/test_pages.py tests/test_readme.py
+
+docs-site:  ## Build the site into build/site, offline, and check its links
+	$(VENV)/bin/pip install -q -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict -q
 
 marks:  ## Measure the tests again and write down which are slow
 	$(PYTHON) -m tests.support.slow

@@ -17,7 +17,14 @@ ROOT = Path(__file__).parents[1]
 
 SOURCES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "context_compiler").rglob("*.py"))
 TEMPLATES = sorted(path.relative_to(ROOT / "templates").as_posix() for path in (ROOT / "templates").rglob("*.md"))
-DATA = ("data/o200k.xz", "data/NOTICE", "data/demo.json", "pipeline/dot.lark", "py.typed")
+DATA = (
+    "data/o200k.xz",
+    "data/NOTICE",
+    "data/demo.json",
+    "pipeline/dot.lark",
+    "py.typed",
+    ".agents/skills/context-compiler/SKILL.md",
+)
 
 LOOK_UP = "from context_compiler import TemplateLibrary as T; print(T(system=None).find('chat_compiler').path)"
 
