@@ -12,7 +12,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 from context_compiler.record import rows
-from context_compiler.record.queries import SUMMARIES, VIEWS, compiles_of, record_of
+from context_compiler.record.owners import owner_of, prefix
+from context_compiler.record.queries import OWNED, SUMMARIES, VIEWS, compiles_of, record_of
 from context_compiler.record.rows import snapshot
 from context_compiler.record.values import Compile, Drop, Record
 
@@ -34,6 +35,7 @@ class SessionRow:
     tokens_sent: int
     messages: int
     """Length of its raw history as last seen; 0 without content."""
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,7 @@ class SessionFilter:
 
 
 _SESSIONS = (
-    "SELECT s.id, s.session_id, s.vault_name, s.created_at, max(v.created_at) AS last_at, count(v.id) AS requests,"
+    "SELECT s.id, s.session_id, s.vault_name, s.owner, s.created_at, max(v.created_at) AS last_at, count(v.id) AS requests,"
     " ifnull(sum(v.tokens_raw), 0) AS tokens_raw, ifnull(sum(v.tokens_sent), 0) AS tokens_sent,"
     " ifnull(sum(v.status LIKE 'fallback%'), 0) AS fallbacks,"
     " ifnull(sum(v.status LIKE 'floor_over_budget%'), 0) AS over_budget,"
@@ -108,6 +110,7 @@ _REQUESTS = (
     " c.model_alias, r.position + 1 AS messages_raw, w.position + 1 AS messages_sent"
     " FROM views v LEFT JOIN context_summaries c ON c.id = v.summary"
     " LEFT JOIN nodes r ON r.id = v.raw_tip LEFT JOIN nodes w ON w.id = v.view_tip"
+    " JOIN sessions s ON s.id = v.session"
 )
 
 
@@ -123,7 +126,7 @@ def sessions_page(
     db: sqlite3.Connection, wanted: SessionFilter, *, limit: int, offset: int = 0
 ) -> tuple[list[SessionRow], int]:
     """Sessions, most recently used first, and how many there are in all."""
-    where, given = _conditions(wanted)
+    where, given = _conditions(wanted, owner_of(db))
     with snapshot(db):
         (total,) = db.execute(f"SELECT count(*) FROM sessions s WHERE {where}", given).fetchone()
         found = db.execute(
@@ -135,8 +138,11 @@ def sessions_page(
         return [_session(row) for row in _in_order(db, f"{_SESSIONS} WHERE s.id IN", "GROUP BY s.id", order)], total
 
 
-def _conditions(wanted: SessionFilter) -> tuple[str, list[object]]:
-    said, given = ["1"], list[object]()
+def _conditions(wanted: SessionFilter, owner: str | None) -> tuple[str, list[object]]:
+    said, given = ["1 = 1"], list[object]()
+    if owner is not None:
+        said.append("s.owner = ?")
+        given.append(owner)
     if wanted.name:
         said.append("instr(lower(s.session_id), lower(?))")
         given.append(rows.plain(wanted.name))
@@ -163,21 +169,24 @@ def _in_order(db: sqlite3.Connection, query: str, end: str, order: Sequence[int]
 
 def find_session(db: sqlite3.Connection, number: int) -> SessionRow | None:
     """The session in that row."""
-    row = db.execute(f"{_SESSIONS} WHERE s.id = ? GROUP BY s.id", (number,)).fetchone()
+    query = f"{_SESSIONS} WHERE s.id = ?1 AND {OWNED.format(2)} GROUP BY s.id"
+    row = db.execute(query, (number, owner_of(db))).fetchone()
     return None if row is None else _session(row)
 
 
 def session_number(db: sqlite3.Connection, session_id: str, vault_name: str = "") -> int | None:
-    """Row number of a session by its name."""
-    names = rows.plain(session_id), rows.plain(vault_name)
-    row = db.execute("SELECT id FROM sessions WHERE session_id = ? AND vault_name = ?", names).fetchone()
+    """Row number of a session by its name; of several owners', if the connection sees all, that of the first."""
+    names = rows.plain(session_id), rows.plain(vault_name), owner_of(db)
+    query = f"SELECT s.id FROM sessions s WHERE s.session_id = ?1 AND s.vault_name = ?2 AND {OWNED.format(3)}"
+    row = db.execute(f"{query} ORDER BY s.owner LIMIT 1", names).fetchone()
     return None if row is None else row["id"]
 
 
 def choices(db: sqlite3.Connection) -> Mapping[str, list[str]]:
     """Templates and models that occur on the record."""
+    own = f"context_summaries c JOIN sessions s ON s.id = c.session WHERE {OWNED.format(1)}"
     return {
-        name: [row[0] for row in db.execute(f"SELECT DISTINCT {column} FROM context_summaries ORDER BY 1")]
+        name: [row[0] for row in db.execute(f"SELECT DISTINCT c.{column} FROM {own} ORDER BY 1", (owner_of(db),))]
         for name, column in (("template", "template_name"), ("model", "model_alias"))
     }
 
@@ -188,9 +197,12 @@ def requests_page(
     """Requests of a session, or of all, newest first, and how many there are in all."""
     where = "(?1 IS NULL OR v.session = ?1) AND (?2 = '' OR v.status = ?2 OR v.status LIKE ?2 || ';%')"
     with snapshot(db):
-        (total,) = db.execute(f"SELECT count(*) FROM views v WHERE {where}", (session, status)).fetchone()
+        owner = owner_of(db)
+        every = f"SELECT count(*) FROM views v JOIN sessions s ON s.id = v.session WHERE {where} AND {OWNED.format(3)}"
+        (total,) = db.execute(every, (session, status, owner)).fetchone()
         found = db.execute(
-            f"{_REQUESTS} WHERE {where} ORDER BY v.id DESC LIMIT ?3 OFFSET ?4", (session, status, limit, offset)
+            f"{_REQUESTS} WHERE {where} AND {OWNED.format(3)} ORDER BY v.id DESC LIMIT ?4 OFFSET ?5",
+            (session, status, owner, limit, offset),
         )
         return [_request(row) for row in found], total
 
@@ -198,8 +210,9 @@ def requests_page(
 def requests_after(db: sqlite3.Connection, session: int | None, after: int, limit: int) -> list[RequestRow]:
     """Requests beyond a number, of a session or of all, newest first."""
     found = db.execute(
-        f"{_REQUESTS} WHERE v.id > ?1 AND (?2 IS NULL OR v.session = ?2) ORDER BY v.id DESC LIMIT ?3",
-        (after, session, limit),
+        f"{_REQUESTS} WHERE v.id > ?1 AND (?2 IS NULL OR v.session = ?2) AND {OWNED.format(4)}"
+        " ORDER BY v.id DESC LIMIT ?3",
+        (after, session, limit, owner_of(db)),
     )
     return [_request(row) for row in found]
 
@@ -207,7 +220,7 @@ def requests_after(db: sqlite3.Connection, session: int | None, after: int, limi
 def find_request(db: sqlite3.Connection, number: int) -> tuple[RequestRow, Record] | None:
     """The request in that row, as a row and in full."""
     with snapshot(db):
-        row = db.execute(f"{_REQUESTS} WHERE v.id = ?", (number,)).fetchone()
+        row = db.execute(f"{_REQUESTS} WHERE v.id = ?1 AND {OWNED.format(2)}", (number, owner_of(db))).fetchone()
         if row is None:
             return None
         full = db.execute(f"{VIEWS} WHERE v.id = ?", (number,)).fetchone()
@@ -244,7 +257,8 @@ def listed_drops(ledger: Mapping[str, Any]) -> tuple[Drop, ...]:
 def find_compile(db: sqlite3.Connection, number: int) -> tuple[int, Compile] | None:
     """The compile in that row, and the row of its session."""
     with snapshot(db):
-        row = db.execute(f"{SUMMARIES} WHERE c.id = ?", (number,)).fetchone()
+        query = f"{SUMMARIES} WHERE c.id = ?1 AND {OWNED.format(2)}"
+        row = db.execute(query, (number, owner_of(db))).fetchone()
         return None if row is None else (row["session"], compiles_of(db, [row])[number])
 
 
@@ -367,9 +381,12 @@ def matching_nodes(db: sqlite3.Connection, words: str, limit: int) -> list[tuple
     if not pieces:
         return []
     phrase = " ".join(pieces)
+    owner = owner_of(db)
+    own = None if owner is None else prefix(owner)
     found = db.execute(
-        "SELECT node, text FROM messages_fts WHERE messages_fts MATCH ? ORDER BY rowid DESC LIMIT ?",
-        (f'"{phrase}"*', limit),
+        "SELECT node, text FROM messages_fts WHERE messages_fts MATCH ?1"
+        " AND (?3 IS NULL OR substr(node, 1, instr(node, '/')) = ?3) ORDER BY rowid DESC LIMIT ?2",
+        (f'"{phrase}"*', limit, own),
     )
     return [(row[0], row[1]) for row in found]
 
@@ -389,8 +406,9 @@ def first_tips(db: sqlite3.Connection, after: int = 0) -> list[tuple[int, str]]:
     """Row number of every session beyond `after`, with the end of the raw history of its first request."""
     found = db.execute(
         "SELECT s.id, coalesce((SELECT v.raw_tip FROM views v WHERE v.session = s.id AND v.raw_tip NOT NULL"
-        " ORDER BY v.id LIMIT 1), s.raw_tip) AS tip FROM sessions s WHERE s.id > ?",
-        (after,),
+        " ORDER BY v.id LIMIT 1), s.raw_tip) AS tip FROM sessions s WHERE s.id > ?1"
+        f" AND {OWNED.format(2)}",
+        (after, owner_of(db)),
     )
     return [(row[0], row[1]) for row in found if row[1] is not None]
 
@@ -446,6 +464,7 @@ def _session(row: sqlite3.Row) -> SessionRow:
         tokens_raw=row["tokens_raw"],
         tokens_sent=row["tokens_sent"],
         messages=row["messages"] or 0,
+        owner=row["owner"],
     )
 
 

@@ -22,8 +22,9 @@ import aiosqlite
 
 from context_compiler.errors import StoreError
 from context_compiler.paths import make_private
+from context_compiler.record import owners
 from context_compiler.record.background import Background, current, retrieve_error, submit
-from context_compiler.record.rows import MIGRATIONS, migrate, version_of
+from context_compiler.record.schema import MIGRATIONS, migrate, version_of
 
 T = TypeVar("T")
 log = logging.getLogger("context_compiler.store")
@@ -88,7 +89,7 @@ class Job(str, Generic[T]):
         return job
 
 
-class Database(sqlite3.Connection):
+class Database(owners.Database):
     """A connection that runs a `Job` like a script: without interruption, on its own thread."""
 
     def executescript(self, sql_script: str, /) -> sqlite3.Cursor:
@@ -222,7 +223,7 @@ def _upgraded_copy(db: Database) -> Database:
 
 def open_memory() -> sqlite3.Connection:
     """An empty record in memory, for use by one thread at a time."""
-    db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=Database)
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("PRAGMA auto_vacuum = INCREMENTAL")

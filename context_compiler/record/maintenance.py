@@ -17,13 +17,16 @@ from dataclasses import replace
 from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
-from context_compiler.record.queries import reseal
-from context_compiler.record.rows import migrate, snapshot, transaction
-from context_compiler.record.sessions import COMMIT, commit_id, memory_diff
+from context_compiler.record.owners import bare, owner_of, prefix, prefix_of, writer_of
+from context_compiler.record.queries import OWNED, reseal
+from context_compiler.record.rows import snapshot, transaction
+from context_compiler.record.schema import migrate
+from context_compiler.record.sessions import commit_id, memory_diff
 
 DROP_NODES = f"""
 WITH RECURSIVE kept (id) AS (
     {" UNION ".join(f"SELECT {column} FROM {table}" for table, column in (*rows.TIPS, *rows.TURN_TIPS))}
+    UNION SELECT node FROM entries
     UNION SELECT n.parent FROM kept JOIN nodes n ON n.id = kept.id
 )
 DELETE FROM nodes WHERE id NOT IN (SELECT id FROM kept WHERE id NOT NULL)
@@ -32,9 +35,18 @@ DROP_CONTENTS = """
 DELETE FROM contents WHERE hash NOT IN (
     SELECT content FROM nodes UNION SELECT instructions FROM nodes WHERE instructions NOT NULL
     UNION SELECT content FROM copies UNION SELECT state FROM cycles
+    UNION SELECT content FROM entries WHERE content NOT NULL
     UNION SELECT content FROM memories UNION SELECT state FROM commits WHERE state NOT NULL
 )
 """
+DROP_ENTRIES = """
+WITH RECURSIVE kept (owner, id) AS (
+    SELECT s.owner, e.value FROM conversations c JOIN sessions s ON s.id = c.session, json_each(c.tips) e
+    UNION SELECT e.owner, e.parent FROM kept k JOIN entries e ON e.owner = k.owner AND e.id = k.id
+)
+DELETE FROM entries WHERE (owner, id) NOT IN (SELECT owner, id FROM kept WHERE id NOT NULL)
+"""
+"""Entries that neither a conversation nor a branch that it left reaches."""
 DROP_COPIES = "DELETE FROM copies WHERE node NOT IN (SELECT id FROM nodes)"
 DROP_TEXTS = "DELETE FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)"
 DROP_MEMORIES = """
@@ -46,23 +58,43 @@ DELETE FROM memories WHERE id NOT IN (SELECT id FROM kept WHERE id NOT NULL)
 """
 DROP_TERMS = "DELETE FROM memories_fts WHERE rowid NOT IN (SELECT id FROM live_memories)"
 
-OLD_VIEWS = """
-SELECT id FROM (SELECT id, created_at, row_number() OVER (PARTITION BY session ORDER BY id DESC) AS rank FROM views)
-WHERE created_at < ifnull(?, '~') AND rank > ifnull(?, 0)
+HELD = "SELECT session FROM spaces UNION SELECT session FROM layers UNION SELECT session FROM conversations"
+"""Sessions that stay without requests."""
+
+SESSIONS = f"SELECT s.id FROM sessions s WHERE {OWNED.format(1)}"
+"""The sessions of the owner that a connection works for."""
+
+OLD_VIEWS = f"""
+SELECT id FROM (
+    SELECT id, created_at, row_number() OVER (PARTITION BY session ORDER BY id DESC) AS rank FROM views
+    WHERE session IN ({SESSIONS})
+)
+WHERE created_at < ifnull(?2, '~') AND rank > ifnull(?3, 0)
 """
-UNUSED_SUMMARIES = """
+UNUSED_SUMMARIES = f"""
 SELECT id FROM context_summaries
 WHERE id NOT IN (SELECT summary FROM views WHERE summary NOT NULL)
-AND (session, turn_index) NOT IN (SELECT session, turn_index FROM views)
+AND (session, turn_index) NOT IN (SELECT session, turn_index FROM views) AND session IN ({SESSIONS})
 """
-OLD_CYCLES = "SELECT rowid FROM cycles WHERE rowid NOT IN (SELECT max(rowid) FROM cycles GROUP BY session, config)"
+OLD_CYCLES = f"""
+SELECT rowid FROM cycles
+WHERE rowid NOT IN (SELECT max(rowid) FROM cycles GROUP BY session, config) AND session IN ({SESSIONS})
+"""
 
 
 def delete(db: sqlite3.Connection, session_id: str) -> int:
     """Remove a conversation and everything only it used; the number of requests removed."""
+    return _delete(db, f"{SESSIONS} AND s.session_id = ?2", (owner_of(db), rows.plain(session_id)))
+
+
+def erase(db: sqlite3.Connection) -> int:
+    """Remove every conversation of the owner, and all that was kept with them; the number of requests removed."""
+    return _delete(db, SESSIONS, (writer_of(db),))
+
+
+def _delete(db: sqlite3.Connection, query: str, arguments: Sequence[object]) -> int:
     with _sweep(db):
-        found = db.execute("SELECT id FROM sessions WHERE session_id = ?", (rows.plain(session_id),)).fetchall()
-        gone = [row["id"] for row in found]
+        gone = _numbers(db, query, arguments)
         removed = _remove(db, "views", "session", gone)
         _forget(db, gone)
     return removed
@@ -70,17 +102,17 @@ def delete(db: sqlite3.Connection, session_id: str) -> int:
 
 def prune(db: sqlite3.Connection, older_than_days: float | None, keep_last: int | None) -> int:
     """Remove the requests that are both old and beyond the newest; the number of requests removed."""
-    limited = older_than_days is not None or keep_last is not None
+    limited, owner = older_than_days is not None or keep_last is not None, owner_of(db)
     age = None if older_than_days is None else rows.days_ago(older_than_days)
     with _sweep(db):
-        old = _numbers(db, OLD_VIEWS, (age, keep_last)) if limited else []
+        old = _numbers(db, OLD_VIEWS, (owner, age, keep_last)) if limited else []
         before = _sessions(db)
         removed = _remove(db, "views", "id", old)
         if limited:
-            _remove(db, "cycles", "rowid", _numbers(db, OLD_CYCLES))
-            held = set(_numbers(db, "SELECT session FROM spaces UNION SELECT session FROM layers"))
+            _remove(db, "cycles", "rowid", _numbers(db, OLD_CYCLES, (owner,)))
+            held = set(_numbers(db, HELD))
             _forget(db, sorted(before - _sessions(db) - held))
-            _remove(db, "context_summaries", "id", _numbers(db, UNUSED_SUMMARIES))
+            _remove(db, "context_summaries", "id", _numbers(db, UNUSED_SUMMARIES, (owner,)))
     return removed
 
 
@@ -101,6 +133,7 @@ def _sweep(db: sqlite3.Connection) -> Generator[None]:
         with transaction(db):
             broken = len(db.execute("PRAGMA foreign_key_check").fetchall())
             yield
+            db.execute(DROP_ENTRIES)
             db.execute(DROP_NODES)
             db.execute(DROP_COPIES)
             if db.execute(DROP_TEXTS).rowcount:
@@ -130,7 +163,7 @@ def _forget(db: sqlite3.Connection, sessions: Sequence[int]) -> None:
         db.execute("UPDATE context_summaries SET session = ? WHERE id = ?", (row["heir"], row["id"]))
         reseal(db, "context_summaries", row["id"])
     _remove(db, "context_summaries", "session", sessions)
-    for table in ("cycles", "copies", "layers", "scores", "live_memories", "spaces", "commits"):
+    for table in ("cycles", "copies", "layers", "scores", "live_memories", "spaces", "commits", "conversations"):
         _remove(db, table, "session", sessions)
     _remove(db, "sessions", "id", sessions)
 
@@ -193,7 +226,7 @@ def check_messages(db: sqlite3.Connection) -> Iterator[str]:
         except (ValueError, TypeError, AttributeError, zlib.error) as error:
             yield f"contents {row['hash']}: cannot be read ({error})"
             continue
-        if ids.blob_id(body) != row["hash"]:
+        if ids.blob_id(body) != bare(row["hash"]):
             yield f"contents {row['hash']}: the body is another than the one that was named"
     for row in db.execute(
         "SELECT n.*, p.id AS found, p.position AS before FROM nodes n LEFT JOIN nodes p ON p.id = n.parent"
@@ -213,12 +246,17 @@ def _follows(name: str, row: sqlite3.Row, facts: Mapping[str, ids.IdentityFacts]
     known = facts.get(row["content"])
     if known is None:
         return True
+    if any(
+        row[column] and prefix_of(row[column]) != prefix_of(name) for column in ("content", "parent", "instructions")
+    ):
+        return False
+    name, parent = bare(name), bare(row["parent"])
     if not name.startswith(ids.RECORDED):
-        return row["instructions"] is None and ids.chain_id(row["parent"], known.identity) == name
+        return row["instructions"] is None and ids.chain_id(parent, known.identity) == name
     if row["instructions"] is not None:
         known = replace(known, instructions=texts.get(row["instructions"]))
     rendering = known.rendering if name.startswith(ids.RENDERED) else ""
-    return ids.sent_id(row["parent"], known.exact, rendering) == name
+    return ids.sent_id(parent, known.exact, rendering) == name
 
 
 def _place(row: sqlite3.Row) -> Iterator[str]:
@@ -236,6 +274,13 @@ def check_tips(db: sqlite3.Connection) -> Iterator[str]:
             f" WHERE {column} <> '' AND {column} NOT IN (SELECT id FROM nodes)"
         ):
             yield f"{table} {row['id']}: {column} {row['tip']} is no known message"
+        joined = f"{table} t JOIN sessions s ON s.id = t.{'id' if table == 'sessions' else 'session'}"
+        for row in db.execute(
+            f"SELECT s.owner, substr(t.{column}, 1, instr(t.{column}, '/')) AS found, min(s.id) AS id FROM {joined}"
+            f" WHERE t.{column} <> '' GROUP BY 1, 2"
+        ):
+            if row["found"] != prefix(row["owner"]):
+                yield f"{table}: {column} of session {row['id']} is a message of another owner"
 
 
 def check_seals(db: sqlite3.Connection) -> Iterator[str]:
@@ -257,10 +302,11 @@ def check_cache_keys(db: sqlite3.Connection) -> Iterator[str]:
 def check_memories(db: sqlite3.Connection) -> Iterator[str]:
     """Check memories and commits against their names, and live memories against the state of their session."""
     for row in db.execute("SELECT * FROM memories"):
-        if ids.chain_id(row["parent"], row["content"]) != row["id"]:
+        name = ids.chain_id(bare(row["parent"]), bare(row["content"]))
+        if prefix_of(row["content"]) + name != row["id"]:
             yield f"memories {row['id']}: the name does not follow from content and parent"
     for row in db.execute("SELECT c.*, s.session_id FROM commits c JOIN sessions s ON s.id = c.session"):
-        if commit_id(row["session_id"], [row[column] for column in COMMIT]) != row["id"]:
+        if commit_id(row["session_id"], rows.mapping(row)) != bare(row["id"]):
             yield f"commits {row['id']}: the name does not follow from what it holds"
     for row in db.execute("SELECT session, memory_tip FROM spaces"):
         live = db.execute("SELECT memory FROM live_memories WHERE session = ?", (row["session"],)).fetchall()

@@ -12,30 +12,41 @@ from datetime import UTC, datetime
 from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
+from context_compiler.record.owners import Names, bare, owner_of, prefix, stored, writer_of
 from context_compiler.record.rows import snapshot, transaction
-from context_compiler.record.values import Chain, Compile, Cycle, Entry, Record, SessionInfo
+from context_compiler.record.values import Chain, Compile, Cycle, Entry, OwnerInfo, Record, SessionInfo
 
-SUMMARIES = "SELECT c.*, s.session_id, s.vault_name FROM context_summaries c JOIN sessions s ON s.id = c.session"
-VIEWS = "SELECT v.*, s.session_id, s.vault_name FROM views v JOIN sessions s ON s.id = v.session"
+SUMMARIES = (
+    "SELECT c.*, s.session_id, s.vault_name, s.owner FROM context_summaries c JOIN sessions s ON s.id = c.session"
+)
+VIEWS = "SELECT v.*, s.session_id, s.vault_name, s.owner FROM views v JOIN sessions s ON s.id = v.session"
+OWNED = "(?{0} IS NULL OR s.owner = ?{0})"
+"""The condition of rows of one owner, whose number among the parameters is to be filled in; NULL is every owner."""
 ALL = -1
 """No limit, in SQLite."""
 
-MEMORIES = ("memories", "commits", "spaces", "scores")
-EXPORTED = ("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layers", *MEMORIES)
+EXPORTED = (
+    *("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layers"),
+    *("memories", "commits", "spaces", "scores", "entries", "conversations"),
+)
 """Every table but the search indexes, each after those it refers to."""
+
+NAMED = {"contents": "hash", "nodes": "id", "memories": "id"}
+"""Tables whose rows belong to an owner by their name, and the column of the name."""
 
 ORDERS = {
     "nodes": "position, id",
     "copies": "session, node",
     "memories": "position, id",
     "commits": "created_at, id",
+    "entries": "owner, id",
 }
 """Sort keys of the tables without row numbers."""
 
 
 def find_compile(db: sqlite3.Connection, cache_key: str) -> tuple[int, Compile] | None:
     """The reusable compile with that cache key and its row number."""
-    row = db.execute(f"{SUMMARIES} WHERE c.cache_key = ?", (cache_key,)).fetchone()
+    row = db.execute(f"{SUMMARIES} WHERE c.cache_key = ?", (stored(db, cache_key),)).fetchone()
     return None if row is None else (row["id"], rows.to_compile(rows.mapping(row)))
 
 
@@ -43,16 +54,22 @@ def find_cycle(db: sqlite3.Connection, tips: Sequence[str], config: str) -> Cycl
     """The newest cycle of the last of `tips` that has one of this `config`."""
     row = db.execute(
         "SELECT c.raw_tip, t.body FROM json_each(?) AS tip JOIN cycles c ON c.raw_tip = tip.value AND c.config = ?"
+        " JOIN sessions s ON s.id = c.session AND s.owner = ?"
         " JOIN contents t ON t.hash = c.state ORDER BY tip.key DESC, c.rowid DESC LIMIT 1",
-        (json.dumps(list(tips)), config),
+        (json.dumps(list(tips)), config, writer_of(db)),
     ).fetchone()
     if row is None:
         return None
     return Cycle(tip=row["raw_tip"], config=config, state=rows.to_text(rows.unpack(row["body"])))
 
 
-def chain(db: sqlite3.Connection, tip: str, session: int | None = None) -> list[bytes]:
-    """Bodies of the chain that ends in `tip`, oldest first; `session` selects a conversation's own copies."""
+def chain(db: sqlite3.Connection, tip: str) -> list[bytes]:
+    """Bodies of the chain that ends in `tip`, oldest first."""
+    return read_chain(db, stored(db, tip))
+
+
+def read_chain(db: sqlite3.Connection, tip: str, session: int | None = None) -> list[bytes]:
+    """Bodies of the chain that ends in the stored name `tip`; `session` selects a conversation's own copies."""
     found = db.execute(
         "WITH RECURSIVE up (id, parent, content, position, instructions) AS ("
         " SELECT id, parent, content, position, instructions FROM nodes WHERE id = ?"
@@ -63,9 +80,9 @@ def chain(db: sqlite3.Connection, tip: str, session: int | None = None) -> list[
         (tip, session),
     ).fetchall()
     if not found:
-        raise StoreError(f"no message {tip!r}; it was never recorded, or has been deleted or pruned")
+        raise StoreError(f"no message {bare(tip)!r}; it was never recorded, or has been deleted or pruned")
     if [row["position"] for row in found] != list(range(len(found))):
-        raise StoreError(f"the chain of message {tip!r} is broken; verify the record")
+        raise StoreError(f"the chain of message {bare(tip)!r} is broken; verify the record")
     texts = {name: _instructions(db, name) for name in {row["instructions"] for row in found} if name is not None}
     bodies = ((rows.unpack(row["body"]), texts.get(row["instructions"])) for row in found)
     return [body if text is None else rows.join_instructions(body, text) for body, text in bodies]
@@ -79,7 +96,9 @@ def _instructions(db: sqlite3.Connection, name: str) -> str:
 def view(db: sqlite3.Connection, view_id: int) -> Record | None:
     """One request with its compile."""
     with snapshot(db):
-        found = _records(db, db.execute(f"{VIEWS} WHERE v.id = ?", (view_id,)).fetchall())
+        found = _records(
+            db, db.execute(f"{VIEWS} WHERE v.id = ?1 AND {OWNED.format(2)}", (view_id, owner_of(db))).fetchall()
+        )
     return found[0] if found else None
 
 
@@ -87,8 +106,12 @@ def views(db: sqlite3.Connection, session_id: str | None, limit: int | None) -> 
     """Requests with their compiles, newest first."""
     with snapshot(db):
         found = db.execute(
-            f"{VIEWS} WHERE ?1 IS NULL OR s.session_id = ?1 ORDER BY v.id DESC LIMIT ?2",
-            (None if session_id is None else rows.plain(session_id), ALL if limit is None else max(limit, 0)),
+            f"{VIEWS} WHERE (?1 IS NULL OR s.session_id = ?1) AND {OWNED.format(3)} ORDER BY v.id DESC LIMIT ?2",
+            (
+                None if session_id is None else rows.plain(session_id),
+                ALL if limit is None else max(limit, 0),
+                owner_of(db),
+            ),
         )
         return _records(db, found.fetchall())
 
@@ -97,8 +120,8 @@ def summaries(db: sqlite3.Connection, session_id: str, limit: int | None) -> lis
     """Compiles of a session, newest first."""
     with snapshot(db):
         found = db.execute(
-            f"{SUMMARIES} WHERE s.session_id = ? ORDER BY c.id DESC LIMIT ?",
-            (rows.plain(session_id), ALL if limit is None else max(limit, 0)),
+            f"{SUMMARIES} WHERE s.session_id = ?1 AND {OWNED.format(3)} ORDER BY c.id DESC LIMIT ?2",
+            (rows.plain(session_id), ALL if limit is None else max(limit, 0), owner_of(db)),
         )
         return [rows.to_compile(rows.mapping(row)) for row in found]
 
@@ -106,13 +129,33 @@ def summaries(db: sqlite3.Connection, session_id: str, limit: int | None) -> lis
 def sessions(db: sqlite3.Connection) -> list[SessionInfo]:
     """Every conversation, most recently used first."""
     found = db.execute(
-        "SELECT s.session_id, s.vault_name, s.raw_tip, s.created_at, max(v.created_at) AS last_at,"
+        "SELECT s.session_id, s.vault_name, s.owner, s.raw_tip, s.created_at, max(v.created_at) AS last_at,"
         " count(v.id) AS requests, ifnull(sum(v.tokens_raw), 0) AS tokens_raw,"
         " ifnull(sum(v.tokens_sent), 0) AS tokens_sent,"
         " (SELECT count(*) FROM context_summaries c WHERE c.session = s.id) AS compiles"
-        " FROM sessions s LEFT JOIN views v ON v.session = s.id GROUP BY s.id ORDER BY max(v.id) DESC, s.id DESC"
+        " FROM sessions s LEFT JOIN views v ON v.session = s.id"
+        f" WHERE {OWNED.format(1)} GROUP BY s.id ORDER BY max(v.id) DESC, s.id DESC",
+        (owner_of(db),),
     )
     return [_session(row) for row in found]
+
+
+def owners(db: sqlite3.Connection) -> list[OwnerInfo]:
+    """Every owner that the connection sees, by name."""
+    found = db.execute(
+        "SELECT s.owner, count(DISTINCT s.id) AS sessions, count(v.id) AS requests, max(v.created_at) AS last_at"
+        f" FROM sessions s LEFT JOIN views v ON v.session = s.id WHERE {OWNED.format(1)} GROUP BY s.owner ORDER BY 1",
+        (owner_of(db),),
+    )
+    return [
+        OwnerInfo(
+            owner=row["owner"],
+            sessions=row["sessions"],
+            requests=row["requests"],
+            last_at=None if row["last_at"] is None else rows.parse_stamp(row["last_at"]),
+        )
+        for row in found
+    ]
 
 
 def transcript(db: sqlite3.Connection, session_id: str, vault_name: str | None = None) -> list[bytes]:
@@ -120,22 +163,35 @@ def transcript(db: sqlite3.Connection, session_id: str, vault_name: str | None =
     with snapshot(db):
         row = db.execute(
             "SELECT s.id, s.raw_tip FROM sessions s LEFT JOIN views v ON v.session = s.id"
-            " WHERE s.session_id = ? AND s.vault_name = ifnull(?, s.vault_name) AND s.raw_tip NOT NULL"
-            " GROUP BY s.id ORDER BY max(v.id) DESC LIMIT 1",
-            (rows.plain(session_id), None if vault_name is None else rows.plain(vault_name)),
+            " WHERE s.session_id = ?1 AND s.vault_name = ifnull(?2, s.vault_name) AND s.raw_tip NOT NULL"
+            f" AND {OWNED.format(3)} GROUP BY s.id ORDER BY max(v.id) DESC LIMIT 1",
+            (rows.plain(session_id), None if vault_name is None else rows.plain(vault_name), owner_of(db)),
         ).fetchone()
-        return [] if row is None else chain(db, row["raw_tip"], row["id"])
+        return [] if row is None else read_chain(db, row["raw_tip"], row["id"])
 
 
 def export(db: sqlite3.Connection) -> Generator[Mapping[str, object]]:
     """Every row of one snapshot, ready for JSON; contents as text."""
+    owner = owner_of(db)
     with snapshot(db):
         for table in EXPORTED:
             columns = f"rowid AS id, {', '.join((*rows.SEALED[table], 'seal'))}" if table in rows.SEALED else "*"
             order = ORDERS.get(table, "rowid")
-            for row in db.execute(f"SELECT {columns} FROM {table} ORDER BY {order}"):
+            query = f"SELECT {columns} FROM {table} WHERE {_owned(table)} ORDER BY {order}"
+            value = owner if owner is None or table not in NAMED else prefix(owner)
+            for row in db.execute(query, (value,)):
                 body = {"body": rows.to_text(rows.unpack(row["body"]))} if table == "contents" else {}
                 yield {"table": table, **rows.mapping(row), **body}
+
+
+def _owned(table: str) -> str:
+    """The condition of the rows of an owner, whose prefix is the parameter where rows are `NAMED`; NULL is every one."""
+    if table in NAMED:
+        name = NAMED[table]
+        return f"?1 IS NULL OR substr({name}, 1, instr({name}, '/')) = ?1"
+    if table in ("sessions", "entries"):
+        return "?1 IS NULL OR owner = ?1"
+    return "?1 IS NULL OR session IN (SELECT id FROM sessions WHERE owner = ?1)"
 
 
 def record_of(db: sqlite3.Connection, row: sqlite3.Row) -> Record:
@@ -159,18 +215,19 @@ def _session(row: sqlite3.Row) -> SessionInfo:
     return SessionInfo(
         session_id=row["session_id"],
         vault_name=row["vault_name"],
+        owner=row["owner"],
         created_at=rows.parse_stamp(row["created_at"]),
         last_at=None if row["last_at"] is None else rows.parse_stamp(row["last_at"]),
         requests=row["requests"],
         compiles=row["compiles"],
         tokens_raw=row["tokens_raw"],
         tokens_sent=row["tokens_sent"],
-        raw_tip=row["raw_tip"],
+        raw_tip=bare(row["raw_tip"]),
     )
 
 
-Owner = tuple[str, str]
-"""Session id and vault name of a conversation."""
+SessionKey = tuple[str, str, str]
+"""Session id, vault name and owner of a conversation."""
 
 COMPARED = 8
 """Messages at the end of a known prefix that are compared; after a fork, a repeated prompt may differ in its times."""
@@ -206,12 +263,14 @@ def save(db: sqlite3.Connection, entry: Entry) -> Record:
 
     Bodies are read and compressed before the transaction begins, to keep the write lock short.
     """
-    owner = (rows.plain(entry.record.session_id), rows.plain(entry.record.vault_name))
-    additions = _additions(db, owner, entry.raw, entry.view)
+    key = session_key(db, entry.record.session_id, entry.record.vault_name)
+    additions = _additions(db, key, entry.raw, entry.view)
     with transaction(db):
-        session = session_row(db, owner, entry.record.created_at)
-        _write_messages(db, additions, owner, session, entry.raw, entry.view)
+        session = session_row(db, key, entry.record.created_at)
+        _write_messages(db, additions, key, session, entry.raw, entry.view)
         record = rows.complete_record(entry)
+        made = record.compile and replace(record.compile, owner=key[2])
+        record = replace(record, owner=key[2], compile=made)
         if entry.compile is not None and rows.reusable_key(entry.compile):
             compile_row(db, entry.compile, session)  # can be reused even if the request is known already
         return _find_view(db, record, session) or _insert_view(db, record, session, entry)
@@ -219,24 +278,29 @@ def save(db: sqlite3.Connection, entry: Entry) -> Record:
 
 def archive(db: sqlite3.Connection, session_id: str, vault_name: str, raw: Chain) -> None:
     """Save a raw history without a request, as the newest of its conversation."""
-    owner = (rows.plain(session_id), rows.plain(vault_name))
-    additions = _additions(db, owner, raw, None)
+    key = session_key(db, session_id, vault_name)
+    additions = _additions(db, key, raw, None)
     with transaction(db):
-        session = session_row(db, owner, datetime.now(UTC))
-        _write_messages(db, additions, owner, session, raw, None)
+        session = session_row(db, key, datetime.now(UTC))
+        _write_messages(db, additions, key, session, raw, None)
         if raw.ids:
-            advance(db, session, raw.ids[-1])
+            advance(db, session, stored(db, raw.ids[-1]))
 
 
-def _additions(db: sqlite3.Connection, owner: Owner, raw: Chain | None, view: Chain | None) -> Additions:
-    additions = Additions()
+def session_key(db: sqlite3.Connection, session_id: str, vault_name: str) -> SessionKey:
+    """A conversation of the owner that the connection works for."""
+    return rows.plain(session_id), rows.plain(vault_name), writer_of(db)
+
+
+def _additions(db: sqlite3.Connection, key: SessionKey, raw: Chain | None, view: Chain | None) -> Additions:
+    additions, own = Additions(), prefix(key[2])
     fresh: set[str] = set()
     for chain, is_raw in ((raw, True), (view, False)):
         if chain is None:
             continue
-        names = chain.ids
+        names = Names(own, chain.ids) if own else chain.ids
         known = _known_prefix(db, names, fresh)
-        start = _own_prefix(db, owner, chain, known) if is_raw else known
+        start = _own_prefix(db, key, chain, names, known) if is_raw else known
         if start and names[start - 1] not in fresh:
             additions.anchors.append(names[start - 1])
         for index in range(start, len(names)):
@@ -246,7 +310,7 @@ def _additions(db: sqlite3.Connection, owner: Owner, raw: Chain | None, view: Ch
                     id=names[index],
                     parent=names[index - 1] if index else None,
                     position=index,
-                    content=ids.blob_id(body),
+                    content=own + ids.blob_id(body),
                     body=rows.pack(body),
                     instructions=instructions,
                     raw=is_raw,
@@ -263,28 +327,30 @@ def _body(chain: Chain, index: int) -> tuple[bytes, str | None]:
     return rows.split_instructions(body) if chain.ids[index].startswith(ids.RECORDED) else (body, None)
 
 
-def _own_prefix(db: sqlite3.Connection, owner: Owner, raw: Chain, known: int) -> int:
+def _own_prefix(db: sqlite3.Connection, key: SessionKey, raw: Chain, names: Sequence[str], known: int) -> int:
     """Length of the known prefix whose stored messages have this conversation's times and run ids.
 
     Another conversation's messages may have others. If one of the last `COMPARED` is the same, so is all before it.
     """
-    held = _saved_prefix(db, owner, raw.ids)
+    held = _saved_prefix(db, key, names)
     if held >= known:
         return known
     if db.execute(
-        "SELECT 1 FROM copies c JOIN sessions s ON s.id = c.session WHERE s.session_id = ? AND s.vault_name = ?", owner
+        "SELECT 1 FROM copies c JOIN sessions s ON s.id = c.session"
+        " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?",
+        key,
     ).fetchone():
         return held
     for index in range(known - 1, max(held, known - COMPARED) - 1, -1):
-        stored = db.execute("SELECT content FROM nodes WHERE id = ?", (raw.ids[index],)).fetchone()
-        if stored is not None and stored["content"] == ids.blob_id(_body(raw, index)[0]):
+        found = db.execute("SELECT content FROM nodes WHERE id = ?", (names[index],)).fetchone()
+        if found is not None and bare(found["content"]) == ids.blob_id(_body(raw, index)[0]):
             return index + 1
     return held
 
 
-def _saved_prefix(db: sqlite3.Connection, owner: Owner, names: Sequence[str]) -> int:
+def _saved_prefix(db: sqlite3.Connection, key: SessionKey, names: Sequence[str]) -> int:
     """Length of the prefix that the conversation has saved before."""
-    found = db.execute("SELECT raw_tip FROM sessions WHERE session_id = ? AND vault_name = ?", owner).fetchone()
+    found = db.execute(f"SELECT raw_tip FROM sessions WHERE {KEY}", key).fetchone()
     tip = found["raw_tip"] if found else None
     while tip is not None:
         node = db.execute("SELECT parent, position FROM nodes WHERE id = ?", (tip,)).fetchone()
@@ -295,11 +361,11 @@ def _saved_prefix(db: sqlite3.Connection, owner: Owner, names: Sequence[str]) ->
 
 
 def _write_messages(
-    db: sqlite3.Connection, additions: Additions, owner: Owner, session: int, raw: Chain | None, view: Chain | None
+    db: sqlite3.Connection, additions: Additions, key: SessionKey, session: int, raw: Chain | None, view: Chain | None
 ) -> None:
     """Write new messages; they are collected again if another process has removed what they start from."""
     if not all(_is_known(db, anchor) for anchor in additions.anchors):
-        additions = _additions(db, owner, raw, view)
+        additions = _additions(db, key, raw, view)
     for message in additions.messages:
         _write_message(db, message, session)
 
@@ -335,15 +401,22 @@ def _write_message(db: sqlite3.Connection, message: NewMessage, session: int) ->
         db.execute("INSERT INTO messages_fts (text, node) VALUES (?, ?)", (text, message.id))
 
 
-def session_row(db: sqlite3.Connection, owner: Owner, created_at: datetime) -> int:
+KEY = "session_id = ? AND vault_name = ? AND owner = ?"
+"""The condition of a session by its `SessionKey`."""
+
+
+def session_row(db: sqlite3.Connection, key: SessionKey, created_at: datetime) -> int:
     """The row of a conversation, made at first use."""
-    found = db.execute("SELECT id FROM sessions WHERE session_id = ? AND vault_name = ?", owner).fetchone()
-    return found["id"] if found else insert(db, "sessions", (*owner, None, rows.stamp(created_at)))
+    found = db.execute(f"SELECT id FROM sessions WHERE {KEY}", key).fetchone()
+    session_id, vault_name, owner = key
+    return (
+        found["id"] if found else insert(db, "sessions", (session_id, vault_name, None, rows.stamp(created_at), owner))
+    )
 
 
 def _find_view(db: sqlite3.Connection, record: Record, session: int) -> Record | None:
     run_id = None if record.run_id is None else rows.plain(record.run_id)
-    key = (session, run_id, record.request_index, record.raw_tip, record.view_tip)
+    key = (session, run_id, record.request_index, stored(db, record.raw_tip), stored(db, record.view_tip))
     found = db.execute(
         "SELECT id, summary FROM views WHERE session = ? AND ifnull(run_id, '') = ifnull(?, '') AND request_index = ?"
         " AND ifnull(raw_tip, '') = ifnull(?, '') AND ifnull(view_tip, '') = ifnull(?, '')",
@@ -358,16 +431,17 @@ def _insert_view(db: sqlite3.Connection, record: Record, session: int, entry: En
     for cycle in filter(None, (entry.cycle, entry.blocks)):
         _save_cycle(db, cycle, session)
     if entry.raw is not None and entry.raw.ids:
-        advance(db, session, entry.raw.ids[-1])
-    return replace(record, id=insert(db, "views", rows.view_row(record, session)))
+        advance(db, session, stored(db, entry.raw.ids[-1]))
+    return replace(record, id=insert(db, "views", rows.view_row(record, session, prefix(writer_of(db)))))
 
 
 def compile_row(db: sqlite3.Connection, compile: Compile, session: int) -> int:
     """The row of a compile: one stored under its cache key before, else a new one."""
-    found = db.execute("SELECT id FROM context_summaries WHERE cache_key = ?", (rows.reusable_key(compile),)).fetchone()
-    if found:
-        return found["id"]
-    return insert(db, "context_summaries", rows.summary_row(compile, session))
+    own = prefix(writer_of(db))
+    row = rows.summary_row(compile, session, own)
+    key = row[rows.SUMMARY.index("cache_key")]
+    found = db.execute("SELECT id FROM context_summaries WHERE cache_key = ?", (key,)).fetchone()
+    return found["id"] if found else insert(db, "context_summaries", row)
 
 
 def _save_cycle(db: sqlite3.Connection, cycle: Cycle, session: int) -> None:
@@ -379,8 +453,8 @@ def _save_cycle(db: sqlite3.Connection, cycle: Cycle, session: int) -> None:
 
 
 def keep_body(db: sqlite3.Connection, body: bytes) -> str:
-    """Store a text or payload and return its hash."""
-    name = ids.blob_id(body)
+    """Store a text or payload and return the name under which it is stored."""
+    name = stored(db, ids.blob_id(body))
     if db.execute("SELECT 1 FROM contents WHERE hash = ?", (name,)).fetchone() is None:
         db.execute("INSERT INTO contents VALUES (?, ?)", (name, rows.pack(body)))
     return name
@@ -404,6 +478,6 @@ def reseal(db: sqlite3.Connection, table: str, row: int) -> None:
 
 
 def advance(db: sqlite3.Connection, session: int, tip: str) -> None:
-    """Set the tip of a conversation's raw history."""
+    """Set the tip of a conversation's raw history, by its stored name."""
     db.execute("UPDATE sessions SET raw_tip = ? WHERE id = ?", (tip, session))
     reseal(db, "sessions", session)

@@ -14,7 +14,19 @@ from datetime import UTC, datetime
 from context_compiler import ids
 from context_compiler.errors import ContextMemoryError, StoreError
 from context_compiler.record import rows
-from context_compiler.record.queries import ALL, archive, chain, compile_row, insert, keep_body, session_row
+from context_compiler.record.owners import bare, owner_of, stored, writer_of
+from context_compiler.record.queries import (
+    ALL,
+    KEY,
+    OWNED,
+    archive,
+    compile_row,
+    insert,
+    keep_body,
+    read_chain,
+    session_key,
+    session_row,
+)
 from context_compiler.record.rows import snapshot, transaction
 from context_compiler.record.values import Chain, Compile
 
@@ -26,6 +38,9 @@ SessionState = tuple[str | None, str]
 
 COMMIT = ("parent", "memory_tip", "turns_tip", "state", "memories", "turns", "author", "message", "created_at")
 """The columns that name a commit, after the name of its session."""
+
+NAMES = ("parent", "memory_tip", "turns_tip", "state")
+"""Those of them that are names themselves."""
 
 
 class _NoTurns:
@@ -47,8 +62,8 @@ def load_layers(db: sqlite3.Connection, session_id: str, vault_name: str) -> tup
     """The newest layers of a session as JSON text, and their version from 1; None if it has none."""
     found = db.execute(
         "SELECT l.state, l.version FROM layers l JOIN sessions s ON s.id = l.session"
-        " WHERE s.session_id = ? AND s.vault_name = ?",
-        (rows.plain(session_id), rows.plain(vault_name)),
+        " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?",
+        session_key(db, session_id, vault_name),
     ).fetchone()
     return None if found is None else (found["state"], found["version"])
 
@@ -67,7 +82,7 @@ def save_layers(db: sqlite3.Connection, session_id: str, vault_name: str, state:
                 f"session {session_id!r}: its layers were changed meanwhile (version {version}, expected {after});"
                 " read them again and repeat the turn"
             )
-        session = session_row(db, (rows.plain(session_id), rows.plain(vault_name)), datetime.now(UTC))
+        session = session_row(db, session_key(db, session_id, vault_name), datetime.now(UTC))
         db.execute("DELETE FROM layers WHERE session = ?", (session,))
         insert(db, "layers", (session, after + 1, rows.to_bytes(state).decode("utf-8", "backslashreplace")))
     return after + 1
@@ -80,7 +95,7 @@ def remember(db: sqlite3.Connection, name: str, text: str, index_terms: IndexTer
     """
     session = _archive_session(db, name, NO_TURNS)
     body = rows.to_bytes(text)
-    content, terms = ids.blob_id(body), index_terms(text)
+    content, terms = stored(db, ids.blob_id(body)), index_terms(text)
     with transaction(db):
         known = db.execute(
             "SELECT m.id FROM memories m JOIN live_memories l ON l.memory = m.id WHERE m.content = ? AND l.session = ?",
@@ -88,16 +103,16 @@ def remember(db: sqlite3.Connection, name: str, text: str, index_terms: IndexTer
         ).fetchone()
         if known is not None:
             _index_alone(db, session, known["id"], text, index_terms, newest)
-            return known["id"]
+            return bare(known["id"])
         tip = _space(db, session)["memory_tip"]
-        memory = ids.chain_id(tip, content)
+        memory = stored(db, ids.chain_id(bare(tip), bare(content)))
         keep_body(db, body)
         row = (memory, tip, content, _position(db, tip) + 1, rows.stamp(datetime.now(UTC)))
         db.execute("INSERT OR IGNORE INTO memories VALUES (?, ?, ?, ?, ?)", row)
         _make_live(db, session, memory, terms)
         db.execute("UPDATE spaces SET memory_tip = ? WHERE session = ?", (memory, session))
         _index_alone(db, session, memory, text, index_terms, newest)
-        return memory
+        return bare(memory)
 
 
 def search_memories(db: sqlite3.Connection, name: str, match: str, limit: int) -> list[tuple[str, str, datetime]]:
@@ -105,8 +120,9 @@ def search_memories(db: sqlite3.Connection, name: str, match: str, limit: int) -
     found = db.execute(
         "SELECT m.id, m.created_at, m.position, t.body FROM memories_fts f JOIN live_memories l ON l.id = f.rowid"
         " JOIN sessions s ON s.id = l.session JOIN memories m ON m.id = l.memory JOIN contents t ON t.hash = m.content"
-        " WHERE memories_fts MATCH ? AND s.session_id = ? AND s.vault_name = '' ORDER BY f.rank LIMIT ?",
-        (match, name, limit),
+        " WHERE memories_fts MATCH ? AND s.session_id = ? AND s.vault_name = '' AND s.owner = ?"
+        " ORDER BY f.rank LIMIT ?",
+        (match, name, writer_of(db), limit),
     ).fetchall()
     return [_memory(row) for row in sorted(found, key=lambda row: row["position"])]
 
@@ -121,7 +137,7 @@ def commit(
         columns = {
             "parent": space["head"],
             "memory_tip": space["memory_tip"],
-            "turns_tip": _tip(turns),
+            "turns_tip": stored(db, _tip(turns)),
             "state": None if state is None else keep_body(db, rows.to_bytes(state)),
             "memories": _position(db, space["memory_tip"]) + 1,
             "turns": count,
@@ -129,18 +145,19 @@ def commit(
             "message": message,
             "created_at": rows.stamp(datetime.now(UTC)),
         }
-        commit = commit_id(name, [columns[column] for column in COMMIT])
+        commit = stored(db, commit_id(name, columns))
         db.execute(
             f"INSERT INTO commits (id, session, {', '.join(COMMIT)}) VALUES (?, ?{', ?' * len(COMMIT)})",
             (commit, session, *(columns[column] for column in COMMIT)),
         )
         db.execute("UPDATE spaces SET head = ? WHERE session = ?", (commit, session))
-        return commit
+        return bare(commit)
 
 
-def commit_id(name: str, columns: Sequence[object]) -> str:
+def commit_id(name: str, columns: rows.Row) -> str:
     """The id of a commit: a hash of the session's name and of the columns `COMMIT`."""
-    return ids.blob_id(json.dumps([name, *columns], separators=(",", ":")).encode())
+    given = [bare(columns[column]) if column in NAMES else columns[column] for column in COMMIT]
+    return ids.blob_id(json.dumps([name, *given], separators=(",", ":")).encode())
 
 
 def checkout(db: sqlite3.Connection, name: str, commit: str, index_terms: IndexTerms, newest: str = "") -> None:
@@ -154,7 +171,7 @@ def checkout(db: sqlite3.Connection, name: str, commit: str, index_terms: IndexT
             for (number,) in live.fetchall():
                 db.execute("DELETE FROM memories_fts WHERE rowid = ?", (number,))
                 db.execute("DELETE FROM live_memories WHERE id = ?", (number,))
-        for memory, text, _ in read_memories(db, added):
+        for memory, (_, text, _) in zip(added, read_memories(db, added), strict=True):
             _make_live(db, session, memory, index_terms(text))
         if newest:
             found = db.execute(
@@ -162,10 +179,12 @@ def checkout(db: sqlite3.Connection, name: str, commit: str, index_terms: IndexT
                 " JOIN contents t ON t.hash = m.content WHERE l.session = ? ORDER BY m.position DESC",
                 (session,),
             ).fetchall()
-            last = next((one for one in map(_memory, found) if one[1].startswith(newest)), None)
+            texts = ((one["id"], _memory(one)[1]) for one in found)
+            last = next((one for one in texts if one[1].startswith(newest)), None)
             if last is not None:
-                _index_alone(db, session, last[0], last[1], index_terms, newest)
-        db.execute("UPDATE spaces SET memory_tip = ?, head = ? WHERE session = ?", (row["memory_tip"], commit, session))
+                _index_alone(db, session, *last, index_terms, newest)
+        head = (row["memory_tip"], row["id"], session)
+        db.execute("UPDATE spaces SET memory_tip = ?, head = ? WHERE session = ?", head)
 
 
 def commit_log(db: sqlite3.Connection, name: str, limit: int | None) -> list[rows.Row]:
@@ -173,24 +192,24 @@ def commit_log(db: sqlite3.Connection, name: str, limit: int | None) -> list[row
     found = db.execute(
         "WITH RECURSIVE up (id, parent, at) AS ("
         " SELECT c.id, c.parent, 0 FROM sessions s JOIN spaces p ON p.session = s.id JOIN commits c ON c.id = p.head"
-        " WHERE s.session_id = ? AND s.vault_name = ''"
+        " WHERE s.session_id = ? AND s.vault_name = '' AND s.owner = ?"
         " UNION ALL SELECT c.id, c.parent, up.at + 1 FROM up JOIN commits c ON c.id = up.parent)"
         " SELECT c.* FROM up JOIN commits c ON c.id = up.id ORDER BY up.at LIMIT ?",
-        (name, ALL if limit is None else max(limit, 0)),
+        (name, writer_of(db), ALL if limit is None else max(limit, 0)),
     )
-    return [rows.mapping(row) for row in found]
+    return [{**rows.mapping(row), "id": bare(row["id"]), "parent": bare(row["parent"])} for row in found]
 
 
 def find_commit(db: sqlite3.Connection, name: str, commit: str) -> rows.Row:
-    """A commit of a session.
+    """A commit of a session, its names as they are stored.
 
     Raises:
         ContextMemoryError: the session has no such commit.
     """
     row = db.execute(
         "SELECT c.* FROM commits c JOIN sessions s ON s.id = c.session"
-        " WHERE c.id = ? AND s.session_id = ? AND s.vault_name = ''",
-        (str(commit), name),
+        " WHERE c.id = ? AND s.session_id = ? AND s.vault_name = '' AND s.owner = ?",
+        (stored(db, str(commit)), name, writer_of(db)),
     ).fetchone()
     if row is None:
         raise ContextMemoryError(f"session {name!r} has no commit {commit!r}; `log` names those that there are")
@@ -198,7 +217,7 @@ def find_commit(db: sqlite3.Connection, name: str, commit: str) -> rows.Row:
 
 
 def memory_diff(db: sqlite3.Connection, old: str | None, new: str | None) -> tuple[list[str], list[str]]:
-    """Memories to remove from and to add to the state `old` for the state `new`, oldest first."""
+    """Memories to remove from and to add to the state `old` for the state `new`, oldest first, by stored names."""
     removed: list[str] = []
     added: list[str] = []
     while old != new:
@@ -212,7 +231,7 @@ def memory_diff(db: sqlite3.Connection, old: str | None, new: str | None) -> tup
 
 
 def read_memories(db: sqlite3.Connection, memories: Sequence[str]) -> list[tuple[str, str, datetime]]:
-    """Memories by id: id, text and time."""
+    """Memories by their stored names: id, text and time."""
     query = "SELECT m.id, m.created_at, t.body FROM memories m JOIN contents t ON t.hash = m.content WHERE m.id = ?"
     return [_memory(db.execute(query, (memory,)).fetchone()) for memory in memories]
 
@@ -235,7 +254,7 @@ def save_session(
         StoreError: the state on record is not `after`; None is no state.
     """
     session = _archive_session(db, name, turns)
-    tip = _tip(turns)
+    tip = stored(db, _tip(turns))
     with transaction(db):
         if session_state(db, name) not in (None, after):
             raise StoreError(
@@ -277,8 +296,8 @@ def scores(db: sqlite3.Connection, name: str | None) -> list[rows.Row]:
     """The scores of a session, or of all, oldest first; `session_id` names the session of each."""
     found = db.execute(
         "SELECT c.*, s.session_id FROM scores c JOIN sessions s ON s.id = c.session"
-        " WHERE ?1 IS NULL OR s.session_id = ?1 ORDER BY c.id",
-        (name,),
+        f" WHERE (?1 IS NULL OR s.session_id = ?1) AND {OWNED.format(2)} ORDER BY c.id",
+        (name, owner_of(db)),
     )
     return [rows.mapping(row) for row in found]
 
@@ -286,8 +305,7 @@ def scores(db: sqlite3.Connection, name: str | None) -> list[rows.Row]:
 def _archive_session(db: sqlite3.Connection, name: str, turns: Chain) -> int:
     """Archive the turns of a session and return its row."""
     archive(db, name, "", turns)
-    found = db.execute("SELECT id FROM sessions WHERE session_id = ? AND vault_name = ''", (name,)).fetchone()
-    return found["id"]
+    return db.execute(f"SELECT id FROM sessions WHERE {KEY}", session_key(db, name, "")).fetchone()["id"]
 
 
 def _space(db: sqlite3.Connection, session: int) -> sqlite3.Row:
@@ -299,13 +317,13 @@ def _space(db: sqlite3.Connection, session: int) -> sqlite3.Row:
 def _saved_space(db: sqlite3.Connection, name: str) -> sqlite3.Row | None:
     return db.execute(
         "SELECT p.* FROM spaces p JOIN sessions s ON s.id = p.session"
-        " WHERE s.session_id = ? AND s.vault_name = '' AND p.state NOT NULL",
-        (name,),
+        " WHERE s.session_id = ? AND s.vault_name = '' AND s.owner = ? AND p.state NOT NULL",
+        (name, writer_of(db)),
     ).fetchone()
 
 
 def _bodies(db: sqlite3.Connection, row: rows.Row) -> list[bytes]:
-    return [] if row["turns_tip"] is None else chain(db, row["turns_tip"], row["session"])
+    return [] if row["turns_tip"] is None else read_chain(db, row["turns_tip"], row["session"])
 
 
 def _make_live(db: sqlite3.Connection, session: int, memory: str, terms: str) -> None:
@@ -345,7 +363,7 @@ def _parent(db: sqlite3.Connection, memory: str) -> str | None:
 
 
 def _memory(row: sqlite3.Row) -> tuple[str, str, datetime]:
-    return row["id"], rows.to_text(rows.unpack(row["body"])), rows.parse_stamp(row["created_at"])
+    return bare(row["id"]), rows.to_text(rows.unpack(row["body"])), rows.parse_stamp(row["created_at"])
 
 
 def _tip(turns: Chain | None) -> str | None:

@@ -11,21 +11,23 @@ import os
 import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import RLock
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, Self, TypeVar, runtime_checkable
 from weakref import finalize
 
 from context_compiler.errors import StoreError
 from context_compiler.record import maintenance, queries, sessions
 from context_compiler.record.background import hold_at_fork
 from context_compiler.record.files import FAILURES, File, explain, locate, open_memory
-from context_compiler.record.rows import version_of
-from context_compiler.record.values import Chain, Compile, Cycle, Entry, Record, SessionInfo
+from context_compiler.record.owners import Database, check_owner
+from context_compiler.record.schema import version_of
+from context_compiler.record.values import Chain, Compile, Cycle, Entry, OwnerInfo, Record, SessionInfo
 
-__all__ = ["Keeper", "Layered", "MemoryStore", "Reader", "Recorder", "SQLiteStore", "Store", "open_store"]
+__all__ = ["Keeper", "Layered", "MemoryStore", "Reader", "Recorder", "SQLiteStore", "Store", "Tenants", "open_store"]
 
 
 T = TypeVar("T")
@@ -155,6 +157,37 @@ class Store(Recorder, Reader, Layered, Keeper, Protocol):
     """A store of the record."""
 
 
+@runtime_checkable
+class Tenants(Store, Protocol):
+    """A store of many owners, each of whom sees, shares and removes only what is their own.
+
+    A store is made for the owner ``""``, who has what nobody else has.
+    """
+
+    owner: str | None
+    """Owner of whom this store is; None is every owner, for those who operate it: such a store does not save."""
+
+    def scoped(self, owner: str | None) -> Tenants:
+        """The same store for another owner.
+
+        Raises:
+            SettingsError: No store can keep an owner of that name.
+        """
+        ...
+
+    async def owners(self) -> list[OwnerInfo]:
+        """Every owner that this store sees, by name."""
+        ...
+
+    async def erase(self) -> int:
+        """Remove everything of the owner; the number of requests removed.
+
+        Raises:
+            StoreError: This store is of every owner, or removing failed; nothing was removed.
+        """
+        ...
+
+
 def open_store(store: str | Path | Store | None) -> Store:
     """The store itself, the SQLite file at a path, or a store in memory for None; no file is touched yet."""
     if store is None:
@@ -162,12 +195,38 @@ def open_store(store: str | Path | Store | None) -> Store:
     return SQLiteStore(store) if isinstance(store, str | Path) else store
 
 
+def _for_owner(owner: str | None, work: Callable[[sqlite3.Connection], T], db: sqlite3.Connection) -> T:
+    """Run a function on a connection that belongs to one job at a time, for an owner."""
+    if isinstance(db, Database):
+        db.owner = owner
+    return work(db)
+
+
 class SQLStore(Protocol):
     """The methods of a store as functions on the connection that `perform` gives them."""
 
+    owner: str | None = ""
+    """Owner of whom this store is; None is every owner."""
+    _origin: object = None
+    """Store that this one was scoped from, which closes the connection of both."""
+
     async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function on the connection, without interruption."""
+        """Run a function on the connection, for the owner of this store and without interruption."""
         ...
+
+    def scoped(self, owner: str | None) -> Self:
+        """The same store for another owner; None is every owner."""
+        other = copy(self)
+        other.owner, other._origin = check_owner(owner), self._origin or self
+        return other
+
+    async def owners(self) -> list[OwnerInfo]:
+        """Every owner that this store sees, by name."""
+        return await self.perform(queries.owners)
+
+    async def erase(self) -> int:
+        """Remove everything of the owner; the number of requests removed."""
+        return await self.perform(maintenance.erase)
 
     async def close(self) -> None:
         """Close the connection, if there is one; it opens again on use."""
@@ -262,12 +321,13 @@ class SQLiteStore(SQLStore):
         finalize(self, self._file.release).atexit = False  # every file is closed at exit
 
     def __repr__(self) -> str:
-        return f"SQLiteStore({str(self.path)!r}{', read_only=True' if self.read_only else ''})"
+        owner = "" if self.owner == "" else f", owner={self.owner!r}"
+        return f"SQLiteStore({str(self.path)!r}{', read_only=True' if self.read_only else ''}{owner})"
 
     async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run a function on the connection, without interruption; memories of the same file use it too."""
         with self._explaining():
-            return await self._file.perform(work)
+            return await self._file.perform(partial(_for_owner, self.owner, work))
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
         """Every row as of now, read on a second connection, so that saving goes on meanwhile."""
@@ -275,7 +335,7 @@ class SQLiteStore(SQLStore):
         file = File(self.path, read_only=True, busy_timeout_ms=self.busy_timeout_ms)
         with self._explaining():
             try:
-                found = await file.perform(queries.export)
+                found = await file.perform(partial(_for_owner, self.owner, queries.export))
                 try:
                     while page := await file.perform(lambda _: list(islice(found, PAGE))):
                         for row in page:
@@ -318,7 +378,7 @@ class MemoryStore(SQLStore):
         """Run a function on the connection, without interruption."""
         with self._lock:
             try:
-                return work(self._db)
+                return _for_owner(self.owner, work, self._db)
             except FAILURES as error:
                 raise explain(error, "the record in memory") from error
 

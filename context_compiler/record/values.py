@@ -89,6 +89,8 @@ class Compile:
     """First word ok, deterministic, refused, failed or skipped; after `;`, reasons for NULL columns."""
     error: str | None
     created_at: datetime
+    owner: str = ""
+    """Owner of the session, as the store knows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,8 @@ class Record:
     """Row number of the compile whose summary this view carries."""
     compile: Compile | None = field(default=None, repr=False)
     """That compile, if loaded or just made."""
+    owner: str = ""
+    """Owner of the session, as the store knows it."""
 
     def __repr__(self) -> str:
         status, sent = self.status.partition(";")[0], f"{self.tokens_raw:,} → {self.tokens_sent:,} tokens"
@@ -186,6 +190,17 @@ class SessionInfo:
     """Tokens of all its raw requests."""
     tokens_sent: int
     raw_tip: str | None
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerInfo:
+    """One owner on the record."""
+
+    owner: str
+    sessions: int
+    requests: int
+    last_at: datetime | None
 
 
 WHY_EMPTY = {

@@ -14,6 +14,7 @@ from context_compiler.compiler.specifics import TextSet, mentions
 from context_compiler.messages.history import History, reader_of
 from context_compiler.messages.turns import outline, pair
 from context_compiler.record import browse
+from context_compiler.record.owners import prefix
 from context_compiler.record.browse import SessionRow
 from context_compiler.record.values import Compile
 from context_compiler.tokens import as_counter
@@ -94,7 +95,7 @@ def _span(
     tip, spans = payload.get("raw_tip"), cast("list[list[int]]", payload.get("compiled") or [])
     if not isinstance(tip, str) or not spans:
         return None, ()
-    nodes = inspector.chain(db, tip, session)
+    nodes = inspector.chain(db, prefix(made.owner) + tip, session)
     span = sorted(positions((start, stop) for start, stop in spans))
     if not nodes or len(nodes) > LONGEST or span[-1] >= len(nodes):
         return None, ()

@@ -19,7 +19,8 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from context_compiler import ContextCompiler
 from context_compiler.messages.history import load_messages
 from context_compiler.record.maintenance import inexact_requests
-from context_compiler.record.rows import MIGRATIONS, NOT_RECORDED
+from context_compiler.record.rows import NOT_RECORDED
+from context_compiler.record.schema import MIGRATIONS
 from context_compiler.record.store import SQLiteStore
 from tests.record.entries import ask
 

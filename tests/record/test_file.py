@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from context_compiler.errors import StoreError
-from context_compiler.record.rows import MIGRATIONS, migrate, version_of
+from context_compiler.record.schema import MIGRATIONS, migrate, version_of
 from context_compiler.record.store import MemoryStore, SQLiteStore, open_store
 from tests.record.entries import Talk, ask, cycle, request, talk
 

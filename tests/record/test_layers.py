@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from context_compiler.errors import StoreError
-from context_compiler.record.rows import MIGRATIONS, create_memories
+from context_compiler.record.schema import MIGRATIONS, create_memories
 from context_compiler.record.store import SQLiteStore, Store
 from tests.record.entries import request, talk
 
