@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
-from context_compiler.errors import LayersError, StoreError
+from context_compiler.errors import LayersError, SettingsError, StoreError
 from context_compiler.layers.context import Need, build_context, layer_prompt
 from context_compiler.layers.conversation import ConversationContext, conversation_of, from_json, to_json
 from context_compiler.layers.models import as_mapping
 from context_compiler.layers.registry import CurationResult, SessionIdRegistry, curate, merge_curations
 from context_compiler.layers.retention import Ask, summarise_turn
 from context_compiler.layers.turn import TurnState, get_current_curation
-from context_compiler.record.store import Store, open_store
+from context_compiler.record.store import Store, Tenants, open_store
 from context_compiler.resilience import try_await
 
 LOG = logging.getLogger("context_compiler")
@@ -30,6 +30,10 @@ _LOCKS: WeakValueDictionary[tuple[int, object, str, str], asyncio.Lock] = WeakVa
 """One lock for each session, store and event loop, shared by all `Layers`."""
 _IN_TURNS: ContextVar[tuple[Turn, ...]] = ContextVar("turns", default=())
 """Turns that this task is in, its own and those of the tasks that started it."""
+
+
+_WAITING: set[Layers] = set()
+"""Layers with turns that their stores did not take yet; those of an owner may have no other holder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,28 @@ class Layers:
         self.ask, self.timeout, self.on_error = ask, timeout, on_error
         self._open: dict[str, Turn] = {}
         self._unsaved: dict[str, _Unsaved] = {}
+        self._scoped: WeakValueDictionary[str, Layers] = WeakValueDictionary()
+
+    def scoped(self, owner: str) -> Layers:
+        """The layers of another owner's sessions: the same object for as long as anybody holds it.
+
+        Raises:
+            SettingsError: The store knows no owners, or cannot keep one of that name.
+        """
+        if not isinstance(self.store, Tenants):
+            raise SettingsError(f"{self.store!r} knows no owners: give a path, or a store that has `scoped`")
+        if owner == self.store.owner:
+            return self
+        found = self._scoped.get(owner)
+        if found is None:
+            found = self._scoped[owner] = Layers(
+                self.store.scoped(owner),
+                vault_name=self.vault_name,
+                ask=self.ask,
+                timeout=self.timeout,
+                on_error=self.on_error,
+            )
+        return found
 
     def __repr__(self) -> str:
         return f"Layers({self.store!r}{f', vault_name={self.vault_name!r}' if self.vault_name else ''})"
@@ -112,12 +138,15 @@ class Layers:
         keep = self.store.save_layers(session_id, self.vault_name, state.text, after=state.after)
         error = (await try_await(keep)).error
         self._unsaved.pop(session_id, None)
+        if not self._unsaved:
+            _WAITING.discard(self)
         if error is None:
             return
         found = await try_await(self.store.layers(session_id, self.vault_name))
         version = state.after if found.error is not None else found.value[1] if found.value is not None else 0
         if version == state.after:
             self._unsaved[session_id] = state
+            _WAITING.add(self)
             await self.report(f"session {session_id!r}: its layers are kept here until they can be stored", error)
         elif version == 0:
             gone = StoreError(f"session {session_id!r}: its layers were deleted meanwhile; the turn is not stored")
@@ -166,12 +195,13 @@ class Layers:
         """Identity of a session in its store: the same for every `Layers` of one file."""
         path = getattr(self.store, "path", None)
         where: object = os.path.abspath(path) if isinstance(path, str | Path) else id(self.store)
-        return where, self.vault_name, session_id
+        return (where, getattr(self.store, "owner", "")), self.vault_name, session_id
 
     async def close(self) -> None:
         """Store what could not be stored in time, and close the store's connections; it reopens on use."""
-        for session_id, unsaved in list(self._unsaved.items()):
-            await self._save(session_id, unsaved)
+        for layers in (*self._scoped.values(), self):
+            for session_id, unsaved in list(layers._unsaved.items()):
+                await layers._save(session_id, unsaved)
         await self.store.close()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -24,7 +25,7 @@ from context_compiler.messages.history import History, Reader, load_messages
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.state import Result
 from context_compiler.record.redaction import Redactor
-from context_compiler.record.store import Store, open_store
+from context_compiler.record.store import Store, Tenants, open_store
 from context_compiler.record.values import Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
 from context_compiler.resilience import Breaker, Report, try_await
@@ -62,24 +63,35 @@ class Archive:
         self._arguments = arguments
         self._cycles: Memo[tuple[str, str], Cycle] = Memo(CYCLES)
         self._blocks: Memo[tuple[str, str], Blocks] = Memo(CYCLES)
-        self._raws: Memo[str, History] = Memo(SESSIONS)
+        self._raws: Memo[tuple[str | None, str], History] = Memo(SESSIONS)
         self._report = report
-        self._store: Store | None = None
+        self._opened: list[Store] = []
+        """The store, once it is open; shared with the archives of other owners."""
         self._breaker = Breaker()
         self._redactor = Redactor(arguments.redact) if arguments.redact else None
         self._answers: Memo[str, SummaryResponse] = Memo(ANSWERS)
+        self.owner: str | None = arguments.static_owner
+        """Owner of what is kept; None is not known, so nothing is kept or found."""
+
+    def scoped(self, owner: str | None) -> Archive:
+        """The record of an owner, with the same memory; for None one that keeps and finds nothing."""
+        if owner == self.owner:
+            return self
+        other = copy(self)
+        other.owner = owner
+        return other
 
     @property
     def store(self) -> Store:
         """The store, opened when it is first asked for."""
-        if self._store is None:
-            self._store = open_store(self._arguments.store)
-        return self._store
+        if not self._opened:
+            self._opened.append(open_store(self._arguments.store))
+        return _scoped(self._opened[0], self.owner)
 
     @property
     def whole(self) -> bool:
         """True if the record keeps content unchanged, so that it can be reused."""
-        return self._arguments.record == "full" and self._redactor is None
+        return self._arguments.record == "full" and self._redactor is None and self.owner is not None
 
     async def keep(self, record: Record, result: Result, cycle: Cycle | None, blocks: Blocks | None) -> Record:
         """Keep one request; the record as it was kept, or as it was given when it could not be."""
@@ -127,7 +139,7 @@ class Archive:
 
     async def _tried(self, work: Callable[[], Awaitable[Any]], *, writes: bool = False) -> Any:
         """Result of a store operation; None if it failed or the breaker is open."""
-        if self._breaker.open:
+        if self._breaker.open or self.owner is None:
             return None
         outcome = await try_await(_done(work))
         if outcome.error is None:
@@ -176,13 +188,13 @@ class Archive:
 
     def remember_raw(self, session_id: str, history: History) -> None:
         """Keep the raw history of a named conversation in memory."""
-        self._raws.keep(session_id, history)
+        self._raws.keep((self.owner, session_id), history)
 
     async def before_window(self, session_id: str, window: History, reader: Reader) -> Sequence[ModelMessage]:
         """Recorded messages of a conversation before the first message of a window that continues it."""
         if not self.whole or not window.ids:
             return ()
-        known = self._raws.get(session_id)
+        known = self._raws.get((self.owner, session_id))
         if known is None:
             bodies = await self._tried(lambda: self._bodies(session_id))
             known = reader.read(load_messages(bodies)) if bodies else None
@@ -213,8 +225,22 @@ class Archive:
 
     async def rest(self) -> None:
         """Close the store, if it was opened here; it opens again when it is used again."""
-        if self._store is not None and self._store is not self._arguments.store:
-            await try_await(_done(self._store.close))
+        for store in self._opened:
+            if store is not self._arguments.store:
+                await try_await(_done(store.close))
+
+
+def _scoped(store: Store, owner: str | None) -> Store:
+    """The store for an owner.
+
+    Raises:
+        StoreError: It knows no owners.
+    """
+    if isinstance(store, Tenants):
+        return store if owner == store.owner else store.scoped(owner)
+    if owner:
+        raise StoreError(f"{store!r} knows no owners: give a path, or a store that has `scoped`")
+    return store
 
 
 def _window_start(known: History, window: History) -> int:

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic_ai import RunContext
 from pydantic_ai.models import Model, parse_model_id
 from pydantic_ai.providers import infer_provider_class
 
@@ -22,14 +23,17 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import NEEDS, Need
 from context_compiler.layers.session import Layers, LayerSource
 from context_compiler.messages.failures import ReflectionPolicy
+from context_compiler.record.owners import check_owner
 from context_compiler.record.redaction import Redact
-from context_compiler.record.store import Store
+from context_compiler.record.store import Store, Tenants
 from context_compiler.resilience import attempt
 from context_compiler.settings import MOST, Amount, Config, Count, Settings, check_amount
 from context_compiler.template import Template, TemplateLibrary
 from context_compiler.tokens import Count as CountText
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.prices import Budget, Money, check_budget, price_of
+
+Owner = str | Callable[[RunContext[Any]], str] | None
 
 RECALL = 0.5
 FORMER_RECALL = 0.3
@@ -80,6 +84,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
         f"one of {', '.join(NEEDS)}, or a Need",
     ),
     "redact": (lambda value: value is None or callable(value), "a function"),
+    "owner": (lambda value: value is None or isinstance(value, str) or callable(value), "a name or a function"),
 }
 """Types of the arguments that nothing else checks: a YAML spec passes any value."""
 
@@ -132,6 +137,9 @@ class Arguments:
     """The channel of the summary: user, system or compaction."""
     record: str = "full"
     """Content of the record: full, metadata, or off."""
+    owner: Owner = None
+    """Owner of the conversations, or a function from a run to it: nothing of one owner is found by another. None is
+    the owner of the store."""
     redact: Redact | None = None
     """Given a text, what of it may be kept on the record."""
     dry_run: bool = False
@@ -195,6 +203,13 @@ class Arguments:
             return self.vault_name
         return self.role.name if isinstance(self.role, Need) else self.role
 
+    @property
+    def static_owner(self) -> str:
+        """The owner that needs no run to be known; "" where a function names the owner of each run."""
+        if self.owner is None:
+            return (isinstance(self.store, Tenants) and self.store.owner) or ""
+        return "" if callable(self.owner) else self.owner
+
     def given(self) -> dict[str, Any]:
         """Every argument by name."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
@@ -213,6 +228,9 @@ class Arguments:
         for name, (allowed, what) in ALLOWED.items():
             if not allowed(getattr(self, name)):
                 raise SettingsError(f"{name}={getattr(self, name)!r}: give {what}")
+        check_owner(self.static_owner)
+        if isinstance(self.store, Tenants) and self.store.owner is None:
+            raise SettingsError(f"store={self.store!r}: give the store of one owner, scoped(owner)")
         check_budget(self.budget, name="budget")
         for name in ("reserve", "window", "trigger"):
             amount = check_amount(getattr(self, name), name=name)

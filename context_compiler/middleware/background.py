@@ -21,7 +21,7 @@ BACKGROUND = "made in the background"
 
 def pending(context: RequestContext) -> PendingCompile | None:
     """The compile of this conversation that is under way, or done and not used yet."""
-    return context.compiler.pending.find(context.request.session_id, context.history, context.policy.config)
+    return context.compiler.pending.find(context.conversation, context.history, context.policy.config)
 
 
 async def start(context: RequestContext, previous: Cycle | None, host: Host) -> bool:

@@ -23,14 +23,7 @@ from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
-from context_compiler.middleware.request import (
-    Host,
-    Request,
-    charge_run,
-    host_request,
-    session_of,
-    within_limits,
-)
+from context_compiler.middleware.request import Host, Request, charge_run, host_request, within_limits
 from context_compiler.middleware.state import Run
 from context_compiler.paths import warn_of_namesake
 from context_compiler.record.values import Record
@@ -70,21 +63,23 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         """The view that was sent last, by whichever run."""
         return self._ware.last_view
 
-    async def views(self, session: str | None = None) -> list[Record]:
-        """Recorded views, newest first, of one conversation or of all.
+    async def views(self, session: str | None = None, *, owner: str | None = None) -> list[Record]:
+        """Recorded views, newest first, of one conversation or of all of an owner.
 
         Raises:
+            SettingsError: `owner` is not given, and the compiler's own is a function.
             StoreError: the record cannot be read.
         """
-        return await self._ware.views(session)
+        return await self._ware.views(session, owner)
 
-    async def transcript(self, session: str) -> list[ModelMessage]:
+    async def transcript(self, session: str, *, owner: str | None = None) -> list[ModelMessage]:
         """The raw history of a conversation as last seen, without loss.
 
         Raises:
+            SettingsError: `owner` is not given, and the compiler's own is a function.
             StoreError: the record cannot be read.
         """
-        return await self._ware.transcript(session)
+        return await self._ware.transcript(session, owner)
 
     async def aclose(self) -> None:
         """End every compile in the background, and let go of the store. The compiler can be used again."""
@@ -113,7 +108,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         self._ware.runs += 1
         try:
             result = await handler()
-            await self._ware.finished(self._run, session_of(ctx), result.all_messages())
+            await self._ware.finished(self._run, ctx, result.all_messages())
             return result
         finally:
             self._ware.runs -= 1
@@ -127,7 +122,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         if seen.value is None:
             await self._ware.report(seen.error or RuntimeError("the request could not be read"))
             return given
-        self._request, self._host = seen.value, _RunHost(self, ctx, given)
+        self._request = replace(seen.value, owner=await self._ware.owner_of(ctx))
+        self._host = _RunHost(self, ctx, given)
         with ctx.tracer.start_as_current_span("context_compiler.view") as span:
             view = await self._ware.view(self._run, self._request, self._host)
             span.set_attributes(_figures(view))
@@ -183,12 +179,12 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     @durable_operation(name="compile")
     async def compile(self, ctx: RunContext[Any], order: dict[str, Any]) -> dict[str, Any]:
         """One compile as the host's durable operation: a resumed workflow replays its result."""
-        return asdict(await self._ware.compile(order["key"], order["prompts"], ctx.model))  # pyright: ignore[reportArgumentType]
+        return asdict(await self._ware.compile(ctx, order["key"], order["prompts"]))
 
     @durable_operation(name="begin")
     async def begin(self, ctx: RunContext[Any], ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run, journalled: a resumed run must find what it found before."""
-        return await self._ware.begin(ids, config)
+        return await self._ware.begin(ctx, ids, config)
 
 
 class _RunHost(Host):

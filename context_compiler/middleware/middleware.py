@@ -17,7 +17,6 @@ from typing import Any
 
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage
-from pydantic_ai.models import Model
 
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
@@ -31,16 +30,17 @@ from context_compiler.layers.context import (
     layers_room,
     node_template,
 )
-from context_compiler.layers.session import LayerSource, load_state
+from context_compiler.layers.session import Layers, LayerSource, load_state
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import BACKGROUND
 from context_compiler.middleware.fallback import fallback
 from context_compiler.middleware.off_loop import off_loop
-from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long
+from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import respond
 from context_compiler.middleware.single_flight import Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run
+from context_compiler.record.owners import check_owner
 from context_compiler.record.values import Compile, Record, now, with_null_reasons
 from context_compiler.resilience import attempt, try_await
 from context_compiler.settings import Settings
@@ -64,7 +64,8 @@ class Middleware:
         self.last_view: View | None = None
         self.state = CompilerState.of(arguments)
         self.archive = Archive(arguments, self.report)
-        self._summaries = Summaries(arguments, self.archive)
+        """The record of the owner that is known before any run; `scoped` gives those of others."""
+        self._summaries = Summaries(arguments)
         self._ratios = Ratios()
         self._ready = False
         self._unpriced: set[str] = set()
@@ -127,7 +128,8 @@ class Middleware:
             if request.scope and not request.marked:
                 window = attempt(lambda: self.state.reader.read(request.messages)).value
                 if window is not None:
-                    run.join(await self.archive.before_window(request.session_id, window, self.state.reader))
+                    archive = self.archive.scoped(request.owner)
+                    run.join(await archive.before_window(request.session_id, window, self.state.reader))
                 if run.earlier and request.run_id:
                     JOINED.keep(request.run_id, run.earlier)
         if not run.earlier:
@@ -197,6 +199,7 @@ class Middleware:
         return replace(request, layers=run.layers or NO_LAYERS)
 
     async def _layer_block(self, run: Run, request: Request, layers: LayerSource, role: str | Need) -> LayerBlock:
+        layers = layers.scoped(request.owner) if isinstance(layers, Layers) and request.owner else layers
         state = await load_state(layers, request.session_id, timeout=self.arguments.timeout)
         budget, _ = self.arguments.whole_budget(**request.terms)
         room = int(budget / run.ratios.of(request.family)) - request.overhead
@@ -213,7 +216,9 @@ class Middleware:
         cycle = result.cycle
         record = record_of(self.arguments, request, result, latency, request_index=run.requests)
         fresh = result.blocks if result.blocks is not run.recorded_blocks else None
-        record = await self.archive.keep(record, result, cycle if cycle is not run.recorded else None, fresh)
+        record = await self.archive.scoped(request.owner).keep(
+            record, result, cycle if cycle is not run.recorded else None, fresh
+        )
         if record.id is not None:
             run.record_blocks(result.blocks)
         if cycle is not None and record.id is not None:
@@ -227,25 +232,38 @@ class Middleware:
             self._short = _warn_of_fewer_turns(self.arguments, result)
         return replace(result.view, record=record)
 
-    async def compile(self, key: str, prompts: Sequence[str], model: Model) -> SummaryResponse:
+    async def owner_of(self, ctx: RunContext[Any]) -> str | None:
+        """The owner of a run; None if the function that names it fails, which is reported: nothing is kept or found."""
+        name = self.arguments.owner
+        if not callable(name):
+            return self.archive.owner
+        found = attempt(lambda: check_owner(name(ctx)))
+        if found.value is None:
+            await self.report(found.error or SettingsError("owner= returned None: give a name"))
+        return found.value
+
+    async def compile(self, ctx: RunContext[Any], key: str, prompts: Sequence[str]) -> SummaryResponse:
         """One compile; its failure is an answer too."""
-        return await self._summaries.answer(key, prompts, model)
+        archive = self.archive.scoped(await self.owner_of(ctx))
+        return await self._summaries.answer(key, prompts, ctx.model, archive)  # pyright: ignore[reportArgumentType]
 
     async def launch(self, ctx: RunContext[Any], request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         """One compile as a task of this event loop; None where a replay would have to find it again."""
         if is_durable(ctx):
             return None
-        return await self._summaries.launch(request.key, request.prompts, ctx.model)  # pyright: ignore[reportArgumentType]
+        archive = self.archive.scoped(await self.owner_of(ctx))
+        return await self._summaries.launch(request.key, request.prompts, ctx.model, archive)  # pyright: ignore[reportArgumentType]
 
     async def close(self) -> None:
         """End what is under way in this event loop, and let go of the store if no run is left."""
         await self.state.pending.end()
         await self.rest()
 
-    async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
+    async def begin(self, ctx: RunContext[Any], ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run: the newest cycle of the last of these ids that has one, and the learnt ratios."""
-        cycle = await self.archive.cycle(ids, config, self.state.former.get(config))
-        blocks = await self.archive.blocks(ids, config) if cycle else None
+        archive = self.archive.scoped(await self.owner_of(ctx))
+        cycle = await archive.cycle(ids, config, self.state.former.get(config))
+        blocks = await archive.blocks(ids, config) if cycle else None
         return {
             "cycle": cycle.to_json() if cycle else None,
             "blocks": blocks.to_json() if blocks else None,
@@ -258,28 +276,39 @@ class Middleware:
             for ratios in (run.ratios, self._ratios):
                 ratios.learn(request.family, exact=run.sent, reported=reported)
 
-    async def finished(self, run: Run, session_id: str, messages: list[ModelMessage]) -> None:
+    async def finished(self, run: Run, ctx: RunContext[Any], messages: list[ModelMessage]) -> None:
         """Keep the raw history with the last answer of a run."""
         read = partial(self.state.reader.read, [*(run.earlier or ()), *messages], last=run.raw)
         long = is_long(messages, run.raw)
         history = (await try_await(asyncio.to_thread(read)) if long else attempt(read)).value
         if history is not None and messages:
-            await self.archive.raw(session_id, history)
-            self.archive.remember_raw(session_id, history)
+            archive = self.archive.scoped(await self.owner_of(ctx))
+            await archive.raw(session_of(ctx), history)
+            archive.remember_raw(session_of(ctx), history)
 
-    async def views(self, session: str | None) -> list[Record]:
+    async def views(self, session: str | None, owner: str | None) -> list[Record]:
         """Recorded views; raises StoreError if they cannot be read."""
         try:
-            return await self.archive.store.views(session)
+            return await self._archive_of(owner).store.views(session)
         finally:
             await self.rest()
 
-    async def transcript(self, session: str) -> list[ModelMessage]:
+    async def transcript(self, session: str, owner: str | None) -> list[ModelMessage]:
         """The raw history of a conversation; StoreError if it cannot be read."""
         try:
-            return await self.archive.transcript(session)
+            return await self._archive_of(owner).transcript(session)
         finally:
             await self.rest()
+
+    def _archive_of(self, owner: str | None) -> Archive:
+        """The record of an owner; None is the only one there is.
+
+        Raises:
+            SettingsError: None is given, and there are many.
+        """
+        if owner is None and callable(self.arguments.owner):
+            raise SettingsError("owner= is a function of the run: name the owner whose record this is about")
+        return self.archive if owner is None else self.archive.scoped(check_owner(owner))
 
     async def rest(self) -> None:
         """Let go of the store when no run is left."""

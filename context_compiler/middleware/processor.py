@@ -38,10 +38,10 @@ class _ProcessorHost(Host):
         self._ware, self._ctx = ware, ctx
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
-        return await self._ware.begin(ids, config)
+        return await self._ware.begin(self._ctx, ids, config)
 
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
-        return charge_run(self._ctx, await self._ware.compile(request.key, request.prompts, self._ctx.model))  # pyright: ignore[reportArgumentType]
+        return charge_run(self._ctx, await self._ware.compile(self._ctx, request.key, request.prompts))
 
     async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         return await self._ware.launch(self._ctx, request)
@@ -60,8 +60,8 @@ class CompilingHistoryProcessor:
         """Open nothing before the first call."""
         self._ware = Middleware(arguments)
         self._runs: Memo[str, Run] = Memo(REMEMBERED)
-        self._raw: Memo[str, list[ModelMessage]] = Memo(REMEMBERED)
-        self._stored: Memo[str, list[ModelMessage]] = Memo(REMEMBERED)
+        self._raw: Memo[tuple[str | None, str], list[ModelMessage]] = Memo(REMEMBERED)
+        self._stored: Memo[tuple[str | None, str], list[ModelMessage]] = Memo(REMEMBERED)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompilingHistoryProcessor:
         """A new processor of the same arguments, which are shared."""
@@ -79,20 +79,20 @@ class CompilingHistoryProcessor:
         return outcome.value or messages
 
     async def _view(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
-        self._stored.keep(session_of(ctx), ctx.messages)
-        raw = await self._restored(messages)
+        owner = await self._ware.owner_of(ctx)
+        self._stored.keep((owner, session_of(ctx)), ctx.messages)
+        raw = await self._restored(messages, owner)
         run_id = ctx.run_id or ""
         run = self._runs.get(run_id) or Run()
         self._runs.keep(run_id, run)
-        made = await self._ware.view(
-            run, processor_request(ctx, raw, self._ware.state.counter), _ProcessorHost(self._ware, ctx)
-        )
+        request = replace(processor_request(ctx, raw, self._ware.state.counter), owner=owner)
+        made = await self._ware.view(run, request, _ProcessorHost(self._ware, ctx))
         await self._ware.rest()
         view = raw if self._ware.arguments.dry_run else made.messages
         tip = None if run.raw is None else run.raw.chain.tip
         if view == raw or tip is None:
             return view
-        self._raw.keep(tip, raw)
+        self._raw.keep((owner, tip), raw)
         return tag_view(view, tip)
 
     @property
@@ -100,11 +100,11 @@ class CompilingHistoryProcessor:
         """The view that was returned last."""
         return self._ware.last_view
 
-    async def views(self, session: str | None = None) -> list[Record]:
-        """Recorded views, newest first, of one conversation or of all."""
-        return await self._ware.views(session)
+    async def views(self, session: str | None = None, *, owner: str | None = None) -> list[Record]:
+        """Recorded views, newest first, of one conversation or of all of an owner."""
+        return await self._ware.views(session, owner)
 
-    async def transcript(self, session: str) -> list[ModelMessage]:
+    async def transcript(self, session: str, *, owner: str | None = None) -> list[ModelMessage]:
         """The raw history of a conversation, without loss, whatever the host has stored.
 
         A processor does not hear the last answer of a run. It is there all the same while this process lives, and
@@ -113,24 +113,25 @@ class CompilingHistoryProcessor:
         Raises:
             StoreError: the record cannot be read.
         """
-        outcome = await try_await(self._ware.transcript(session))
+        outcome = await try_await(self._ware.transcript(session, owner))
         archived = outcome.value or []
-        stored = await self._restored(list(self._stored.get(session) or ()))
+        owner = self._ware.archive.owner if owner is None else owner
+        stored = await self._restored(list(self._stored.get((owner, session)) or ()), owner)
         if outcome.error is not None and (not stored or any(map(mark_in, stored))):
             raise outcome.error
         read = self._ware.state.reader.read
         longer = len(stored) > len(archived) and read(stored).ids[: len(archived)] == read(archived).ids
         return [*archived, *stored[len(archived) :]] if longer else archived
 
-    async def _restored(self, messages: list[ModelMessage]) -> list[ModelMessage]:
+    async def _restored(self, messages: list[ModelMessage], owner: str | None) -> list[ModelMessage]:
         """The raw history behind our own output, and what came after it."""
         mark = next((found for message in messages if (found := mark_in(message)) is not None), None)
         if mark is None or not isinstance(mark.get("responses"), int) or not isinstance(mark.get("tail"), int):
             return messages
-        tip = str(mark.get("tip"))
-        raw = self._raw.get(tip)
-        if raw is None and self._ware.archive.whole:
-            bodies = (await try_await(self._ware.archive.store.chain(tip))).value
+        tip, archive = str(mark.get("tip")), self._ware.archive.scoped(owner)
+        raw = self._raw.get((owner, tip))
+        if raw is None and archive.whole:
+            bodies = (await try_await(archive.store.chain(tip))).value
             raw = load_messages(bodies) if bodies else None
         if raw is None:
             return messages

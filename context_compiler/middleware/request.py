@@ -55,6 +55,8 @@ class Request:
 
     messages: list[ModelMessage]
     session_id: str
+    owner: str | None = ""
+    """Owner of the conversation; None is not known, so nothing of it is looked up or kept."""
     scope: str = ""
     """Scope within which compiles may be shared; empty for conversations without a name."""
     run_id: str | None = None

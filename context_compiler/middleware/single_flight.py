@@ -110,33 +110,35 @@ async def _end(task: asyncio.Task[Any]) -> None:
 class Summaries:
     """The summaries of one compiler."""
 
-    def __init__(self, arguments: Arguments, archive: Archive) -> None:
-        """Look in `archive` before asking a model."""
-        self._arguments, self._archive = arguments, archive
+    def __init__(self, arguments: Arguments) -> None:
+        """Ask nobody yet."""
+        self._arguments = arguments
         self._breaker = Breaker()
 
-    async def answer(self, key: str, prompts: Sequence[str], model: Model) -> SummaryResponse:
+    async def answer(self, key: str, prompts: Sequence[str], model: Model, archive: Archive) -> SummaryResponse:
         """One summary: remembered, shared with another run that wants the same, or made; a failure is data too."""
-        return await self._archive.answered(key) or await self.ask(key, prompts, model)
+        return await archive.answered(key) or await self.ask(key, prompts, model, archive)
 
-    async def launch(self, key: str, prompts: Sequence[str], model: Model) -> asyncio.Task[SummaryResponse]:
+    async def launch(
+        self, key: str, prompts: Sequence[str], model: Model, archive: Archive
+    ) -> asyncio.Task[SummaryResponse]:
         """The same as a task, which does not touch the record: it may outlive the run, and with it the open file."""
-        known = await self._archive.answered(key)
-        task = asyncio.create_task(self.ask(key, prompts, model) if known is None else _answered(known))
+        known = await archive.answered(key)
+        task = asyncio.create_task(self.ask(key, prompts, model, archive) if known is None else _answered(known))
         end_at_exit(task)
         return task
 
-    async def ask(self, key: str, prompts: Sequence[str], model: Model) -> SummaryResponse:
+    async def ask(self, key: str, prompts: Sequence[str], model: Model, archive: Archive) -> SummaryResponse:
         """One summary that is not remembered: shared with another run that wants the same, or made."""
         compiler: Model | str = self._arguments.model if self._arguments.model is not None else model
-        place = self._archive.shared(key)
-        outcome = await try_await(UNDER_WAY.join(place, lambda: self._made(key, prompts, compiler)))
+        place = archive.shared(key)
+        outcome = await try_await(UNDER_WAY.join(place, lambda: self._made(key, prompts, compiler, archive)))
         if outcome.value is None:
             return _failed(outcome.error, model_alias(compiler))
         response, pays = outcome.value
         return response if pays else replace(response, usage={}, cost=None)
 
-    async def _made(self, key: str, prompts: Sequence[str], compiler: Model | str) -> SummaryResponse:
+    async def _made(self, key: str, prompts: Sequence[str], compiler: Model | str, archive: Archive) -> SummaryResponse:
         if self._breaker.open:
             why = "it failed too often and is left alone for a while"
             return _failed(CompileError(why, model=model_alias(compiler), phase="call"), model_alias(compiler))
@@ -146,7 +148,7 @@ class Summaries:
             return _failed(outcome.error, model_alias(compiler))
         self._breaker.succeeded()
         if outcome.value.text:
-            self._archive.remember(key, outcome.value)
+            archive.remember(key, outcome.value)
         return outcome.value
 
 

@@ -208,30 +208,34 @@ class Run:
         self.requests += 1
 
 
+Conversation = tuple[str | None, str]
+"""Owner and name of a conversation."""
+
+
 class Pending:
     """Compiles under way in the background, one a conversation."""
 
     def __init__(self) -> None:
         """Start with none."""
-        self._all: dict[str, PendingCompile] = {}
+        self._all: dict[Conversation, PendingCompile] = {}
 
-    def find(self, session_id: str, history: History, config: str) -> PendingCompile | None:
+    def find(self, conversation: Conversation, history: History, config: str) -> PendingCompile | None:
         """The compile of a conversation: by its name, else, where the host names each run anew, by what was said."""
-        found = self._all.get(session_id)
+        found = self._all.get(conversation)
         others = (one for one in reversed(self._all.values()) if one.fits(history, config))
         return found if found is not None else next(others, None)
 
     def add(self, one: PendingCompile) -> None:
         """Keep a compile; the oldest of too many is cancelled."""
-        self._all[one.where.session_id] = one
+        self._all[one.context.conversation] = one
         while len(self._all) > PENDING:
             self._all.pop(next(iter(self._all))).cancel()
 
     def take(self, one: PendingCompile) -> bool:
         """Keep it no longer; True for the first who takes it."""
-        if self._all.get(one.where.session_id) is not one:
+        if self._all.get(one.context.conversation) is not one:
             return False
-        del self._all[one.where.session_id]
+        del self._all[one.context.conversation]
         return True
 
     async def end(self) -> None:
@@ -300,6 +304,11 @@ class RequestContext(Plan):
         return self.policy.trigger is None and self.host is not None and half and self.tools
 
     @property
+    def conversation(self) -> Conversation:
+        """The conversation of this request."""
+        return self.request.owner, self.request.session_id
+
+    @property
     def where(self) -> Where:
         """The place of this request in its conversation."""
         return Where(
@@ -341,6 +350,15 @@ class PendingCompile:
         return self.task
 
 
+def _scope(place: str, request: Request) -> str:
+    """Conversations that may share a compile: of one owner, and if their owner is not known, of one run."""
+    if not request.owner:
+        return (
+            f"{place}/{request.scope}" if request.owner is not None else f"{place}/{request.scope} of {request.run_id}"
+        )
+    return f"{request.owner!r} {place}/{request.scope}"
+
+
 def read_request(
     compiler: CompilerState, run: Run, request: Request, host: Host | None, *, plain: bool = False
 ) -> RequestContext:
@@ -363,7 +381,7 @@ def read_request(
         template="extractive" if plain else arguments.template,
         **request.terms,
         family=request.family,
-        scope=f"{arguments.place}/{request.scope}" if host is not None else "",
+        scope=_scope(arguments.place, request) if host is not None else "",
         refs=request.refs,
     )
     history = compiler.reader.read(request.messages, last=run.raw)

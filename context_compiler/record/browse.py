@@ -96,8 +96,9 @@ class SessionFilter:
 
 
 _SESSIONS = (
-    "SELECT s.id, s.session_id, s.vault_name, s.owner, s.created_at, max(v.created_at) AS last_at, count(v.id) AS requests,"
-    " ifnull(sum(v.tokens_raw), 0) AS tokens_raw, ifnull(sum(v.tokens_sent), 0) AS tokens_sent,"
+    "SELECT s.id, s.session_id, s.vault_name, s.owner, s.created_at, max(v.created_at) AS last_at,"
+    " count(v.id) AS requests, ifnull(sum(v.tokens_raw), 0) AS tokens_raw,"
+    " ifnull(sum(v.tokens_sent), 0) AS tokens_sent,"
     " ifnull(sum(v.status LIKE 'fallback%'), 0) AS fallbacks,"
     " ifnull(sum(v.status LIKE 'floor_over_budget%'), 0) AS over_budget,"
     " (SELECT count(*) FROM context_summaries c WHERE c.session = s.id) AS compiles,"

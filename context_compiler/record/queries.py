@@ -185,7 +185,7 @@ def export(db: sqlite3.Connection) -> Generator[Mapping[str, object]]:
 
 
 def _owned(table: str) -> str:
-    """The condition of the rows of an owner, whose prefix is the parameter where rows are `NAMED`; NULL is every one."""
+    """The condition of the rows of an owner, or where rows are `NAMED`, of a prefix; NULL is every one."""
     if table in NAMED:
         name = NAMED[table]
         return f"?1 IS NULL OR substr({name}, 1, instr({name}, '/')) = ?1"

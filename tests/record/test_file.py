@@ -19,7 +19,7 @@ from tests.record.entries import Talk, ask, cycle, request, talk
 TABLES = {
     "contents": ["hash", "body"],
     "nodes": ["id", "parent", "content", "position", "instructions"],
-    "sessions": ["id", "session_id", "vault_name", "raw_tip", "created_at", "seal"],
+    "sessions": ["id", "session_id", "vault_name", "raw_tip", "created_at", "owner", "seal"],
     "copies": ["session", "node", "content"],
     "cycles": ["session", "raw_tip", "config", "state", "seal"],
     "messages_fts": ["text", "node"],

@@ -1,0 +1,135 @@
+"""One agent for many tenants: `owner=` keeps conversations, compiles, windows and layers of one from every other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.capabilities import ProcessHistory
+
+from context_compiler import ContextCompiler, SQLiteStore, build_compiling_history_processor
+from context_compiler.errors import SettingsError
+from context_compiler.layers import Layers
+from context_compiler.record.store import MemoryStore
+from tests.support.agents import Notes, Talker, compiler
+from tests.support.histories import long_history
+
+LONG = long_history(14)
+
+
+def tenant(ctx: Any) -> str:
+    return ctx.deps
+
+
+async def ask(given: Any, owner: str, prompt: str = "And now?", **more: Any) -> Any:
+    talker = Talker()
+    agent = Agent(talker.model, deps_type=str, capabilities=[given])
+    result = await agent.run(prompt, deps=owner, conversation_id="chat", **more)
+    return talker, result
+
+
+async def test_the_same_history_of_two_owners_is_compiled_for_each(tmp_path: Path) -> None:
+    notes = Notes(lambda number: f"- **Goal**: notes number {number}, about src/file_0.py.")
+    path = tmp_path / "context.db"
+    for owner, calls in (("ann", 1), ("bob", 2), ("ann", 2)):
+        talker, _ = await ask(compiler(notes, owner=tenant, store=path), owner, message_history=LONG)
+        assert notes.asked == calls
+        assert f"notes number {1 if owner == 'ann' else 2}" in talker.last.text
+    every = SQLiteStore(path).scoped(None)
+    assert [(one.owner, one.sessions) for one in await every.owners()] == [("ann", 1), ("bob", 1)]
+    assert await every.verify() == ()
+    await every.close()
+
+
+async def test_owners_of_one_process_share_neither_cycles_nor_compiles_in_memory() -> None:
+    notes = Notes(lambda number: f"- **Goal**: notes number {number}, about src/file_0.py.")
+    for record in ("full", "off"):
+        given = compiler(notes, owner=tenant, record=record)
+        before = notes.asked
+        for owner in ("ann", "bob"):
+            await ask(given, owner, message_history=LONG)
+        assert notes.asked == before + 2
+
+
+async def test_a_window_is_joined_with_the_messages_of_its_own_owner_only(tmp_path: Path) -> None:
+    given = compiler(owner=tenant, store=tmp_path / "context.db", budget=30_000)
+    await ask(given, "ann", "My badge has the number 4711.", message_history=LONG)
+    window = LONG[-8:]
+    for owner, joined in (("bob", False), ("ann", True)):
+        for one in (given, compiler(owner=tenant, store=tmp_path / "context.db", budget=30_000)):
+            talker, _ = await ask(one, owner, message_history=window)
+            assert (len(talker.last.messages) > len(window) + 1) == joined
+
+
+async def test_views_and_transcripts_are_those_of_the_named_owner(tmp_path: Path) -> None:
+    given = compiler(owner=tenant, store=tmp_path / "context.db")
+    for owner in ("ann", "bob"):
+        await ask(given, owner, f"I am {owner}.")
+    for owner in ("ann", "bob"):
+        assert [one.owner for one in await given.views("chat", owner=owner)] == [owner]
+        assert f"I am {owner}." in str(await given.transcript("chat", owner=owner))
+    for reading in (given.views(), given.transcript("chat")):
+        with pytest.raises(SettingsError, match="name the owner"):
+            await reading
+
+
+@pytest.mark.parametrize("owner", [lambda ctx: ctx.nothing, lambda ctx: None, lambda ctx: 7, lambda ctx: "a\x00b"])
+async def test_a_run_without_an_owner_goes_on_and_leaves_nothing(tmp_path: Path, owner: Any) -> None:
+    path, errors = tmp_path / "context.db", list[Exception]()
+    await ask(compiler(store=path), "", message_history=LONG)
+    given = compiler(owner=owner, store=path, on_error=errors.append)
+    talker, result = await ask(given, "ann", "A secret: 4711.", message_history=LONG)
+    assert result.output == "ok." and talker.last.tokens <= 1_500 and errors
+    store = SQLiteStore(path).scoped(None)
+    assert len(await store.views()) == 1 and "4711" not in str([row async for row in store.export()])
+    await store.close()
+
+
+async def test_a_static_owner_and_a_scoped_store_are_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "context.db"
+    await ask(compiler(owner="ann", store=path), "", "first")
+    await ask(compiler(store=SQLiteStore(path).scoped("ann")), "", "second")
+    given = compiler(owner="ann", store=path)
+    assert [one.owner for one in await given.views("chat")] == ["ann", "ann"]
+    assert await compiler(store=path).views() == []
+
+
+async def test_wrong_owners_are_refused() -> None:
+    for wrong in (7, "a\x00b"):
+        with pytest.raises(SettingsError, match="owner="):
+            ContextCompiler(owner=wrong, store=None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(SettingsError, match="one owner"):
+        ContextCompiler(store=MemoryStore().scoped(None))
+
+
+async def test_a_processor_gives_each_owner_their_own_history_back(tmp_path: Path) -> None:
+    processor = build_compiling_history_processor(
+        "extractive", budget=700, store=tmp_path / "context.db", system=None, owner=tenant
+    )
+    agent = Agent(Talker().model, deps_type=str, capabilities=[ProcessHistory(processor)])
+    for owner in ("ann", "bob"):
+        history: list[Any] = []
+        for number in range(12):
+            prompt = f"Question {number} of {owner} about the quarterly figures of the company and its plans."
+            done = await agent.run(prompt, deps=owner, conversation_id="chat", message_history=history)
+            history = done.all_messages()
+    for owner, other in (("ann", "bob"), ("bob", "ann")):
+        raw = str(await processor.transcript("chat", owner=owner))
+        assert raw.count(f"of {owner} about") == 12 and f"of {other} about" not in raw
+
+
+async def test_layers_of_one_session_id_are_those_of_the_owner(tmp_path: Path) -> None:
+    path = tmp_path / "context.db"
+    layers = Layers(path)
+    for owner in ("ann", "bob"):
+        async with layers.scoped(owner).turn("chat", f"I am {owner}.") as turn:
+            turn.registry.register_read("people", 1, f"The person {owner}")
+            turn.answered("Hello.")
+    assert layers.scoped("ann").place("chat") != layers.place("chat")
+    given = compiler(owner=tenant, store=path, layers=layers, role="reply", budget=8_000)
+    for owner, other in (("ann", "bob"), ("bob", "ann")):
+        talker, _ = await ask(given, owner)
+        assert f"The person {owner}" in talker.last.text and f"The person {other}" not in talker.last.text
+    await layers.close()

@@ -1,0 +1,225 @@
+"""Owners: nothing of one is found, listed, shared or removed by another, and an owner is erased without a trace."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from context_compiler.errors import SettingsError, StoreError
+from context_compiler.manager.memory import SQLiteMemory
+from context_compiler.record.store import MemoryStore, SQLiteStore, Tenants
+from tests.record.entries import NOW, Talk, ask, compiled, cycle, days_ago, request, talk
+
+ANN, BOB = "ann@example.org", "bob"
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def tenants(request: pytest.FixtureRequest, tmp_path: Path):
+    made: Tenants = MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "context.db")
+    yield made
+    assert await made.verify() == ()
+    await made.close()
+
+
+async def both(store: Tenants, raw: Talk | None = None) -> tuple[Tenants, Tenants]:
+    """The stores of two owners, each with the same session, the same messages and the same compile."""
+    raw = raw or talk(3)
+    ann, bob = store.scoped(ANN), store.scoped(BOB)
+    for one in (ann, bob):
+        made = compiled(raw.ids[2], cache_key="k", summary=f"for {one.owner}")
+        await one.save(request(raw, Talk("a summary", "and"), compile=made, cycle=cycle(raw.ids[2], '{"a": 1}')))
+        await one.save_layers("s", "", f"layers of {one.owner}", after=0)
+    return ann, bob
+
+
+async def test_two_owners_use_one_session_id_without_meeting(tenants: Tenants):
+    ann, bob = await both(tenants)
+    longer = talk(3).then("said by Ann alone", "and answered")
+    await ann.save(request(longer))
+    assert await ann.transcript("s") == longer.bodies
+    assert await bob.transcript("s") == talk(3).bodies
+    assert [one.owner for one in await bob.sessions()] == [BOB]
+    assert [one.owner for one in await bob.views()] == [BOB]
+    assert len(await ann.views("s")) == 2
+    assert await tenants.sessions() == await tenants.views() == await tenants.transcript("s") == []
+
+
+async def test_no_compile_cycle_or_layer_of_another_is_found(tenants: Tenants):
+    ann, bob = await both(tenants)
+    raw = talk(3)
+    for one in (ann, bob):
+        found = await one.find_compile("k")
+        assert found is not None and found[1].summary == f"for {one.owner}" and found[1].owner == one.owner
+        assert [made.summary for made in await one.summaries("s")] == [f"for {one.owner}"]
+        assert await one.layers("s") == (f"layers of {one.owner}", 1)
+    for other in (tenants, tenants.scoped("c")):
+        assert await other.find_compile("k") is None
+        assert await other.find_cycle(raw.ids, "c") is None
+        assert await other.layers("s") is None
+
+
+async def test_a_message_is_not_shared_with_another_owner(tenants: Tenants):
+    """Two that say the same keep their own times: none of them reads what the other wrote first."""
+    early, late = Talk("hello", when=days_ago(5)), Talk("hello", when=NOW)
+    ann, bob = tenants.scoped(ANN), tenants.scoped(BOB)
+    await ann.save(request(early))
+    await bob.save(request(late))
+    assert await ann.chain(early.tip) == early.bodies
+    assert await bob.chain(late.tip) == late.bodies
+    with pytest.raises(StoreError, match="no message"):
+        await tenants.chain(early.tip)
+
+
+async def test_a_stored_name_of_another_owner_finds_nothing(tenants: Tenants):
+    ann, bob = await both(tenants)
+    names = [str(row["id"]) async for row in ann.export() if row["table"] == "nodes"]
+    for store in (bob, tenants):
+        for name in names:
+            with pytest.raises(StoreError, match="no message"):
+                await store.chain(name)
+    [key] = [str(row["cache_key"]) async for row in ann.export() if row["table"] == "context_summaries"]
+    assert await bob.find_compile(key) is None and await tenants.find_compile(key) is None
+
+
+async def test_a_request_of_another_owner_has_no_number(tenants: Tenants):
+    ann, bob = await both(tenants)
+    [mine], [theirs] = await ann.views(), await bob.views()
+    assert mine.id is not None and theirs.id is not None
+    assert await ann.view(mine.id) == mine and await bob.view(mine.id) is None
+
+
+async def test_what_comes_back_is_what_was_saved(tenants: Tenants):
+    ann = tenants.scoped(ANN)
+    raw = talk(2)
+    entry = request(raw, Talk("a summary", "and"), compile=compiled(raw.ids[0], cache_key="k"))
+    saved = await ann.save(entry)
+    made = replace(compiled(raw.ids[0], cache_key="k"), owner=ANN)
+    assert saved == replace(entry.record, id=1, summary_id=1, compile=made, owner=ANN)
+    assert await ann.view(1) == saved and await ann.save(entry) == saved
+
+
+async def test_deleting_and_pruning_leave_other_owners_alone(tenants: Tenants):
+    ann, bob = await both(tenants)
+    assert await ann.delete("s") == 1
+    assert await ann.sessions() == [] and await ann.delete("s") == 0
+    assert await bob.transcript("s") == talk(3).bodies and await bob.find_compile("k")
+    await ann.save(request(talk(2), created_at=days_ago(40)))
+    await bob.save(request(talk(4), created_at=days_ago(40)))
+    assert await ann.prune(older_than_days=30) == 1
+    assert len(await bob.views()) == 2 and await ann.views() == []
+
+
+async def test_everybody_is_seen_by_an_operator_who_does_not_write(tenants: Tenants):
+    await both(tenants)
+    every = tenants.scoped(None)
+    assert [(one.owner, one.sessions, one.requests) for one in await every.owners()] == [(ANN, 1, 1), (BOB, 1, 1)]
+    assert {one.owner for one in await every.sessions()} == {ANN, BOB}
+    with pytest.raises(StoreError, match="every owner"):
+        await every.save(request(talk(1)))
+    with pytest.raises(StoreError, match="every owner"):
+        await every.erase()
+    assert await every.prune(keep_last=0) == 2
+
+
+async def test_an_export_holds_the_rows_of_its_owner(tenants: Tenants):
+    ann, bob = await both(tenants)
+    await ann.save(request(Talk("said by Ann alone")))
+    every = [row async for row in tenants.scoped(None).export()]
+    mine, theirs = [row async for row in ann.export()], [row async for row in bob.export()]
+    assert len(every) == len(mine) + len(theirs) and [row async for row in tenants.export()] == []
+    assert "said by Ann alone" in json.dumps(mine) and "said by Ann alone" not in json.dumps(theirs)
+    assert BOB not in json.dumps(mine)
+
+
+async def test_memories_of_two_owners_are_apart(tenants: Tenants):
+    assert isinstance(tenants, SQLiteStore | MemoryStore)
+    ann, bob = (SQLiteMemory("s", tenants.scoped(name)) for name in (ANN, BOB))
+    for memory, what in ((ann, "tea"), (bob, "coffee")):
+        await memory.remember("the user lives in Oslo")
+        await memory.remember(f"the user drinks {what}")
+    first = await ann.commit("before")
+    await ann.remember("the user moved to Rome")
+    second = await ann.commit("after")
+    assert [match.memory.text for match in await bob.search("what does the user drink, tea?", 5)][:1] != []
+    assert not any("tea" in match.memory.text for match in await bob.search("tea", 5))
+    assert [one.text for one in (await ann.diff(first, second)).added] == ["the user moved to Rome"]
+    assert await bob.log() == [] and [one.id for one in await ann.log()] == [second, first]
+    await ann.checkout(first)
+    assert await ann.search("Rome moved", 5) == []
+    with pytest.raises(Exception, match="no commit"):
+        await bob.checkout(first)
+
+
+SECRET = "the password of Ann is correct-horse-battery"
+
+
+async def test_an_erased_owner_leaves_nothing_behind(tmp_path: Path):
+    """Neither words nor ids, neither plain nor compressed, neither in the file nor in its log, nor in a text index."""
+    store = SQLiteStore(tmp_path / "context.db")
+    _, bob = await both(store)
+    ann = store.scoped(ANN)
+    texts = [f"{SECRET}, message {at} of the talk about horses, batteries and staples" * 3 for at in range(9)]
+    raw = Talk(*texts)
+    made = compiled(raw.ids[4], cache_key="of Ann", summary=SECRET, compiled_prompt=SECRET * 40, raw_output=SECRET)
+    await ann.save(request(raw, Talk(SECRET, "and"), compile=made, cycle=cycle(raw.ids[4], SECRET), session_id="Ann's"))
+    await ann.save_layers("Ann's", "", SECRET, after=0)
+    memory = SQLiteMemory("Ann's", ann)
+    await memory.remember(SECRET)
+    await memory.commit("a commit of Ann")
+    db = sqlite3.connect(store.path)
+    held = [body for (body,) in db.execute("SELECT body FROM contents")]
+    theirs = {body for (body,) in db.execute("SELECT body FROM contents WHERE hash NOT LIKE '%/%'")}
+    db.close()
+    kept = {row["body"] async for row in bob.export() if row["table"] == "contents"}
+    assert await ann.erase() >= 2
+    assert await ann.sessions() == [] == [row async for row in ann.export()]
+    assert await bob.transcript("s") == talk(3).bodies and await store.verify() == ()
+    await store.close()
+    left = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    for word in (SECRET, "horse", "batteries", "staples", "Ann", ANN, "ann@"):
+        assert word.encode() not in left, word
+    gone = [body for body in held if _text(body) not in kept and body not in theirs]
+    assert any(isinstance(body, bytes) for body in gone) and gone
+    for body in gone:
+        found = body if isinstance(body, bytes) else body.encode()
+        assert found not in left
+
+
+def _text(body: bytes | str) -> str:
+    return body if isinstance(body, str) else zlib.decompress(body).decode()
+
+
+@pytest.mark.parametrize("name", ["a\x00b", "x" * 401, "\ud800", 7])
+async def test_a_name_that_no_store_can_keep_is_refused(name: str):
+    with pytest.raises(SettingsError, match="owner="):
+        MemoryStore().scoped(name)
+
+
+async def test_any_other_name_is_an_owner(tenants: Tenants):
+    names = ["O'Neil; DROP TABLE", "ünïcode 用户", "a/b", "x" * 400, " ", "%", "'", "null"]
+    for name in names:
+        await tenants.scoped(name).save(request(Talk(f"hello {name}")))
+    assert [one.owner for one in await tenants.scoped(None).owners()] == sorted(names)
+    for name in names:
+        assert await tenants.scoped(name).transcript("s") == Talk(f"hello {name}").bodies
+
+
+async def test_a_message_in_the_wrong_hands_is_a_defect(tmp_path: Path):
+    store = SQLiteStore(tmp_path / "context.db")
+    ann, bob = await both(store)
+    assert await ann.transcript("s") == await bob.transcript("s")
+    await store.close()
+    db = sqlite3.connect(store.path)
+    [mine, theirs] = [tip for (tip,) in db.execute("SELECT view_tip FROM views ORDER BY id")]
+    assert mine != theirs
+    db.execute("UPDATE views SET view_tip = ? WHERE view_tip = ?", (mine, theirs))
+    db.commit()
+    db.close()
+    assert any("another owner" in defect for defect in await store.verify())
+    assert ask(store.path, "SELECT count(DISTINCT view_tip) FROM views") == [(1,)]
+    await store.close()
