@@ -160,6 +160,7 @@ KEYS = (
     "recall",
     "inject",
     "record",
+    "owner",
     "dry_run",
     "timeout",
     "db",
