@@ -29,7 +29,8 @@ def steps(tmp_path: Path) -> Path:
 
 
 def test_the_example_is_sound_and_runs_without_a_model(cc: Command) -> None:
-    assert cc("workflow", "check", EXAMPLE).out == "1 file, 0 errors, 0 warnings, 0 notes\n"
+    checked = cc("workflow", "check", EXAMPLE, EXAMPLE.with_name("nightly.md"))
+    assert checked.out == "2 files, 0 errors, 0 warnings, 0 notes\n"
     done = cc("workflow", "run", EXAMPLE, "--simulate", "--id", "first", "--logs", "out")
     assert (done.code, done.out.splitlines()[-1]) == (0, "first success")
     assert "Context summary (compiled):" in Path("out/final_version/prompt.md").read_text()
