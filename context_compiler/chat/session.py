@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import AsyncIterable, Callable, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,9 @@ from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.recall_tools import Recall
 from context_compiler.recall.index import indexed
 from context_compiler.recall.passages import Passage
+from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.store import Store
-from context_compiler.tokens.prices import Budget
+from context_compiler.tokens.prices import Budget, price_of
 
 LONG = 2_000
 """Messages from which on a history is indexed in the background, before the first turn needs it."""
@@ -66,6 +68,10 @@ class Reply:
     """Tokens sent in its place; the same in the normal mode."""
     cached: int = 0
     """Tokens that the provider read from its prompt cache."""
+    cost: Decimal | None = None
+    """US dollars of the input of the last request; None where no price is known."""
+    everything: Decimal | None = None
+    """The same if everything had been sent."""
     view: View | None = None
     """The last view, in Endless mode."""
     history: tuple[ModelMessage, ...] = ()
@@ -92,12 +98,16 @@ class Usage:
     cached: int = 0
     recalled: int = 0
     """Tokens of recall blocks, in all requests."""
+    compile_cost: Decimal | None = Decimal(0)
+    """US dollars of the compiles; None once one had no known price."""
 
     def add_view(self, view: View) -> None:
         """Count the compile of a request, if it had one, and its recall blocks."""
         compiled = view.record.compile if view.record is not None else None
         self.recalled += view.ledger.get("tokens", {}).get("recall", 0)
         self.compiles += compiled is not None
+        cost = compile_cost(compiled)
+        self.compile_cost = None if cost is None or self.compile_cost is None else self.compile_cost + cost
         self.model_compiles += compiled is not None and compiled.compiled_prompt is not None
 
     def add(self, reply: Reply) -> None:
@@ -148,12 +158,19 @@ class _PendingReply:
             raw=usage.input_tokens,
             sent=usage.input_tokens,
             cached=usage.cache_read_tokens,
+            cost=(cost := _input_cost(response)),
+            everything=cost,
             view=self.view,
             history=tuple(messages[: answers[-1]] if answers else messages),
             first=None if self.first is None else self.first - self.began,
             seconds=time.perf_counter() - self.began,
         )
-        return reply if record is None else replace(reply, raw=record.tokens_raw, sent=record.tokens_sent)
+        if record is None:
+            return reply
+        priced = request_cost(record)
+        return replace(
+            reply, raw=record.tokens_raw, sent=record.tokens_sent, cost=priced.sent, everything=priced.everything
+        )
 
 
 class ChatSession:
@@ -348,6 +365,16 @@ class ChatSession:
         if key not in self._errors_before | self._errors:
             self._notice(f"{error}; the conversation goes on without")
         self._errors.add(key)
+
+
+def _input_cost(response: ModelMessage | None) -> Decimal | None:
+    """Cost of the input of an answered request, as its provider counted it."""
+    if not isinstance(response, ModelResponse) or not response.model_name:
+        return None
+    usage, price = response.usage, price_of(response.model_name, response.provider_name)
+    if price is None:
+        return None
+    return price.cost(usage.input_tokens, cached=usage.cache_read_tokens, written=usage.cache_write_tokens)
 
 
 def _index_if_long(history: History) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
 
 import typer
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.cli.drawing import Line, Panel, draw, libraries
 from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
@@ -42,6 +43,7 @@ from context_compiler.messages.importers import Transcript
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.replay import LiveSession, PlainSession, Session, newest, replay, request_points
 from context_compiler.tokens import TokenCounter
+from context_compiler.tokens.prices import dollars, price_of
 
 app = group("Measure a transcript.")
 
@@ -57,6 +59,7 @@ COLUMNS = (
     Column("largest", right=True),
     Column("broken pairs", right=True),
     Column("cost", right=True, style="green"),
+    Column("money", right=True, style="green"),
     Column("references", right=True, style="green"),
     Column("compiles", right=True),
     Column("ms", right=True, spare=1),
@@ -66,6 +69,10 @@ LEGEND = (
     ("largest", "tokens of the largest request"),
     ("broken pairs", "requests with a result without its call, or a call without its result"),
     ("cost", "of the session with a prompt cache: 0.1 for a cached beginning, 1.25 for the rest; everything is 1"),
+    (
+        "money",
+        "cost of the input in US dollars, with the price of cached tokens; no model compiles here",
+    ),
     ("references", "share of ids and paths needed by calls that are in the view with their line, all / long-range"),
     ("compiles", "cycles begun; with a model, each is one call"),
     ("ms", "median of a request through the host"),
@@ -94,6 +101,14 @@ def bench(
     system: System = SYSTEM,
     select: Select = None,
     format_: FormatName = None,
+    price: Annotated[
+        str | None,
+        typer.Option(
+            "--price",
+            metavar="MODEL",
+            help="Model of the prices, such as openai:gpt-5; default: the transcript's.",
+        ),
+    ] = None,
     plot: Plot = None,
     json: Json = False,
 ) -> None:
@@ -122,10 +137,11 @@ def bench(
         ways = asyncio.run(_replay_all(found.messages, tokens, reader, compiler, lambda: step(progress), say))
     if plot is not None:
         draw(panels(ways, tokens), plot)
+    model = price or _answering_model(found.messages)
     if json:
-        Screen().raw(json_text(figures_document(found, reader.read(found.messages), ways, tokens)))
+        Screen().raw(json_text(figures_document(found, reader.read(found.messages), ways, tokens, model)))
     else:
-        _print(found, reader.read(found.messages), ways, tokens, plot)
+        _print(found, reader.read(found.messages), ways, tokens, plot, model)
 
 
 async def _replay_all(
@@ -171,7 +187,23 @@ def relative(way: Approach, ways: Sequence[Approach]) -> float:
     return sum(one.cost for one in way.sent) / whole if whole else 0.0
 
 
-def figures_document(found: Transcript, raw: History, ways: Sequence[Approach], budget: int) -> dict[str, object]:
+def _answering_model(messages: Sequence[ModelMessage]) -> str:
+    """Model of the newest answer that names one; empty if none does."""
+    answers = (message for message in reversed(messages) if isinstance(message, ModelResponse))
+    return next((answer.model_name for answer in answers if answer.model_name), "")
+
+
+def money(way: Approach, model: str) -> Decimal | None:
+    """Cost of the input of a session in US dollars; None for a model without a known price."""
+    price = price_of(model)
+    if price is None:
+        return None
+    return sum((price.cost(one.tokens, cached=one.cached) for one in way.sent), Decimal(0))
+
+
+def figures_document(
+    found: Transcript, raw: History, ways: Sequence[Approach], budget: int, model: str
+) -> dict[str, object]:
     """The figures for JSON."""
     rows: list[dict[str, object]] = []
     for way in ways:
@@ -185,13 +217,15 @@ def figures_document(found: Transcript, raw: History, ways: Sequence[Approach], 
                 "broken": sums.broken,
                 "tokens": sums.tokens,
                 "cost": relative(way, ways),
+                "money": money(way, model),
                 "references": way.references.all,
                 "long_references": way.references.long,
                 "compiles": way.compiles,
                 "median_ms": sums.median_ms if way.timed else None,
             }
         )
-    return {"name": found.name, "messages": len(raw), "tokens": raw.tokens, "budget": budget, "ways": rows}
+    size = {"messages": len(raw), "tokens": raw.tokens}
+    return {"name": found.name, **size, "budget": budget, "priced_as": model, "ways": rows}
 
 
 def panels(ways: Sequence[Approach], budget: int) -> list[Panel]:
@@ -209,20 +243,22 @@ def panels(ways: Sequence[Approach], budget: int) -> list[Panel]:
     ]
 
 
-def _print(found: Transcript, raw: History, ways: Sequence[Approach], budget: int, plot: Path | None) -> None:
+def _print(
+    found: Transcript, raw: History, ways: Sequence[Approach], budget: int, plot: Path | None, model: str
+) -> None:
     screen = Screen()
     size = f"{plural(len(raw), 'message')}, {number(raw.tokens)} tokens"
     screen.line((f"{found.name}: {size}, replayed within a budget of {number(budget)}", "bold"))
     screen.line()
-    screen.table(COLUMNS, [_row(way, ways, budget) for way in ways])
+    screen.table(COLUMNS, [_row(way, ways, budget, model) for way in ways])
     screen.line()
-    screen.facts(LEGEND)
+    screen.facts((*LEGEND, ("prices of", model or "no model that is known: --price names one")))
     if plot is not None:
         screen.line()
         screen.line("drawn in ", str(plot))
 
 
-def _row(way: Approach, ways: Sequence[Approach], budget: int) -> list[object]:
+def _row(way: Approach, ways: Sequence[Approach], budget: int, model: str) -> list[object]:
     sums = figures(way.sent, budget)
     return [
         way.way,
@@ -231,6 +267,7 @@ def _row(way: Approach, ways: Sequence[Approach], budget: int) -> list[object]:
         number(max(one.tokens for one in way.sent)),
         number(sums.broken),
         f"{relative(way, ways):.2f}",
+        dollars(money(way, model)),
         f"{_share(way.references.all)} / {_share(way.references.long)}",
         "–" if way.compiles is None else number(way.compiles),
         f"{sums.median_ms:.1f}" if way.timed else "–",

@@ -15,8 +15,10 @@ from context_compiler.cli.options import DB, Db, Json, example, find_session, gr
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import first_word, json_text, number, plural, share
 from context_compiler.record import sessions
+from context_compiler.record.costs import Costs, add_costs
 from context_compiler.record.rows import Row
 from context_compiler.record.values import Record, SessionInfo
+from context_compiler.tokens.prices import dollars
 
 app = group("Statistics of all recorded requests.")
 
@@ -31,6 +33,9 @@ COLUMNS = (
     Column("sent", right=True),
     Column("saved", right=True, style="green", spare=1),
     Column("", right=True),
+    Column("sent $", right=True, spare=1),
+    Column("all $", right=True, spare=1),
+    Column("compiles $", right=True, spare=1),
     Column("fallbacks", right=True, style="red"),
     Column("quality", right=True, spare=2),
     Column("health", right=True, spare=2),
@@ -73,6 +78,8 @@ class Totals:
     latency_p95_ms: float | None
     compile_p50_ms: float | None
     compile_p95_ms: float | None
+    costs: Costs
+    """Costs of their input, and of the compiles that they carry."""
 
 
 def percentile(values: Sequence[float], part: float) -> float | None:
@@ -118,6 +125,7 @@ def add_up(session: str | None, records: Sequence[Record], compiles: int, scores
         latency_p95_ms=percentile(times, 0.95),
         compile_p50_ms=percentile(waits, 0.5),
         compile_p95_ms=percentile(waits, 0.95),
+        costs=add_costs(sent),
     )
 
 
@@ -136,6 +144,7 @@ def stats(
     screen.table(COLUMNS, [*map(_row, sums), _row(total)])
     made = f"{plural(total.compiles, 'compile')} on the record, {number(total.by_model)} by a model"
     screen.line((f"compiled: as in `views list`; {made}", "dim"))
+    screen.line((f"cost of input: {total.costs.text}", "dim"))
     if total.tokens_recall:
         blocks = f"{number(total.tokens_recall)} tokens in {plural(total.with_recall, 'request')}"
         screen.line(
@@ -174,6 +183,7 @@ def _row(one: Totals) -> Sequence[object]:
         number(one.tokens_sent),
         number(one.tokens_saved),
         share(one.tokens_saved, one.tokens_raw),
+        *(dollars(cost) for cost in (one.costs.sent, one.costs.everything, one.costs.compiles)),
         number(one.fallbacks),
         *("" if score is None else f"{score:.2f}" for score in (one.quality, one.health)),
         *times,

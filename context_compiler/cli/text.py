@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime
+from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any, cast
 
@@ -115,6 +116,8 @@ def plain_value(value: object) -> object:
         return [plain_value(inner) for inner in cast("Iterable[object]", value)]
     if isinstance(value, datetime):
         return value.isoformat()
+    if isinstance(value, Decimal):
+        return float(value)
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 

@@ -41,7 +41,9 @@ from context_compiler.cli.text import first_word, json_text, number, plural, sha
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.messages.history import History, load_messages, message_body
+from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.values import Record
+from context_compiler.tokens.prices import NANO_USD, dollars
 
 app = group("List, show, diff and replay the recorded requests.", shown="views list")
 
@@ -144,12 +146,14 @@ def print_facts(screen: Screen, record: Record) -> None:
         ("not known", _null_reasons(record.status)),
         ("error", record.error),
         ("tokens", f"{number(record.tokens_raw)} raw{sent}"),
+        ("cost of input", None if IMPORTED in record.status else _cost(record)),
         ("budget", None if record.budget is None else number(record.budget)),
         ("run", None if record.run_id is None else f"{record.run_id}, request {record.request_index}"),
         ("request hash", record.request_hash),
     ]
     if made is not None:
-        cost = ", ".join(f"{number(value)} {name.replace('_', ' ')}" for name, value in made.usage.items())
+        usage = {name: value for name, value in made.usage.items() if name != NANO_USD}
+        cost = ", ".join(f"{number(value)} {name.replace('_', ' ')}" for name, value in usage.items())
         print_result += [
             ("template", f"{made.template_name} ({made.template_source}) {made.template_path or ''}"),
             ("template hash", made.template_hash),
@@ -160,10 +164,18 @@ def print_facts(screen: Screen, record: Record) -> None:
             ("compile note", made.error),
             ("sections", ", ".join(made.sections_included)),
             ("left out of prompt", ", ".join(f"{one.what} ({one.reason})" for one in made.sections_dropped)),
-            ("compile cost", f"{cost}, {number(made.latency_ms)} ms" if cost else None),
+            ("compile cost", f"{dollars(compile_cost(made))}, {cost}, {number(made.latency_ms)} ms" if cost else None),
             ("identifiers kept", None if made.survival is None else f"{made.survival:.0%}"),
         ]
     screen.facts(print_result)
+
+
+def _cost(record: Record) -> str:
+    cost = request_cost(record)
+    if cost.sent is None:
+        return f"unknown: no price of {cost.model or 'a model that is not recorded'}"
+    cached = f"{number(cost.cached)} tokens cached"
+    return f"{dollars(cost.sent)} of {cost.model}, {cached}; everything {dollars(cost.everything)}"
 
 
 def _null_reasons(status: str) -> str:

@@ -41,15 +41,17 @@ class PromptCache:
 
     def __init__(self) -> None:
         self._before: tuple[str, ...] = ()
+        self.cached = 0
 
     def charge(self, readings: Sequence[Reading]) -> float:
-        """The price of the next request."""
+        """The price of the next request; `cached` has its tokens that came from the cache."""
         names = tuple(reading.name for reading in readings)
         pairs = zip(names, self._before, strict=False)
         shared = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(names), len(self._before)))
         self._before = names
         tokens = [reading.tokens for reading in readings]
-        return CACHED * sum(tokens[:shared]) + FRESH * sum(tokens[shared:])
+        self.cached = sum(tokens[:shared])
+        return CACHED * self.cached + FRESH * sum(tokens[shared:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ class Sent:
     half_open: int
     cost: float
     """In plain input tokens, with prompt caching."""
+    cached: int
+    """Tokens that a prompt cache has."""
     seconds: float
     """From asking to the model's answer, which comes at once."""
 

@@ -33,6 +33,7 @@ from context_compiler.messages.tool_lines import call_line, outcome_line
 from context_compiler.record.values import Drop
 from context_compiler.template import SectionRule, Template, prompt_text
 from context_compiler.tokens import TokenCounter
+from context_compiler.tokens.prices import NANO, NANO_USD
 
 SLOT = "\x00previous summary\x00"
 """Placeholder for the answer to the previous prompt. No conversation contains it: fences remove control characters."""
@@ -469,4 +470,8 @@ async def ask(
 def _bill(spent: RunUsage) -> dict[str, Any]:
     """Usage of the answers so far, as plain data."""
     usage = {name: getattr(spent, name) for name in ("input_tokens", "output_tokens", "requests")}
+    cached = {name: getattr(spent, name) for name in ("cache_read_tokens", "cache_write_tokens")}
+    usage |= {name: tokens for name, tokens in cached.items() if tokens}
+    if spent.cost is not None:
+        usage[NANO_USD] = round(spent.cost * NANO)
     return {"usage": usage, "cost": None if spent.cost is None else str(spent.cost)}

@@ -127,6 +127,17 @@ class Archive:
         gone = with_null_reasons(replace(entry.record, summary_id=None), {"summary_id": "its row is gone"})
         return await self.store.save(replace(entry, record=gone))
 
+    async def last_request(self, session_id: str) -> Record | None:
+        """The newest recorded request of a conversation."""
+        if not self.whole:
+            return None
+        found = await self._tried(lambda: self.store.views(session_id, limit=1))
+        return found[0] if found and found[0].vault_name == self._arguments.place else None
+
+    async def bodies(self, tip: str) -> list[bytes]:
+        """Message bodies of a recorded chain; none where they cannot be read."""
+        return await self._tried(lambda: self.store.chain(tip)) or []
+
     async def raw(self, session_id: str, history: History) -> None:
         """Keep a raw history without a request: what the last answer of a run adds to it."""
         if self._arguments.record == "full":

@@ -10,7 +10,7 @@ import inspect
 import logging
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,15 +36,18 @@ from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import BACKGROUND
 from context_compiler.middleware.fallback import fallback
 from context_compiler.middleware.off_loop import off_loop
+from context_compiler.middleware.prompt_cache import LastRequests
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import respond
 from context_compiler.middleware.single_flight import Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run
+from context_compiler.record.costs import PRICE, compile_cost, request_cost
 from context_compiler.record.owners import check_owner
 from context_compiler.record.values import Compile, Record, now, with_null_reasons
 from context_compiler.resilience import attempt, try_await
 from context_compiler.settings import Settings
 from context_compiler.tokens import Ratios
+from context_compiler.tokens.prices import dollars
 
 LOG = logging.getLogger("context_compiler")
 
@@ -65,6 +68,7 @@ class Middleware:
         self.state = CompilerState.of(arguments)
         self.archive = Archive(arguments, self.report)
         """The record of the owner that is known before any run; `scoped` gives those of others."""
+        self._last_requests = LastRequests(self.archive, self.state.reader)
         self._summaries = Summaries(arguments)
         self._ratios = Ratios()
         self._ready = False
@@ -214,7 +218,8 @@ class Middleware:
     async def _kept(self, run: Run, request: Request, result: Result, latency: float) -> View:
         """The view with its record, which is on disk before the request goes out."""
         cycle = result.cycle
-        record = record_of(self.arguments, request, result, latency, request_index=run.requests)
+        price = (await try_await(self._last_requests.price_facts(request, result))).value
+        record = record_of(self.arguments, request, result, latency, request_index=run.requests, price=price)
         fresh = result.blocks if result.blocks is not run.recorded_blocks else None
         record = await self.archive.scoped(request.owner).keep(
             record, result, cycle if cycle is not run.recorded else None, fresh
@@ -329,11 +334,19 @@ class Middleware:
 
 
 def record_of(
-    arguments: Arguments, request: Request, result: Result, latency: float, *, request_index: int = 0
+    arguments: Arguments,
+    request: Request,
+    result: Result,
+    latency: float,
+    *,
+    request_index: int = 0,
+    price: Mapping[str, object] | None = None,
 ) -> Record:
-    """The row of one request."""
+    """The row of one request; `price` has the facts that it is priced by."""
     view, ratio = result.view, result.ratio
     sent = request.overhead + result.raw.tokens if arguments.dry_run else result.cost
+    if price is not None and arguments.dry_run:
+        price = {**price, "cached": price["cached_raw"]}
     record = Record(
         session_id=request.session_id,
         vault_name=arguments.place,
@@ -349,7 +362,7 @@ def record_of(
         tokens_sent=round(sent * ratio),
         tokens_exact=sent,
         ratio=ratio,
-        ledger=view.ledger,
+        ledger=view.ledger if price is None else {**view.ledger, PRICE: dict(price)},
         request_hash=request.hash,
         latency_ms=latency,
         created_at=now(),
@@ -386,7 +399,7 @@ def _log(record: Record, result: Result) -> None:
     kept = sum(reading.prompts for reading in result.sent.readings)
     recalled, sent = result.view.ledger["tokens"].get("recall", 0) * result.ratio, result.cost * result.ratio
     LOG.info(
-        "%s → %s tokens%s, %d %s kept, %s, %.1f s",
+        "%s → %s tokens%s, %d %s kept, %s, %.1f s, %s",
         f"{record.tokens_raw:,}",
         f"{round(sent):,}",
         f" ({round(recalled):,} recalled, {recalled / sent:.0%})" if recalled else "",
@@ -394,6 +407,7 @@ def _log(record: Record, result: Result) -> None:
         "turn" if kept == 1 else "turns",
         _asked(result.row),
         record.latency_ms / 1000,
+        _cost_text(record, result.row),
     )
 
 
@@ -401,6 +415,17 @@ def _asked(row: Compile | None) -> str:
     if row is None or not row.compiled_prompt:
         return "no model asked"
     return "1 compile, made in the background" if BACKGROUND in row.status else "1 compile"
+
+
+def _cost_text(record: Record, made: Compile | None) -> str:
+    """What the input of a request and its compile cost."""
+    cost, spent = request_cost(record), compile_cost(made)
+    parts = ["price unknown"]
+    if cost.sent is not None:
+        parts = [f"{dollars(cost.sent)} sent", f"{dollars(cost.everything)} for everything"]
+    if spent is None or spent:
+        parts.append(f"{dollars(spent)} for the compile")
+    return ", ".join(parts)
 
 
 def _warn_of_fewer_turns(arguments: Arguments, result: Result) -> bool:

@@ -111,7 +111,8 @@ async def replay(
         orphans, half_open = broken_pairs(readings)
         tokens = sum(reading.tokens for reading in readings)
         cost = cache.charge(readings)
-        found.append(Sent(tokens=tokens, orphans=orphans, half_open=half_open, cost=cost, seconds=seconds))
+        pairs = {"orphans": orphans, "half_open": half_open}
+        found.append(Sent(tokens=tokens, **pairs, cost=cost, cached=cache.cached, seconds=seconds))
         if seen is not None:
             seen(point, view)
         before = point

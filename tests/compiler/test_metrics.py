@@ -18,7 +18,7 @@ def broken(*messages: ModelMessage) -> tuple[int, int]:
 
 
 def sized(tokens: int) -> Sent:
-    return Sent(tokens=tokens, orphans=0, half_open=0, cost=tokens * FRESH, seconds=0.001)
+    return Sent(tokens=tokens, orphans=0, half_open=0, cost=tokens * FRESH, cached=0, seconds=0.001)
 
 
 def test_a_history_whose_calls_are_all_answered_has_no_broken_pair() -> None:

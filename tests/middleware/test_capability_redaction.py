@@ -154,7 +154,9 @@ async def test_a_compile_is_one_line_in_the_log(tmp_path: Path, caplog: pytest.L
     lines = [record.getMessage() for record in said]
     assert len(lines) == 1 and said[0].levelno == logging.INFO
     assert re.fullmatch(
-        r"\d+,\d{3} → (\d+,)?\d{3} tokens(?: \(\d+ recalled, \d+%\))?, \d+ turns kept, 1 compile, \d+\.\d s", lines[0]
+        r"\d+,\d{3} → (\d+,)?\d{3} tokens(?: \(\d+ recalled, \d+%\))?, \d+ turns kept, 1 compile, \d+\.\d s"
+        r", price unknown, unknown for the compile",
+        lines[0],
     ), lines[0]
     records = await kept.records()
     assert f"{records[0].tokens_raw:,} → {records[0].tokens_sent:,} tokens" in lines[0]

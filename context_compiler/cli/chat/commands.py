@@ -20,6 +20,7 @@ from context_compiler.messages.history import History
 from context_compiler.recall.passages import quoted
 from context_compiler.record.values import Drop
 from context_compiler.template import TemplateLibrary
+from context_compiler.tokens.prices import dollars
 
 TEMPLATES = (Column(""), Column("template", style="bold"), Column("from"), Column("what it writes", elastic=True))
 LINES = 6
@@ -166,6 +167,7 @@ class Commands:
                 ("tokens raw", number(spent.raw)),
                 ("tokens sent", f"{number(spent.sent)} {share(spent.sent, spent.raw)}".strip()),
                 ("tokens cached", number(spent.cached)),
+                ("compile cost", dollars(spent.compile_cost)),
                 ("recall blocks", f"{number(spent.recalled)} {share(spent.recalled, spent.sent)}".strip()),
                 ("transcript", chat.storage.transcript.path),
                 ("record", getattr(chat.storage.store, "path", "in memory")),

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic_ai import Agent
 
 from context_compiler.chat.reconcile import visible_turns
-from context_compiler.chat.session import ChatSession
+from context_compiler.chat.session import ChatSession, Reply
 from context_compiler.cli.chat.commands import Commands
 from context_compiler.cli.chat.prompt import Leave
 from context_compiler.cli.chat.stream import MarkdownStream, NullStream, PlainStream
@@ -21,6 +21,7 @@ from context_compiler.cli.screen import Screen, print_error, print_note
 from context_compiler.cli.text import json_text, number, one_line, share
 from context_compiler.resilience import try_await
 from context_compiler.template import TemplateLibrary
+from context_compiler.tokens.prices import dollars
 
 
 class Conversation:
@@ -70,9 +71,7 @@ class Conversation:
         """Status line."""
         chat, last = self.chat, self.chat.last
         mode = f"Endless · {chat.template}" if chat.endless else "normal"
-        return " · ".join(
-            [chat.session, mode, self.model, *([token_summary(last.raw, last.sent, last.cached)] if last else [])]
-        )
+        return " · ".join([chat.session, mode, self.model, *([token_summary(last)] if last else [])])
 
     async def hear(self, line: str) -> None:
         """Run a command, or answer a prompt.
@@ -116,11 +115,12 @@ class Conversation:
         last = self.chat.last
         if last is not None and self.json:
             facts = {"raw": last.raw, "sent": last.sent, "cached": last.cached, "seconds": round(last.seconds, 3)}
+            facts |= {"cost": last.cost, "everything": last.everything}
             self.screen.raw(json_text({"answer": last.text, "stopped": stopped, **facts}, indent=None))
         if last is None or self.json or not self.screen.rich:
             return
         word = "stopped · " if stopped else ""
-        self.screen.line((f"{word}{token_summary(last.raw, last.sent, last.cached)} · {last.seconds:.1f} s", "dim"))
+        self.screen.line((f"{word}{token_summary(last)} · {last.seconds:.1f} s", "dim"))
         self.screen.line()
 
     async def open(self) -> list[str]:
@@ -145,7 +145,10 @@ async def _wait(task: asyncio.Task[Any]) -> None:
         raise
 
 
-def token_summary(raw: int, sent: int, cached: int) -> str:
-    """Tokens of a request, for the status line."""
-    saved = f" ({share(sent, raw)})" if sent != raw else ""
-    return f"raw {number(raw)} · sent {number(sent)}{saved} · cached {number(cached)}"
+def token_summary(reply: Reply) -> str:
+    """Tokens of a request and the cost of its input, for the status line."""
+    saved = f" ({share(reply.sent, reply.raw)})" if reply.sent != reply.raw else ""
+    cost = "price unknown" if reply.cost is None else dollars(reply.cost)
+    if reply.cost is not None and reply.sent != reply.raw:
+        cost += f" (everything {dollars(reply.everything)})"
+    return f"raw {number(reply.raw)} · sent {number(reply.sent)}{saved} · cached {number(reply.cached)} · {cost}"

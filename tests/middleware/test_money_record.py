@@ -1,0 +1,109 @@
+"""What a session cost is on the record: as sent, with everything, and its compiles; what is unknown stays unknown."""
+
+from __future__ import annotations
+
+import logging
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage
+
+from context_compiler import ContextCompiler, Record
+from context_compiler.record.costs import add_costs, compile_cost, request_cost
+from context_compiler.tokens.prices import price_of
+from tests.support.agents import Talker
+from tests.support.anthropic_server import AnthropicServer
+from tests.support.histories import prose
+
+MODEL = "claude-sonnet-4-5"
+BUDGET = 1_500
+
+
+async def lived(file: Path, turns: int, *, restart: bool, name: str = MODEL, **wanted: Any) -> list[Record]:
+    """The records of a conversation, oldest first; `restart` has a new compiler for every turn."""
+    made = {"model": "none", "store": file, "system": None, "budget": BUDGET} | wanted
+    compiler, history = ContextCompiler(**made), list[ModelMessage]()
+    for turn in range(turns):
+        compiler = ContextCompiler(**made) if restart else compiler
+        talker = Talker(prose(turn, 60), model_name=name)
+        agent = Agent(talker.model, capabilities=[compiler], instructions="Be brief.")
+        asked = f"Question {turn}: {prose(turn + 500, 60)}"
+        history = (await agent.run(asked, message_history=history, conversation_id="talk")).all_messages()
+    return (await compiler.views())[::-1]
+
+
+async def test_a_request_that_goes_on_is_cached_as_far_as_the_one_before_went(tmp_path: Path) -> None:
+    records = await lived(tmp_path / "context.db", 10, restart=False)
+    statuses = [record.status.partition(";")[0] for record in records]
+    assert {"raw", "compiled", "cycle"} <= set(statuses)
+    price = price_of(MODEL)
+    assert price is not None and request_cost(records[0]).cached == 0
+    for before, one, status in zip(records, records[1:], statuses[1:], strict=False):
+        cost = request_cost(one)
+        assert cost.sent == price.cost(one.tokens_sent, cached=cost.cached)
+        assert cost.everything == price.cost(one.tokens_raw, cached=before.tokens_raw)
+        if status == "raw":
+            assert cost.cached == before.tokens_sent
+        elif status == "compiled":
+            assert cost.cached < before.tokens_sent / 4
+
+
+async def test_a_restart_loses_nothing_of_it(tmp_path: Path) -> None:
+    whole = await lived(tmp_path / "one.db", 10, restart=False)
+    parts = await lived(tmp_path / "two.db", 10, restart=True)
+    assert [record.ledger["price"] for record in parts] == [record.ledger["price"] for record in whole]
+
+
+async def test_other_instructions_begin_another_cache(tmp_path: Path) -> None:
+    compiler = ContextCompiler(model="none", store=None, system=None)
+    history = list[ModelMessage]()
+    for instructions in ("Be brief.", "Be brief.", "Be kind."):
+        agent = Agent(Talker("ok", model_name=MODEL).model, capabilities=[compiler], instructions=instructions)
+        history = (await agent.run("hello", message_history=history, conversation_id="talk")).all_messages()
+    records = (await compiler.views())[::-1]
+    assert [request_cost(record).cached > 0 for record in records] == [False, True, False]
+
+
+async def test_a_dry_run_costs_what_everything_costs(tmp_path: Path) -> None:
+    for record in await lived(tmp_path / "context.db", 8, restart=False, dry_run=True):
+        cost = request_cost(record)
+        assert cost.sent is not None and cost.sent == cost.everything
+
+
+async def test_what_has_no_price_is_unknown_and_not_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="context_compiler"):
+        records = await lived(tmp_path / "context.db", 8, restart=False, name="nobody-1")
+    costs = add_costs(records)
+    assert (costs.sent, costs.everything, costs.priced, costs.unknown) == (None, None, 0, ("nobody-1",))
+    assert "unknown sent, unknown for everything" in costs.text
+    lines = [line for line in caplog.messages if "→" in line]
+    assert lines and all(line.endswith(" s, price unknown") for line in lines)
+    mixed = add_costs([*records, *await lived(tmp_path / "known.db", 2, restart=False)])
+    assert mixed.sent is not None and mixed.priced == 2 and "2 of 10 requests" in mixed.text
+
+
+async def test_a_compile_costs_what_its_provider_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def step(body: Any) -> str:
+        return "- **Goal**: to be brief." if "RECENT CONVERSATION" in str(body) else prose(len(str(body)), 60)
+
+    with AnthropicServer(step) as server, caplog.at_level(logging.INFO, logger="context_compiler"):
+        compiler = ContextCompiler(budget=2_500, store=None, system=None)
+        agent = Agent(server.model("claude-sonnet-4-6"), capabilities=[compiler])
+        history = list[ModelMessage]()
+        for turn in range(8):
+            history = (await agent.run(prose(turn, 90), message_history=history, conversation_id="talk")).all_messages()
+    records = await compiler.views()
+    made = next(record.compile for record in records if record.compile is not None)
+    price = price_of("claude-sonnet-4-6")
+    assert price is not None
+    given, answered = made.usage["input_tokens"], made.usage["output_tokens"]
+    assert compile_cost(made) == price.cost(given, output=answered) > Decimal(0)
+    assert add_costs(records).compiles == sum(
+        cost
+        for number in {record.summary_id for record in records if record.summary_id}
+        if (cost := compile_cost(next(one.compile for one in records if one.summary_id == number)))
+    )
+    assert any(line.endswith(" for the compile") and " sent, $" in line for line in caplog.messages)
