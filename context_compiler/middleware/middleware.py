@@ -418,7 +418,7 @@ def _asked(row: Compile | None) -> str:
 
 
 def _cost_text(record: Record, made: Compile | None) -> str:
-    """What the input of a request and its compile cost."""
+    """Costs of the input of a request and of its compile."""
     cost, spent = request_cost(record), compile_cost(made)
     parts = ["price unknown"]
     if cost.sent is not None:

@@ -1,4 +1,4 @@
-"""What recorded requests and compiles cost, in US dollars: as sent, and if everything had been sent, with the cache.
+"""Costs of recorded requests and compiles, in US dollars: as sent, and if everything had been sent, with the cache.
 
 Answers are left out, because a view does not change them. A request counts as if the provider's prompt cache had kept
 all that it begins with as the request before did; where a price or the model is unknown, it is not counted at all.
