@@ -160,7 +160,7 @@ class RunQueue:
         Raises:
             PipelineError: it was not submitted, or has ended.
         """
-        missing = f"run {run_id!r} was not submitted, or has ended"
+        missing = PipelineError(f"run {run_id!r} was not submitted, or has ended")
         await self.runs.database.transact(Statement(_CANCEL, (reason, run_id), missing=missing))
 
     async def cancelled(self, run_ids: Sequence[str]) -> dict[str, str]:
@@ -208,7 +208,7 @@ class RunQueue:
         if not one.free and parse_reply(Question(text=one.text, options=one.choices), text).option is None:
             known = ", ".join(f"[{choice.key}] {choice.label}" for choice in one.choices)
             raise PipelineError(f"{text[:80]!r} is none of the choices: {known}")
-        late = f"run {run_id!r}: the question was answered or timed out meanwhile"
+        late = PipelineError(f"run {run_id!r}: the question was answered or timed out meanwhile")
         await self.runs.database.transact(
             Statement(_WAKE, (run_id,)),  # first, so that a run that is about to wait sees the answer
             Statement(_ANSWER, (text, run_id, one.key), missing=late),

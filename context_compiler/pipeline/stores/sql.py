@@ -70,8 +70,8 @@ class Statement:
     args: Sequence[Any] = ()
     rows: Sequence[Sequence[Any]] | None = None
     """Arguments of several executions, in place of `args`; none of them returns anything."""
-    missing: str = ""
-    """Error if it returns no row; the transaction is then rolled back."""
+    missing: PipelineError | None = None
+    """Raised if it returns no row; the transaction is then rolled back."""
 
 
 class Database(Protocol):
@@ -115,13 +115,17 @@ class SQLRuns:
         """Statements that fail unless this store may write to a run; the first ones of every write."""
         return ()
 
+    def repeats(self, run_id: str) -> bool:
+        """True if a run that is there already may be one that this store has just begun."""
+        return False
+
     async def begin(self, info: RunInfo, contents: Mapping[str, str]) -> None:
         """Create a run."""
         body = json.dumps(info_document(info))
-        exists = f"there is a run {info.run_id!r} already: resume it, or give another id"
+        exists = PipelineError(f"there is a run {info.run_id!r} already: resume it, or give another id")
         await self.database.transact(
             *self.fence(info.run_id),
-            Statement(_BEGIN, (info.run_id, body), missing=exists),
+            Statement(_BEGIN, (info.run_id, body, int(self.repeats(info.run_id))), missing=exists),
             Statement("INSERT INTO contents VALUES (?, ?) ON CONFLICT (hash) DO NOTHING", rows=list(contents.items())),
         )
 
@@ -145,7 +149,7 @@ class SQLRuns:
         self._saved[root], self._infos[root] = state, info
 
     async def _info(self, run_id: str) -> RunInfo:
-        missing = f"there is no run {run_id!r} to save a state of"
+        missing = PipelineError(f"there is no run {run_id!r} to save a state of")
         ((row,),) = await self.database.transact(
             Statement("SELECT info FROM runs WHERE run = ?", (run_id,), missing=missing)
         )
@@ -206,7 +210,10 @@ class SQLRuns:
             raise PipelineError(f"{self.database.name}: a row in it is damaged ({error})") from error
 
 
-_BEGIN = "INSERT INTO runs VALUES (?, ?) ON CONFLICT (run) DO NOTHING RETURNING run"
+_BEGIN = """
+INSERT INTO runs AS known VALUES (?, ?) ON CONFLICT (run) DO UPDATE SET info = excluded.info
+WHERE known.info = excluded.info AND ? = 1 RETURNING run
+"""
 _QUEUED = "SELECT run, state FROM queue WHERE state IN ('queued', 'waiting')"
 _SAVE = """
 INSERT INTO cells VALUES (?, ?, ?, ?) ON CONFLICT (run, section, name) DO UPDATE SET body = excluded.body

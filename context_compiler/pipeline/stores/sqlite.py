@@ -77,8 +77,8 @@ def _execute(db: sqlite3.Connection, one: Statement) -> Sequence[Sequence[Any]]:
         db.executemany(text, one.rows)
         return ()
     found = db.execute(text, one.args).fetchall()
-    if one.missing and not found:
-        raise PipelineError(one.missing)
+    if one.missing is not None and not found:
+        raise one.missing
     return found
 
 
