@@ -28,6 +28,7 @@ BROAD = {
 DYNAMIC = {
     "lazy": "public names load when they are first used",
     "tokens": "the encoder is built when something is counted",
+    "pipeline.run": "PostgreSQL comes with an extra, and is needed when runs are kept there",
     "cli.chat.prompt": "terminals are of another kind on some systems",
     "cli.chat": "the prompt is there before the host is imported",
     "cli.root": "a command loads when it is called",

@@ -24,7 +24,7 @@ app = group("Show every setting, and where its value comes from.", shown="config
 DEFAULTS: dict[str, object] = {
     **{one.name: one.default for one in fields(Arguments) if one.name in KEYS},
     **{one.name.removeprefix("context_compiler_"): one.default for one in fields(Settings)},
-    "runs": str(RUNS),
+    "runs": RUNS,
     "chat_model": CHAT_MODEL,
 }
 COLUMNS = (Column("setting", style="bold"), Column("value", elastic=True), Column("from"))

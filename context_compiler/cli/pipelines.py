@@ -30,17 +30,20 @@ from context_compiler.cli.runs import (
 )
 from context_compiler.cli.screen import Column, Screen, print_list
 from context_compiler.cli.text import json_text, one_line, plural, safe, suggestions
+from context_compiler.cli.workers import add_queue_commands
 from context_compiler.errors import GraphError, PipelineError, SettingsError
 from context_compiler.pipeline.attributes import as_text
 from context_compiler.pipeline.check import Rule, validate
 from context_compiler.pipeline.dot import parse_dot
 from context_compiler.pipeline.draw import to_svg
 from context_compiler.pipeline.graph import HANDLERS, Diagnostic, Graph, Severity
+from context_compiler.pipeline.stores import has_runs, place_name
 from context_compiler.pipeline.workflow import SUFFIXES, load_workflow
 from context_compiler.template import TemplateLibrary
 
 app = group(
-    "Check, draw, run, resume and show pipelines: DOT graphs whose stages are agents.", shown="pipeline check plan.dot"
+    "Check, draw, run, submit, resume and show pipelines: DOT graphs whose stages are agents.",
+    shown="pipeline check plan.dot",
 )
 
 Out = Annotated[Path | None, typer.Option("--out", help="SVG file; default: standard output.")]
@@ -280,7 +283,8 @@ def resume(
     wish: RunOptions,
     restore: Restore = False,
     runs: Annotated[
-        Path | None, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Run store: a .db file or a folder.")
+        str | None,
+        typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Run store: a .db file, a folder, or an address."),
     ] = None,
 ) -> None:
     """Resume a stopped run; print the result of one that has ended."""
@@ -295,7 +299,7 @@ def list_runs(runs: Runs = RUNS, json: Json = False) -> None:
     rows = [
         (one.run_id, one.status, one.completed, one.current_node or "", one.started_at[:19], one.goal) for one in found
     ]
-    print_list({"runs": found}, RUN_COLUMNS, rows, json=json, empty=f"no runs in {runs}")
+    print_list({"runs": found}, RUN_COLUMNS, rows, json=json, empty=f"no runs in {place_name(runs)}")
 
 
 @app.command("show", epilog=example("pipeline show login-1a2b3c4d"))
@@ -332,26 +336,29 @@ def _stage_row(state: pipeline.RunState, name: str) -> tuple[object, ...]:
     return name, outcome.status, state.visits.get(name, 0), state.retries.get(name, ""), one_line(notes, 200)
 
 
-async def _load_runs(runs: Path) -> list[pipeline.RunInfo]:
-    if not runs.exists():
+async def _load_runs(runs: str) -> list[pipeline.RunInfo]:
+    if not has_runs(runs):
         return []
     async with open_runs(runs) as store:
         return await store.runs()
 
 
-async def _load_run(run: str, runs: Path) -> tuple[pipeline.RunState, list[pipeline.Event]]:
+async def _load_run(run: str, runs: str) -> tuple[pipeline.RunState, list[pipeline.Event]]:
     folder = Path(run)
     if (folder / "checkpoint.json").is_file():
         state = pipeline.read_checkpoint(folder)
         if state is not None:
             return state, await pipeline.in_folder(folder).events(state.lineage.root_run_id)
-    if not runs.exists():
-        raise PipelineError(f"{runs}: no runs here; give --runs, or the folder of a run")
+    if not has_runs(runs):
+        raise PipelineError(f"{place_name(runs)}: no runs here; give --runs, or the folder of a run")
     async with open_runs(runs) as store:
         state = await store.load(run)
         if state is None:
             names = [info.run_id for info in await store.runs()]
-            lists = "context-compiler pipeline runs" + ("" if runs == RUNS else f" --runs {quote(str(runs))}")
+            lists = "context-compiler pipeline runs" + ("" if runs == RUNS else f" --runs {quote(place_name(runs))}")
             known = suggestions(run, names, list_command=lists) or "; it holds no runs"
-            raise PipelineError(f"{runs}: no run {one_line(run, 60)!r}{known}")
+            raise PipelineError(f"{place_name(runs)}: no run {one_line(run, 60)!r}{known}")
         return state, await store.events(run)
+
+
+add_queue_commands(app)

@@ -23,11 +23,15 @@ from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import SettingsError, TemplateError
 from context_compiler.pipeline.attributes import as_seconds
 from context_compiler.pipeline.handlers.agent import stage_model
+from context_compiler.pipeline.stores import OnEvent
 from context_compiler.pipeline.workflow import apply_directives
 from context_compiler.template import TemplateLibrary
 
 Runs = Annotated[
-    Path, typer.Option("--runs", envvar="CONTEXT_COMPILER_RUNS", help="Run store: a .db file or a folder.")
+    str,
+    typer.Option(
+        "--runs", envvar="CONTEXT_COMPILER_RUNS", help="Run store: a .db file, a folder, or postgresql://USER@HOST/DB."
+    ),
 ]
 Logs = Annotated[Path | None, typer.Option("--logs", help="Folder for the files of this run.")]
 Db = Annotated[
@@ -54,7 +58,7 @@ NewId = Annotated[str | None, typer.Option("--id", callback=check_run_name, help
 Values = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Initial value of the context.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", callback=check_run_name, help="Id of a run, or its folder.")]
 
-RUNS = Path("system/runs.db")
+RUNS = "system/runs.db"
 DIRECTIVES = "directive_known"
 """Rule that finds directives without effect."""
 
@@ -109,7 +113,7 @@ def with_run_options(*, without: Collection[str] = ()) -> Callable[[Callable[...
 
 
 def run_graph(
-    graph: pipeline.Graph, wish: RunOptions, run_id: str | None, values: list[str] | None, *, runs: Path
+    graph: pipeline.Graph, wish: RunOptions, run_id: str | None, values: list[str] | None, *, runs: str
 ) -> None:
     """Run a graph to its end and print the result; directives without effect are noted first.
 
@@ -123,15 +127,15 @@ def run_graph(
             print_note(f"{graph.path or graph.name}: {finding}")
     name = run_id or f"{graph.name or 'run'}-{uuid4().hex[:8]}"
     watch = RunProgress(Screen(), events=wish.events, silent=wish.json)
-    config = _config(wish, watch, runs)
-    options: dict[str, Any] = {"run_id": name, "context": _parse_values(values or []), **_agents(graph, wish)}
+    config = run_config(wish, runs, watch.on_event)
+    options: dict[str, Any] = {"run_id": name, "context": parse_values(values or []), **_agents(graph, wish)}
     with watch.display():
         result = asyncio.run(pipeline.run_pipeline(graph, config, **options))
     _print_result(result, wish)
 
 
 def resume_run(
-    run: str, wish: RunOptions, *, runs: Path | None, restore: bool, graph: pipeline.Graph | None = None
+    run: str, wish: RunOptions, *, runs: str | None, restore: bool, graph: pipeline.Graph | None = None
 ) -> None:
     """Resume a run and print the result; `graph`, if given, must be the graph of the run.
 
@@ -145,14 +149,14 @@ def resume_run(
     if graph is not None:
         options |= {"pipeline": graph, **_agents(graph, wish)}
     elif not wish.simulate and wish.model is None:
-        options["agents"] = _own_model
+        options["agents"] = own_model
     with watch.display():
-        result = asyncio.run(pipeline.resume_pipeline(run, _config(wish, watch, runs), **options))
+        result = asyncio.run(pipeline.resume_pipeline(run, run_config(wish, runs, watch.on_event), **options))
     _print_result(result, wish)
 
 
 @asynccontextmanager
-async def open_runs(runs: Path) -> AsyncGenerator[pipeline.RunStore]:
+async def open_runs(runs: str) -> AsyncGenerator[pipeline.RunStore]:
     """Open the store of runs, and close it."""
     store = pipeline.open_runs(pipeline.RunConfig(runs=runs))
     try:
@@ -161,7 +165,8 @@ async def open_runs(runs: Path) -> AsyncGenerator[pipeline.RunStore]:
         await store.close()
 
 
-def _config(wish: RunOptions, watch: RunProgress, runs: Path | None) -> pipeline.RunConfig:
+def run_config(wish: RunOptions, runs: str | None, on_event: OnEvent | None = None) -> pipeline.RunConfig:
+    """The configuration of a run with these options."""
     return pipeline.RunConfig(
         model=None if wish.model is None or wish.simulate else chat_model(wish.model),
         simulate=wish.simulate,
@@ -172,7 +177,7 @@ def _config(wish: RunOptions, watch: RunProgress, runs: Path | None) -> pipeline
         store=wish.db,
         compiler={"vault": wish.vault, "system": wish.system},
         rules=(partial(template_known, TemplateLibrary(vault=wish.vault, system=wish.system)),),
-        on_event=watch.on_event,
+        on_event=on_event,
         max_duration=_parse_duration(wish.max_duration),
         max_requests=wish.max_requests,
     )
@@ -201,7 +206,7 @@ def _agents(graph: pipeline.Graph, wish: RunOptions) -> dict[str, Any]:
     bare = [node.name for node in ready if node.handler == "codergen" and not node.llm_model]
     if bare:
         raise SettingsError(f"stage {bare[0]!r} names no model: give --model NAME, or --simulate to ask none")
-    return {"agents": _own_model}
+    return {"agents": own_model}
 
 
 def template_known(library: TemplateLibrary, graph: pipeline.Graph) -> Iterator[pipeline.Diagnostic]:
@@ -223,11 +228,12 @@ def template_known(library: TemplateLibrary, graph: pipeline.Graph) -> Iterator[
             )
 
 
-def _own_model(node: object) -> None:
+def own_model(node: object) -> None:
     """No agent, so that the stage gets the model that it names."""
 
 
-def _parse_values(texts: list[str]) -> dict[str, str]:
+def parse_values(texts: list[str]) -> dict[str, str]:
+    """Parse initial values, each `KEY=VALUE`."""
     pairs = [one.partition("=") for one in texts]
     for key, equals, _ in pairs:
         if not equals or not key:

@@ -30,6 +30,7 @@ from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import PipelineError
 from context_compiler.pipeline.state import graph_hashes
+from context_compiler.pipeline.stores import has_runs, place_name
 from context_compiler.template import TemplateLibrary
 from context_compiler.workflow import apply_directives, load_workflow
 
@@ -136,27 +137,25 @@ def _step_document(node: pipeline.Node, state: pipeline.RunState | None) -> dict
     }
 
 
-async def _latest_run(
-    graph: pipeline.Graph, runs: Path, prefer: Callable[[pipeline.RunInfo], bool]
-) -> pipeline.RunInfo:
+async def _latest_run(graph: pipeline.Graph, runs: str, prefer: Callable[[pipeline.RunInfo], bool]) -> pipeline.RunInfo:
     """The newest run of a graph, preferably one that `prefer` accepts.
 
     Raises:
         PipelineError: there is no run of this graph.
     """
     found: list[pipeline.RunInfo] = []
-    if runs.exists():
+    if has_runs(runs):
         async with open_runs(runs) as store:
             found = await store.runs()
     same = [one for one in found if one.snapshot == graph_hashes(graph).snapshot]
     if not same:
         older = next((one.run_id for one in found if one.name == graph.label), None)
         hint = f"run {older!r} has its name but another text: pipeline resume {older} continues it"
-        raise PipelineError(f"{graph.path}: no run of it in {runs}; {hint if older else 'start one'}")
+        raise PipelineError(f"{graph.path}: no run of it in {place_name(runs)}; {hint if older else 'start one'}")
     return next(filter(prefer, same), same[0])
 
 
-async def _load_state(graph: pipeline.Graph, runs: Path) -> pipeline.RunState | None:
+async def _load_state(graph: pipeline.Graph, runs: str) -> pipeline.RunState | None:
     try:
         last = await _latest_run(graph, runs, lambda found: True)
     except PipelineError:

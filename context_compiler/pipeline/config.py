@@ -123,7 +123,10 @@ class RunConfig:
     logs_root: str | Path | None = None
     """Folder for the run's files; None writes none."""
     runs: Any = None
-    """Storage of runs: a `RunStore`, a `.db` file or a folder of runs; None means `logs_root`, else memory."""
+    """Storage of runs: a `RunStore`, a `.db` file, a folder of runs, or the address of a PostgreSQL database.
+
+    None means `logs_root`, else memory.
+    """
     store: str | Path | Store | None = None
     """Record of what each stage was sent; None records in memory."""
     compiler: Mapping[str, Any] | None = field(default_factory=dict[str, Any])

@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib import import_module
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers import build_handlers
 from context_compiler.pipeline.routing import fail_run
 from context_compiler.pipeline.state import GRAPH_PATH, RunState, Thread, graph_hashes, initial_state, lineage_facts
-from context_compiler.pipeline.stores import Event, Lost, MemoryRuns, RunInfo, RunStore
+from context_compiler.pipeline.stores import Event, Lost, MemoryRuns, RunInfo, RunStore, is_address
 from context_compiler.pipeline.stores.files import FileRuns, in_folder
 from context_compiler.pipeline.stores.sqlite import SQLiteRuns
 from context_compiler.pipeline.stylesheet import StylesheetError, apply_stylesheet
@@ -443,6 +444,8 @@ def open_runs(config: RunConfig) -> RunStore:
     if isinstance(config.runs, RunStore):
         return config.runs
     if config.runs is not None:
+        if is_address(config.runs):
+            return import_module("context_compiler.pipeline.stores.postgres").PostgresRuns(config.runs)
         path = Path(config.runs)
         return SQLiteRuns(path) if path.suffix in (".db", ".sqlite", ".sqlite3") else FileRuns(path)
     return MemoryRuns() if config.logs_root is None else in_folder(config.logs_root)

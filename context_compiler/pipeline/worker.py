@@ -51,7 +51,7 @@ class Worker:
     """Runs at a time."""
     poll: float = 1.0
     """Seconds between two looks at the store."""
-    patience: float = 5.0
+    patience: float = 1.0
     """Seconds that a run keeps its place while all it does is wait for people."""
     max_takes: int = 10
     """Times a run is taken without completing a stage before it is given up."""
@@ -71,7 +71,7 @@ class Worker:
         self._stop.set()
 
     async def run(self, *, until_empty: bool = False) -> None:
-        """Take runs until `stop`; with `until_empty` until none is left but those that wait for people."""
+        """Take runs until `stop`; with `until_empty` until those that are left wait for people, or were put back."""
         stopping = asyncio.create_task(self._stop.wait())
         try:
             while not self._stop.is_set():
@@ -106,7 +106,7 @@ class Worker:
         return not left
 
     async def _unfinished(self) -> bool:
-        return any(one.state != "waiting" for one in await self.queue.open())
+        return any(one.state != "waiting" and one.due is None for one in await self.queue.open())
 
     async def _work(self, run_id: str) -> None:
         """Take one run, and carry it as far as it goes now."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -104,11 +103,11 @@ class Sources:
     facts: FactSearch
     timelines: Timelines
     comparisons: Comparisons
-    runs: Path
+    runs: str
     """Store of the runs of pipelines."""
 
     @classmethod
-    def of(cls, inspector: Inspector, runs: Path) -> Sources:
+    def of(cls, inspector: Inspector, runs: str) -> Sources:
         """All readers over one inspector and a store of runs."""
         return cls(
             inspector=inspector,

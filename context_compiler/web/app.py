@@ -162,14 +162,14 @@ def create_app(
         vault: Folder whose `AssistantMD/ContextTemplates/` comes first.
         hosts: Names under which the server is reached, beside those of loopback.
         token: Token that every request must bring; None asks for none.
-        runs: Store of the runs of pipelines, a file or a folder; never made here.
+        runs: Store of the runs of pipelines: a file, a folder or an address; never made here.
         chats: Chats of the chat page; None leaves it out.
     """
     store = SQLiteStore(db, read_only=True)
     inspector = Inspector(
         store, vault=None if vault is None else Path(vault), system=None if system is None else Path(system)
     )
-    sources = Sources.of(inspector, Path(runs))
+    sources = Sources.of(inspector, str(runs))
     pages = [Route(one.route, _page(one, sources), name=one.name) for one in RESOURCES if one.page]
     answers = [Route(f"/api{one.route}", _answer(one, sources)) for one in RESOURCES]
     app = Starlette(

@@ -7,12 +7,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from context_compiler.pipeline import RunConfig, RunStore, open_runs, parse_dot
 from context_compiler.pipeline.draw import STYLE, to_svg
-from context_compiler.pipeline.stores import Event, RunInfo
+from context_compiler.pipeline.stores import Event, RunInfo, has_runs, place_name
 from context_compiler.web.data import PAGE, NotFound, Pages
 
 DRAWING_POLICY = (
@@ -60,14 +59,16 @@ class RunPage:
 
 
 @asynccontextmanager
-async def _opened(place: Path) -> AsyncGenerator[RunStore]:
+async def _opened(place: str) -> AsyncGenerator[RunStore]:
     """The store of runs.
 
     Raises:
         NotFound: there is none; looking does not make one.
     """
-    if not place.exists():
-        raise NotFound(f"{place}: no pipeline has been run yet; `context-compiler pipeline run FILE` runs one")
+    if not has_runs(place):
+        raise NotFound(
+            f"{place_name(place)}: no pipeline has been run yet; `context-compiler pipeline run FILE` runs one"
+        )
     store = open_runs(RunConfig(runs=place))
     try:
         yield store
@@ -75,24 +76,24 @@ async def _opened(place: Path) -> AsyncGenerator[RunStore]:
         await store.close()
 
 
-async def load_runs(place: Path, page: int) -> RunsPage:
+async def load_runs(place: str, page: int) -> RunsPage:
     """One page of runs; empty where none was ever started."""
     found: Sequence[RunInfo] = ()
-    if place.exists():
+    if has_runs(place):
         async with _opened(place) as store:
             found = await store.runs()
     pages = Pages(page=page, size=PAGE, total=len(found))
-    return RunsPage(runs=tuple(found[pages.offset : pages.offset + PAGE]), pages=pages, place=str(place))
+    return RunsPage(runs=tuple(found[pages.offset : pages.offset + PAGE]), pages=pages, place=place_name(place))
 
 
-async def load_run(place: Path, name: str) -> RunPage:
+async def load_run(place: str, name: str) -> RunPage:
     """One run by its id."""
     async with _opened(place) as store:
         info = await _find(store, place, name)
         return RunPage(run=info, hops=tuple(hops_of(await store.events(name))))
 
 
-async def load_drawing(place: Path, name: str) -> str:
+async def load_drawing(place: str, name: str) -> str:
     """The graph of a run as SVG."""
     async with _opened(place) as store:
         info = await _find(store, place, name)
@@ -102,10 +103,10 @@ async def load_drawing(place: Path, name: str) -> str:
     return to_svg(parse_dot(text), graphviz=None)
 
 
-async def _find(store: RunStore, place: Path, name: str) -> RunInfo:
+async def _find(store: RunStore, place: str, name: str) -> RunInfo:
     info = next((one for one in await store.runs() if one.run_id == name), None)
     if info is None:
-        raise NotFound(f"{place}: no run {name[:80]!r}")
+        raise NotFound(f"{place_name(place)}: no run {name[:80]!r}")
     return info
 
 

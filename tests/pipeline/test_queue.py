@@ -230,11 +230,9 @@ async def test_a_run_that_gets_no_further_is_given_up(open_runs: OpenSQL) -> Non
         raise PipelineError("no such template") if takes < 3 else RuntimeError("no such key")
 
     one, said = worker(runs, configure=configure, max_takes=3)
-    running = asyncio.create_task(one.run(until_empty=True))
-    while not running.done():
+    while await RunQueue(runs).open():
+        await one.run(until_empty=True)
         await runs.database.transact(_now("r"))
-        await asyncio.sleep(0.01)
-    await running
     state = await runs.load("r")
     assert state is not None and state.failure_reason.startswith(
         "taken 3 times without completing a stage: RuntimeError"

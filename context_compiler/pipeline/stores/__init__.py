@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
+from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 
@@ -109,6 +110,25 @@ class RunStore(Protocol):
     async def close(self) -> None:
         """Release resources; the next use reopens them."""
         ...
+
+
+def is_address(place: object) -> bool:
+    """True for the address of a PostgreSQL database."""
+    return isinstance(place, str) and place.startswith(("postgresql://", "postgres://"))
+
+
+def has_runs(place: str) -> bool:
+    """True if a store of runs is there, or is a database that may have some."""
+    return is_address(place) or Path(place).exists()
+
+
+def place_name(place: str) -> str:
+    """A store of runs as it may be shown: an address without its password."""
+    parts = urlsplit(place) if is_address(place) else None
+    if parts is None or not parts.password:
+        return place
+    user, _, host = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user.partition(':')[0]}@{host}").geturl()
 
 
 def update_info(info: RunInfo, state: RunState, at: str) -> RunInfo:

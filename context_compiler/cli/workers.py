@@ -1,0 +1,291 @@
+"""`worker`, and the commands of `pipeline` about submitted runs: submit, status, answer and cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from context_compiler import pipeline
+from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, check_run_name, example, group
+from context_compiler.cli.runs import (
+    RUNS,
+    Db,
+    NewId,
+    Restore,
+    RunOptions,
+    Runs,
+    Values,
+    open_runs,
+    own_model,
+    parse_values,
+    run_config,
+    with_run_options,
+)
+from context_compiler.cli.screen import Column, Screen, print_list, print_result
+from context_compiler.cli.text import json_text, one_line, suggestions
+from context_compiler.errors import PipelineError, SettingsError
+from context_compiler.pipeline.graph import Graph
+from context_compiler.pipeline.handlers.agent import stage_model
+from context_compiler.pipeline.run import load_graph
+from context_compiler.pipeline.stores import has_runs, is_address, place_name
+
+app = group("Run submitted pipelines.")
+
+OPEN = (
+    Column("run", style="bold"),
+    Column("state"),
+    Column("stages", right=True),
+    Column("submitted", spare=1),
+    Column("worker", spare=2),
+    Column("about", elastic=True),
+)
+STYLES = {"success": "bold green", "fail": "bold red", "put back": "yellow", "waiting": "yellow"}
+SUBMITTED = ("model", "simulate", "auto_approve", "lenient", "max_duration", "max_requests")
+"""Options that are stored with a submitted run."""
+
+RunName = Annotated[str, typer.Argument(metavar="RUN", callback=check_run_name, help="Id of a submitted run.")]
+
+
+@app.command("worker", epilog=example("worker --runs system/runs.db --simulate --until-empty"))
+def worker(
+    runs: Annotated[
+        str | None,
+        typer.Option(
+            "--runs",
+            envvar="CONTEXT_COMPILER_RUNS",
+            help="Store of the runs: a .db file or postgresql://USER@HOST/DB; default: --db, if that is an address.",
+        ),
+    ] = None,
+    db: Db = DB,
+    vault: Vault = None,
+    system: System = SYSTEM,
+    model: Annotated[str | None, typer.Option("--model", help="Model of the runs that were submitted without.")] = None,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Ask no models. Tool commands run for real.")] = False,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-n", min=1, help="Runs at a time.")] = 4,
+    poll: Annotated[float, typer.Option("--poll", min=0.01, help="Seconds between two looks at the store.")] = 1.0,
+    name: Annotated[str | None, typer.Option("--name", help="Name in `pipeline status`; default: HOST:PID.")] = None,
+    until_empty: Annotated[
+        bool, typer.Option("--until-empty", help="End when all runs that are left wait for people, or for another try.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print each change as a JSON line.")] = False,
+) -> None:
+    """Take submitted runs and run them, several at a time, until Ctrl-C or SIGTERM.
+
+    Start as many workers as you like, on one machine (runs in a .db file) or on many (PostgreSQL). Each run has one
+    worker at a time. If a worker dies, another one takes its runs over at their last saved states: at once on one
+    machine, within 30 s on many. A run that waits for a person takes no place; `pipeline answer` wakes it. A worker
+    that is stopped gives its runs back. A worker runs the commands of the graphs that are submitted to it.
+    """
+    default = RunOptions(model=model, simulate=simulate, db=db, vault=vault, system=system)
+    place = runs or (str(db) if is_address(str(db)) else RUNS)
+    screen = Screen()
+
+    def show(run_id: str, change: str, reason: str) -> None:
+        if json:
+            screen.raw(json_text({"run_id": run_id, "change": change, "reason": reason}, indent=None))
+        else:
+            screen.line((f"{change} {run_id}", STYLES.get(change, "")), f": {one_line(reason)}" if reason else "")
+
+    async def work() -> None:
+        async with _open_queue(place, make=True) as queue:
+            one = pipeline.Worker(
+                runs=queue.runs,
+                configure=partial(_configure, default),
+                concurrency=concurrency,
+                poll=poll,
+                patience=poll,
+                on_change=show,
+            )
+            one.name = name or one.name
+            loop = asyncio.get_running_loop()
+            for sign in (signal.SIGINT, signal.SIGTERM):
+                with suppress(NotImplementedError):  # Windows
+                    loop.add_signal_handler(sign, one.stop)
+            await one.run(until_empty=until_empty)
+
+    asyncio.run(work())
+
+
+def _configure(default: RunOptions, taken: pipeline.Submission) -> pipeline.RunConfig:
+    """The configuration of a submitted run: its own options, else the worker's."""
+    own = {key: value for key, value in taken.options.items() if key in SUBMITTED}
+    wish = replace(default, **own)
+    config = run_config(wish, None)
+    if not wish.simulate and wish.model is None:
+        config = replace(config, agents=own_model, rules=(*config.rules, _model_named))
+    return replace(config, resume_threads="restore" if taken.options.get("restore") else "degrade")
+
+
+def _model_named(graph: Graph) -> Iterator[pipeline.Diagnostic]:
+    """Every agent stage names a model, where neither the run nor the worker has one."""
+    for node in graph.nodes.values():
+        if node.handler == "codergen" and stage_model(node) is None:
+            fix = "submit with --model NAME or --simulate, or start the worker with --model"
+            message = f"stage {node.name!r} names no model, and neither do the run and the worker"
+            yield pipeline.Diagnostic(
+                rule="model_named", severity=pipeline.Severity.ERROR, message=message, fix=fix, node_id=node.name
+            )
+
+
+def add_queue_commands(group: typer.Typer) -> None:
+    """Add the commands about submitted runs to a group."""
+    group.command("submit", epilog=example("pipeline submit plan.dot --simulate --id first"))(_submit)
+    group.command("status", epilog=example("pipeline status first"))(_status)
+    group.command("answer", epilog=example("pipeline answer first approve"))(_answer)
+    group.command("cancel", epilog=example("pipeline cancel first"))(_cancel)
+
+
+@with_run_options(without=("logs", "db", "events"))
+def _submit(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A DOT file or a workflow.")],
+    wish: RunOptions,
+    run_id: NewId = None,
+    values: Values = None,
+    restore: Restore = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Submit a graph, for any worker to run; prints the id of the run."""
+    options = {key: value for key, value in asdict(wish).items() if key in SUBMITTED and value not in (None, False)}
+    options |= {"restore": True} if restore else {}
+    config = run_config(replace(wish, model=None, simulate=True), None)
+    graph, context = load_graph(file), parse_values(values or [])
+
+    async def submit() -> str:
+        async with _open_queue(runs, make=True) as queue:
+            return await queue.submit(graph, run_id=run_id, context=context, options=options, config=config)
+
+    name = asyncio.run(submit())
+    print_result({"run_id": name, "state": "queued"}, (name, "bold"), json=wish.json)
+
+
+def _status(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", callback=check_run_name, help="Id of a submitted run.")
+    ] = None,
+    runs: Runs = RUNS,
+    json: Json = False,
+) -> None:
+    """Show one submitted run, or all that have not ended; exit code 1 if that run failed."""
+    found = asyncio.run(_load_submissions(runs, run))
+    if run is None:
+        rows = [
+            (one["run_id"], one["state"], one["completed"], _time(one["submitted"]), one["worker"] or "", _about(one))
+            for one in found
+        ]
+        print_list({"runs": found}, OPEN, rows, json=json, empty=f"no open runs in {place_name(runs)}")
+        return
+    one, screen = found[0], Screen()
+    if json:
+        screen.raw(json_text(one))
+    else:
+        facts = ("run_id", "state", "completed", "current_node", "worker", "takes", "trouble", "cancelled", "reason")
+        screen.facts([(name.replace("_", " "), one[name]) for name in facts if one[name] not in (None, "", 0)])
+        for question in one["questions"]:
+            screen.line()
+            screen.line((f"{question['stage']} asks: ", "bold"), one_line(question["text"], 500))
+            for choice in question["choices"]:
+                screen.line(f"  [{choice['key']}] {choice['label']}")
+    if one["state"] == "fail":
+        raise typer.Exit(1)
+
+
+def _answer(
+    run: RunName,
+    answer: Annotated[str, typer.Argument(metavar="ANSWER", help="Key, label or target of a choice.")],
+    stage: Annotated[str | None, typer.Option("--stage", help="The stage that asks, if several do.")] = None,
+    runs: Runs = RUNS,
+    json: Json = False,
+) -> None:
+    """Answer the question that a run waits for, from any machine; a worker goes on with it."""
+
+    async def reply() -> pipeline.PendingQuestion:
+        async with _open_queue(runs) as queue:
+            await _known(queue, run, runs)
+            return await queue.answer(run, answer, stage=stage)
+
+    question = asyncio.run(reply())
+    facts = {"run_id": run, "stage": question.stage, "answer": answer}
+    print_result(facts, f"{run}: {question.stage} is answered: {one_line(answer, 200)}", json=json)
+
+
+def _cancel(
+    run: RunName,
+    reason: Annotated[str, typer.Option("--reason", help="Reason, kept with the run.")] = "cancelled",
+    runs: Runs = RUNS,
+    json: Json = False,
+) -> None:
+    """Cancel a submitted run: it ends in failure, by its worker, or here if it has none."""
+
+    async def end() -> bool:
+        async with _open_queue(runs) as queue:
+            await _known(queue, run, runs)
+            await queue.cancel(run, reason)
+            return await queue.end_cancelled(run)
+
+    ended = asyncio.run(end())
+    text = f"{run} is cancelled" if ended else f"{run} is being cancelled by its worker"
+    print_result({"run_id": run, "ended": ended, "reason": reason}, text, json=json)
+
+
+@asynccontextmanager
+async def _open_queue(runs: str, *, make: bool = False) -> AsyncGenerator[pipeline.RunQueue]:
+    """The queue in a store of runs.
+
+    Raises:
+        SettingsError: it is a folder, which has none.
+        PipelineError: there is no such store, and it should not be made.
+    """
+    if not make and not has_runs(runs):
+        raise PipelineError(f"{place_name(runs)}: no runs here; give --runs")
+    async with open_runs(runs) as store:
+        if not isinstance(store, pipeline.SQLRuns):
+            raise SettingsError(f"{runs}: a folder has no queue; give a .db file or postgresql://USER@HOST/DB")
+        yield pipeline.RunQueue(store)
+
+
+async def _known(queue: pipeline.RunQueue, run: str, runs: str) -> pipeline.Submission:
+    found = await queue.find(run)
+    if found is None:
+        names = [one.run_id for one in await queue.open()]
+        known = suggestions(run, names, list_command="context-compiler pipeline status") or "; no run is open"
+        raise PipelineError(f"{place_name(runs)}: no submitted run {one_line(run, 60)!r}{known}")
+    return found
+
+
+async def _load_submissions(runs: str, run: str | None) -> list[dict[str, Any]]:
+    """Submitted runs with their states and questions."""
+    if run is None and not has_runs(runs):
+        return []
+    async with _open_queue(runs) as queue:
+        chosen = await queue.open() if run is None else [await _known(queue, run, runs)]
+        infos = {info.run_id: info for info in await queue.runs.runs()}
+        questions = [asdict(one) for one in await queue.questions()]
+    return [
+        {
+            **asdict(one),
+            "state": infos[one.run_id].status if one.run_id in infos else one.state,
+            "completed": infos[one.run_id].completed if one.run_id in infos else 0,
+            "current_node": infos[one.run_id].current_node if one.run_id in infos else None,
+            "reason": infos[one.run_id].failure_reason if one.run_id in infos else "",
+            "questions": [question for question in questions if question["run_id"] == one.run_id],
+        }
+        for one in chosen
+    ]
+
+
+def _about(one: dict[str, Any]) -> str:
+    asks = [f"{question['stage']} asks: {question['text']}" for question in one["questions"]]
+    return one_line("; ".join([*asks, one["trouble"] or "", one["cancelled"] or ""]).strip("; "), 200)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")[:19]

@@ -1,0 +1,77 @@
+"""`worker`, and `pipeline` submit, status, answer and cancel: what they print, and what they leave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+
+GRAPH = """digraph login {
+    goal="Fix it"; start [shape=Mdiamond]; done [shape=Msquare]; a; b; h [shape=hexagon label="Ship it?"];
+    start->a->h; h->b [label="[Y] go"]; h->a [label="[N] back"]; b->done
+}"""
+WORKER = ("worker", "--until-empty", "--poll", "0.02")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    file = tmp_path / "plan.dot"
+    file.write_text(GRAPH)
+    return file
+
+
+def test_a_run_is_submitted_worked_on_answered_and_ended(cc: Command, plan: Path) -> None:
+    assert cc("pipeline", "submit", plan, "--simulate", "--id", "first").out == "first\n"
+    listed = cc("pipeline", "status").out.splitlines()
+    assert listed[0].split()[:3] == ["run", "state", "stages"] and listed[1].split()[:3] == ["first", "queued", "0"]
+    assert cc(*WORKER).out == "taken first\nwaiting first\n"
+    shown = cc("pipeline", "status", "first")
+    assert (
+        shown.code == 0
+        and "waiting" in shown.out
+        and shown.out.splitlines()[-3:]
+        == [
+            "h asks: Ship it?",
+            "  [Y] go",
+            "  [N] back",
+        ]
+    )
+    assert cc("pipeline", "status", "first", "--json").json["questions"][0]["stage"] == "h"
+    wrong = cc("pipeline", "answer", "first", "perhaps")
+    assert wrong.code == 2 and "none of the choices: [Y] go, [N] back" in wrong.err
+    assert cc("pipeline", "answer", "first", "y").out == "first: h is answered: y\n"
+    changes = [json.loads(line) for line in cc(*WORKER, "--json").out.splitlines()]
+    assert [one["change"] for one in changes] == ["taken", "success"]
+    assert cc("pipeline", "status", "first", "--json").json["state"] == "success"
+    assert cc("pipeline", "status").out == "no open runs in system/runs.db\n"
+
+
+def test_a_cancelled_run_has_failed(cc: Command, plan: Path) -> None:
+    assert cc("pipeline", "submit", plan, "--simulate", "--id", "first", "--json").json["state"] == "queued"
+    assert cc("pipeline", "cancel", "first", "--reason", "not needed").out == "first is cancelled\n"
+    status = cc("pipeline", "status", "first")
+    assert status.code == 1 and "not needed" in status.out
+    again = cc("pipeline", "cancel", "first")
+    assert again.code == 2 and "has ended" in again.err
+
+
+def test_a_run_that_no_worker_can_run_says_why(cc: Command, plan: Path) -> None:
+    cc("pipeline", "submit", plan, "--id", "first")
+    cc("pipeline", "submit", plan, "--id", "second", "--simulate")
+    said = cc("worker", "--poll", "0.02", "--json", "--until-empty", input="")
+    lines = [json.loads(line) for line in said.out.splitlines() if "first" in line]
+    assert lines[1]["change"] == "put back" and "names no model" in lines[1]["reason"]
+
+
+def test_a_place_without_a_queue_is_named(cc: Command, plan: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    folder = cc("pipeline", "submit", plan, "--runs", "runs")
+    assert folder.code == 2 and "a folder has no queue" in folder.err
+    missing = cc("pipeline", "answer", "first", "y", "--runs", "none.db")
+    assert missing.code == 2 and "no runs here" in missing.err
+    cc("pipeline", "submit", plan, "--id", "login-1", "--simulate")
+    unknown = cc("pipeline", "status", "login-2")
+    assert unknown.code == 2 and "login-1" in unknown.err
