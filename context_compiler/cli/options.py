@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -38,8 +39,8 @@ ViewId = Annotated[int, typer.Argument(metavar="ID", help="Number of a view, fro
 
 DB = Path(DEFAULT_PATH)
 SYSTEM = Path("system")
-MARKUP: Any = "rich" if sys.stdout is not None and sys.stdout.isatty() else None
-"""Format of help: rich on a terminal, plain text elsewhere."""
+MARKUP: Any = "rich" if sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR") else None
+"""Format of help: rich on a terminal, plain text elsewhere and with NO_COLOR."""
 
 
 class Group(TyperGroup):

@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from context_compiler.cli.screen import Screen
+from context_compiler.cli.screen import Screen, open_console
 from context_compiler.cli.text import number, one_line, plural, safe
 from context_compiler.pipeline.stores import Event
 
@@ -64,7 +63,7 @@ class RunProgress:
         if self._events or self._silent or not self._screen.rich:
             yield
             return
-        console = Console(highlight=False, markup=False, emoji=False)
+        console = open_console()
         self._live = Live(get_renderable=self._table, console=console, refresh_per_second=8)
         with self._live:
             yield

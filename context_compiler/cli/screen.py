@@ -5,6 +5,7 @@ Plain text is never truncated, so that programs can read it. All text passes thr
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,12 @@ LONG = 240
 """Columns that a line keeps if only the first lines of a text are shown."""
 
 
+def open_console(*, stderr: bool = False) -> Console:
+    """A console that takes no text as markup; with NO_COLOR it has no bold, dim or italic text either."""
+    system = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, color_system=system)
+
+
 def styled_text(*pieces: Piece) -> Text:
     """Pieces joined to one rich text."""
     text = Text()
@@ -45,7 +52,7 @@ class Screen:
     """Standard output as it is now; make one per command."""
 
     def __init__(self) -> None:
-        self.console = Console(highlight=False, markup=False, emoji=False)
+        self.console = open_console()
         self.rich = self.console.is_terminal
 
     def line(self, *pieces: Piece) -> None:
@@ -154,7 +161,7 @@ def progress_bar(what: str, total: int | None = None, *, quiet: bool = False) ->
         total: Number of steps, each reported by `step`; None if unknown.
         quiet: Show no bar.
     """
-    console = Console(stderr=True, highlight=False, markup=False)
+    console = open_console(stderr=True)
     if quiet or not console.is_terminal:
         yield None
         return
@@ -192,7 +199,7 @@ def print_result(document: object, *line: Piece, json: bool) -> None:
 
 def print_error(message: str) -> None:
     """Print an error as one line on standard error."""
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console = open_console(stderr=True)
     console.print(styled_text(("error: ", "bold red"), one_line(message)), soft_wrap=True)
 
 
@@ -203,7 +210,7 @@ def print_progress(message: str) -> None:
 
 def print_note(message: str) -> None:
     """Print a note as one line on standard error."""
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    console = open_console(stderr=True)
     console.print(styled_text(("note: ", "yellow"), one_line(message)), soft_wrap=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -60,6 +61,25 @@ def test_a_conversation_is_typed_and_answered(mode: tuple[str, ...], tmp_path: P
         assert less_was_sent(last) != bool(mode)
         leave(screen)
     assert transcript(tmp_path).count("**User:**") == 14
+
+
+def test_a_chat_greets_and_shows_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with chat(tmp_path, "--endless") as screen:
+        assert "main, a chat with scripted:0.01: each request is a view within 900 tokens\n/help" in screen.wait_for(
+            PROMPT
+        )
+        say(screen, "What about the queue?")
+        say(screen, "And the receipts?")
+        leave(screen)
+        assert "resumed" not in screen.text
+    monkeypatch.setenv("NO_COLOR", "1")
+    with chat(tmp_path) as screen:
+        screen.wait_for("each request is the whole history")
+        said = screen.wait_for("And the receipts?”")
+        assert "resumed: 2 turns, the last of 20" in said and "› And the receipts?\n" in said and "queue" not in said
+        screen.wait_for(PROMPT)
+        leave(screen)
+        assert set(re.findall(r"\x1b\[([\d;]*)m", screen.raw)) <= {"", "0", "0;7"}, "no colour, no bold text"
 
 
 def test_the_transcripts_of_the_two_modes_differ_in_nothing_but_the_time(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import typer
 from context_compiler.cli.chat.prompt import Interrupted, Keyboard, Leave
 from context_compiler.cli.options import DB, SYSTEM, Db, System, Vault, example, group, parse_budget
 from context_compiler.cli.screen import Screen
+from context_compiler.cli.text import one_line
 
 MODEL = "anthropic:claude-sonnet-5-5"
 DRAWN = 1.0
@@ -103,10 +104,11 @@ async def _run_pipe(options: dict[str, Any]) -> bool:
 async def _run_terminal(options: dict[str, Any]) -> bool:
     """Show the prompt at once, and load the host and the history while the user types."""
     screen = Screen()
+    _greet(screen, options)
     drawn = asyncio.Event()
     opening = asyncio.create_task(_open(options, drawn))
     keyboard = Keyboard(lambda: _status(opening, options), drawn.set)
-    opening.add_done_callback(lambda done: keyboard.remember(_prompts(done)))
+    opening.add_done_callback(lambda done: _opened(done, keyboard))
     if sys.platform != "win32":
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: _interrupt(opening))
     try:
@@ -151,9 +153,21 @@ async def _read_line(keyboard: Keyboard, opening: asyncio.Task[tuple[Any, list[s
         typing.cancel()
 
 
-def _prompts(opening: asyncio.Task[tuple[Any, list[str]]]) -> list[str]:
-    """Earlier prompts; none if the chat could not be opened."""
-    return [] if opening.cancelled() or opening.exception() is not None else opening.result()[1]
+def _greet(screen: Screen, options: dict[str, Any]) -> None:
+    budget = f" within {options['budget']} tokens" if isinstance(options["budget"], int) else ""
+    mode = f"each request is a view{budget}" if options["endless"] else "each request is the whole history"
+    screen.line((one_line(options["session"], 40), "bold"), f", a chat with {one_line(options['model'], 60)}: {mode}")
+    screen.line(("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves", "dim"))
+
+
+def _opened(opening: asyncio.Task[tuple[Any, list[str]]], keyboard: Keyboard) -> None:
+    """Show the last exchange of a conversation that is continued, and give the keyboard its prompts."""
+    if opening.cancelled() or opening.exception() is not None:
+        keyboard.remember([])
+        return
+    conversation, prompts = opening.result()
+    conversation.print_resumed()
+    keyboard.remember(prompts)
 
 
 def _status(opening: asyncio.Task[tuple[Any, list[str]]], options: dict[str, Any]) -> str:

@@ -18,10 +18,13 @@ from context_compiler.cli.chat.prompt import Leave
 from context_compiler.cli.chat.stream import MarkdownStream, NullStream, PlainStream
 from context_compiler.cli.inputs import chat_model
 from context_compiler.cli.screen import Screen, print_error, print_note
-from context_compiler.cli.text import json_text, number, one_line, share
+from context_compiler.cli.text import json_text, number, one_line, plural, share, timestamp
 from context_compiler.resilience import try_await
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens.prices import dollars
+
+RESUMED_WIDTH, RESUMED_LINES = 200, 6
+"""Most of the last exchange that is shown of a conversation that is continued."""
 
 
 class Conversation:
@@ -127,6 +130,22 @@ class Conversation:
         """Load the conversation; the earlier prompts of its user."""
         await self.chat.open()
         return [turn.user for turn in visible_turns(self.chat.messages)]
+
+    def print_resumed(self) -> None:
+        """Print the number of turns that are continued, and the last exchange; nothing of a new conversation."""
+        turns = visible_turns(self.chat.messages)
+        if not turns:
+            return
+        last = turns[-1]
+        when = f", the last of {timestamp(last.when)} UTC" if last.when else ""
+        self.screen.line((f"resumed: {plural(len(turns), 'turn')}{when}", "dim"))
+        self.screen.line()
+        self.screen.line(("› ", "green"), one_line(last.user, RESUMED_WIDTH))
+        lines = (last.assistant or "(no answer)").strip().splitlines()
+        self.screen.indented("\n".join(lines[:RESUMED_LINES]))
+        if len(lines) > RESUMED_LINES:
+            self.screen.line((f"  … {len(lines) - RESUMED_LINES:,} more lines", "dim"))
+        self.screen.line()
 
     async def run_pipe(self) -> None:
         """Answer each line of standard input."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -81,7 +82,8 @@ class Keyboard:
     def _toolbar(self) -> FormattedText:
         """The status line, as far as it fits."""
         room = self._session.app.output.get_size().columns
-        return FormattedText([("noreverse fg:ansibrightblack", fit_pieces(self._status(), room))])
+        style = "noreverse" if os.environ.get("NO_COLOR") else "noreverse fg:ansibrightblack"
+        return FormattedText([(style, fit_pieces(self._status(), room))])
 
     def remember(self, prompts: Iterable[str]) -> None:
         """Add earlier prompts to the history; if nothing is typed yet, restart the prompt so that it has them."""
@@ -101,7 +103,8 @@ class Keyboard:
             EOFError: Ctrl-D.
         """
         with patch_stdout(raw=True):
-            text = await self._session.prompt_async(FormattedText([("bold fg:ansigreen", "› ")]), handle_sigint=False)
+            style = "" if os.environ.get("NO_COLOR") else "bold fg:ansigreen"
+            text = await self._session.prompt_async(FormattedText([(style, "› ")]), handle_sigint=False)
         self._session.app.erase_when_done = False
         for name, pasted in self._pasted.items():
             text = text.replace(name, pasted)
