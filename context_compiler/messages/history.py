@@ -69,7 +69,7 @@ class Reading:
     def asks(self) -> bool:
         """True if a user speaks in it. A file beside a tool result belongs to the result."""
         spoken = [item for item in self.items if item.kind is Kind.USER and item.mark is None]
-        return self.prompts and not (self.answers and all(item.media for item in spoken))
+        return self.prompts and not (self.answers and all(item.files for item in spoken))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ here; a kind nobody knows becomes an `OTHER` item, is priced by its text, and pa
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -70,6 +71,8 @@ class Item:
     failed: bool = False
     media: int = 0
     """Tokens of pictures, sound and documents, already within `tokens`."""
+    files: bool = False
+    """A user part without a word but the labels that hosts write before files."""
     mark: dict[str, Any] | None = None
     """Our own metadata, when this package wrote the part."""
 
@@ -78,6 +81,8 @@ class Item:
         """True if it survives when its message is dropped: foreign system text or host bookkeeping."""
         return self.loads or self.kind is Kind.CONTROL or (self.kind is Kind.SYSTEM and self.mark is None)
 
+
+_LABEL = re.compile(r"This is file [^\n]{1,200}:")
 
 ERRORS = ("failed", "retried")
 """Outcomes that a host wraps in JSON, where every quotation mark and line end costs more."""
@@ -120,15 +125,17 @@ def _shortened(text: str) -> str:
 def _user(part: Any, counter: TokenCounter) -> Item:
     texts: list[str] = []
     media = 0
+    files = True
     mark: dict[str, Any] | None = None
     for piece in user_content(part.content):
         text, cost = _piece(piece)
         media += cost
+        files = files and (is_media(piece) or not text.strip() or _LABEL.fullmatch(text.strip()) is not None)
         texts.append(text)
         mark = mark or mark_of(piece)
     tokens = sum(map(counter.text, texts)) + media + MESSAGE_OVERHEAD
     text = "\n".join(text for text in texts if text)
-    return Item(kind=Kind.USER, text=text, tokens=tokens, media=media, mark=mark)
+    return Item(kind=Kind.USER, text=text, tokens=tokens, media=media, files=files, mark=mark)
 
 
 def _piece(piece: object) -> tuple[str, int]:

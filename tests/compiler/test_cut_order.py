@@ -108,7 +108,8 @@ def test_then_they_go_oldest_first_without_the_prompt_and_what_is_open() -> None
 def test_a_file_beside_an_answer_is_no_prompt_but_words_of_the_user_are() -> None:
     filed = [assistant(call("look", "f")), user(answer("f", "See file 1."), "This is file 1:", PNG)]
     steered = [assistant(call("look", "g")), user(answer("g"), "and hurry")]
-    on = bench([user("a"), *filed, *steered, *exchange(3)])
+    pictured = [assistant(call("look", "h")), user(answer("h"), "What is this?", PNG)]
+    on = bench([user("a"), *filed, *steered, *pictured, *exchange(3)])
     climb(on, cut_order.drop_active_groups)
     assert gone(on) == [1, 2]
 
