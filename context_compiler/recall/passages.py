@@ -18,13 +18,11 @@ from functools import cache
 from heapq import nlargest
 from typing import Any
 
-from pydantic_core import to_json
-
 from context_compiler.cache import Memo
 from context_compiler.messages.fences import TERMINAL, one_line
 from context_compiler.messages.history import History, day, day_of
 from context_compiler.messages.instructions import sentence_ends
-from context_compiler.messages.items import Item, Kind, parse_arguments
+from context_compiler.messages.items import Item, Kind, parse_arguments, plain_text
 from context_compiler.messages.tool_lines import PARSED, call_line, outcome_line
 from context_compiler.messages.turns import OUTPUT, Outline
 from context_compiler.tokens import TokenCounter, character_boundary
@@ -204,7 +202,7 @@ def answer_text(item: Item) -> str:
     if item.kind is not Kind.CALL or not (item.tool or "").startswith(OUTPUT) or len(item.text) > PARSED:
         return ""
     given = parse_arguments(item.text) or {}
-    texts = [value if isinstance(value, str) else to_json(value).decode() for value in given.values()]
+    texts = [plain_text(value) for value in given.values()]
     named = [f"{name}: {text}" for name, text in zip(given, texts, strict=True)]
     return "\n".join(named if len(texts) > 1 else texts)
 

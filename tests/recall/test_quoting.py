@@ -143,6 +143,8 @@ def test_the_answer_of_an_output_tool_is_what_the_assistant_said() -> None:
     two = [user("Which?"), assistant(call("final_result_Plan", "o", steps=["a", "b"], why="short"))]
     (said,) = all_of(two)[1:]
     assert (said.speaker, said.text) == ("assistant", 'steps: ["a","b"]\nwhy: short')
+    half = [user("Which?"), assistant(call("final_result_Plan", "o", steps=["\ud800", "b"], why="short"))]
+    assert all_of(half)[1].text.endswith("why: short")
 
 
 def test_calls_that_share_an_id_are_answered_in_order() -> None:
