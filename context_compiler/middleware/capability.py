@@ -21,6 +21,7 @@ from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.metrics import count_response
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
 from context_compiler.middleware.request import Host, Request, charge_run, host_request, within_limits
@@ -174,6 +175,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     ) -> ModelResponse:
         """Learn how the model counts from what it reports."""
         self._ware.learn(self._run, self._request, response.usage.input_tokens)
+        count_response(response.model_name or "", response.provider_name, response.usage)
         return response
 
     @durable_operation(name="compile")

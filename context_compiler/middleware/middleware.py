@@ -35,6 +35,7 @@ from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import BACKGROUND
 from context_compiler.middleware.fallback import fallback
+from context_compiler.middleware.metrics import count_error, count_view
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.prompt_cache import LastRequests
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
@@ -104,6 +105,8 @@ class Middleware:
             await self.report(BudgetError(f"even the least is over the budget of {result.view.budget} tokens"))
         view = await self._kept(run, request, result, (time.perf_counter() - started) * 1000)
         run.count()
+        if view.record is not None:
+            count_view(view.record)
         self.last_view = view
         await self._tell(self.arguments.on_view, view)
         return view
@@ -323,6 +326,7 @@ class Middleware:
     async def report(self, error: Exception) -> None:
         """Say what failed: in the log, and to `on_error`."""
         LOG.warning("context_compiler: %s", log_text(error))
+        count_error(error)
         await self._tell(self.arguments.on_error, error)
 
     async def _tell(self, callback: Callable[[Any], Any] | None, what: Any) -> None:

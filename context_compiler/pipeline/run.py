@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from opentelemetry.metrics import get_meter
+
 from context_compiler.errors import GraphError, PipelineError, RunOwnedError
 from context_compiler.middleware.middleware import log_text
 from context_compiler.paths import make_private
@@ -35,6 +37,11 @@ from context_compiler.pipeline.workflow import SUFFIXES, apply_directives, load_
 from context_compiler.resilience import attempt, try_await
 
 T = TypeVar("T")
+
+_METER = get_meter("context_compiler")
+_RUNS = _METER.create_counter("context_compiler.runs", "{run}", "Pipeline runs that ended, by status")
+_STAGES = _METER.create_counter("context_compiler.stages", "{stage}", "Visits to stages, by status")
+_STAGE_TIME = _METER.create_histogram("context_compiler.stage.duration", "s", "Time of a visit to a stage")
 
 log = logging.getLogger("context_compiler.pipeline")
 
@@ -178,6 +185,7 @@ class ActiveRun:
         data = {key: value for key, value in facts.items() if value not in (None, "")}
         event = Event(kind=kind, run_id=run_id, sequence=self._sequence, at=at, node=node, branch=branch, data=data)
         await self.store.add(self.state.lineage.root_run_id, event)
+        _count(event)
         if self.config.on_event is not None:
             heard = await try_await(_notify(self.config.on_event, event))
             if heard.error is not None:
@@ -224,6 +232,16 @@ class ActiveRun:
         if self.root is None or isinstance(self.store, FileRuns):
             return None
         return self.root / "children" / run_id.replace(":", "_").replace("/", "_")
+
+
+def _count(event: Event) -> None:
+    """Count runs and stages that have ended."""
+    if event.kind == "run_finalized":
+        _RUNS.add(1, {"status": str(event.data.get("status"))})
+    elif event.kind in ("stage_completed", "stage_failed"):
+        status = {"status": str(event.data.get("status"))}
+        _STAGES.add(1, status)
+        _STAGE_TIME.record(float(event.data.get("duration", 0.0)), status)
 
 
 class ChildRun:

@@ -1,0 +1,83 @@
+"""OpenTelemetry metrics of requests and compiles: figures under a few fixed labels, no content, no names of anybody.
+
+Without a meter provider they cost next to nothing. A label outside its known values is `other`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from opentelemetry.metrics import get_meter
+from pydantic_ai.usage import RequestUsage
+
+from context_compiler import errors
+from context_compiler.record.values import Compile, Record
+from context_compiler.tokens.prices import cost_of
+
+VIEW_STATUSES = ("raw", "compiled", "cycle", "fallback", "floor_over_budget", "dry_run")
+COMPILE_STATUSES = ("ok", "deterministic", "refused", "failed", "skipped")
+OTHER = "other"
+
+_METER = get_meter("context_compiler")
+_VIEWS = _METER.create_counter("context_compiler.views", "{view}", "Requests, by the status of their view")
+_VIEW_TIME = _METER.create_histogram("context_compiler.view.duration", "s", "Time of making a view, compile included")
+_RAW = _METER.create_counter("context_compiler.tokens.raw", "{token}", "Tokens that requests would have had without us")
+_SENT = _METER.create_counter("context_compiler.tokens.sent", "{token}", "Tokens that were sent")
+_INPUT = _METER.create_counter("context_compiler.tokens.input", "{token}", "Input tokens as providers report them")
+_CACHED = _METER.create_counter("context_compiler.tokens.cached", "{token}", "Those that came from a prompt cache")
+_COMPILES = _METER.create_counter("context_compiler.compiles", "{compile}", "Compiles, by status")
+_COMPILE_TIME = _METER.create_histogram("context_compiler.compile.duration", "s", "Time of a compile by a model")
+_COMPILE_TOKENS = _METER.create_counter("context_compiler.compile.tokens", "{token}", "Tokens of compiles")
+_COST = _METER.create_counter(
+    "context_compiler.cost", "USD", "Cost of requests and of compiles, where prices are known"
+)
+_UNPRICED = _METER.create_counter("context_compiler.unpriced", "{call}", "Calls of models without a known price")
+_ERRORS = _METER.create_counter("context_compiler.errors", "{error}", "Errors that did not stop a run, by type")
+
+
+def count_view(record: Record) -> None:
+    """Count a request, and the compile that it needed."""
+    status = {"status": label(record.status.partition(";")[0], VIEW_STATUSES)}
+    _VIEWS.add(1, status)
+    _VIEW_TIME.record(record.latency_ms / 1_000, status)
+    _RAW.add(record.tokens_raw)
+    _SENT.add(record.tokens_sent)
+    if record.compile is not None:
+        _count_compile(record.compile)
+
+
+def _count_compile(row: Compile) -> None:
+    status = {"status": label(row.status.partition(";")[0], COMPILE_STATUSES)}
+    _COMPILES.add(1, status)
+    if not any(row.usage.values()):
+        return
+    _COMPILE_TIME.record(row.latency_ms / 1_000, status)
+    for kind in ("input", "output"):
+        _COMPILE_TOKENS.add(row.usage.get(f"{kind}_tokens", 0), {"kind": kind})
+    _count_cost("compile", row.model_alias, row.usage)
+
+
+def count_response(model: str, provider: str | None, usage: RequestUsage) -> None:
+    """Count what a provider reports of a request."""
+    _INPUT.add(usage.input_tokens)
+    _CACHED.add(usage.cache_read_tokens)
+    names = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
+    _count_cost("request", model, {name: getattr(usage, name) for name in names}, provider)
+
+
+def _count_cost(kind: str, model: str, usage: Mapping[str, int], provider: str | None = None) -> None:
+    cost = cost_of(model, usage, provider)
+    if cost is None:
+        _UNPRICED.add(1, {"kind": kind})
+    else:
+        _COST.add(float(cost), {"kind": kind})
+
+
+def count_error(error: Exception) -> None:
+    """Count an error that was reported and did not stop a run."""
+    _ERRORS.add(1, {"type": label(type(error).__name__, vars(errors))})
+
+
+def label(value: str, known: Collection[str]) -> str:
+    """A value if it is one of the known ones."""
+    return value if value in known else OTHER
