@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -187,50 +189,56 @@ def test_a_memory_is_of_a_session() -> None:
 
 
 DYING = """
-import asyncio, sys
+import asyncio, os, signal, sys, time
 from context_compiler.manager import SQLiteMemory
 
-async def main() -> None:
-    memory = SQLiteMemory("s", sys.argv[1])
-    for number in range(400):
-        await memory.remember(f"early {number}")
-    early = await memory.commit("early")
-    for number in range(400):
-        await memory.remember(f"late {number}")
-    late = await memory.commit("late")
-    print(early, late, flush=True)
+async def go_back_and_forth(path, commits) -> None:
+    memory = SQLiteMemory("s", path)
+    await memory.log()
+    os.write(1, b"begins")
     while True:
-        await memory.checkout(early)
-        await memory.checkout(late)
+        for commit in commits:
+            await memory.checkout(commit)
 
-asyncio.run(main())
+for pause, path in zip((0.0, 0.013, 0.031, 0.057, 0.101), sys.argv[3:], strict=True):
+    heard, said = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(said, 1)
+        asyncio.run(go_back_and_forth(path, sys.argv[1:3]))
+    os.read(heard, 6)
+    time.sleep(pause)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 """
 
 
-def test_a_checkout_is_whole_although_the_process_is_killed(path: Path) -> None:
-    async def look(early: str, late: str) -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+async def test_a_checkout_is_whole_although_the_process_is_killed(path: Path, tmp_path: Path) -> None:
+    async def look(path: Path) -> None:
         memory = SQLiteMemory("s", path)
         assert await memory.store.verify() == ()
         at = (await memory.log(1))[0].id
         assert at in (early, late)
-        for name, size in ((early, 400), (late, 800)):
+        for name, size in ((early, 300), (late, 600)):
             await memory.checkout(name)
             assert len(await memory.search("early late", 2_000)) > 0
             [(live,)] = ask(path, "SELECT count(*) FROM live_memories")
             assert live == size
         await memory.close()
 
-    for pause in (0.0, 0.013, 0.031, 0.057, 0.101):
-        path.unlink(missing_ok=True)
-        child = subprocess.Popen([sys.executable, "-c", DYING, str(path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        try:
-            assert child.stdout is not None
-            early, late = child.stdout.readline().split()
-            asyncio.run(asyncio.sleep(pause))
-        finally:
-            child.kill()
-            child.communicate(timeout=10)
-        asyncio.run(look(early, late))
+    memory = SQLiteMemory("s", path)
+    commits: list[str] = []
+    for name in ("early", "late"):
+        for number in range(300):
+            await memory.remember(f"{name} {number}")
+        commits.append(await memory.commit(name))
+    await memory.close()
+    early, late = commits
+    copies = [shutil.copy(path, tmp_path / f"{number}.db") for number in range(5)]
+    subprocess.run([sys.executable, "-c", DYING, early, late, *copies], cwd=ROOT, check=True, timeout=100)
+    for copy in copies:
+        await look(copy)
 
 
 async def test_a_session_that_another_manager_kept_meanwhile_is_not_overwritten(path: Path) -> None:

@@ -109,8 +109,7 @@ async def test_a_conversation_with_tools_is_accepted_throughout(provider: str, w
     assert {type(error).__name__ for error in talk.errors} <= {"BudgetError"}
 
 
-@pytest.mark.parametrize("budget", [600, 900, 2_500])
-@pytest.mark.parametrize("provider", SERVERS)
+@pytest.mark.parametrize(("provider", "budget"), [("openai", 600), ("anthropic", 900), ("openai", 2_500)])
 async def test_a_very_long_conversation_at_small_budgets(provider: str, budget: int) -> None:
     kind, name = SERVERS[provider]
     with kind(script()) as server:

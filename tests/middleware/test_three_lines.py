@@ -13,7 +13,7 @@ async def test_all_facts_that_are_asked_for_are_sent_whatever_the_summaries_and_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    outcome = await converse(300, 10, seed=7)
+    outcome = await converse(150, 10, seed=7)
     assert [row.fact.question for row in outcome.rows if not row.held] == []
     assert len(outcome.rows) == 10
     assert outcome.over == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from context_compiler.record.store import SQLiteStore
@@ -30,6 +29,7 @@ async def write(path, name, count):
 ONE = (
     WRITER
     + """
+print("ready", flush=True)
 sys.stdin.readline()
 asyncio.run(write(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
@@ -66,6 +66,11 @@ def writer(path: Path, name: str, count: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def wait_for(*writers: subprocess.Popen[str]) -> None:
+    for one in writers:
+        assert one.stdout is not None and one.stdout.readline() == "ready\n"
+
+
 def begin(*writers: subprocess.Popen[str]) -> None:
     for one in writers:
         assert one.stdin is not None
@@ -89,7 +94,7 @@ async def acknowledged_are_there(path: Path, lines: list[str]) -> None:
 async def test_two_processes_lose_no_rows_and_share_what_they_compile(tmp_path: Path):
     path = tmp_path / "system" / "context.db"
     both = writer(path, "left", 150), writer(path, "right", 150)
-    time.sleep(2)
+    wait_for(*both)
     begin(*both)  # the file does not exist yet: both try to create it
     outputs = [one.communicate(timeout=60) for one in both]
     assert [errors for _, errors in outputs] == ["", ""]
