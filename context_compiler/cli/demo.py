@@ -152,7 +152,7 @@ def _introduce(screen: Screen, raw: History, window: History, view: View) -> Non
     screen.indented(f"… and {one_line(prompt).rpartition(', and ')[2]}", "italic green")
     screen.line()
     words = NEEDED[-1][1]
-    said = next(turn.index for turn in turns if words in _text(raw, turn.start, turn.stop))
+    mentioned = next(turn.index for turn in turns if words in _text(raw, turn.start, turn.stop))
     first = raw.messages.index(window.messages[0])
     begins = next(turn.index for turn in turns if turn.start <= first < turn.stop)
     screen.line(
@@ -163,7 +163,7 @@ def _introduce(screen: Screen, raw: History, window: History, view: View) -> Non
     screen.line(
         "A view of ",
         (f"{number(view.tokens)} tokens", "bold green"),
-        f" has it, word for word from turn {said + 1}:",
+        f" has it, word for word from turn {mentioned + 1}:",
     )
     sent = read_history(view.messages)
     quote = next(line for line in _text(sent, 0, len(sent) - 1).splitlines() if words in line)

@@ -62,7 +62,7 @@ def serve(
     listener = _listen(host, port)
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
     number = listener.getsockname()[1]
-    address = f"http://{_shown(host)}:{number}/"
+    address = f"http://{_shown_host(host)}:{number}/"
     url = f"{address}?token={token}" if token else address
     if json:
         Screen().raw(json_text({"url": url, "db": str(db)}, indent=None))
@@ -129,7 +129,7 @@ def _own_addresses() -> list[str]:
         return []
 
 
-def _shown(host: str) -> str:
+def _shown_host(host: str) -> str:
     """The host as it is written in an address: any address is shown as this machine's name."""
     if host in ("0.0.0.0", "::"):
         return socket.gethostname()

@@ -77,7 +77,8 @@ def _markdown_table(columns: Sequence[Column], rows: Rows) -> str:
 
 def _tables(view: View, raw: History, sent: History) -> Iterator[tuple[str, Sequence[Column], Rows]]:
     kept = places(view, raw, sent)
-    yield f"Kept: {len(view.kept)} of {len(raw)} messages", KEPT_COLUMNS, [_kept(place, raw, sent) for place in kept]
+    rows = [_kept_row(place, raw, sent) for place in kept]
+    yield f"Kept: {len(view.kept)} of {len(raw)} messages", KEPT_COLUMNS, rows
     if view.quoted:
         quoted: Rows = [(one.what, one.why, one_line(one.text)[:EXCERPT]) for one in view.quoted]
         yield "Quoted from what is left out", QUOTED_COLUMNS, quoted
@@ -88,7 +89,7 @@ def _tables(view: View, raw: History, sent: History) -> Iterator[tuple[str, Sequ
     yield "Tokens", TOKEN_COLUMNS, token_rows(view.ledger, view.tokens)
 
 
-def _kept(place: Place, raw: History, sent: History) -> Sequence[object]:
+def _kept_row(place: Place, raw: History, sent: History) -> Sequence[object]:
     here = sent.readings[place.index]
     before = "" if place.raw is None else number(raw.readings[place.raw].tokens)
     position = "" if place.raw is None else place.raw

@@ -271,7 +271,7 @@ async def advance(
     """
     tried = partial(select, plan, marks, previous=previous, overhead=overhead, one_shot=one_shot)
     done = tried()
-    reply = await _asked(done, where.turn_index, ask)
+    reply = await _ask_model(done, where.turn_index, ask)
     summary = reply.answer.text if reply.answer and reply.status == "ok" else ""
     fixed = partial(
         freeze,
@@ -299,7 +299,7 @@ class _Reply:
     answer: SummaryResponse | None = None
 
 
-async def _asked(done: Selection, turn: int, ask: Ask | None) -> _Reply:
+async def _ask_model(done: Selection, turn: int, ask: Ask | None) -> _Reply:
     error = reason_for_no_model(done, turn) or ("asked in this turn already" if ask is None else None)
     if ask is None or error is not None:
         return _Reply(status="deterministic", error=error)

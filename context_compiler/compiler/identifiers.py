@@ -67,7 +67,7 @@ def missing_identifiers(selection: Selection, shown: Sequence[str]) -> list[Miss
         beside[mention.position, mention.part] += 1
         _note(found.setdefault(text, MissingIdentifier(homes=[mention, mention, mention])), mention)
     rates = {name: (len(values & called) + 0.5) / (len(values) + 2) for name, values in fields.items() if name}
-    holds = TextSet(*_kept(selection), *shown).holds
+    holds = TextSet(*_kept_texts(selection), *shown).holds
     length = max(1, len(selection.history))
 
     def rank(need: MissingIdentifier) -> tuple[bool, float]:
@@ -91,7 +91,7 @@ def _note(need: MissingIdentifier, mention: Mention) -> None:
         need.homes[0] = mention
 
 
-def _kept(selection: Selection) -> Iterator[str]:
+def _kept_texts(selection: Selection) -> Iterator[str]:
     """Text of the kept messages, as they are kept."""
     for index, shape in enumerate(selection.draft.shapes):
         if shape is None or shape.bare:

@@ -116,16 +116,16 @@ def _body(selection: Selection, sources: _Sources, room: int, note: str, lost: b
     """Everything within the fence, and what it is; an instruction that is quoted with its text is not said twice."""
     share = max(room // PINNED_MOST, min(PINNED_LEAST, room // 2))
     pins = _pins(selection, min(share, selection.limits.room // PINS))
-    told, held = _told(selection, sources, room, note, lost, pins)
+    body, held = _verbatim(selection, sources, room, note, lost, pins)
     quoted_too = [pin for pin in pins if any(pin.text in quote.text for quote in held if quote.why != PINNED_WHY)]
     if not quoted_too:
-        return told, held
-    fewer, again = _told(selection, sources, room, note, lost, [pin for pin in pins if pin not in quoted_too])
+        return body, held
+    fewer, again = _verbatim(selection, sources, room, note, lost, [pin for pin in pins if pin not in quoted_too])
     lost_pins = [pin for pin in quoted_too if not any(pin.text in quote.text for quote in again)]
-    return (told, held) if lost_pins else (fewer, again)
+    return (body, held) if lost_pins else (fewer, again)
 
 
-def _told(
+def _verbatim(
     selection: Selection, sources: _Sources, room: int, note: str, lost: bool, pins: Sequence[Instruction]
 ) -> tuple[str, tuple[Quote, ...]]:
     counter = selection.counter
@@ -139,9 +139,9 @@ def _told(
         chosen[:] = choose(sources.candidates, tokens, sources.ranks, wide=sources.wide, newer=sources.newer)
         return quoted(chosen)
 
-    told = identifiers_and_quotes(selection, (note, pinned), left, quoting, lost=lost)
-    body = "\n\n".join(block for block in (pinned, outline, told) if block)
-    listed = told.removesuffix(quoted(chosen))
+    quotes = identifiers_and_quotes(selection, (note, pinned), left, quoting, lost=lost)
+    body = "\n\n".join(block for block in (pinned, outline, quotes) if block)
+    listed = quotes.removesuffix(quoted(chosen))
     return body, (*_reasons(pins, outline, listed), *_why(chosen, sources))
 
 

@@ -29,7 +29,7 @@ from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import apply_shape
 from context_compiler.messages.turns import Turn
-from context_compiler.recall import Index, Question, Ranking, Relevance, asked, indexed
+from context_compiler.recall import Index, Question, Ranking, Relevance, indexed, question_text
 from context_compiler.recall.changes import mark_changes
 from context_compiler.recall.passages import Passage, answer_text, passages, quoted
 from context_compiler.recall.selection import choose, spread
@@ -288,7 +288,7 @@ def crowded(plan: Plan, limits: Limits, cycle: Cycle, cost: int) -> bool:
     least = limits.room // DUE
     if free(plan, limits, cost) >= least or cost - limits.low < least // 2:
         return False
-    if wanted(plan, limits, cycle, asked(plan.history.readings[at])) < least:
+    if wanted(plan, limits, cycle, question_text(plan.history.readings[at])) < least:
         return False
     return bool(recalled(plan, cycle, at, least))
 
@@ -355,7 +355,7 @@ def recalled(
     if question is None:
         return ""
     ranking = Ranking(index, question, cycle.decided)
-    whole, abridged = _shown(cycle)
+    whole, abridged = _visible_positions(cycle)
     partly = set(abridged)
     whole -= {call for call, answer in plan.pairing.pairs if answer in partly}
     best = ranking.best(cycle.decided, whole, beside=fill > 0)
@@ -375,7 +375,7 @@ def recalled(
     ranked = _distinct(sorted(scored, key=lambda pair: -pair[1]))
     answering = [pair for pair in ranked if pair[1] > 0]
     if plan.work and not within:
-        by_the_way = asking_share(asking_part(asked(history.readings[at]), counter)) < MOSTLY
+        by_the_way = asking_share(asking_part(question_text(history.readings[at]), counter)) < MOSTLY
         answering, of_tools = _telling(answering, Relevance(index, question, floor=0), FLOORS[by_the_way])
         fill = 0 if of_tools or by_the_way else fill
     if not answering:
@@ -453,7 +453,7 @@ def _question(history: History, index: Index, at: int, stop: int, counter: Token
     said = [item for item in history.readings[at].items if item.kind is Kind.USER and item.mark is None]
     if all(item.media for item in said):
         return None
-    whole = asked(history.readings[at])
+    whole = question_text(history.readings[at])
     for text in dict.fromkeys((asking_part(whole, counter), whole)):
         question = Question.of(text)
         if _known(question, index, stop):
@@ -486,7 +486,7 @@ def _best(ranked: Sequence[int], costs: Mapping[int, int], tokens: int) -> list[
     return [at for at, cost in zip(ranked, sums, strict=True) if cost <= tokens]
 
 
-def _shown(cycle: Cycle) -> tuple[set[int], list[int]]:
+def _visible_positions(cycle: Cycle) -> tuple[set[int], list[int]]:
     """The positions of what a view has whole, and of what it has in part."""
     here = [(at, shape) for at, shape in cycle.kept if not shape.bare]
     abridged = [at for at, shape in here if shape.skeleton or shape.limit is not None]

@@ -30,7 +30,7 @@ class Failure:
     """Empty where an answer was sent back instead of a call."""
     call: str
     """The call on one line."""
-    said: str
+    outcome: str
     """Last result of the call, on one line."""
     times: int = 1
     worked: str = ""
@@ -86,7 +86,7 @@ def _describe_one(failure: Failure) -> Reflection:
     else:
         then = "it was not tried again with success" if failure.tool else "it was answered again"
     return Reflection(
-        observation=one_line(f"turn {failure.turn}: {what}: {failure.said}", WIDTH), adjustment=one_line(then, WIDTH)
+        observation=one_line(f"turn {failure.turn}: {what}: {failure.outcome}", WIDTH), adjustment=one_line(then, WIDTH)
     )
 
 
@@ -172,7 +172,7 @@ def _failures_of_tool(
                 turn=turn,
                 tool=tool,
                 call=_call(calls, item),
-                said=outcome_line(item.text, failed=True),
+                outcome=outcome_line(item.text, failed=True),
                 times=at - start,
                 worked=_call(calls, results[at][1][1]) if at < len(results) else "",
             ),

@@ -194,7 +194,7 @@ class Arguments:
             if error is not None:
                 what = f"{name}={value!r:.80} cannot be pickled ({error})"
                 raise pickle.PicklingError(f"{what}: make the compiler in the process that uses it") from error
-        return _rebuilt, (type(self), given)
+        return _rebuild, (type(self), given)
 
     @property
     def place(self) -> str:
@@ -359,7 +359,7 @@ class Arguments:
         )
 
 
-def _rebuilt(kind: type[Arguments], given: dict[str, Any]) -> Arguments:
+def _rebuild(kind: type[Arguments], given: dict[str, Any]) -> Arguments:
     return kind(**given)
 
 

@@ -65,8 +65,8 @@ def _ways(
     return [
         ("the last good view", lambda: _last(plain)),
         ("raw history", lambda: _raw(plain)),
-        ("a view without a model", lambda: _unasked(read)),
-        ("a view without a model or template", lambda: _unasked(plain)),
+        ("a view without a model", lambda: _view_without_model(read)),
+        ("a view without a model or template", lambda: _view_without_model(plain)),
     ]
 
 
@@ -89,7 +89,7 @@ async def _raw(read: Read) -> Result | None:
     return replace(assemble_view(context, None, "fallback"), next_cycle=context.run.cycle)
 
 
-async def _unasked(read: Read) -> Result | None:
+async def _view_without_model(read: Read) -> Result | None:
     context = read()
     previous = fitting(context.run.cycle, context.history, context.policy.config)
     done = await advance_request(context, previous, None)

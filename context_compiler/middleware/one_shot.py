@@ -124,10 +124,10 @@ async def compile_view(
         result = assemble_view(context, done.cycle, "compiled", done, earlier=result)
         if result.view.tokens > limits.budget:
             result = replace(result, view=replace(result.view, status="floor_over_budget"))
-    if strict and (lost := _unkept(result.view, done)):
+    if strict and (lost := _refusal(result.view, done)):
         raise BudgetError(f"{lost}: give a larger budget")
     record = record_of(arguments, context.request, result, (perf_counter() - started) * 1000)
-    return replace(result.view, record=await _kept(record, result, store))
+    return replace(result.view, record=await _save(record, result, store))
 
 
 def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str | None) -> RequestContext:
@@ -170,7 +170,7 @@ async def _layer_block(
     return layer_block(role, state, node_template(role, context.compiler.templates), room=room, counter=context.counter)
 
 
-def _unkept(view: View, done: Advance | None) -> str:
+def _refusal(view: View, done: Advance | None) -> str:
     """The reason why a strict caller is refused a view; empty where it is not."""
     if view.tokens > view.budget:
         return f"even the least takes {view.tokens} of {view.budget} tokens"
@@ -185,7 +185,7 @@ def _unkept(view: View, done: Advance | None) -> str:
     return ""
 
 
-async def _kept(record: Record, result: Result, store: str | Path | Store | None) -> Record:
+async def _save(record: Record, result: Result, store: str | Path | Store | None) -> Record:
     """The record as the store kept it; a store that is opened here is closed here."""
     if store is None:
         return record

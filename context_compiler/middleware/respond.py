@@ -60,7 +60,7 @@ from context_compiler.middleware.state import (
     Run,
     read_request,
 )
-from context_compiler.recall import asked
+from context_compiler.recall import question_text
 from context_compiler.resilience import attempt
 
 JOURNALLED = 2_000
@@ -196,7 +196,7 @@ def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Adv
     earlier: tuple[Block, ...] = ()
     text, fault = "", None
     if policy.recall and policy.fidelity is not Fidelity.TRUNCATE:
-        most = wanted(context, limits, cycle, asked(history.readings[at]))
+        most = wanted(context, limits, cycle, question_text(history.readings[at]))
         earlier = carried_on(_known_blocks(context), context, limits, plain.cost, most) if done is None else ()
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         room, shown = min(most, free(context, limits, cost)), [block.text for block in earlier]

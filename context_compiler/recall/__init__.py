@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from context_compiler.recall.index import Index, indexed
-from context_compiler.recall.question import Question, asked, pending
+from context_compiler.recall.question import Question, pending, question_text
 from context_compiler.recall.ranking import Ranking, Relevance, rank
 
-__all__ = ["Index", "Question", "Ranking", "Relevance", "asked", "indexed", "pending", "rank"]
+__all__ = ["Index", "Question", "Ranking", "Relevance", "indexed", "pending", "question_text", "rank"]

@@ -42,7 +42,7 @@ NEW_DAY = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
+class _UserTurn:
     """User text of one turn."""
 
     turn: int
@@ -61,20 +61,20 @@ def phases(history: History, outline: Outline, out: Collection[int], room: int, 
         room: The most tokens.
         counter: What prices the lines.
     """
-    said = _turns(history, outline, out)
-    wanted = min(MOST, room // LINE, len(said) // TURNS)
-    gaps = _gaps(said) if wanted >= LEAST else []
+    turns = _turns(history, outline, out)
+    wanted = min(MOST, room // LINE, len(turns) // TURNS)
+    gaps = _gaps(turns) if wanted >= LEAST else []
     while wanted >= LEAST:
-        parts = _split(said, gaps, wanted)
-        text = "\n".join(_line(part, told) for part, told in zip(parts, _telling(parts), strict=True))
+        parts = _split(turns, gaps, wanted)
+        text = "\n".join(_line(part, telling) for part, telling in zip(parts, _telling(parts), strict=True))
         if counter.text(text) <= room:
             return text
         wanted -= 1 + wanted // 8
     return ""
 
 
-def _turns(history: History, outline: Outline, out: Collection[int]) -> list[_Said]:
-    found: list[_Said] = []
+def _turns(history: History, outline: Outline, out: Collection[int]) -> list[_UserTurn]:
+    found: list[_UserTurn] = []
     for turn in outline.turns:
         if turn.start not in out or turn.index < 0:
             continue
@@ -82,7 +82,7 @@ def _turns(history: History, outline: Outline, out: Collection[int]) -> list[_Sa
         text = " ".join(item.text[:SCANNED] for item in items)
         own = Counter(word for word in words(text) if _tells(word))
         day = day_of(history.messages[turn.start])
-        found.append(_Said(turn=turn.index, day=day, opening=one_line(text, OPENING), words=own))
+        found.append(_UserTurn(turn=turn.index, day=day, opening=one_line(text, OPENING), words=own))
     return found
 
 
@@ -91,16 +91,16 @@ def _tells(word: str) -> bool:
     return word not in STOPS and not word.isdigit() and (len(word) > 2 or not word.isascii())
 
 
-def _gaps(said: Sequence[_Said]) -> list[int]:
+def _gaps(turns: Sequence[_UserTurn]) -> list[int]:
     """Possible beginnings of a phase, deepest gap first, ties to the earlier."""
     depths = [
-        (_cohesion(said[max(0, at - TURNS) : at], said[at : at + TURNS]) - NEW_DAY * _new_day(said, at), at)
-        for at in range(TURNS, len(said) - TURNS + 1)
+        (_cohesion(turns[max(0, at - TURNS) : at], turns[at : at + TURNS]) - NEW_DAY * _new_day(turns, at), at)
+        for at in range(TURNS, len(turns) - TURNS + 1)
     ]
     return [at for _, at in sorted(depths)]
 
 
-def _split(said: Sequence[_Said], gaps: Sequence[int], wanted: int) -> list[Sequence[_Said]]:
+def _split(turns: Sequence[_UserTurn], gaps: Sequence[int], wanted: int) -> list[Sequence[_UserTurn]]:
     """As many phases as wanted, where they can have their least length."""
     cuts: list[int] = []
     for at in gaps:
@@ -108,15 +108,15 @@ def _split(said: Sequence[_Said], gaps: Sequence[int], wanted: int) -> list[Sequ
             break
         if all(abs(at - other) >= TURNS for other in cuts):
             cuts.append(at)
-    edges = [0, *sorted(cuts), len(said)]
-    return [said[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
+    edges = [0, *sorted(cuts), len(turns)]
+    return [turns[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
 
 
-def _new_day(said: Sequence[_Said], at: int) -> bool:
-    return said[at].day != said[at - 1].day
+def _new_day(turns: Sequence[_UserTurn], at: int) -> bool:
+    return turns[at].day != turns[at - 1].day
 
 
-def _cohesion(before: Sequence[_Said], after: Sequence[_Said]) -> float:
+def _cohesion(before: Sequence[_UserTurn], after: Sequence[_UserTurn]) -> float:
     """Cosine similarity of the word counts of two stretches."""
     one, other = _together(before), _together(after)
     both = sum(times * other[word] for word, times in one.items())
@@ -124,14 +124,14 @@ def _cohesion(before: Sequence[_Said], after: Sequence[_Said]) -> float:
     return both / sizes if sizes else 0.0
 
 
-def _together(part: Sequence[_Said]) -> Counter[str]:
+def _together(part: Sequence[_UserTurn]) -> Counter[str]:
     words = Counter[str]()
     for one in part:
         words.update(one.words)
     return words
 
 
-def _telling(parts: Sequence[Sequence[_Said]]) -> list[list[str]]:
+def _telling(parts: Sequence[Sequence[_UserTurn]]) -> list[list[str]]:
     """The words of each phase that tell it from the others, most telling first (tf-idf; ties in alphabetic order)."""
     counts = [_together(part) for part in parts]
     spread = Counter(word for count in counts for word in count)
@@ -143,10 +143,10 @@ def _telling(parts: Sequence[Sequence[_Said]]) -> list[list[str]]:
     return found
 
 
-def _line(part: Sequence[_Said], told: Sequence[str]) -> str:
+def _line(part: Sequence[_UserTurn], telling: Sequence[str]) -> str:
     first, last = part[0], part[-1]
     turns = f"turns {first.turn + 1}-{last.turn + 1}" if last is not first else f"turn {first.turn + 1}"
     days = f"{first.day} to {last.day}" if first.day != last.day else first.day
     label = " · ".join(filter(None, (turns, days)))
-    about = f" ({', '.join(told)})" if told else ""
+    about = f" ({', '.join(telling)})" if telling else ""
     return f"[{label}] {first.opening}{about}"

@@ -151,7 +151,7 @@ def _of_message(
         exchange, date = exchanges.get((position, at)), _day(part, message)
         pieces = result_pieces(exchange.result) if exchange is not None and bears is not None else ()
         weightiest = _weightiest(pieces, bears) if bears is not None else []
-        speaker, texts = _said(item, (exchange.call if weightiest else exchange.line) if exchange else "")
+        speaker, texts = _quotable_pieces(item, (exchange.call if weightiest else exchange.line) if exchange else "")
         for number, text in enumerate(texts):
             found.append(price.of(position, order + number, turn, date, speaker, text, number == 0))
         order += len(texts) + 1
@@ -185,7 +185,7 @@ _LABEL = re.compile(
 """A line that looks labelled is marked as a quotation, so that nobody's words pass for another's."""
 
 
-def _said(item: Item, exchange: str) -> tuple[str, list[str]]:
+def _quotable_pieces(item: Item, exchange: str) -> tuple[str, list[str]]:
     """Speaker of a part, and its quotable text in pieces."""
     answer = answer_text(item)
     if exchange and not answer:

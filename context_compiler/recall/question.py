@@ -127,16 +127,16 @@ class Question:
 
 def pending(history: History) -> str:
     """The newest user prompt; empty if there is none."""
-    return next((asked(reading) for reading in reversed(history.readings) if reading.asks), "")
+    return next((question_text(reading) for reading in reversed(history.readings) if reading.asks), "")
 
 
-def asked(reading: Reading) -> str:
+def question_text(reading: Reading) -> str:
     """Prompt text of a request: of several prompts the last with an indexed term.
 
     A prompt that was never answered stands in one request with the next one.
     """
-    said = [item.text for item in reading.items if item.kind is Kind.USER and item.mark is None]
-    return next((text for text in reversed(said) if _has_term(text)), "\n".join(said))
+    prompts = [item.text for item in reading.items if item.kind is Kind.USER and item.mark is None]
+    return next((text for text in reversed(prompts) if _has_term(text)), "\n".join(prompts))
 
 
 def _has_term(text: str) -> bool:

@@ -21,7 +21,7 @@ from math import exp, log1p
 from context_compiler.recall.index import ASSISTANT, SPEAKERS, TOOL, USER, Index
 from context_compiler.recall.passages import Passage
 from context_compiler.recall.question import Question
-from context_compiler.recall.terms import beginning, folded, said, terms
+from context_compiler.recall.terms import beginning, folded, passage_terms, terms
 
 MESSAGE, AROUND, DAY, SUBJECT, MONTH, PASSAGE = 3.4, 2.0, 2.4, 2.6, 5.6, 0.6
 LENGTH, OTHERS_LENGTH = 0.8, 0.6
@@ -199,25 +199,25 @@ def _hits(index: Index, wanted: Mapping[str, float], stop: int) -> tuple[list[fl
     damped = [*map(damping.__getitem__, index.sizes)]
     for term, weight in wanted.items():
         flat = iter(index.posts[term])
-        told = [0] * len(days)
+        by_day = [0] * len(days)
         most = weight * (K1 + 1)
         for at, times in zip(flat, flat, strict=True):
             if at < stop:
                 found[at] += most * times / (times + damped[at])
-                told[sessions[at]] += times
-        _add_day(index, days, told)
+                by_day[sessions[at]] += times
+        _add_day(index, days, by_day)
     best = max(days, default=0.0) or 1.0
     return found, [DAY * score / best for score in days]
 
 
-def _add_day(index: Index, days: list[float], told: Sequence[int]) -> None:
+def _add_day(index: Index, days: list[float], by_day: Sequence[int]) -> None:
     """Add the BM25 of a term to each day that holds it so often; nothing where there is one day."""
     count = len(days)
     if count < 2:
         return
-    average, holding = sum(index.totals) / count or 1.0, count - told.count(0)
+    average, holding = sum(index.totals) / count or 1.0, count - by_day.count(0)
     weight = log1p((count - holding + 0.5) / (holding + 0.5))
-    for session, often in enumerate(told):
+    for session, often in enumerate(by_day):
         if often:
             days[session] += weight * _saturated(often, index.totals[session] / average)
 
@@ -232,7 +232,7 @@ def _around(hits: Sequence[float]) -> list[float]:
 
 def _own(wanted: Mapping[str, float], text: str) -> float:
     """The BM25 of a passage."""
-    spoken = said(text)
+    spoken = passage_terms(text)
     times = Counter(term for term in spoken if term in wanted)
     return sum(wanted[term] * _saturated(often, len(spoken) / TYPICAL) for term, often in sorted(times.items()))
 
@@ -306,7 +306,7 @@ class Relevance:
 
     def held(self, text: str) -> set[str]:
         """The terms of the question in a text."""
-        return self._weights.keys() & set(said(text))
+        return self._weights.keys() & set(passage_terms(text))
 
     def share(self, held: Set[str]) -> float:
         """The share of the most telling terms' idf that these terms have, at most 1."""

@@ -148,13 +148,13 @@ def _take_mentions(quotation: Quotation, ranks: Sequence[float], after: Mapping[
     ordered = quotation.candidates
     answering = [at for at, rank in enumerate(ranks) if rank > 0]
     answering.sort(key=lambda at: FURTHER * ordered[at].order - ranks[at])
-    told: set[tuple[str, str]] = set()
+    taken: set[tuple[str, str]] = set()
     for at in spread(answering, lambda at: ordered[at].turn):
         if quotation.left < SMALLEST:
             break
         pairs = _pairs(ordered[at])
-        if _unsaid(pairs, told) == 1 and _take(quotation, at, after):
-            told |= pairs
+        if _novelty(pairs, taken) == 1 and _take(quotation, at, after):
+            taken |= pairs
 
 
 def _merit(rank: float) -> float:
@@ -186,16 +186,16 @@ def _fill(quotation: Quotation, rates: Sequence[float]) -> None:
         return
     heapq.heapify(waiting)
     pairs: dict[int, frozenset[tuple[str, str]]] = {}
-    told = {pair for passage in quotation.passages for pair in _pairs(passage)}
+    taken = {pair for passage in quotation.passages for pair in _pairs(passage)}
     while waiting and quotation.left >= SMALLEST:
         _, index = heapq.heappop(waiting)
         if index not in pairs:
             pairs[index] = _pairs(ordered[index])
-        gain = rates[index] * _unsaid(pairs[index], told)
+        gain = rates[index] * _novelty(pairs[index], taken)
         if waiting and gain < NEAR * -waiting[0][0]:
             heapq.heappush(waiting, (-gain, index))
         elif gain and quotation.take(index):
-            told |= pairs[index]
+            taken |= pairs[index]
 
 
 def _price(passage: Passage) -> int:
@@ -204,37 +204,37 @@ def _price(passage: Passage) -> int:
 
 
 def _pairs(passage: Passage) -> frozenset[tuple[str, str]]:
-    said = words(passage.text)
-    return frozenset(pairwise(said)) or frozenset((word, "") for word in said)
+    texts = words(passage.text)
+    return frozenset(pairwise(texts)) or frozenset((word, "") for word in texts)
 
 
-def _unsaid(pairs: frozenset[tuple[str, str]], told: set[tuple[str, str]]) -> float:
+def _novelty(pairs: frozenset[tuple[str, str]], taken: set[tuple[str, str]]) -> float:
     """1 for what is new, less where most of it has been said, 0 for a repetition."""
     if not pairs:
         return 0.0
-    return min(1.0, (1 - len(pairs & told) / len(pairs)) / REPEATED)
+    return min(1.0, (1 - len(pairs & taken) / len(pairs)) / REPEATED)
 
 
 def worths(candidates: Sequence[Passage]) -> list[float]:
     """Worth of each passage's message; candidates are in order, and messages complete."""
-    said = [words(passage.text) for passage in candidates]
-    messages = _messages(candidates, said, _idf(said))
+    texts = [words(passage.text) for passage in candidates]
+    messages = _messages(candidates, texts, _idf(texts))
     talk = _talk(candidates, messages)
     found: dict[Part, float] = {}
     for part, message in messages.items():
         sign = BOTH["mass"] * log(1 + sum(message.known)) + BOTH["slight"] * (message.size < SLIGHT)
         sign += BOTH["times"] * min(2, len(_TIMES.intersection(message.words)))
         if talk < 1:
-            sign += (1 - talk) * _asked(message)
+            sign += (1 - talk) * _chat_signs(message)
         if talk > 0:
-            sign += talk * _talked(message, messages.get((part[0] - 1, -1)))
+            sign += talk * _talk_signs(message, messages.get((part[0] - 1, -1)))
         found[part] = exp(sign)
     return [found[_part(passage)] for passage in candidates]
 
 
-def _idf(said: Sequence[Sequence[str]]) -> dict[str, float]:
-    spread = Counter(word for own in said for word in set(own))
-    logs = {times: log(len(said) / times) for times in set(spread.values())}
+def _idf(texts: Sequence[Sequence[str]]) -> dict[str, float]:
+    spread = Counter(word for own in texts for word in set(own))
+    logs = {times: log(len(texts) / times) for times in set(spread.values())}
     return {
         word: logs[times] if logs[times] >= RARE and len(word) <= LONGEST else 0.0 for word, times in spread.items()
     }
@@ -263,11 +263,11 @@ class _Message(NamedTuple):
 
 
 def _messages(
-    candidates: Sequence[Passage], said: Sequence[Sequence[str]], idf: Mapping[str, float]
+    candidates: Sequence[Passage], texts: Sequence[Sequence[str]], idf: Mapping[str, float]
 ) -> dict[Part, _Message]:
     found: dict[Part, _Message] = {}
     day: str | None = None
-    for part, group in groupby(zip(candidates, said, strict=True), key=lambda pair: _part(pair[0])):
+    for part, group in groupby(zip(candidates, texts, strict=True), key=lambda pair: _part(pair[0])):
         own = list(group)
         last = own[-1][0]
         spoken = [word for _, some in own for word in some]
@@ -296,13 +296,13 @@ def _talk(candidates: Sequence[Passage], messages: Mapping[Part, _Message]) -> f
     return min(1.0, max(0.0, (3 - assistant / max(user, 1)) / 1.5)) if user <= TURN_OF_TALK else 0.0
 
 
-def _asked(message: _Message) -> float:
+def _chat_signs(message: _Message) -> float:
     if message.speaker != "user":
         return 0.0
     return ASKED["user"] + (ASKED["standing"] if instruction_sentences(message.text) else 0)
 
 
-def _talked(message: _Message, before: _Message | None) -> float:
+def _talk_signs(message: _Message, before: _Message | None) -> float:
     own, text = message.words, message.text
     return (
         TALK["rare"] * sum(message.known) / max(1, len(message.known))

@@ -101,7 +101,7 @@ _remembered = lru_cache(maxsize=RUNS)(_terms)
 
 
 @lru_cache(maxsize=4_096)
-def said(passage: str) -> tuple[str, ...]:
+def passage_terms(passage: str) -> tuple[str, ...]:
     """The terms of a passage: one is asked for again and again while a conversation goes on."""
     return tuple(terms(passage))
 

@@ -99,7 +99,7 @@ class TokenCounter:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A counter that has counted nothing yet: what was counted is a cache."""
-        return _rebuilt, (type(self), self._count, self._room)
+        return _rebuild, (type(self), self._count, self._room)
 
     def text(self, text: str) -> int:
         """The number of tokens in `text`; whatever looks like a special token is ordinary text."""
@@ -167,7 +167,7 @@ class TokenCounter:
                 self._held -= len(forgotten) + ENTRY
 
 
-def _rebuilt(kind: type[TokenCounter], count: Count | None, remember: int) -> TokenCounter:
+def _rebuild(kind: type[TokenCounter], count: Count | None, remember: int) -> TokenCounter:
     return kind(count, remember=remember)
 
 

@@ -182,7 +182,7 @@ class Comparisons:
         for side, read in ((0, left), (1, right)):
             wanted = [one.pair[side] for one in entries if one.kind not in ("fold", "prefix")]
             at = [place for place in wanted if place is not None]
-            sides.append(dict(zip(at, self._shown(at, read(at)), strict=True)))
+            sides.append(dict(zip(at, self._show(at, read(at)), strict=True)))
         for one in entries:
             if one.kind in ("fold", "prefix"):
                 yield DiffRow(kind=one.kind, count=one.count)
@@ -191,7 +191,7 @@ class Comparisons:
             lines = difference(before, after) if one.kind == "changed" and before and after else ()
             yield DiffRow(kind=one.kind, before=before, after=after, lines=lines)
 
-    def _shown(self, at: Sequence[int], messages: Sequence[ModelMessage]) -> list[ShownMessage]:
+    def _show(self, at: Sequence[int], messages: Sequence[ModelMessage]) -> list[ShownMessage]:
         history = self._reader.read(messages)
         view = View(messages=list(messages), tokens=0, budget=0, status="")
         found = [show_message(history, place, longest=SHOWN) for place in places(view, history, history)]

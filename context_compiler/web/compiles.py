@@ -72,7 +72,7 @@ def _load(db: sqlite3.Connection, inspector: Inspector, number: int) -> CompileP
     session, made = found
     first, last, count = browse.carriers(db, number)
     history, span = _span(db, inspector, session, made)
-    told = [] if history is None else list(_identifiers(history, span, made))
+    identifiers = [] if history is None else list(_identifiers(history, span, made))
     return CompilePage(
         id=number,
         session=session_of(db, session),
@@ -82,8 +82,8 @@ def _load(db: sqlite3.Connection, inspector: Inspector, number: int) -> CompileP
         requests=count,
         before=None if history is None else sum(history.readings[at].tokens for at in span),
         cost=cost_of(made.model_alias, made.usage) if made.usage else Decimal(0),
-        found=len(told),
-        lost=tuple(one for one, kept in told if not kept)[:LISTED],
+        found=len(identifiers),
+        lost=tuple(one for one, kept in identifiers if not kept)[:LISTED],
     )
 
 

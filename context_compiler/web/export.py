@@ -50,7 +50,7 @@ def _load(db: sqlite3.Connection, inspector: Inspector, number: int) -> ExportPa
     before, after = browse.neighbours(db, row)
     info = session_of(db, row.session)
     answer = _answer(db, inspector, row)
-    said = [json.loads(message_body(message)) for message in messages]
+    bodies = [json.loads(message_body(message)) for message in messages]
     document: dict[str, Any] = {
         "request": row.id,
         "session": info.session_id,
@@ -60,7 +60,7 @@ def _load(db: sqlite3.Connection, inspector: Inspector, number: int) -> ExportPa
         "tokens": {"raw": row.tokens_raw, "sent": row.tokens_sent},
         "ledger": record.ledger,
         "instructions": _instructions(messages),
-        "messages": said,
+        "messages": bodies,
         "answer": answer,
     }
     return ExportPage(
@@ -69,8 +69,8 @@ def _load(db: sqlite3.Connection, inspector: Inspector, number: int) -> ExportPa
         before=before,
         after=after,
         json=_text(document),
-        python=_python(row, info, said),
-        eval=_text(_dataset(row, info, said, answer)),
+        python=_python(row, info, bodies),
+        eval=_text(_dataset(row, info, bodies, answer)),
     )
 
 

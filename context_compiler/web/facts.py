@@ -197,8 +197,8 @@ class FactSearch:
         contents = {name: content for name, _, content, _ in chains.nodes}
         found: dict[str, int] = {}
         folded = fact.casefold()
-        for node, said in browse.matching_nodes(db, fact, -1):
-            if node in contents and folded in said.casefold():
+        for node, text in browse.matching_nodes(db, fact, -1):
+            if node in contents and folded in text.casefold():
                 found[contents[node]] = _bit(VERBATIM)
         written = list(dict.fromkeys(content for _, _, content, _ in chains.nodes if content not in chains.raw))
         holding = [

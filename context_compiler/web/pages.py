@@ -93,8 +93,8 @@ def when(moment: datetime | None) -> str:
 
 def link(path: str, /, **query: object) -> str:
     """An address with the parameters that are not empty."""
-    said = {name: value for name, value in query.items() if value not in ("", None)}
-    return f"{path}?{urlencode(said)}" if said else path
+    given = {name: value for name, value in query.items() if value not in ("", None)}
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 def render(name: str, **values: Any) -> str:

@@ -125,14 +125,14 @@ def hops_of(events: Sequence[Event]) -> list[Hop]:
 
 
 def _hop(index: int, start: Event, end: dict[str, Any]) -> Hop:
-    said = start.data
+    data = start.data
     return Hop(
         index=index,
         node=start.node or "",
-        handler=str(said.get("handler", "")),
-        visit=int(said.get("visit", 1)),
-        fidelity=str(said.get("fidelity", "")),
-        thread=str(said.get("thread") or ""),
+        handler=str(data.get("handler", "")),
+        visit=int(data.get("visit", 1)),
+        fidelity=str(data.get("fidelity", "")),
+        thread=str(data.get("thread") or ""),
         branch=start.branch,
         status=str(end.get("status", "")),
         seconds=end.get("duration"),
