@@ -13,6 +13,7 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.cli.inputs import check_model, print_notes, read_conversations, select_conversation
 from context_compiler.cli.options import (
     SYSTEM,
+    AsOwner,
     BudgetText,
     Explain,
     FidelityName,
@@ -88,6 +89,7 @@ def compile_(
     budget: BudgetText = "2000",
     model: ModelName = "none",
     db: RecordIn = None,
+    owner: AsOwner = None,
     vault: Vault = None,
     system: System = SYSTEM,
     session: SessionName = None,
@@ -117,16 +119,16 @@ def compile_(
         raise SettingsError(f"--layers {layers!r}: give the --db that holds them")
     found = select_conversation(read_conversations(transcript, format_), select, file=transcript)
     print_notes(found)
-    view = asyncio.run(compile_transcript(found, wish, db))
+    view = asyncio.run(compile_transcript(found, wish, db, owner or ""))
     _print(found, view, Format.JSON if json else format, explaining=explain, db=db)
 
 
-async def compile_transcript(found: Transcript, wish: ViewRequest, db: Path | None) -> View:
+async def compile_transcript(found: Transcript, wish: ViewRequest, db: Path | None, owner: str) -> View:
     """Compile a conversation, and record the view in `db`, if given."""
     named = replace(wish, session=wish.layers or wish.session or found.name)
     if db is None:
         return await compile_messages(None, found.messages, named)
-    async with open_record(db, writing=True) as store:
+    async with open_record(db, owner, writing=True) as store:
         return await compile_messages(store, found.messages, named)
 
 

@@ -109,7 +109,7 @@ def demo(
 async def _views(found: Transcript, db: Path) -> tuple[list[View], Sequence[ModelMessage]]:
     """The views, and the newest messages that fit into the largest of their budgets."""
     template = TemplateLibrary(system=None).find("extractive")
-    async with open_record(db, writing=True) as store:
+    async with open_record(db, "", writing=True) as store:
         views = [
             await compile_messages(
                 store,

@@ -10,6 +10,7 @@ from pathlib import Path
 from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
 from context_compiler.cli.options import (
     DB,
+    AsOwner,
     Db,
     FormatName,
     Json,
@@ -58,6 +59,7 @@ class ImportResult:
 def import_(
     transcript: TranscriptPath,
     db: Db = DB,
+    owner: AsOwner = None,
     select: Select = None,
     session: SessionName = None,
     format_: FormatName = None,
@@ -67,7 +69,7 @@ def import_(
     found = read_conversations(transcript, format_)
     if select is not None or session is not None:
         found = [select_conversation(found, select, file=transcript)]
-    done = asyncio.run(_import_all(found, db, session))
+    done = asyncio.run(_import_all(found, db, owner or "", session))
     screen = Screen()
     if json:
         screen.raw(json_text({"db": str(db), "sessions": done}))
@@ -78,10 +80,10 @@ def import_(
     print_look(screen, db)
 
 
-async def _import_all(found: Sequence[Transcript], db: Path, session: str | None) -> list[ImportResult]:
+async def _import_all(found: Sequence[Transcript], db: Path, owner: str, session: str | None) -> list[ImportResult]:
     done: list[ImportResult] = []
     with progress_bar("importing", len(found)) as progress:
-        async with open_record(db, writing=True) as store:
+        async with open_record(db, owner, writing=True) as store:
             tips = {info.session_id: info.raw_tip for info in await store.sessions()}
             for transcript in found:
                 history = read_history(transcript.messages)

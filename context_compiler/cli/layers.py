@@ -9,7 +9,19 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from context_compiler.cli.options import DB, SYSTEM, Db, Json, System, Vault, example, find_session, group, open_record
+from context_compiler.cli.options import (
+    DB,
+    SYSTEM,
+    Db,
+    Json,
+    Owner,
+    System,
+    Vault,
+    example,
+    find_session,
+    group,
+    open_record,
+)
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, number
 from context_compiler.layers.context import NEEDS, build_context, layer_prompt, layer_texts, node_need, node_template
@@ -39,6 +51,7 @@ def show_(
     role: Annotated[str, typer.Option("--role", help=f"Kind of node: {', '.join(NEEDS)}.")] = "think",
     vault_name: Annotated[str, typer.Option("--vault-name", help="Vault, if several have such a session.")] = "",
     db: Db = DB,
+    owner: Owner = None,
     vault: Vault = None,
     system: System = SYSTEM,
     json: Json = False,
@@ -46,7 +59,7 @@ def show_(
     """Show the prompt block of a node now, with the tokens of each section."""
     node_need(role)
     template = node_template(role, TemplateLibrary(vault=vault, system=system))
-    found = asyncio.run(_state(db, session, vault_name))
+    found = asyncio.run(_state(db, owner, session, vault_name))
     state = cast("Mapping[str, Any]", found)
     texts = {name: text for name, text in layer_texts(role, state).items() if text}
     screen, turn = Screen(), turn_number(state)
@@ -64,10 +77,10 @@ def show_(
     screen.indented(layer_prompt(role, state, "…", template=template))
 
 
-async def _state(db: Path, session: str, vault_name: str) -> TurnState:
-    async with open_record(db) as store:
+async def _state(db: Path, owner: str | None, session: str, vault_name: str) -> TurnState:
+    async with open_record(db, owner) as store:
         (known, *_) = await find_session(store, session)
-        return await Layers(store, vault_name=vault_name).state(known.session_id)
+        return await Layers(store.scoped(known.owner), vault_name=vault_name).state(known.session_id)
 
 
 def _section_rows(texts: Mapping[str, str], template: Template) -> list[tuple[object, ...]]:

@@ -11,11 +11,12 @@ from typing import Annotated
 
 import typer
 
-from context_compiler.cli.options import DB, Db, Json, example, group, open_record
-from context_compiler.cli.screen import Screen, print_result, progress_bar, step
-from context_compiler.cli.text import json_text, plural
-from context_compiler.errors import SettingsError
+from context_compiler.cli.options import DB, Db, Json, Owner, Yes, confirm, example, group, open_record
+from context_compiler.cli.screen import Screen, print_error, print_result, progress_bar, step
+from context_compiler.cli.text import json_text, one_line, plural, suggestions
+from context_compiler.errors import SettingsError, StoreError
 from context_compiler.record.maintenance import inexact_requests
+from context_compiler.record.values import OwnerInfo
 
 app = group("Maintain the record.")
 
@@ -67,6 +68,7 @@ def prune(
         int | None, typer.Option("--keep-last", min=0, help="Keep the newest N of each session.")
     ] = None,
     db: Db = DB,
+    owner: Owner = None,
     json: Json = False,
 ) -> None:
     """Remove old requests, and messages that no other request needs. With both limits, a request must exceed both."""
@@ -74,18 +76,18 @@ def prune(
         raise SettingsError("prune: give --older-than 30d, --keep-last 10, or both")
     days = None if older_than is None else parse_age(older_than)
     before = _size(db)
-    removed = asyncio.run(_prune(db, days, keep_last))
+    removed = asyncio.run(_prune(db, owner, days, keep_last))
     after = _size(db)
     done = f"{db}: {plural(removed, 'request')} removed, {before // 1024:,} → {after // 1024:,} kB"
     print_result({"db": str(db), "removed": removed, "bytes_before": before, "bytes": after}, done, json=json)
 
 
-async def _prune(db: Path, days: float | None, keep_last: int | None) -> int:
+async def _prune(db: Path, owner: str | None, days: float | None, keep_last: int | None) -> int:
     async with open_record(db) as looked:  # a missing record is an error and not a new one
         await looked.sessions()
         path = looked.path
     with progress_bar(f"pruning {db}"):
-        async with open_record(path, writing=True) as store:
+        async with open_record(path, owner, writing=True) as store:
             return await store.prune(older_than_days=days, keep_last=keep_last)
 
 
@@ -94,15 +96,46 @@ def _size(db: Path) -> int:
     return sum(file.stat().st_size for file in files if file.exists())
 
 
+@app.command(epilog=example("delete --owner ann --yes"))
+def delete(
+    owner: Annotated[str, typer.Option("--owner", help="Owner of whom everything is deleted.")],
+    yes: Yes = False,
+    db: Db = DB,
+    json: Json = False,
+) -> None:
+    """Delete everything of an owner: conversations, compiles, layers and memory. Nothing of it is left in the file."""
+    found = asyncio.run(_load_owners(db))
+    info = next((one for one in found if one.owner == owner), None)
+    if info is None:
+        raise StoreError(f"{db}: no owner {one_line(owner, 60)!r}{suggestions(owner, [one.owner for one in found])}")
+    what = f"{plural(info.sessions, 'session')} with {plural(info.requests, 'request')}"
+    if not yes and not confirm(f"Delete {what} of owner {owner!r} from {db}?"):
+        print_error("nothing was deleted")
+        raise typer.Exit(1)
+    removed = asyncio.run(_erase(db, owner))
+    facts = {"db": str(db), "owner": owner, "sessions": info.sessions, "removed": removed}
+    print_result(facts, f"{db}: {what} of owner {one_line(owner, 60)} deleted", json=json)
+
+
+async def _load_owners(db: Path) -> list[OwnerInfo]:
+    async with open_record(db) as store:
+        return await store.owners()
+
+
+async def _erase(db: Path, owner: str) -> int:
+    async with open_record(db, owner, writing=True) as store:
+        return await store.erase()
+
+
 @app.command(epilog=example("export --db system/context.db > record.jsonl"))
-def export(db: Db = DB, json: Json = False) -> None:
-    """Write the whole record to standard output as JSON lines, one per row; --json changes nothing."""
-    asyncio.run(_export(db))
+def export(db: Db = DB, owner: Owner = None, json: Json = False) -> None:
+    """Write the record to standard output as JSON lines, one per row; --json changes nothing."""
+    asyncio.run(_export(db, owner))
 
 
-async def _export(db: Path) -> None:
+async def _export(db: Path, owner: str | None) -> None:
     with progress_bar(f"exporting {db}", quiet=sys.stdout.isatty()) as progress:
-        async with open_record(db) as store, aclosing(store.export()) as rows:
+        async with open_record(db, owner) as store, aclosing(store.export()) as rows:
             async for row in rows:
                 sys.stdout.write(json_text(row, indent=None) + "\n")
                 step(progress)

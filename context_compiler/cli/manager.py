@@ -11,7 +11,18 @@ from typing import Annotated
 
 import typer
 
-from context_compiler.cli.options import DB, Db, Json, Yes, confirm, example, find_session, group, open_record
+from context_compiler.cli.options import (
+    DB,
+    Db,
+    Json,
+    Owner,
+    Yes,
+    confirm,
+    example,
+    find_session,
+    group,
+    open_record,
+)
 from context_compiler.cli.screen import Column, print_error, print_list, print_result
 from context_compiler.cli.text import number, one_line, plural, timestamp
 from context_compiler.errors import ContextMemoryError, StoreError
@@ -51,10 +62,11 @@ def log(
     session: SessionId,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of rows.")] = 50,
     db: Db = DB,
+    owner: Owner = None,
     json: Json = False,
 ) -> None:
     """List the commits of a session, newest first; an arrow marks the next rollback."""
-    found = asyncio.run(_log(db, session, limit))
+    found = asyncio.run(_log(db, owner, session, limit))
     facts = {"db": str(db), "session": session, "turns": found.turns, "next": found.next, "commits": found.commits}
     none = f"session {one_line(session)} has {plural(found.turns, 'turn')} and no checkpoint yet"
     print_list(facts, COLUMNS, [_row(one, found.next) for one in found.commits], json=json, empty=none)
@@ -65,10 +77,11 @@ def checkpoint(
     session: SessionId,
     message: Annotated[str, typer.Option("--message", help="Message of the checkpoint.")] = "Checkpoint",
     db: Db = DB,
+    owner: Owner = None,
     json: Json = False,
 ) -> None:
     """Make a checkpoint of a session and its memory."""
-    commit, turns = asyncio.run(_checkpoint(db, session, message))
+    commit, turns = asyncio.run(_checkpoint(db, owner, session, message))
     done = f"{db}: session {one_line(session)} kept at {plural(turns, 'turn')} as {str(commit)[:SHORT]}"
     print_result({"db": str(db), "session": session, "commit": commit, "turns": turns}, done, json=json)
 
@@ -81,17 +94,18 @@ def rollback(
     ] = None,
     yes: Yes = False,
     db: Db = DB,
+    owner: Owner = None,
     json: Json = False,
 ) -> None:
     """Roll back to the newest unused checkpoint, or to a commit; the session continues from there."""
-    found = asyncio.run(_log(db, session, 1 if to is None else None))
+    found = asyncio.run(_log(db, owner, session, 1 if to is None else None))
     goal = found.next if to is None else _commit_named(to, found.commits)
     if not yes and goal is not None:
         asked = f"Roll session {session!r} back from {plural(found.turns, 'turn')} to checkpoint {goal[:SHORT]}?"
         if not confirm(asked):
             print_error("nothing was rolled back")
             raise typer.Exit(1)
-    done, turns = asyncio.run(_rollback(db, session, None if to is None else goal))
+    done, turns = asyncio.run(_rollback(db, owner, session, None if to is None else goal))
     back = {"commit_restored": done.commit_restored, "turns_lost": done.turns_lost, "turns": turns}
     line = f"is back at {done.commit_restored[:SHORT]}, {plural(done.turns_lost, 'turn')} gone"
     print_result({"db": str(db), "session": session, **back}, f"{db}: session {one_line(session)} {line}", json=json)
@@ -111,17 +125,17 @@ def _commit_named(name: str, commits: list[Commit]) -> str:
 
 @asynccontextmanager
 async def _open_manager(
-    db: Path, session: str, *, writing: bool
+    db: Path, owner: str | None, session: str, *, writing: bool
 ) -> AsyncGenerator[tuple[ContextManager, SQLiteMemory]]:
     """Open the manager of a stored session.
 
     Raises:
         StoreError: there is no such session, or it was never managed.
     """
-    async with open_record(db) as looked:
-        session = (await find_session(looked, session))[0].session_id
-        path = looked.path
-    async with open_record(path, writing=writing) as store:
+    async with open_record(db, owner) as looked:
+        found = (await find_session(looked, session))[0]
+        session, path = found.session_id, looked.path
+    async with open_record(path, found.owner, writing=writing) as store:
         memory = SQLiteMemory(session, store)
         manager = ContextManager.with_versioning(memory, memory, "none", session_id=session)
         if not await manager.resume():
@@ -132,18 +146,18 @@ async def _open_manager(
         yield manager, memory
 
 
-async def _log(db: Path, session: str, limit: int | None) -> _Log:
-    async with _open_manager(db, session, writing=False) as (manager, memory):
+async def _log(db: Path, owner: str | None, session: str, limit: int | None) -> _Log:
+    async with _open_manager(db, owner, session, writing=False) as (manager, memory):
         return _Log(commits=await memory.log(limit), next=manager.next_checkpoint, turns=manager.turn_count)
 
 
-async def _checkpoint(db: Path, session: str, message: str) -> tuple[str | None, int]:
-    async with _open_manager(db, session, writing=True) as (manager, _):
+async def _checkpoint(db: Path, owner: str | None, session: str, message: str) -> tuple[str | None, int]:
+    async with _open_manager(db, owner, session, writing=True) as (manager, _):
         return await manager.checkpoint(message), manager.turn_count
 
 
-async def _rollback(db: Path, session: str, commit: str | None) -> tuple[RollbackResult, int]:
-    async with _open_manager(db, session, writing=True) as (manager, _):
+async def _rollback(db: Path, owner: str | None, session: str, commit: str | None) -> tuple[RollbackResult, int]:
+    async with _open_manager(db, owner, session, writing=True) as (manager, _):
         return await manager.rollback(commit), manager.turn_count
 
 

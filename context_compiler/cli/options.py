@@ -34,6 +34,15 @@ Vault = Annotated[
         "--vault", envvar="CONTEXT_COMPILER_VAULT", help="Folder that holds AssistantMD/ContextTemplates/; they win."
     ),
 ]
+Owner = Annotated[
+    str | None,
+    typer.Option(
+        "--owner", envvar="CONTEXT_COMPILER_OWNER", help="Only what is of this owner; default: of every owner."
+    ),
+]
+AsOwner = Annotated[
+    str | None, typer.Option("--owner", envvar="CONTEXT_COMPILER_OWNER", help="Owner of what is recorded.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 ViewId = Annotated[int, typer.Argument(metavar="ID", help="Number of a view, from `views list`.")]
 
@@ -94,11 +103,11 @@ def confirm(question: str) -> bool:
 
 
 @asynccontextmanager
-async def open_record(db: Path, *, writing: bool = False) -> AsyncGenerator[SQLiteStore]:
-    """Open the record in a file, read-only unless `writing`, and close it."""
+async def open_record(db: Path, owner: str | None = None, *, writing: bool = False) -> AsyncGenerator[SQLiteStore]:
+    """Open the record in a file, of one owner or of every one, read-only unless `writing`, and close it."""
     store = SQLiteStore(db, read_only=not writing, busy_timeout_ms=5_000 if writing else 250)
     try:
-        yield store
+        yield store.scoped(owner)
     finally:
         await store.close()
 
@@ -107,7 +116,7 @@ async def find_session(store: SQLiteStore, session: str) -> list[SessionInfo]:
     """A session, once per vault; its name may be abbreviated as in a table.
 
     Raises:
-        StoreError: there is no such session, or several match; the message suggests names.
+        StoreError: there is no such session, or several match, or several owners have it; the message suggests names.
     """
     every = await store.sessions()
     names = [info.session_id for info in every]
@@ -122,7 +131,13 @@ async def find_session(store: SQLiteStore, session: str) -> list[SessionInfo]:
             or "; it holds no sessions"
         )
         raise StoreError(f"{store.path}: no session {one_line(session, 60)!r}{known}")
-    return [info for info in every if info.session_id == meant[0]]
+    found = [info for info in every if info.session_id == meant[0]]
+    if len(owners := sorted({info.owner for info in found})) > 1:
+        some = ", ".join(repr(one_line(name, 60)) for name in owners[:3])
+        raise StoreError(
+            f"{store.path}: {len(owners)} owners have a session {meant[0]!r}, such as {some}; give --owner"
+        )
+    return found
 
 
 async def find_view(store: SQLiteStore, number: int) -> Record:
@@ -175,7 +190,7 @@ async def recorded_messages(store: SQLiteStore, record: Record, *, raw: bool) ->
             f"{store.path}: view {record.id} was recorded without its messages ({one_line(record.status, 120)}); "
             "only its metadata can be listed"
         )
-    return await store.chain(tip)
+    return await store.scoped(record.owner).chain(tip)
 
 
 def check_run_name(text: str | None) -> str | None:

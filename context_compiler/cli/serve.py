@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from context_compiler.cli.chat import MODEL as CHAT_MODEL
-from context_compiler.cli.options import DB, SYSTEM, Db, Json, System, Vault, example, group, parse_budget
+from context_compiler.cli.options import DB, SYSTEM, Db, Json, Owner, System, Vault, example, group, parse_budget
 from context_compiler.cli.runs import RUNS, Runs
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import json_text
@@ -31,6 +31,7 @@ NEEDS = ("starlette", "uvicorn")
 @app.command("serve", epilog=example("serve --db system/context.db --open"))
 def serve(
     db: Db = DB,
+    owner: Owner = None,
     vault: Vault = None,
     system: System = SYSTEM,
     host: Annotated[
@@ -71,10 +72,13 @@ def serve(
     if open_:
         webbrowser.open(url)
     amount = None if budget is None else parse_budget(budget)
-    chats = _chats(model, db=db, system=system, vault=vault, budget=amount)
+    chats = None if owner else _chats(model, db=db, system=system, vault=vault, budget=amount)
     names = () if _is_loopback(host) else (host, socket.gethostname(), *_own_addresses())
     create_app = import_module("context_compiler.web.app").create_app
-    _run(create_app(db, system=system, vault=vault, hosts=names, token=token, runs=runs, chats=chats), listener)
+    _run(
+        create_app(db, system=system, vault=vault, hosts=names, token=token, runs=runs, chats=chats, owner=owner),
+        listener,
+    )
 
 
 def _chats(model: str, **settings: Any) -> Any:

@@ -15,6 +15,7 @@ from context_compiler.cli.options import (
     SYSTEM,
     Db,
     Json,
+    Owner,
     System,
     Vault,
     Yes,
@@ -45,15 +46,19 @@ SESSIONS = (
     Column("sent", right=True),
     Column("last used", spare=2),
 )
+OWNER = Column("owner", spare=4)
 MESSAGES = (Column("#", right=True), Column("role"), Column("tokens", right=True), Column("begins", elastic=True))
 
 
 @app.command("list", epilog=example("sessions list"))
-def list_(db: Db = DB, json: Json = False) -> None:
+def list_(db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     """List conversations, the most recently used first."""
-    found = asyncio.run(_load_sessions(db))
+    found = asyncio.run(_load_sessions(db, owner))
     none = f"{db} holds no sessions yet; `context-compiler import` and `compile --db` make some"
-    print_list({"db": str(db), "sessions": found}, SESSIONS, map(_row, found), json=json, empty=none)
+    owned = any(info.owner for info in found)
+    columns = (SESSIONS[0], OWNER, *SESSIONS[1:]) if owned else SESSIONS
+    rows = (_row(info, owned=owned) for info in found)
+    print_list({"db": str(db), "sessions": found}, columns, rows, json=json, empty=none)
 
 
 @app.command("show", epilog=example("sessions show demo --raw"))
@@ -61,10 +66,11 @@ def show_(
     session: SessionId,
     raw: Annotated[bool, typer.Option("--raw", help="Print every message in full.")] = False,
     db: Db = DB,
+    owner: Owner = None,
     json: Json = False,
 ) -> None:
     """Show one conversation: its requests and its raw history."""
-    infos, records, compiles, bodies = asyncio.run(_load_session(db, session))
+    infos, records, compiles, bodies = asyncio.run(_load_session(db, owner, session))
     screen = Screen()
     if json:
         messages = [json_.loads(body) for body in bodies]
@@ -89,19 +95,20 @@ def delete(
     session: SessionId,
     yes: Yes = False,
     db: Db = DB,
+    owner: Owner = None,
     vault: Vault = None,
     system: System = SYSTEM,
     json: Json = False,
 ) -> None:
     """Delete a conversation from the record; the transcript of a chat is named, and stays."""
-    infos, records, _, bodies = asyncio.run(_load_session(db, session))
+    infos, records, _, bodies = asyncio.run(_load_session(db, owner, session))
     if not yes:
         what = f"{plural(len(records), 'request')} and {plural(len(bodies), 'message')}"
         if not confirm(f"Delete session {infos[0].session_id!r} with {what} from {db}?"):
             print_error("nothing was deleted")
             raise typer.Exit(1)
     session = infos[0].session_id
-    removed = asyncio.run(_delete(db, session))
+    removed = asyncio.run(_delete(db, infos[0].owner, session))
     done = f"{db}: session {session} deleted, {plural(removed, 'request')} removed"
     left = [str(path) for path in _find_transcripts(session, db, vault, system)]
     print_result({"db": str(db), "session": session, "removed": removed, "transcripts": left}, done, json=json)
@@ -118,27 +125,30 @@ def _find_transcripts(session: str, db: Path, vault: Path | None, system: Path) 
     return list({path.resolve(): path for path in found if path.is_file()}.values())
 
 
-async def _load_sessions(db: Path) -> list[SessionInfo]:
-    async with open_record(db) as store:
+async def _load_sessions(db: Path, owner: str | None) -> list[SessionInfo]:
+    async with open_record(db, owner) as store:
         return await store.sessions()
 
 
-async def _load_session(db: Path, session: str) -> tuple[list[SessionInfo], list[Record], list[Compile], list[bytes]]:
-    async with open_record(db) as store:
-        infos = await find_session(store, session)
-        name = infos[0].session_id
+async def _load_session(
+    db: Path, owner: str | None, session: str
+) -> tuple[list[SessionInfo], list[Record], list[Compile], list[bytes]]:
+    async with open_record(db, owner) as every:
+        infos = await find_session(every, session)
+        name, store = infos[0].session_id, every.scoped(infos[0].owner)
         records = await store.views(name)
         return infos, records, await store.summaries(name), await store.transcript(name)
 
 
-async def _delete(db: Path, session: str) -> int:
-    async with open_record(db, writing=True) as store:
+async def _delete(db: Path, owner: str, session: str) -> int:
+    async with open_record(db, owner, writing=True) as store:
         return await store.delete(session)
 
 
-def _row(info: SessionInfo) -> tuple[object, ...]:
+def _row(info: SessionInfo, *, owned: bool) -> tuple[object, ...]:
     return (
         info.session_id,
+        *((info.owner,) if owned else ()),
         info.vault_name,
         number(info.requests),
         number(info.compiles),

@@ -11,7 +11,7 @@ from typing import Annotated, cast
 
 import typer
 
-from context_compiler.cli.options import DB, Db, Json, example, find_session, group, open_record
+from context_compiler.cli.options import DB, Db, Json, Owner, example, find_session, group, open_record
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import first_word, json_text, number, plural, share
 from context_compiler.record import sessions
@@ -132,11 +132,12 @@ def add_up(session: str | None, records: Sequence[Record], compiles: int, scores
 @app.command("stats", epilog=example("stats --db system/context.db"))
 def stats(
     db: Db = DB,
+    owner: Owner = None,
     session: Annotated[str | None, typer.Option("--session", help="Only this session.")] = None,
     json: Json = False,
 ) -> None:
     """Show tokens saved, the price of recall blocks, fallbacks and latencies."""
-    sums, total = asyncio.run(_load_totals(db, session))
+    sums, total = asyncio.run(_load_totals(db, owner, session))
     screen = Screen()
     if json:
         screen.raw(json_text({"db": str(db), "sessions": sums, "total": total}))
@@ -156,8 +157,8 @@ def stats(
         screen.line((f"{what} {counted} not counted: nothing was sent", "dim"))
 
 
-async def _load_totals(db: Path, session: str | None) -> tuple[list[Totals], Totals]:
-    async with open_record(db) as store:
+async def _load_totals(db: Path, owner: str | None, session: str | None) -> tuple[list[Totals], Totals]:
+    async with open_record(db, owner) as store:
         infos: list[SessionInfo] = await (find_session(store, session) if session else store.sessions())
         name = infos[0].session_id if session else None
         records = await store.views(name)

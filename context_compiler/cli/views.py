@@ -21,6 +21,7 @@ from context_compiler.cli.options import (
     FidelityName,
     Json,
     ModelName,
+    Owner,
     System,
     Vault,
     ViewId,
@@ -91,16 +92,17 @@ def list_(
     session: Annotated[str | None, typer.Option("--session", help="Only this session.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of rows.")] = 50,
     db: Db = DB,
+    owner: Owner = None,
     json: Json = False,
 ) -> None:
     """List recorded requests, newest first."""
-    found = asyncio.run(_load_views(db, session, limit))
+    found = asyncio.run(_load_views(db, owner, session, limit))
     none = f"{db} holds no views yet; `context-compiler compile --db` makes some"
     print_list({"db": str(db), "views": found}, VIEWS, map(record_row, found), json=json, empty=none)
 
 
-async def _load_views(db: Path, session: str | None, limit: int) -> list[Record]:
-    async with open_record(db) as store:
+async def _load_views(db: Path, owner: str | None, session: str | None, limit: int) -> list[Record]:
+    async with open_record(db, owner) as store:
         if session is not None:
             session = (await find_session(store, session))[0].session_id
         return await store.views(session, limit=limit)
@@ -111,10 +113,11 @@ def show_(
     view: ViewId,
     raw: Annotated[bool, typer.Option("--raw", help="Show the raw history instead.")] = False,
     db: Db = DB,
+    owner: Owner = None,
     json: Json = False,
 ) -> None:
     """Show the exact messages of a view, and its token breakdown."""
-    record, bodies = asyncio.run(_load_view(db, view, raw=raw))
+    record, bodies = asyncio.run(_load_view(db, owner, view, raw=raw))
     screen = Screen()
     if json:
         screen.raw(json_text({"view": record, "raw": raw, "messages": [json_.loads(body) for body in bodies]}))
@@ -129,8 +132,8 @@ def show_(
     print_messages(screen, history)
 
 
-async def _load_view(db: Path, number: int, *, raw: bool) -> tuple[Record, list[bytes]]:
-    async with open_record(db) as store:
+async def _load_view(db: Path, owner: str | None, number: int, *, raw: bool) -> tuple[Record, list[bytes]]:
+    async with open_record(db, owner) as store:
         record = await find_view(store, number)
         return record, await recorded_messages(store, record, raw=raw)
 
@@ -148,6 +151,7 @@ def print_facts(screen: Screen, record: Record) -> None:
         ("tokens", f"{number(record.tokens_raw)} raw{sent}"),
         ("cost of input", None if IMPORTED in record.status else _cost(record)),
         ("budget", None if record.budget is None else number(record.budget)),
+        ("owner", record.owner),
         ("run", None if record.run_id is None else f"{record.run_id}, request {record.request_index}"),
         ("request hash", record.request_hash),
     ]
@@ -203,10 +207,11 @@ def diff(
     view: ViewId,
     other: Annotated[int, typer.Argument(metavar="OTHER", help="Number of another view.")],
     db: Db = DB,
+    owner: Owner = None,
     json: Json = False,
 ) -> None:
     """Compare two views: their common beginning, and a diff."""
-    first, second = asyncio.run(_load_two(db, view, other))
+    first, second = asyncio.run(_load_two(db, owner, view, other))
     compared = compare(first, second, names=(f"view {view}", f"view {other}"))
     screen = Screen()
     if json:
@@ -215,8 +220,8 @@ def diff(
         print_comparison(screen, compared)
 
 
-async def _load_two(db: Path, view: int, other: int) -> tuple[History, History]:
-    async with open_record(db) as store:
+async def _load_two(db: Path, owner: str | None, view: int, other: int) -> tuple[History, History]:
+    async with open_record(db, owner) as store:
         records = [await find_view(store, number) for number in (view, other)]
         first, second = [await recorded_messages(store, record, raw=False) for record in records]
     return read_history(load_messages(first)), read_history(load_messages(second))
@@ -241,6 +246,7 @@ def replay(
     system: System = SYSTEM,
     record: Annotated[bool, typer.Option("--record", help="Record the new view.")] = False,
     db: Db = DB,
+    owner: Owner = None,
     json: Json = False,
 ) -> None:
     """Compile a recorded history again with other options, and compare; --record keeps the result."""
@@ -265,7 +271,7 @@ def replay(
             session=old.session_id,
         )
 
-    old, wish, made, compared = asyncio.run(_replay(db, view, replay_request, record=record))
+    old, wish, made, compared = asyncio.run(_replay(db, owner, view, replay_request, record=record))
     before = (old.compile.summary if old.compile else None) or ""
     names = (f"view {view}", f"template {wish.template.name}")
     summaries = unified(before.splitlines(), made.summary.splitlines(), names=names)
@@ -283,15 +289,16 @@ def replay(
 
 
 async def _replay(
-    db: Path, number: int, replay_request: Callable[[Record], ViewRequest], *, record: bool
+    db: Path, owner: str | None, number: int, replay_request: Callable[[Record], ViewRequest], *, record: bool
 ) -> tuple[Record, ViewRequest, View, Comparison]:
     async with AsyncExitStack() as stack:
-        looked = await stack.enter_async_context(open_record(db))
+        looked = await stack.enter_async_context(open_record(db, owner))
         old = await find_view(looked, number)
         raw = load_messages(await recorded_messages(looked, old, raw=True))
         sent = load_messages(await recorded_messages(looked, old, raw=False))
         wish = replay_request(old)
-        store = await stack.enter_async_context(open_record(looked.path, writing=True)) if record else None
+        writing = open_record(looked.path, old.owner, writing=True)
+        store = await stack.enter_async_context(writing) if record else None
         made = await compile_messages(store, raw, wish)
     names = (f"view {number}", f"template {wish.template.name}")
     return old, wish, made, compare(read_history(sent), read_history(made.messages), names=names)

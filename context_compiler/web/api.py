@@ -103,11 +103,11 @@ class Sources:
     facts: FactSearch
     timelines: Timelines
     comparisons: Comparisons
-    runs: str
-    """Store of the runs of pipelines."""
+    runs: str | None
+    """Store of the runs of pipelines; None shows none."""
 
     @classmethod
-    def of(cls, inspector: Inspector, runs: str) -> Sources:
+    def of(cls, inspector: Inspector, runs: str | None) -> Sources:
         """All readers over one inspector and a store of runs."""
         return cls(
             inspector=inspector,

@@ -153,6 +153,7 @@ def create_app(
     token: str | None = None,
     runs: str | Path = "system/runs.db",
     chats: Chats | None = None,
+    owner: str | None = None,
 ) -> Starlette:
     """The application for one record.
 
@@ -164,12 +165,14 @@ def create_app(
         token: Token that every request must bring; None asks for none.
         runs: Store of the runs of pipelines: a file, a folder or an address; never made here.
         chats: Chats of the chat page; None leaves it out.
+        owner: Owner whose sessions are shown; None shows those of all. Runs of pipelines, which no owner has, are shown
+            to nobody else.
     """
-    store = SQLiteStore(db, read_only=True)
+    store = SQLiteStore(db, read_only=True).scoped(owner)
     inspector = Inspector(
         store, vault=None if vault is None else Path(vault), system=None if system is None else Path(system)
     )
-    sources = Sources.of(inspector, str(runs))
+    sources = Sources.of(inspector, str(runs) if owner is None else None)
     pages = [Route(one.route, _page(one, sources), name=one.name) for one in RESOURCES if one.page]
     answers = [Route(f"/api{one.route}", _answer(one, sources)) for one in RESOURCES]
     app = Starlette(

@@ -58,13 +58,18 @@ class RunPage:
     hops: tuple[Hop, ...]
 
 
+NO_RUNS = "runs, which have no owner, are not shown beside the sessions of one"
+
+
 @asynccontextmanager
-async def _opened(place: str) -> AsyncGenerator[RunStore]:
+async def _opened(place: str | None) -> AsyncGenerator[RunStore]:
     """The store of runs.
 
     Raises:
         NotFound: there is none; looking does not make one.
     """
+    if place is None:
+        raise NotFound(NO_RUNS)
     if not has_runs(place):
         raise NotFound(
             f"{place_name(place)}: no pipeline has been run yet; `context-compiler pipeline run FILE` runs one"
@@ -76,24 +81,25 @@ async def _opened(place: str) -> AsyncGenerator[RunStore]:
         await store.close()
 
 
-async def load_runs(place: str, page: int) -> RunsPage:
+async def load_runs(place: str | None, page: int) -> RunsPage:
     """One page of runs; empty where none was ever started."""
     found: Sequence[RunInfo] = ()
-    if has_runs(place):
+    if place is not None and has_runs(place):
         async with _opened(place) as store:
             found = await store.runs()
     pages = Pages(page=page, size=PAGE, total=len(found))
-    return RunsPage(runs=tuple(found[pages.offset : pages.offset + PAGE]), pages=pages, place=place_name(place))
+    shown = NO_RUNS if place is None else place_name(place)
+    return RunsPage(runs=tuple(found[pages.offset : pages.offset + PAGE]), pages=pages, place=shown)
 
 
-async def load_run(place: str, name: str) -> RunPage:
+async def load_run(place: str | None, name: str) -> RunPage:
     """One run by its id."""
     async with _opened(place) as store:
         info = await _find(store, place, name)
         return RunPage(run=info, hops=tuple(hops_of(await store.events(name))))
 
 
-async def load_drawing(place: str, name: str) -> str:
+async def load_drawing(place: str | None, name: str) -> str:
     """The graph of a run as SVG."""
     async with _opened(place) as store:
         info = await _find(store, place, name)
@@ -103,10 +109,10 @@ async def load_drawing(place: str, name: str) -> str:
     return to_svg(parse_dot(text), graphviz=None)
 
 
-async def _find(store: RunStore, place: str, name: str) -> RunInfo:
+async def _find(store: RunStore, place: str | None, name: str) -> RunInfo:
     info = next((one for one in await store.runs() if one.run_id == name), None)
     if info is None:
-        raise NotFound(f"{place_name(place)}: no run {name[:80]!r}")
+        raise NotFound(f"{place_name(place or '')}: no run {name[:80]!r}")
     return info
 
 

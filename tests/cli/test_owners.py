@@ -1,0 +1,83 @@
+"""`--owner`: every command sees one owner's part of the record, and `delete` leaves nothing of an owner behind."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from context_compiler.record.store import SQLiteStore
+from tests.cli.conftest import DEMO, Command
+from tests.record.entries import Talk, days_ago, request
+
+
+@pytest.fixture
+def shared(cc: Command, tmp_path: Path) -> Command:
+    """A command line in a folder with the record of two owners, who have one session of the same name."""
+
+    async def record() -> None:
+        store = SQLiteStore(tmp_path / "system" / "context.db")
+        for owner in ("ann", "bob"):
+            one = store.scoped(owner)
+            await one.save(request(Talk(f"the plan of {owner}"), session_id="chat"))
+            await one.save(request(Talk(f"the journey of {owner}"), session_id=f"{owner}s", created_at=days_ago(40)))
+        await store.close()
+
+    asyncio.run(record())
+    return cc
+
+
+def test_lists_hold_what_is_of_the_owner(shared: Command) -> None:
+    assert {one["owner"] for one in shared("sessions", "list", "--json").json["sessions"]} == {"ann", "bob"}
+    assert "owner" in shared("sessions", "list").out
+    for more, env in ((("--owner", "ann"), {}), ((), {"CONTEXT_COMPILER_OWNER": "ann"})):
+        found = shared("sessions", "list", *more, "--json", **env).json["sessions"]
+        assert {one["session_id"] for one in found} == {"chat", "anns"}
+        assert {one["owner"] for one in shared("views", "list", *more, "--json", **env).json["views"]} == {"ann"}
+        assert [one["session"] for one in shared("stats", *more, "--json", **env).json["sessions"]].count("chat") == 1
+        assert "bob" not in shared("export", *more, **env).out
+    assert shared("sessions", "list", "--owner", "nobody", "--json").json["sessions"] == []
+
+
+def test_a_session_of_several_owners_is_asked_back(shared: Command) -> None:
+    said = shared("sessions", "show", "chat")
+    assert said.code == 2 and "2 owners have a session 'chat', such as 'ann', 'bob'; give --owner" in said.err
+    assert "the plan of bob" in shared("sessions", "show", "chat", "--owner", "bob", "--raw").out
+    assert shared("sessions", "show", "anns", "--owner", "bob").code == 2
+
+
+def test_a_view_of_another_owner_is_not_there(shared: Command) -> None:
+    by_owner = {one["owner"]: one["id"] for one in shared("views", "list", "--json").json["views"]}
+    assert "of ann" in shared("views", "show", by_owner["ann"]).out
+    assert shared("views", "show", by_owner["ann"], "--owner", "bob").code == 2
+
+
+def test_deleting_a_session_spares_that_of_another_owner(shared: Command) -> None:
+    assert shared("sessions", "delete", "chat", "--owner", "ann", "--yes").code == 0
+    assert "the plan of bob" in shared("sessions", "show", "chat", "--raw").out
+    assert shared("verify").code == 0
+
+
+def test_pruning_by_age_and_owner(shared: Command) -> None:
+    assert "1 request removed" in shared("prune", "--older-than", "30d", "--owner", "ann").out
+    left = {(one["owner"], one["session_id"]) for one in shared("views", "list", "--json").json["views"]}
+    assert left == {("ann", "chat"), ("bob", "chat"), ("bob", "bobs")}
+
+
+def test_deleting_an_owner_leaves_no_byte_of_them(shared: Command, tmp_path: Path) -> None:
+    asked = shared("delete", "--owner", "ann", input="n\n")
+    assert asked.code == 1 and "2 sessions with 2 requests of owner 'ann'" in asked.err
+    assert shared("delete", "--owner", "an", "--yes").code == 2
+    said = shared("delete", "--owner", "ann", "--yes", "--json")
+    assert said.json == {"db": "system/context.db", "owner": "ann", "sessions": 2, "removed": 2}
+    left = b"".join(file.read_bytes() for file in (tmp_path / "system").iterdir())
+    assert b"of ann" not in left and b"anns" not in left and b"of bob" in left
+    assert shared("verify").code == 0
+
+
+def test_what_is_imported_and_compiled_belongs_to_the_owner(shared: Command) -> None:
+    assert shared("import", DEMO, "--session", "demo", "--owner", "ann").code == 0
+    assert shared("compile", DEMO, "--session", "more", "--owner", "ann", "--db", "system/context.db").code == 0
+    found = {one["session_id"] for one in shared("sessions", "list", "--owner", "ann", "--json").json["sessions"]}
+    assert found == {"chat", "anns", "demo", "more"}

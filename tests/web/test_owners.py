@@ -1,0 +1,54 @@
+"""The inspector of one owner shows nothing of another: no session, request, compile, text or run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from context_compiler.record.store import SQLiteStore
+from context_compiler.web.app import create_app
+from tests.record.entries import Talk, compiled, request
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    async def record() -> None:
+        store = SQLiteStore(tmp_path / "context.db")
+        for owner in ("ann", "bob"):
+            raw = Talk(f"the journey of {owner}", "and", "so on")
+            made = compiled(raw.ids[0], template_name=f"template_of_{owner}", summary=f"summary of {owner}")
+            await store.scoped(owner).save(
+                request(raw, Talk(f"a summary for {owner}"), compile=made, session_id="chat", ledger={})
+            )
+        await store.close()
+
+    asyncio.run(record())
+    return tmp_path / "context.db"
+
+
+def test_an_owner_sees_their_own(db: Path) -> None:
+    client = TestClient(create_app(db, system=None, owner="ann"), base_url="http://localhost")
+    found = client.get("/api/sessions").json()
+    assert [one["owner"] for one in found["sessions"]] == ["ann"] and found["templates"] == ["template_of_ann"]
+    assert client.get("/api/sessions?text=journey").json()["pages"]["total"] == 1
+    for path in ("/sessions/{}", "/requests/{}", "/requests/{}/why", "/requests/{}/export", "/compiles/{}"):
+        for page in (path, f"/api{path}"):
+            assert client.get(page.format(1)).status_code == 200, page
+            assert client.get(page.format(2)).status_code == 404, page
+    pages = "".join(client.get(path).text for path in ("/sessions", "/sessions/1", "/requests/1", "/compiles/1"))
+    assert "of_ann" in pages and "bob" not in pages
+
+
+def test_everybody_is_shown_without_an_owner(db: Path) -> None:
+    client = TestClient(create_app(db, system=None), base_url="http://localhost")
+    assert {one["owner"] for one in client.get("/api/sessions").json()["sessions"]} == {"ann", "bob"}
+    assert [client.get(f"/api/requests/{number}").status_code for number in (1, 2)] == [200, 200]
+
+
+def test_runs_are_not_shown_to_one_owner(db: Path) -> None:
+    client = TestClient(create_app(db, system=None, runs=db.parent, owner="ann"), base_url="http://localhost")
+    assert client.get("/api/pipelines").json()["runs"] == []
+    assert client.get("/api/pipeline?run=x").status_code == 404
