@@ -33,6 +33,12 @@ class Memo(Generic[K, V]):
             self._kept.move_to_end(key)
             return found[0]
 
+    def discard(self, unwanted: Callable[[V], bool]) -> None:
+        """Remove the values that are unwanted."""
+        with self._lock:
+            for key in [key for key, (value, _) in self._kept.items() if unwanted(value)]:
+                self._held -= self._kept.pop(key)[1]
+
     def keep(self, key: K, value: V) -> None:
         """Store or replace a value; one that is larger than the room is not kept."""
         weight = self._weigh(value)

@@ -28,6 +28,7 @@ from context_compiler.compiler.plan import BROKEN, Draft, Plan, Selection
 from context_compiler.compiler.policy import Limits, Policy
 from context_compiler.compiler.quotes import cost, written_for
 from context_compiler.compiler.specifics import Specific, lost_specifics, survival
+from context_compiler.compiler.steering import Order
 from context_compiler.compiler.summary import (
     SummaryRequest,
     SummaryResponse,
@@ -46,6 +47,12 @@ from context_compiler.record.values import Compile, Drop, now, positions_of, wit
 SLACK = 20
 """Divisor of the room: a turn is spared only if that share stays free below the high threshold."""
 
+ORDERED = 3
+"""Divisor of what a user has left out by hand that summary and quotes may take."""
+
+GROWTH = 8
+"""Divisor of the room that stays free below the high threshold where the beginning of a conversation is to stay."""
+
 RECENT = 8
 """Divisor of the room that earlier turns have in a one-shot view, unless the caller says how
 many are kept: past text that answers what is asked tells more than what merely stands near it."""
@@ -59,19 +66,21 @@ def select(
     overhead: int,
     one_shot: bool = False,
     spare: int = 0,
+    order: Order | None = None,
 ) -> Selection:
     """Cut back to the low threshold, or fill a one-shot view to the budget: whole groups, in the cut order.
 
     `previous` is the cycle before, `overhead` what the request costs beside its messages, in exact tokens, and `spare`
     what a one-shot view has left when all is quoted that can be: the newest turns get it, past the template's number
-    of them too unless the caller named a fidelity.
+    of them too unless the caller named a fidelity. An `order` of a user cuts below the threshold too.
     """
     history, outline, policy = plan.history, plan.outline, plan.policy
     recent = policy.recent_turns if policy.recent_turns is not None else len(outline.turns)
     draft = _draft(plan, limits, previous, recent)
     limits = relieve_system_text(draft, limits, overhead)
-    target = (limits.budget if one_shot else limits.low) - overhead
+    target = _target(limits, one_shot=one_shot, order=order) - overhead
     draft.room = limits.room
+    _keep_pins(draft, plan)
     if one_shot and not policy.recent_named:
         older = spare and not (policy.fidelity_named and policy.fidelity is not Fidelity.FULL)
         wanted = len(outline.turns) if older else recent
@@ -80,7 +89,9 @@ def select(
     truncate_large_prompts(draft)
     user_pins = standing_instructions(history, outline, draft.before_active())
     draft.reserve(_reserve(plan, limits, user_pins))
-    if one_shot or policy.every_turn:
+    if order is not None:
+        _drop_by_order(draft, plan, order, previous)
+    elif one_shot or policy.every_turn:
         deque(drop_older_turns(draft), maxlen=0)
     first = (truncate_large_parts,) if over else ()
     if not one_shot and _keep_last_turn(draft, limits, target):
@@ -102,7 +113,41 @@ def select(
         previous=previous,
         lasting=not one_shot,
         fits=fits,
+        steering=plan.steering,
+        order=order,
     )
+
+
+def _target(limits: Limits, *, one_shot: bool, order: Order | None) -> int:
+    """Tokens of the request to cut back to; what stands before the start of an order is to stay, if it can."""
+    if one_shot:
+        return limits.budget
+    return max(limits.low, limits.high - limits.room // GROWTH) if order and order.start else limits.low
+
+
+def _keep_pins(draft: Draft, plan: Plan) -> None:
+    """Bring back what is pinned, and let it stay."""
+    pins = plan.pinned(draft.room)
+    for index in sorted(pins):
+        draft.put(index, plan.base.get(index, WHOLE))
+    draft.pins = pins
+
+
+def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | None) -> None:
+    """Leave out what a user wants summarised: from a position on, else all but the recent turns.
+
+    Unless the caller has given their number, recent turns are at most half of the conversation. Summary and quotes
+    have at most a third of what they stand for, so that something is saved below the threshold too.
+    """
+    earlier, before = draft.outline.turns[:-1], draft.total
+    if order.start:
+        draft.out(range(order.start, draft.outline.active.start), "summarised from here on")
+    else:
+        if not plan.policy.recent_named:
+            draft.recent = min(draft.recent, len(earlier) // 2)
+        deque(drop_older_turns(draft), maxlen=0)
+    written = plan.counter.text(previous.note) + plan.counter.text(previous.quotes) if previous is not None else 0
+    draft.reserve(min(draft.summary, (before - draft.total) // ORDERED + written))
 
 
 def _keep_last_turn(draft: Draft, limits: Limits, target: int) -> bool:
@@ -114,7 +159,8 @@ def _keep_last_turn(draft: Draft, limits: Limits, target: int) -> bool:
     draft.notes = min(limits.notes, draft.summary)
     turns = draft.outline.turns[:-1]
     last = range(turns[-1].start, turns[-1].stop) if turns and draft.recent else range(0)
-    others = sum(draft.costs[index] for index in draft.before_active() if index not in last)
+    stay = draft.pins.union(last)
+    others = sum(draft.costs[index] for index in draft.before_active() if index not in stay)
     most = target + limits.high - limits.low - limits.room // SLACK
     if sum(draft.costs[index] for index in last) <= draft.room // 3 and draft.total - others <= most:
         draft.spared = last
@@ -214,6 +260,7 @@ def freeze(
         tight=selection.limits.tight,
         ratio=selection.limits.ratio,
         config=selection.policy.config,
+        lead=selection.order.start if selection.order is not None else 0,
         why=_reasons(selection.draft.drops, old.why if old else ()),
     )
     return cycle, text.quoted
@@ -263,13 +310,14 @@ async def advance(
     previous: Cycle | None = None,
     overhead: int = 0,
     one_shot: bool = False,
+    order: Order | None = None,
 ) -> Advance:
     """Cut back, ask a model if that is worth it, and freeze what comes of it.
 
     Raises:
         CompileError: the model was asked and failed; an answer that is empty or saves nothing is refused instead.
     """
-    tried = partial(select, plan, marks, previous=previous, overhead=overhead, one_shot=one_shot)
+    tried = partial(select, plan, marks, previous=previous, overhead=overhead, one_shot=one_shot, order=order)
     done = tried()
     reply = await _ask_model(done, where.turn_index, ask)
     summary = reply.answer.text if reply.answer and reply.status == "ok" else ""

@@ -119,6 +119,15 @@ def drop_summary(draft: Draft) -> Iterator[None]:
     yield
 
 
+def release_pins(draft: Draft) -> Iterator[None]:
+    """Pinned messages of earlier turns go, oldest first, where the budget is too small for them."""
+    pins, draft.pins = sorted(draft.pins), frozenset()
+    for index in pins:
+        if index < draft.outline.active.start:
+            draft.out([index], "pinned, over budget")
+            yield
+
+
 def truncate_harder(draft: Draft) -> Iterator[None]:
     """Open results, call arguments, what is tied to them, and at last the prompts are cut, harder each time.
 
@@ -220,6 +229,7 @@ CUT_ORDER: tuple[Step, ...] = (
     truncate_large_parts,
     *MILD_STEPS,
     drop_summary,
+    release_pins,
     truncate_harder,
     drop_untruncatable,
     drop_steering_prompts,

@@ -60,6 +60,8 @@ class Cycle:
     """Its turns took several requests each."""
     why: tuple[tuple[int, int, str], ...] = ()
     """Reasons for what is left out or shortened: `start`, to before `stop`, reason."""
+    lead: int = 0
+    """Kept messages before this position stand before the summary: what is summarised came after them."""
 
     def to_json(self) -> str:
         """As JSON text."""

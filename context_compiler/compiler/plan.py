@@ -8,6 +8,7 @@ from functools import cached_property
 
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.policy import Limits, Policy
+from context_compiler.compiler.steering import NONE, Order, Steering, pinned
 from context_compiler.messages.history import History, Reader, superseded_parts
 from context_compiler.messages.instructions import Instruction
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Item, Kind
@@ -42,6 +43,11 @@ class Plan:
     pairing: Pairing
     policy: Policy
     reader: Reader
+    steering: Steering = NONE
+
+    def pinned(self, room: int) -> frozenset[int]:
+        """Positions of the messages that a user has pinned, as far as they fit into their share of the room."""
+        return pinned(self.steering, self.history, self.outline, room) if self.steering.pins else frozenset()
 
     @property
     def counter(self) -> TokenCounter:
@@ -121,6 +127,14 @@ class Selection:
     """The view serves more than what is asked now."""
     fits: bool
     """True if the kept part is within the budget; if not, there is nothing left to cut."""
+    steering: Steering = NONE
+    order: Order | None = None
+    """The compile that a user asks for; None for one that the thresholds ask for."""
+
+    @property
+    def focus(self) -> str:
+        """Subject that a user wants kept; empty for none."""
+        return self.order.focus if self.order is not None else ""
 
     @property
     def reserve(self) -> int:
@@ -189,6 +203,8 @@ class Draft:
         """Room for messages, in tokens; truncation limits are shares of it."""
         self.spared = range(0)
         """Messages that stay while the budget allows it."""
+        self.pins = frozenset[int]()
+        """Messages that a user has pinned: they stay as they are until little else is left."""
         self.notes = 0
         """Tokens that stay set aside for note and quotes while the budget allows it."""
         self.recent = recent
@@ -228,7 +244,7 @@ class Draft:
 
     def out(self, indices: Iterable[int], reason: str) -> None:
         """Leave messages out, but for what the host would forget; what is tied to one that stays waits for it."""
-        wanted = {index for index in indices if self.here(index) is not None} | self._held
+        wanted = {index for index in indices if self.here(index) is not None and index not in self.pins} | self._held
         ties = self.outline.ties
         self._held = {
             index
@@ -254,7 +270,7 @@ class Draft:
     def reshape(self, index: int, reason: str, **changes: object) -> None:
         """Give a message a smaller shape, if it really is smaller; the last one never goes."""
         shape = self.shapes[index]
-        if shape is None:
+        if shape is None or index in self.pins:
             return
         if self._refs:
             changes["ref"] = ref(index)

@@ -65,7 +65,7 @@ class _Sources:
     def of(cls, selection: Selection, loose: Sequence[int], recall: bool) -> _Sources:
         """Everything that these messages say, and what is asked of it."""
         candidates = passages(selection.history, selection.draft.outline, loose, selection.counter) if loose else ()
-        question = Question.of(pending(selection.history)) if recall else None
+        question = Question.of(selection.focus or pending(selection.history)) if recall else None
         ranks: Sequence[float] = []
         newer: Mapping[tuple[int, int], tuple[int, int]] = {}
         if question and candidates:
@@ -218,12 +218,14 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
     left = _below_high(selection) - cost(note, counter)
     if policy.fidelity_named:
         left = min(left, cap - cost(note, counter))
+    if selection.order is not None:
+        left = min(left, selection.reserve - cost(note, counter))
     if selection.lasting and not selection.limits.notes:
         left = min(left, LASTING + selection.limits.room // PART)
     own_body = policy.template.compiler == "none" and not summary
     said = set[int]() if selection.lasting else covered
     loose = [] if own_body else [index for index in selection.out if index not in said]
-    recall = bool(policy.recall) and not selection.lasting
+    recall = bool(selection.focus) or (bool(policy.recall) and not selection.lasting)
     quotes, quoted = verbatim(selection, loose, left, note=note, lost=bool(summary), recall=recall)
     return Written(note=note, quotes=quotes, channel=policy.inject if summary else "user", own=own_body, quoted=quoted)
 

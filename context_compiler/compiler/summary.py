@@ -49,10 +49,11 @@ TITLES = {
     "tool_results": "TOOL RESULTS",
     "reflections": "REFLECTIONS",
     "latest_input": "LATEST USER INPUT",
+    "focus": "WHAT TO KEEP",
 }
 """Placeholder names and how their fences are titled, in the order in which a prompt has them."""
 
-ALWAYS = ("previous_summary", "recent_turns", "latest_input")
+ALWAYS = ("previous_summary", "recent_turns", "latest_input", "focus")
 """Sections that a prompt carries even if the template does not mention them."""
 
 
@@ -84,8 +85,10 @@ def _one(template: Template, values: Mapping[str, str], cap: int) -> str:
     fenced = {name: _fenced(name, values.get(name, "")) for name in TITLES}
     wanted = template.wants()
     body = template.render({**fenced, "template": template_facts(template), "cap": cap, "turns_left_out": ""})
+    task = prompt_text("task").replace("{{ cap }}", str(cap))
+    task = f"{task} {prompt_text('focus')}" if fenced["focus"] else task
     blocks = [
-        _block("COMPILER TASK", prompt_text("task").replace("{{ cap }}", str(cap))),
+        _block("COMPILER TASK", task),
         _block("EXTRACTION TEMPLATE", body),
         *(fenced[name] for name in ALWAYS if name not in wanted),
     ]
@@ -130,6 +133,7 @@ BUDGETS: Mapping[str, int] = {
     "plan": 400,
     "tool_results": 4_000,
     "latest_input": 2_000,
+    "focus": 500,
 }
 """The most tokens of a section whose template does not say how many it may have."""
 
@@ -261,6 +265,7 @@ def gather_sections(selection: Selection, span: Sequence[int], wanted: Collectio
         "tool_results": tool_results(history, span, policy.recent_tool_results),
         "reflections": reflection_section(history, span, policy.reflections),
         "latest_input": latest_input(history),
+        "focus": selection.focus,
     }
     return {name: text for name, text in found.items() if name in wanted}
 
@@ -333,6 +338,9 @@ def _cut(name: str, text: str, limit: int, counter: TokenCounter) -> str:
 TOO_SMALL = 200
 """Below this cap, in tokens, no model is asked: it could not say anything."""
 
+SMALLEST_ORDERED = 64
+"""The same for a compile that a user asks for."""
+
 
 def reason_for_no_model(selection: Selection, turn: int) -> str | None:
     """Reason why no model is asked this time; None if one is."""
@@ -341,12 +349,16 @@ def reason_for_no_model(selection: Selection, turn: int) -> str | None:
         return "no model by choice"
     if not selection.span or not selection.reserve:
         return "nothing to compile"
-    if selection.previous is not None and selection.previous.compiled_turn == turn:
+    asked = selection.order is not None
+    if selection.previous is not None and selection.previous.compiled_turn == turn and not asked:
         return "one model compile a turn"
     if policy.every_turn:
         return None
     if cap < TOO_SMALL:
         return f"a cap of {cap} tokens is too small"
+    if asked:
+        few = f"a summary of {selection.reserve} tokens is too small"
+        return few if selection.reserve < SMALLEST_ORDERED else None
     cost = sum(selection.history.readings[index].tokens for index in selection.span)
     if cost < max(selection.limits.room // 10, cap):
         return f"only {cost} tokens are new"
@@ -392,6 +404,8 @@ def _key(selection: Selection, cap: int) -> str:
         cap,
         policy.recent_tool_results,
         policy.scope,
+        *((selection.steering.generation,) if selection.steering.generation else ()),
+        *((selection.focus,) if selection.focus else ()),
     )
     return blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 

@@ -25,6 +25,7 @@ from pydantic_ai.messages import (
 
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.plan import BROKEN, LEFT_OUT, Plan
+from context_compiler.compiler.steering import PINNED, PINS
 from context_compiler.messages.display import (
     CARRIED,
     SHORTENED,
@@ -199,6 +200,7 @@ def opening(
     """The part of a view that a cycle fixed: what belongs to others, note, quotes, and what it kept."""
     before: list[ModelMessage] = []
     kept: list[ModelMessage] = []
+    led = 0
     turn = max((index for index, _ in cycle.kept if history.readings[index].asks), default=cycle.decided)
     for index, shape in cycle.kept:
         message = apply_shape(history.messages[index], history.readings[index], shape, reader.counter)
@@ -208,6 +210,7 @@ def opening(
             message = with_recalled(message, recalled[index])
         if message is not None:
             (before if shape.bare else kept).append(message)
+        led = len(kept) if index < cycle.lead else led
     stamp = stamp_of(history.messages[cycle.decided - 1]) if cycle.decided else _DAY_ONE
     mark = {"v": 1, "tip": cycle.tip}
     first = head(cycle, stamp=stamp, mark=mark)
@@ -216,7 +219,7 @@ def opening(
         before.insert(0, lead)
     elif first is None and _answers([*kept, *history.messages[cycle.decided : cycle.decided + 1]]):
         first = lead
-    return [*before, *([first] if first else []), *kept]
+    return [*before, *kept[:led], *([first] if first else []), *kept[led:]]
 
 
 def _answers(messages: Sequence[ModelMessage]) -> bool:
@@ -297,12 +300,14 @@ def why_kept(cycle: Cycle, plan: Plan) -> tuple[tuple[int, str], ...]:
     """Every message of a view and why it is there."""
     shapes = dict(cycle.kept)
     active = plan.outline.active.start if plan.outline.turns else 0
+    pins = plan.pinned(plan.history.tokens * PINS)
     reasons: list[tuple[int, str]] = []
     for index in range(len(plan.history)):
         shape = shapes.get(index) if index < cycle.decided else Shape()
         if shape is None:
             continue
-        reason = "carried for the host" if shape.bare else "current turn" if index >= active else "recent turn"
+        recent = PINNED if index in pins and shape == WHOLE else "recent turn"
+        reason = "carried for the host" if shape.bare else "current turn" if index >= active else recent
         reasons.append((index, f"{reason}, as a stub" if shape.skeleton else reason))
     return tuple(reasons)
 

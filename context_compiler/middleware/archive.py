@@ -24,8 +24,9 @@ from context_compiler.errors import StoreError
 from context_compiler.messages.history import History, Reader, load_messages
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.state import Result
+from context_compiler.record.actions import Action
 from context_compiler.record.redaction import Redactor
-from context_compiler.record.store import Store, Tenants, open_store
+from context_compiler.record.store import Steered, Store, Tenants, open_store
 from context_compiler.record.values import Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
 from context_compiler.resilience import Breaker, Report, try_await
@@ -38,6 +39,12 @@ CYCLES = 1_000
 
 SESSIONS = 16
 """Conversations whose raw history is remembered, so that a window of it is known again without a look at the store."""
+
+STEPS = 32
+"""Cycles of one conversation that are remembered in memory, so that a compile can be undone."""
+
+RECALLED = "+recalled"
+"""Mark of the configuration under which recall blocks are kept."""
 
 OVERLAP = 2
 """Messages that a window and the record have in common, at least."""
@@ -70,6 +77,8 @@ class Archive:
         self._breaker = Breaker()
         self._redactor = Redactor(arguments.redact) if arguments.redact else None
         self._answers: Memo[str, SummaryResponse] = Memo(ANSWERS)
+        self._made: Memo[tuple[str | None, str], tuple[Cycle, ...]] = Memo(CYCLES)
+        self._actions: Memo[tuple[str | None, str], tuple[Action, ...]] = Memo(CYCLES)
         self.owner: str | None = arguments.static_owner
         """Owner of what is kept; None is not known, so nothing is kept or found."""
 
@@ -80,6 +89,10 @@ class Archive:
         other = copy(self)
         other.owner = owner
         return other
+
+    def conversation(self, session_id: str) -> Hashable:
+        """The name of a conversation among all compilers of this process that keep the same record."""
+        return self.shared(session_id), self.owner, self._arguments.place
 
     @property
     def store(self) -> Store:
@@ -181,9 +194,15 @@ class Archive:
         """Keep an answer in memory until it is on the record, or for good where the record may not have it."""
         self._answers.keep(key, replace(answer, usage={}, cost=None))
 
-    def remember_cycle(self, cycle: Cycle) -> None:
+    def forget_answer(self, text: str) -> None:
+        """Do not share a summary again that a user has undone."""
+        self._answers.discard(lambda answer: answer.text == text)
+
+    def remember_cycle(self, cycle: Cycle, session_id: str) -> None:
         """Keep a cycle in memory, under the last message it decides on; the least used are forgotten first."""
         self._cycles.keep((cycle.tip, cycle.config), cycle)
+        made = self._made.get((self.owner, session_id)) or ()
+        self._made.keep((self.owner, session_id), (*(one for one in made if one.tip != cycle.tip), cycle)[-STEPS:])
 
     async def cycle(self, ids: Sequence[str], config: str, former: str | None = None) -> Cycle | None:
         """The newest cycle of the longest known ancestor, in memory or on the record; `former` is an earlier config."""
@@ -196,6 +215,34 @@ class Archive:
             found = Cycle.from_json(stored.state) if stored else None
             found = replace(found, config=config) if found is not None else None
         return found
+
+    async def actions(self, session_id: str) -> list[Action]:
+        """Actions of users on a conversation, oldest first; where the record has none, those of this process."""
+        store, place, found = self.store if self.whole else None, self._arguments.place, None
+        if isinstance(store, Steered):
+            found = await self._tried(lambda: store.actions(session_id, place))
+        return list(self._actions.get((self.owner, session_id)) or ()) if found is None else found
+
+    async def save_action(self, session_id: str, action: Action, *, after: int, row: Compile | None = None) -> Action:
+        """Keep an action of a user on a conversation, with the compile that it made.
+
+        Raises:
+            StoreError: it could not be kept, or somebody else has acted meanwhile; nothing was kept.
+        """
+        if self.whole and isinstance(self.store, Steered):
+            action = await self.store.save_action(session_id, self._arguments.place, action, after=after, compile=row)
+        else:
+            action = replace(action, number=after + 1)
+        self._actions.keep((self.owner, session_id), (*(self._actions.get((self.owner, session_id)) or ()), action))
+        return action
+
+    async def cycles(self, session_id: str) -> list[Cycle]:
+        """Every cycle of a conversation, oldest first; StoreError if the record cannot be read."""
+        if not (self.whole and isinstance(self.store, Steered)):
+            return list(self._made.get((self.owner, session_id)) or ())
+        found = await self.store.session_cycles(session_id, self._arguments.place)
+        cycles = ((one, Cycle.from_json(one.state)) for one in found if not one.config.endswith(RECALLED))
+        return [replace(cycle, config=one.config) for one, cycle in cycles if cycle is not None]
 
     def remember_raw(self, session_id: str, history: History) -> None:
         """Keep the raw history of a named conversation in memory."""
@@ -225,6 +272,22 @@ class Archive:
             stored = await self._tried(lambda: self.store.find_cycle(ids, _beside(config)))
             found = Blocks.from_json(stored.state, config) if stored else None
         return found
+
+    async def history(self, session_id: str) -> list[ModelMessage]:
+        """The raw history of a conversation: on the record, or in memory where the record may not have it unchanged.
+
+        Raises:
+            StoreError: the record cannot be read.
+        """
+        if self.whole and (messages := await self.transcript(session_id)):
+            return messages
+        known = self._raws.get((self.owner, session_id))
+        return list(known.messages) if known is not None else []
+
+    async def newest(self, session_id: str) -> Record | None:
+        """The newest request of a conversation, with or without its content."""
+        found = await self._tried(lambda: self.store.views(session_id, limit=1))
+        return found[0] if found else None
 
     async def transcript(self, session_id: str) -> list[ModelMessage]:
         """The raw history of a conversation, as last seen."""
@@ -268,7 +331,7 @@ def _window_start(known: History, window: History) -> int:
 
 def _beside(config: str) -> str:
     """The name under which what was recalled is kept beside the cycles of a configuration."""
-    return f"{config}+recalled"
+    return f"{config}{RECALLED}"
 
 
 async def _done(work: Callable[[], Awaitable[Any]]) -> Any:

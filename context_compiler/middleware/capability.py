@@ -17,11 +17,13 @@ from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, dur
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
 from pydantic_ai.models import Model, ModelRequestContext
 
+from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.metrics import count_response
+from context_compiler.middleware.manual import CompileResult
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
 from context_compiler.middleware.request import Host, Request, charge_run, host_request, within_limits
@@ -94,6 +96,80 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         """Close it."""
         await self.aclose()
 
+    async def compile_now(
+        self, session: str, focus: str = "", *, start: int | str | None = None, model: Model | str | None = None
+    ) -> CompileResult:
+        """Compile a conversation now, below the threshold too; its next run begins with the result.
+
+        At least half of its turns are left out, unless `recent_turns=` says how many stay. Without a `focus` the last
+        summary is brought up to date; with one, everything that is left out is summarised anew from the raw history.
+        The result tells what it saved, or why nothing was done: a failure leaves the conversation as it was.
+
+        Args:
+            session: Label of the conversation, as on the record.
+            focus: Subject that the summary and the quotes are to keep.
+            start: Summarise from this turn on, and keep what is before it: `"turn 12"`, or a message as for `pin`.
+            model: Model that writes the summary; None is the compiler's, else that of the conversation's last request
+                in this process. Without any, passages are quoted.
+
+        Raises:
+            SettingsError: The focus is too long, or there is no such turn.
+            StoreError: Nothing of the conversation is on the record, or the record cannot be read.
+        """
+        return await self._ware.steer(lambda manual: manual.compile(session, focus, start=start, model=model))
+
+    async def preview(
+        self, session: str, focus: str = "", *, start: int | str | None = None, model: Model | str | None = None
+    ) -> CompileResult:
+        """What `compile_now` would keep, leave out and cost; no model is asked and nothing is recorded.
+
+        Where a model would write the summary, `after`, `usage` and `cost` are the most that it can come to.
+
+        Raises:
+            SettingsError: The focus is too long, or there is no such turn.
+            StoreError: Nothing of the conversation is on the record, or the record cannot be read.
+        """
+        return await self._ware.steer(lambda manual: manual.preview(session, focus, start=start, model=model))
+
+    async def undo_compile(self, session: str) -> CompileResult:
+        """Go back to the view before the last compile, whoever asked for it; again, to the one before that.
+
+        Its summary is not used again. Until the conversation has grown by as much as between two compiles, only the
+        budget itself cuts it, and no model is asked; `compile_now` does it again.
+
+        Raises:
+            StoreError: Nothing of the conversation is on the record, or the record cannot be read.
+        """
+        return await self._ware.steer(lambda manual: manual.undo(session))
+
+    async def pin(self, session: str, message: int | str) -> Pin:
+        """Keep a message in every view of a conversation, word for word, from its next run on.
+
+        Args:
+            session: Label of the conversation.
+            message: Position in the raw history from 0, `"m12"` for the same, `"turn 3"` for the prompt of a turn, or
+                words that it holds; of several messages with them, the newest of a user. A tool call is kept with its
+                results.
+
+        Raises:
+            SettingsError: There is no such message, or it does not fit: pinned messages have a quarter of the room.
+            StoreError: The record cannot be read or written.
+        """
+        return await self._ware.steer(lambda manual: manual.pin(session, message))
+
+    async def unpin(self, session: str, message: int | str) -> Pin:
+        """Treat a pinned message like any other again; it leaves the view with the next compile.
+
+        Raises:
+            SettingsError: It is not pinned.
+            StoreError: The record cannot be read or written.
+        """
+        return await self._ware.steer(lambda manual: manual.unpin(session, message))
+
+    async def pins(self, session: str) -> tuple[Pin, ...]:
+        """The pinned messages of a conversation, the oldest pin first."""
+        return await self._ware.steer(lambda manual: manual.pins(session))
+
     def get_ordering(self) -> CapabilityOrdering | None:
         """Innermost: nobody edits a view after it was counted and recorded."""
         return CapabilityOrdering(position="innermost")
@@ -125,6 +201,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             return given
         self._request = replace(seen.value, owner=await self._ware.owner_of(ctx))
         self._host = _RunHost(self, ctx, given)
+        self._ware.remember(self._request, given.model)
         with ctx.tracer.start_as_current_span("context_compiler.view") as span:
             view = await self._ware.view(self._run, self._request, self._host)
             span.set_attributes(_figures(view))

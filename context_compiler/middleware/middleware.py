@@ -10,14 +10,17 @@ import inspect
 import logging
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage
 
+from context_compiler.cache import Memo
+from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.steering import base_config, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.errors import BudgetError, CompileError, ContextCompilerError, SettingsError
@@ -36,11 +39,12 @@ from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import BACKGROUND
 from context_compiler.middleware.fallback import fallback
 from context_compiler.middleware.metrics import count_error, count_view
+from context_compiler.middleware.manual import Manual, Profile
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.prompt_cache import LastRequests
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import respond
-from context_compiler.middleware.single_flight import Summaries
+from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run
 from context_compiler.record.costs import PRICE, compile_cost, request_cost
 from context_compiler.record.owners import check_owner
@@ -49,6 +53,11 @@ from context_compiler.resilience import attempt, try_await
 from context_compiler.settings import Settings
 from context_compiler.tokens import Ratios
 from context_compiler.tokens.prices import dollars
+
+T = TypeVar("T")
+
+PROFILES = 64
+"""Conversations whose last request is remembered."""
 
 LOG = logging.getLogger("context_compiler")
 
@@ -72,6 +81,8 @@ class Middleware:
         self._last_requests = LastRequests(self.archive, self.state.reader)
         self._summaries = Summaries(arguments)
         self._ratios = Ratios()
+        self._profiles: Memo[str, Profile] = Memo(PROFILES)
+        self.manual = Manual(self.state, self.archive, self._ratios, self._profiles.get, self.report)
         self._ready = False
         self._unpriced: set[str] = set()
         """Models without a price that a budget in money was reported for."""
@@ -88,6 +99,18 @@ class Middleware:
         for outcome in (found, attempt(self.state.templates.seed)):
             if outcome.error is not None:
                 await self.report(outcome.error)
+
+    def remember(self, request: Request, model: Model) -> None:
+        """Remember how a conversation is sent, for what is done to it by hand."""
+        self._profiles.keep(request.session_id, Profile(request=replace(request, messages=[]), model=model))
+
+    async def steer(self, work: Callable[[Manual], Awaitable[T]]) -> T:
+        """Do something by hand, and let go of the store when no run is left."""
+        await self._prepare()
+        try:
+            return await work(self.manual)
+        finally:
+            await self.rest()
 
     async def view(self, run: Run, request: Request, host: Host) -> View:
         """The view of a request, on the record. Never raises but for cancellation."""
@@ -151,7 +174,7 @@ class Middleware:
         outcome = await try_await(self._respond(run, request, host))
         result = outcome.value
         if result is not None:
-            self._settle(run, result)
+            self._settle(run, request, result)
             if result.fault is not None:
                 await self.report(result.fault)
             if result.view.status == "floor_over_budget" and request.layers.text:
@@ -160,12 +183,12 @@ class Middleware:
                 again = (await try_await(self._respond(run, request, host))).value
                 if again is not None:
                     result = again
-                    self._settle(run, result)
+                    self._settle(run, request, result)
         else:
             error = outcome.error or RuntimeError("no view")
             await self.report(error)
             result = await self._off_loop(run, request, host, partial(fallback, self.state, run, request, error=error))
-            self._settle(run, result)
+            self._settle(run, request, result)
         return request, result
 
     async def _respond(self, run: Run, request: Request, host: Host) -> Result:
@@ -179,11 +202,11 @@ class Middleware:
             return await work(host=host)
         return await off_loop(lambda there: work(host=there), host)
 
-    def _settle(self, run: Run, result: Result) -> None:
+    def _settle(self, run: Run, request: Request, result: Result) -> None:
         changed = result.next_cycle is not None and result.next_cycle is not run.cycle
         self.state.settle(run, result)
         if result.next_cycle is not None and (changed or result.began):
-            self.archive.remember_cycle(result.next_cycle)
+            self.archive.remember_cycle(result.next_cycle, request.session_id)
         if result.blocks is not None and result.blocks is not run.recorded_blocks:
             self.archive.remember_blocks(result.blocks)
 
@@ -233,7 +256,7 @@ class Middleware:
             idle = record.compile is not None and record.compile.status.startswith(("failed", "skipped"))
             known = run.record(cycle, record.summary_id, linked=not idle)
             if known is not None:
-                self.archive.remember_cycle(known)
+                self.archive.remember_cycle(known, request.session_id)
         if result.began or result.row is not None:
             _log(record, result)
         if result.began and not self._short:
@@ -251,9 +274,12 @@ class Middleware:
         return found.value
 
     async def compile(self, ctx: RunContext[Any], key: str, prompts: Sequence[str]) -> SummaryResponse:
-        """One compile; its failure is an answer too."""
+        """One compile; its failure is an answer too. While one by hand is under way, none is made beside it."""
         archive = self.archive.scoped(await self.owner_of(ctx))
-        return await self._summaries.answer(key, prompts, ctx.model, archive)  # pyright: ignore[reportArgumentType]
+        async with SESSIONS.hold(archive.conversation(session_of(ctx)), shared=True) as mine:
+            if not mine:
+                return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
+            return await self._summaries.answer(key, prompts, ctx.model, archive)  # pyright: ignore[reportArgumentType]
 
     async def launch(self, ctx: RunContext[Any], request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         """One compile as a task of this event loop; None where a replay would have to find it again."""
@@ -268,14 +294,23 @@ class Middleware:
         await self.rest()
 
     async def begin(self, ctx: RunContext[Any], ids: list[str], config: str) -> dict[str, Any]:
-        """Starting state of a run: the newest cycle of the last of these ids that has one, and the learnt ratios."""
+        """Starting state of a run: the newest cycle of the last of these ids that has one, and the learnt ratios.
+
+        With it go the wishes of the user, and the cycle of the last compile or undo by hand until another is made.
+        """
         archive = self.archive.scoped(await self.owner_of(ctx))
-        cycle = await archive.cycle(ids, config, self.state.former.get(config))
+        steering, chosen = steering_of(await archive.actions(session_of(ctx)))
+        base, config = base_config(config), steering.config(config)
+        cycle = await archive.cycle(ids, config, None if steering.generation else self.state.former.get(base))
+        adopted = chosen is not None and chosen.tip in ids and (cycle is None or _earlier(cycle, chosen, ids))
+        cycle = replace(chosen, config=config) if chosen is not None and adopted else cycle
         blocks = await archive.blocks(ids, config) if cycle else None
         return {
             "cycle": cycle.to_json() if cycle else None,
             "blocks": blocks.to_json() if blocks else None,
             "ratios": self._ratios.state(),
+            "steering": steering.to_data(),
+            "adopted": adopted,
         }
 
     def learn(self, run: Run, request: Request | None, reported: int) -> None:
@@ -335,6 +370,11 @@ class Middleware:
         outcome = await try_await(_called(callback, what))
         if outcome.error is not None:
             LOG.warning("context_compiler: a callback raised %s", log_text(outcome.error))
+
+
+def _earlier(cycle: Cycle, chosen: Cycle, ids: Sequence[str]) -> bool:
+    """True if a cycle decides on less of a history than the one that a user chose."""
+    return ids.index(cycle.tip) < ids.index(chosen.tip)
 
 
 def record_of(

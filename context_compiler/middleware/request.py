@@ -275,10 +275,15 @@ def scope_of(ctx: RunContext[Any]) -> str:
     A summary is written around the question of one conversation, so another that begins alike does not get it.
     A made-up id (a version 7 UUID) says nothing: it is another one for the same history on the next request.
     """
+    return named_scope(ctx.conversation_id or "")
+
+
+def named_scope(session: str) -> str:
+    """The label of a conversation, or nothing where the host made it up."""
     try:
-        return "" if UUID(ctx.conversation_id or "").version == HOST_IDS else ctx.conversation_id or ""
+        return "" if UUID(session).version == HOST_IDS else session
     except ValueError:
-        return ctx.conversation_id or ""
+        return session
 
 
 def session_of(ctx: RunContext[Any]) -> str:

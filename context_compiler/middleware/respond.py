@@ -26,6 +26,7 @@ from context_compiler.compiler.recall_block import (
     smaller,
     wanted,
 )
+from context_compiler.compiler.steering import Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import (
     LEFT_OUT,
@@ -48,6 +49,7 @@ from context_compiler.errors import CompileError, ContextCompilerError
 from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History
+from context_compiler.messages.shapes import WHOLE
 from context_compiler.messages.turns import pair
 from context_compiler.middleware.background import affordable, discard, finish, pending, start
 from context_compiler.middleware.request import Host, Request
@@ -82,8 +84,7 @@ async def respond(compiler: CompilerState, run: Run, request: Request, host: Hos
     Raises:
         ContextCompilerError: the template, the model or anything else failed; the caller falls back.
     """
-    context = read_request(compiler, run, request, host)
-    cycle = await _current_cycle(context, host)
+    context, cycle = await _current_cycle(read_request(compiler, run, request, host), host)
     opens = _opens(context, cycle)
     run.open_turn(context.turn)
     if not opens and compiler.arguments.background:
@@ -124,8 +125,11 @@ def _bare_cost(context: RequestContext, result: Result) -> int:
     return result.cost - (result.blocks.tokens(context.counter) if result.blocks else 0)
 
 
-async def _current_cycle(context: RequestContext, host: Host) -> Cycle | None:
-    """The cycle this request belongs to: the run's own, else, once a run, that of the longest ancestor."""
+async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestContext, Cycle | None]:
+    """The cycle this request belongs to: the run's own, else, once a run, that of the longest ancestor.
+
+    The wishes of the user are looked up with it; the request is returned with them.
+    """
     run, history, config = context.run, context.history, context.policy.config
     run.switch(config)
     found = fitting(run.cycle, history, config) if run.cycle else None
@@ -133,18 +137,39 @@ async def _current_cycle(context: RequestContext, host: Host) -> Cycle | None:
         run.begin()
         context.compiler.former.keep(config, context.policy.former)
         start = await host.begin(list(history.ids[-JOURNALLED:]), config)
+        if start.get("steering"):
+            run.steer(Steering.from_data(start["steering"]))
+            config = run.config
+            policy = replace(context.policy, config=config)
+            context = replace(context, policy=policy, steering=run.steering)
         found = fitting(Cycle.from_json(start["cycle"]), history, config) if start["cycle"] else None
         blocks = Blocks.from_json(start["blocks"], config) if start.get("blocks") else None
-        run.start(found, holding(blocks, history, config), start["ratios"])
+        adopted = bool(start.get("adopted"))
+        run.start(found, holding(blocks, history, config), start["ratios"], adopted=adopted)
+        if found is not None and adopted:
+            found = replace(found, ratio=run.ratios.of(context.request.family))
     whole = mended(found, context.pairing, context.base) if found is not None else None
+    whole = _with_pins(whole, context) if whole is not None and context.steering.pins else whole
     run.enter(whole, mended=found)
-    return whole
+    return context, whole
+
+
+def _with_pins(cycle: Cycle, context: RequestContext) -> Cycle:
+    """The cycle with every message in place that was pinned after it was left out, which moves the prefix once."""
+    kept = dict(cycle.kept)
+    for index in context.pinned(context.limits(cycle).room):
+        shape = kept.get(index)
+        if index < cycle.decided and (shape is None or shape.bare or shape.skeleton or shape.limit):
+            kept[index] = context.base.get(index, WHOLE)
+    return (
+        replace(cycle, kept=tuple(sorted(kept.items(), key=lambda one: one[0]))) if kept != dict(cycle.kept) else cycle
+    )
 
 
 def _opens(context: RequestContext, cycle: Cycle | None) -> bool:
     """True at the first request of a user turn, where `every_turn` is asked for and there is something to cut."""
     recent, opened = context.policy.recent_turns, (context.run.opened_turn, cycle and cycle.turn)
-    if not context.policy.every_turn or recent is None or context.turn in opened:
+    if not context.policy.every_turn or recent is None or context.turn in opened or context.rests:
         return False
     return len(context.outline.turns) - 1 > recent
 
@@ -289,6 +314,8 @@ def _asking(context: RequestContext, host: Host) -> Ask | None:
         return None
 
     async def ask(wanted: SummaryRequest) -> SummaryResponse:
+        if context.rests:
+            return SummaryResponse(text="", refused="the last compile of this conversation was undone")
         run.ask(context.turn)
         if not affordable(context, wanted, host):
             return SummaryResponse(text="", refused="the run's usage limits leave too little for a compile")

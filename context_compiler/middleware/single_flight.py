@@ -9,8 +9,9 @@ import asyncio
 import atexit
 import threading
 import time
-from collections.abc import Callable, Coroutine, Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakSet
 
@@ -86,6 +87,46 @@ class SingleFlight(threading.local):
                     del self._under_way[key]
                 await _end(flight.task)
 
+
+@dataclass(slots=True, kw_only=True)
+class _Hold:
+    shared: bool
+    holders: int = 0
+    free: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class SessionLocks(threading.local):
+    """One compile at a time for each conversation of an event loop; runs that want the same summary share theirs."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._held: dict[Hashable, _Hold] = {}
+
+    @asynccontextmanager
+    async def hold(self, key: Hashable, *, wait: float = 0.0, shared: bool = False) -> AsyncGenerator[bool]:
+        """Hold a conversation, with others if all of them share it; False if it is not free within `wait` seconds."""
+        place, end = (id(asyncio.get_running_loop()), key), time.monotonic() + wait
+        while (held := self._held.get(place)) is not None and not (shared and held.shared):
+            try:
+                async with asyncio.timeout(end - time.monotonic()):
+                    await held.free.wait()
+            except TimeoutError:
+                yield False
+                return
+        held = held or _Hold(shared=shared)
+        self._held[place] = held
+        held.holders += 1
+        try:
+            yield True
+        finally:
+            held.holders -= 1
+            if not held.holders:
+                del self._held[place]
+                held.free.set()
+
+
+SESSIONS = SessionLocks()
+"""Shared by all compilers: several on one record compile one conversation one after the other."""
 
 UNDER_WAY = SingleFlight()
 """Shared by all compilers: several on one record share their calls too."""

@@ -18,6 +18,7 @@ from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.plan import Plan
 from context_compiler.compiler.policy import Limits
 from context_compiler.compiler.recall_block import Blocks
+from context_compiler.compiler.steering import NONE, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.layers.context import LayerBlock
@@ -120,6 +121,8 @@ class Run:
     """The compile that failed in this request."""
     layers: LayerBlock | None = None
     """The layers as this run has them, once that is settled."""
+    steering: Steering = NONE
+    """Wishes of the user about this conversation, as they were when the run began."""
     earlier: Sequence[ModelMessage] | None = None
     """Messages of the record before the window that this run was given; None until that is looked up."""
 
@@ -136,11 +139,20 @@ class Run:
         """Look the cycle up that the run starts from: once, whatever comes of it."""
         self.begun = True
 
-    def start(self, cycle: Cycle | None, blocks: Blocks | None, ratios: Mapping[str, Any]) -> None:
-        """Start from a recorded cycle and its blocks, if they fit, and from ratios learnt by earlier runs."""
+    def steer(self, steering: Steering) -> None:
+        """Follow the wishes of the user from now on; their generation names the configuration."""
+        self.steering, self.config = steering, steering.config(self.config)
+
+    def start(
+        self, cycle: Cycle | None, blocks: Blocks | None, ratios: Mapping[str, Any], *, adopted: bool = False
+    ) -> None:
+        """Start from a recorded cycle and its blocks, if they fit, and from ratios learnt by earlier runs.
+
+        A cycle that is `adopted` from what a user did is not on the record as one of this run's configuration.
+        """
         self.blocks = self.recorded_blocks = blocks
         self.ratios.restore(ratios)
-        self.recorded = cycle
+        self.recorded = None if adopted else cycle
         self.tight = cycle.tight if cycle else self.tight
 
     def enter(self, cycle: Cycle | None, *, mended: Cycle | None = None) -> None:
@@ -290,11 +302,30 @@ class RequestContext(Plan):
     """None for a one-shot view, which no request carries."""
 
     def limits(self, cycle: Cycle | None = None) -> Limits:
-        """Budget and thresholds by the ratio that a cycle froze; without one, by what was learnt until now."""
+        """Budget and thresholds by the ratio that a cycle froze; without one, by what was learnt until now.
+
+        After an undo the high threshold is the budget for a while.
+        """
+        limits = self._thresholds(cycle)
+        return replace(limits, high=limits.budget) if self._rests(limits) else limits
+
+    def _thresholds(self, cycle: Cycle | None) -> Limits:
         ratio = cycle.ratio if cycle is not None else self.run.ratios.of(self.request.family)
         tools = cycle.tools if cycle is not None else self._mostly_tools()
         limits = self.policy.limits(self.request.fixed + self.carried, ratio=ratio, tight=self.run.tight, tools=tools)
         return limits if self.host is None else limits.beside(self.prompt_tokens, self.recent_tokens)
+
+    @property
+    def rests(self) -> bool:
+        """True while a compile that was undone is not made again: only the budget itself cuts, without a model."""
+        return bool(self.steering.held) and self._rests(self._thresholds(None))
+
+    def _rests(self, limits: Limits) -> bool:
+        """True until the conversation has grown by as much as between two compiles since one was undone."""
+        held, ids = self.steering.held, self.history.ids
+        if not held or held not in ids:
+            return False
+        return self.history.tokens - self.history.sums[ids.index(held) + 1] <= limits.high - limits.low
 
     def _mostly_tools(self) -> bool:
         """True where a session without a cycle is mostly tool work; not looked at while nothing depends on it."""
@@ -385,6 +416,7 @@ def read_request(
         refs=request.refs,
     )
     history = compiler.reader.read(request.messages, last=run.raw)
+    policy = replace(policy, config=run.steering.config(policy.config))
     return RequestContext(
         compiler=compiler,
         run=run,
@@ -394,4 +426,5 @@ def read_request(
         pairing=pair(history, compiler.pairing),
         policy=policy,
         reader=compiler.reader,
+        steering=run.steering,
     )

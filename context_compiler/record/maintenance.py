@@ -73,7 +73,9 @@ WHERE created_at < ifnull(?2, '~') AND rank > ifnull(?3, 0)
 """
 UNUSED_SUMMARIES = f"""
 SELECT id FROM context_summaries
-WHERE id NOT IN (SELECT summary FROM views WHERE summary NOT NULL)
+WHERE id NOT IN (
+    SELECT summary FROM views WHERE summary NOT NULL UNION SELECT summary FROM actions WHERE summary NOT NULL
+)
 AND (session, turn_index) NOT IN (SELECT session, turn_index FROM views) AND session IN ({SESSIONS})
 """
 OLD_CYCLES = f"""
@@ -154,8 +156,10 @@ def _sweep(db: sqlite3.Connection) -> Generator[None]:
 
 def _forget(db: sqlite3.Connection, sessions: Sequence[int]) -> None:
     """Remove conversations without requests; a compile that another conversation uses passes to that one."""
+    _remove(db, "actions", "session", sessions)
     shared = db.execute(
-        "SELECT c.id, min(v.session) AS heir FROM context_summaries c JOIN views v ON v.summary = c.id"
+        "SELECT c.id, min(v.session) AS heir FROM context_summaries c JOIN"
+        " (SELECT session, summary FROM views UNION SELECT session, summary FROM actions) v ON v.summary = c.id"
         " WHERE c.session IN (SELECT value FROM json_each(?)) GROUP BY c.id",
         (json.dumps(sessions),),
     ).fetchall()

@@ -14,7 +14,16 @@ from context_compiler.errors import StoreError
 from context_compiler.record import rows
 from context_compiler.record.owners import Names, bare, owner_of, prefix, stored, writer_of
 from context_compiler.record.rows import snapshot, transaction
-from context_compiler.record.values import Chain, Compile, Cycle, Entry, OwnerInfo, Record, SessionInfo
+from context_compiler.record.values import (
+    Chain,
+    Compile,
+    Cycle,
+    Entry,
+    OwnerInfo,
+    Record,
+    SessionInfo,
+    with_null_reasons,
+)
 
 SUMMARIES = (
     "SELECT c.*, s.session_id, s.vault_name, s.owner FROM context_summaries c JOIN sessions s ON s.id = c.session"
@@ -25,8 +34,11 @@ OWNED = "(?{0} IS NULL OR s.owner = ?{0})"
 ALL = -1
 """No limit, in SQLite."""
 
+UNDONE = "SELECT summary FROM actions WHERE kind = 'undo' AND summary NOT NULL"
+"""Compiles that a user has undone, which are not used again."""
+
 EXPORTED = (
-    *("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layers"),
+    *("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layers", "actions"),
     *("memories", "commits", "spaces", "scores", "entries", "conversations"),
 )
 """Every table but the search indexes, each after those it refers to."""
@@ -46,7 +58,8 @@ ORDERS = {
 
 def find_compile(db: sqlite3.Connection, cache_key: str) -> tuple[int, Compile] | None:
     """The reusable compile with that cache key and its row number."""
-    row = db.execute(f"{SUMMARIES} WHERE c.cache_key = ?", (stored(db, cache_key),)).fetchone()
+    query = f"{SUMMARIES} WHERE c.cache_key = ? AND c.id NOT IN ({UNDONE})"
+    row = db.execute(query, (stored(db, cache_key),)).fetchone()
     return None if row is None else (row["id"], rows.to_compile(rows.mapping(row)))
 
 
@@ -436,12 +449,17 @@ def _insert_view(db: sqlite3.Connection, record: Record, session: int, entry: En
 
 
 def compile_row(db: sqlite3.Connection, compile: Compile, session: int) -> int:
-    """The row of a compile: one stored under its cache key before, else a new one."""
+    """The row of a compile: one stored under its cache key before, else a new one, without the key of one undone."""
     own = prefix(writer_of(db))
     row = rows.summary_row(compile, session, own)
     key = row[rows.SUMMARY.index("cache_key")]
     found = db.execute("SELECT id FROM context_summaries WHERE cache_key = ?", (key,)).fetchone()
-    return found["id"] if found else insert(db, "context_summaries", row)
+    if found and db.execute(f"{UNDONE} AND summary = ?", (found["id"],)).fetchone() is None:
+        return found["id"]
+    if found:
+        compile = with_null_reasons(replace(compile, cache_key=None), {"cache_key": "of a compile that was undone"})
+        row = rows.summary_row(compile, session, own)
+    return insert(db, "context_summaries", row)
 
 
 def _save_cycle(db: sqlite3.Connection, cycle: Cycle, session: int) -> None:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from context_compiler import ids
+from context_compiler.record.actions import ACTION
 from context_compiler.record.owners import bare
 from context_compiler.record.values import Chain, Compile, Drop, Entry, Record
 
@@ -56,6 +57,7 @@ SEALED: Mapping[str, Sequence[str]] = {
     "layers": LAYERS,
     "scores": SCORE,
     "conversations": CONVERSATION,
+    "actions": ACTION,
 }
 """Columns under the `seal` of a row, in order, for the tables whose rows are not named by their content."""
 

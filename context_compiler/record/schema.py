@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from context_compiler import ids
 from context_compiler.errors import StoreError
+from context_compiler.record.actions import create_actions
 from context_compiler.record.rows import (
     NOT_RECORDED,
     SESSION,
@@ -314,6 +315,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     create_layers,
     record_exactly,
     separate_owners,
+    create_actions,
 )
 """In order; append only."""
 

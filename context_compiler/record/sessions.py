@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from context_compiler import ids
 from context_compiler.errors import ContextMemoryError, StoreError
 from context_compiler.record import rows
+from context_compiler.record.actions import Action
 from context_compiler.record.owners import bare, owner_of, stored, writer_of
 from context_compiler.record.queries import (
     ALL,
@@ -28,7 +30,7 @@ from context_compiler.record.queries import (
     session_row,
 )
 from context_compiler.record.rows import snapshot, transaction
-from context_compiler.record.values import Chain, Compile
+from context_compiler.record.values import Chain, Compile, Cycle
 
 IndexTerms = Callable[[str], str]
 """The terms by which a text is found, separated by blanks."""
@@ -86,6 +88,60 @@ def save_layers(db: sqlite3.Connection, session_id: str, vault_name: str, state:
         db.execute("DELETE FROM layers WHERE session = ?", (session,))
         insert(db, "layers", (session, after + 1, rows.to_bytes(state).decode("utf-8", "backslashreplace")))
     return after + 1
+
+
+def actions(db: sqlite3.Connection, session_id: str, vault_name: str) -> list[Action]:
+    """The actions of users on a conversation, oldest first."""
+    found = db.execute(
+        "SELECT a.* FROM actions a JOIN sessions s ON s.id = a.session"
+        " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ? ORDER BY a.number",
+        session_key(db, session_id, vault_name),
+    ).fetchall()
+    return [
+        Action(
+            **{name: row[name] for name in ("number", "kind", "tip", "state")},
+            summary_id=row["summary"],
+            created_at=rows.parse_stamp(row["created_at"]),
+        )
+        for row in found
+    ]
+
+
+def save_action(
+    db: sqlite3.Connection, session_id: str, vault_name: str, action: Action, after: int, compile: Compile | None
+) -> Action:
+    """Save an action with the compile that it made, if it made one; the action as it was saved.
+
+    Raises:
+        StoreError: the newest action is another one than number `after`.
+    """
+    with transaction(db):
+        known = actions(db, session_id, vault_name)
+        newest = known[-1].number if known else 0
+        if newest != after:
+            raise StoreError(
+                f"session {session_id!r}: somebody compiled, undid or pinned in it meanwhile"
+                f" (action {newest}, expected {after}); look at it and try again"
+            )
+        session = session_row(db, session_key(db, session_id, vault_name), action.created_at)
+        made = action.summary_id if compile is None else compile_row(db, compile, session)
+        saved = replace(action, number=after + 1, summary_id=made)
+        given = (session, saved.number, action.kind, action.tip, rows.plain(action.state), made)
+        insert(db, "actions", (*given, rows.stamp(action.created_at)))
+        return saved
+
+
+def session_cycles(db: sqlite3.Connection, session_id: str, vault_name: str) -> list[Cycle]:
+    """Every cycle of a conversation, oldest first."""
+    found = db.execute(
+        "SELECT c.raw_tip, c.config, t.body FROM cycles c JOIN sessions s ON s.id = c.session"
+        " JOIN contents t ON t.hash = c.state WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?"
+        " ORDER BY c.rowid",
+        session_key(db, session_id, vault_name),
+    )
+    return [
+        Cycle(tip=row["raw_tip"], config=row["config"], state=rows.to_text(rows.unpack(row["body"]))) for row in found
+    ]
 
 
 def remember(db: sqlite3.Connection, name: str, text: str, index_terms: IndexTerms, newest: str = "") -> str:

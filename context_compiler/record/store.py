@@ -21,13 +21,25 @@ from weakref import finalize
 
 from context_compiler.errors import StoreError
 from context_compiler.record import maintenance, queries, sessions
+from context_compiler.record.actions import Action
 from context_compiler.record.background import hold_at_fork
 from context_compiler.record.files import FAILURES, File, explain, locate, open_memory
 from context_compiler.record.owners import Database, check_owner
 from context_compiler.record.schema import version_of
 from context_compiler.record.values import Chain, Compile, Cycle, Entry, OwnerInfo, Record, SessionInfo
 
-__all__ = ["Keeper", "Layered", "MemoryStore", "Reader", "Recorder", "SQLiteStore", "Store", "Tenants", "open_store"]
+__all__ = [
+    "Keeper",
+    "Layered",
+    "MemoryStore",
+    "Reader",
+    "Recorder",
+    "SQLiteStore",
+    "Steered",
+    "Store",
+    "Tenants",
+    "open_store",
+]
 
 
 T = TypeVar("T")
@@ -117,6 +129,31 @@ class Layered(Protocol):
         Raises:
             StoreError: The newest version is another one, or saving failed; nothing has changed.
         """
+        ...
+
+
+@runtime_checkable
+class Steered(Protocol):
+    """Methods for what users do by hand: compile, undo, pin and unpin. A store without them keeps none of it."""
+
+    async def actions(self, session_id: str, vault_name: str = "") -> list[Action]:
+        """The actions on a conversation, oldest first."""
+        ...
+
+    async def save_action(
+        self, session_id: str, vault_name: str, action: Action, *, after: int, compile: Compile | None = None
+    ) -> Action:
+        """Save an action, with the compile that it made, and return it with `number` and `summary_id`.
+
+        A compile that an `undo` names by its `summary_id` is not found by `find_compile` any more.
+
+        Raises:
+            StoreError: The newest action has another number than `after`, or saving failed; nothing was saved.
+        """
+        ...
+
+    async def session_cycles(self, session_id: str, vault_name: str = "") -> list[Cycle]:
+        """Every cycle of a conversation, oldest first."""
         ...
 
 
@@ -280,6 +317,21 @@ class SQLStore(Protocol):
         """Replace version `after` of a session's layers and return the new version."""
         given = {"session_id": session_id, "vault_name": vault_name, "state": state, "after": after}
         return await self.perform(partial(sessions.save_layers, **given))
+
+    async def actions(self, session_id: str, vault_name: str = "") -> list[Action]:
+        """The actions on a conversation, oldest first."""
+        return await self.perform(partial(sessions.actions, session_id=session_id, vault_name=vault_name))
+
+    async def save_action(
+        self, session_id: str, vault_name: str, action: Action, *, after: int, compile: Compile | None = None
+    ) -> Action:
+        """Save an action, with the compile that it made, and return it with `number` and `summary_id`."""
+        given = {"session_id": session_id, "vault_name": vault_name, "action": action}
+        return await self.perform(partial(sessions.save_action, **given, after=after, compile=compile))
+
+    async def session_cycles(self, session_id: str, vault_name: str = "") -> list[Cycle]:
+        """Every cycle of a conversation, oldest first."""
+        return await self.perform(partial(sessions.session_cycles, session_id=session_id, vault_name=vault_name))
 
     async def delete(self, session_id: str) -> int:
         """Remove a conversation and everything only it used; the number of requests removed."""

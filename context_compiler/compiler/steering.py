@@ -1,0 +1,225 @@
+"""What a user wants of the views of a conversation: messages that always stay, a compile that was undone, a focus.
+
+It is derived from the actions of the record. Every compile and every undo by hand opens a *generation*: cycles and
+summaries of earlier ones are not found again, so that what was undone does not come back by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from context_compiler.compiler.cycle import Cycle
+from context_compiler.messages.history import History
+from context_compiler.messages.turns import Outline
+from context_compiler.record.actions import COMPILE, PIN, UNDO, UNPIN, Action
+
+PINS = 4
+"""Divisor of the room for messages that pinned messages may take."""
+
+PINNED = "pinned"
+"""Reason why a message is in a view."""
+
+MARK = "~"
+"""Between a configuration and its generation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A message that stays in every view, word for word."""
+
+    tip: str
+    """Its chain id."""
+    name: str
+    """Its identity, which stays the same where an earlier message is edited."""
+    text: str
+    """Its beginning, on one line."""
+    turn: int = 0
+    """From 1; 0 before the first prompt."""
+    role: str = ""
+    tokens: int = 0
+
+    def to_data(self) -> dict[str, Any]:
+        """As plain data."""
+        return {name: getattr(self, name) for name in ("tip", "name", "text", "turn", "role", "tokens")}
+
+    def to_json(self) -> str:
+        """As JSON text."""
+        return json.dumps(self.to_data())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steering:
+    """Wishes of a user about the views of one conversation, as its next request finds them."""
+
+    generation: int = 0
+    """Number of compiles and undos by hand until now."""
+    held: str = ""
+    """Chain id of the newest message when the last compile was undone; empty if a compile came after that."""
+    pins: tuple[Pin, ...] = ()
+    """Oldest first."""
+
+    def config(self, config: str) -> str:
+        """The name under which cycles of this generation are kept."""
+        base = base_config(config)
+        return f"{base}{MARK}{self.generation}" if self.generation else base
+
+    def to_data(self) -> dict[str, Any]:
+        """As plain data."""
+        pins = [pin.to_data() for pin in self.pins]
+        return {"generation": self.generation, "held": self.held, "pins": pins}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Steering:
+        """Back from plain data."""
+        pins = tuple(Pin(**pin) for pin in data["pins"])
+        return cls(generation=data["generation"], held=data["held"], pins=pins)
+
+
+NONE = Steering()
+"""Nobody has asked for anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One compile that a user asks for."""
+
+    focus: str = ""
+    """Subject that the summary and the quotes are to keep."""
+    start: int = 0
+    """Turns before this position stay as they are."""
+
+
+def base_config(config: str) -> str:
+    """A configuration without its generation."""
+    return config.partition(MARK)[0]
+
+
+def steering_of(actions: Sequence[Action]) -> tuple[Steering, Cycle | None]:
+    """The wishes that follow from all actions, and the cycle that the last compile or undo led to; None for raw."""
+    pins: dict[str, Pin] = {}
+    for action in actions:
+        if action.kind in (PIN, UNPIN):
+            pins.pop(action.tip, None)
+        if action.kind == PIN:
+            pins[action.tip] = Pin(**json.loads(action.state))
+    steps = [action for action in actions if action.kind in (COMPILE, UNDO)]
+    last = steps[-1] if steps else None
+    steering = Steering(
+        generation=len(steps),
+        held=last.tip if last is not None and last.kind == UNDO else "",
+        pins=tuple(pins.values()),
+    )
+    return steering, cycle_of(last) if last is not None else None
+
+
+def cycle_of(action: Action) -> Cycle | None:
+    """The cycle that a compile made, or that an undo went back to."""
+    state = json.loads(action.state).get("cycle")
+    cycle = Cycle.from_json(state) if state else None
+    if cycle is None or action.kind != COMPILE:
+        return cycle
+    return replace(cycle, summary_id=action.summary_id)
+
+
+@dataclass(slots=True)
+class Steps:
+    """The cycles that a conversation was in, the newest last; without any, its raw history was sent."""
+
+    cycles: list[Cycle] = field(default_factory=list[Cycle])
+
+    @classmethod
+    def of(cls, actions: Sequence[Action], cycles: Sequence[Cycle], ids: Sequence[str]) -> Steps:
+        """Replay the actions of a conversation, and the cycles of each generation.
+
+        Args:
+            actions: Oldest first.
+            cycles: All that are known, oldest first; those of other configurations than the newest are left out.
+            ids: Chain ids of the conversation as it is now: cycles of a fork are no part of it.
+        """
+        steps, known = cls(), set(ids)
+        mine = [cycle for cycle in cycles if cycle.tip in known]
+        base = base_config(mine[-1].config) if mine else ""
+        mine = [cycle for cycle in mine if base_config(cycle.config) == base]
+        generation = 0
+        steps._enter(mine, Steering(generation=generation).config(base))
+        for action in actions:
+            if action.kind not in (COMPILE, UNDO):
+                continue
+            generation += 1
+            found = cycle_of(action)
+            if action.kind == UNDO:
+                steps._leave(found)
+            elif found is not None and found.tip in known:
+                steps.cycles.append(found)
+            steps._enter(mine, Steering(generation=generation).config(base))
+        return steps
+
+    def _enter(self, cycles: Sequence[Cycle], config: str) -> None:
+        """Go through the cycles of one generation."""
+        for cycle in cycles:
+            if cycle.config != config:
+                continue
+            if self.cycles and _same(self.cycles[-1], cycle):
+                self.cycles[-1] = cycle
+            else:
+                self.cycles.append(cycle)
+
+    def _leave(self, left: Cycle | None) -> None:
+        """Go back one step, to `left`: what is before that may have been pruned."""
+        if self.cycles:
+            self.cycles.pop()
+        if left is None:
+            self.cycles.clear()
+        elif not (self.cycles and _same(self.cycles[-1], left)):
+            self.cycles.append(left)
+
+    @property
+    def current(self) -> Cycle | None:
+        """The cycle that the next request would be in; None for raw history."""
+        return self.cycles[-1] if self.cycles else None
+
+    @property
+    def before(self) -> Cycle | None:
+        """The cycle before that."""
+        return self.cycles[-2] if len(self.cycles) > 1 else None
+
+
+def _same(one: Cycle, other: Cycle) -> bool:
+    """True if two cycles send the same: an adopted one has another configuration, ratio and row."""
+    return (one.tip, one.note, one.quotes) == (other.tip, other.note, other.quotes)
+
+
+def position_of(pin: Pin, history: History) -> int | None:
+    """The place of a pinned message: by its chain id, else the newest message that says the same."""
+    if pin.tip in history.ids:
+        return history.ids.index(pin.tip)
+    names = (index for index in range(len(history) - 1, -1, -1) if history.readings[index].name == pin.name)
+    return next(names, None)
+
+
+def unit(position: int, outline: Outline) -> frozenset[int]:
+    """The messages that stay together with one: its group, and what is tied to it."""
+    found = {position}
+    for turn in outline.turns:
+        if turn.start <= position < turn.stop:
+            group = next(group for group in turn.groups if group.start <= position < group.stop)
+            found.update(range(group.start, group.stop))
+    found.update(*(outline.ties.get(index, ()) for index in tuple(found)))
+    return frozenset(found)
+
+
+def pinned(steering: Steering, history: History, outline: Outline, room: int) -> frozenset[int]:
+    """Positions of the pinned messages that fit into their share of the room, the newest pins first."""
+    left, found = room // PINS, frozenset[int]()
+    for pin in reversed(steering.pins):
+        at = position_of(pin, history)
+        if at is None:
+            continue
+        more = unit(at, outline) - found
+        cost = sum(history.readings[index].tokens for index in more)
+        if cost <= left:
+            left, found = left - cost, found | more
+    return found

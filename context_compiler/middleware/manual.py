@@ -1,0 +1,562 @@
+"""Views steered by hand: compile now, preview and undo it, and pin messages, whatever the thresholds say.
+
+What is asked for goes on the record as an action of its conversation, and the next run of it finds it there, in this
+process or another. A step that fails leaves the conversation as it was, and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from copy import copy
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any, cast
+
+from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
+from pydantic_ai.models import Model
+
+from context_compiler.compiler.advance import Advance, advance
+from context_compiler.compiler.cycle import Cycle, mended
+from context_compiler.compiler.steering import PINS, Order, Pin, Steps, position_of, steering_of, unit
+from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, latest_input, model_alias
+from context_compiler.compiler.view import summary_of
+from context_compiler.errors import CompileError, SettingsError, StoreError
+from context_compiler.messages.display import role
+from context_compiler.messages.fences import clip, one_line
+from context_compiler.messages.history import History
+from context_compiler.messages.items import Kind
+from context_compiler.middleware.archive import Archive
+from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.off_loop import off_loop
+from context_compiler.middleware.request import Host, Request, is_long, named_scope
+from context_compiler.middleware.respond import assemble_view
+from context_compiler.middleware.single_flight import SESSIONS, Summaries
+from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
+from context_compiler.record.actions import COMPILE, PIN, UNDO, UNPIN, Action
+from context_compiler.record.values import Drop, Record, now
+from context_compiler.resilience import Report, try_await
+from context_compiler.tokens import Ratios
+from context_compiler.tokens.prices import cost_of, dollars
+
+LONGEST_FOCUS = 2_000
+"""Most characters of a focus."""
+
+PROMPT, EXCERPT = 400, 80
+"""Characters of the prompt that stands for the next one, and of what is shown of a pinned message."""
+
+NO_MODEL = "no model is known before the first request of this process: give model= to have one write the summary"
+
+_REF = re.compile(r"(?i)(turn|message|t|m)? ?#?(\d{1,9})")
+
+AS_IT_WAS = "the conversation is as it was"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileResult:
+    """What a compile, a preview or an undo by hand came to."""
+
+    session: str
+    kind: str
+    """compile, preview or undo."""
+    done: bool
+    """True if the next request will be another one; of a preview, if a compile would make it one."""
+    why: str = ""
+    """Reason why not."""
+    focus: str = ""
+    before: int = 0
+    """Tokens of the next request, without its prompt, as it would have been."""
+    after: int = 0
+    """The same as it will be; of a preview with a model, the most that it can be."""
+    kept: int = 0
+    """Tokens of the messages that stay word for word."""
+    turns: int = 0
+    """Turns that stay, whole or in part."""
+    left_out: tuple[Drop, ...] = ()
+    summary: str = ""
+    """What stands for the messages that are left out."""
+    model: str = "none"
+    """Model that writes the summary; "none" quotes."""
+    usage: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Tokens that the compile took; of a preview, those that it may take."""
+    cost: Decimal | None = None
+    """In US dollars; None where no price is known."""
+    seconds: float = 0.0
+
+    @property
+    def saved(self) -> int:
+        """Tokens that each request from now on is smaller by; negative after an undo."""
+        return self.before - self.after
+
+    def __str__(self) -> str:
+        if not self.done:
+            return self.why
+        about = "at most " if self.kind == "preview" and self.model != "none" else ""
+        parts = [f"{self.before:,} → {about}{self.after:,} tokens"]
+        if self.kind != "undo":
+            parts.append(f"{_number(self.turns, 'turn')} kept word for word ({self.kept:,} tokens)")
+        if self.usage:
+            asked = "would be asked" if self.kind == "preview" else "asked"
+            parts.append(f"{self.model} {asked}: {sum(self.usage.get(name, 0) for name in TOKENS):,} tokens")
+            parts.append("price unknown" if self.cost is None else dollars(self.cost))
+        elif self.kind != "undo":
+            parts.append("no model asked")
+        return ", ".join([*parts, *([f"{self.seconds:.1f} s"] if self.kind == "compile" else [])])
+
+
+TOKENS = ("input_tokens", "output_tokens")
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The last request of a conversation, without its messages, and the model that it went to."""
+
+    request: Request
+    model: Model | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Session:
+    """A conversation as it is now, read for one step by hand."""
+
+    context: RequestContext
+    """With a short prompt at the end, that stands for the next one."""
+    number: int
+    """Of the newest action."""
+    steps: Steps
+    writer: Model | str
+    note: str
+    """Reason why no model can be asked; empty if one can, or if none is wanted."""
+
+    @property
+    def id(self) -> str:
+        """Label of the conversation."""
+        return self.context.request.session_id
+
+    @property
+    def raw(self) -> History:
+        """The history with the prompt at its end."""
+        return self.context.history
+
+    @property
+    def length(self) -> int:
+        """Messages without that prompt."""
+        return len(self.raw) - 1
+
+    @property
+    def ratio(self) -> float:
+        """The model's learnt ratio."""
+        return self.context.run.ratios.of(self.context.request.family)
+
+    def current(self) -> Cycle | None:
+        """The cycle that the next request would be in; None for raw history."""
+        return self._here(self.steps.current)
+
+    def before(self) -> Cycle | None:
+        """The cycle before that."""
+        return self._here(self.steps.before)
+
+    def _here(self, cycle: Cycle | None) -> Cycle | None:
+        if cycle is None:
+            return None
+        cycle = replace(cycle, config=self.context.policy.config)
+        return mended(cycle, self.context.pairing, self.context.base)
+
+    def calibrated(self, exact: int) -> int:
+        """Tokens of the model, without those of the prompt at the end."""
+        return round((exact - self.raw.readings[-1].tokens) * self.ratio)
+
+    def size(self, cycle: Cycle | None, done: Advance | None = None) -> int:
+        """Tokens of the next request in a cycle, without its prompt."""
+        status = "compiled" if done is not None else "cycle" if cycle is not None else "raw"
+        return self.calibrated(assemble_view(self.context, cycle, status, done).cost)
+
+    def find(self, message: int | str) -> int:
+        """Position of a message by its number, as `m12` or `turn 3`, or by words that it holds.
+
+        Raises:
+            SettingsError: there is no such message.
+        """
+        named = _REF.fullmatch(str(message).strip())
+        number = int(named[2]) if named else -1
+        if isinstance(message, int) or (named and (named[1] or "t").lower().startswith("m")):
+            found = number if 0 <= number < self.length else None
+        elif named:
+            turns = self.context.outline.turns[:-1]
+            found = next((turn.start for turn in turns if turn.index + 1 == number), None)
+        else:
+            found = self._saying(" ".join(str(message).split()).casefold())
+        if found is None:
+            last = self.context.outline.turns[:-1][-1].index + 1
+            what = f"turn 1 to turn {last}, m0 to m{self.length - 1}, or words of a message"
+            raise SettingsError(f"message={one_line(str(message), EXCERPT)!r}: there is no such message; give {what}")
+        return found
+
+    def _saying(self, words: str) -> int | None:
+        """The newest message with these words, one of a user before any other."""
+        if not words:
+            return None
+        found = [
+            index
+            for index in range(self.length - 1, -1, -1)
+            for item in self.raw.readings[index].items
+            if item.mark is None and words in " ".join(item.text.split()).casefold()
+        ]
+        return next((index for index in found if self.raw.readings[index].asks), found[0] if found else None)
+
+    def order(self, focus: str, start: int | str | None) -> Order:
+        """The compile that is asked for; one from a message on begins with its turn."""
+        if start is None:
+            return Order(focus=focus)
+        at = self.find(start)
+        turn = next(turn for turn in self.context.outline.turns if turn.start <= at < turn.stop)
+        return Order(focus=focus, start=turn.start)
+
+
+class _Unsent(Host):
+    """Host of a request that is never sent."""
+
+    def __init__(self, answer: Callable[[SummaryRequest], Awaitable[SummaryResponse]]) -> None:
+        self._answer = answer
+
+    async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
+        return {"cycle": None, "ratios": {}}
+
+    async def ask(self, request: SummaryRequest) -> SummaryResponse:
+        return await self._answer(request)
+
+
+async def _refuse(request: SummaryRequest) -> SummaryResponse:
+    return SummaryResponse(text="", refused="no model is asked")
+
+
+class Manual:
+    """Compiles, undos and pins by hand, for all conversations of one compiler.
+
+    Args:
+        state: State of the compiler.
+        archive: Its record.
+        ratios: Learnt ratios of models.
+        profile: The last request of a conversation in this process.
+        report: Called with what failed.
+    """
+
+    def __init__(
+        self,
+        state: CompilerState,
+        archive: Archive,
+        ratios: Ratios,
+        profile: Callable[[str], Profile | None],
+        report: Report,
+    ) -> None:
+        self._state, self._archive, self._ratios = state, archive, ratios
+        self._profile, self._report = profile, report
+
+    async def compile(
+        self, session: str, focus: str, *, start: int | str | None, model: Model | str | None
+    ) -> CompileResult:
+        """Compile a conversation now; see `ContextCompiler.compile_now`."""
+        focus, began = _focus(focus), time.perf_counter()
+        key, timeout = self._archive.shared(session), self._state.arguments.timeout
+        async with SESSIONS.hold(key, wait=timeout) as mine:
+            if not mine:
+                why = f"another compile of this conversation is under way; {AS_IT_WAS}"
+                return CompileResult(session=session, kind="compile", done=False, why=why, focus=focus)
+            found = await self._read(session, model)
+            result = await self._compiled(found, found.order(focus, start))
+        return replace(result, seconds=time.perf_counter() - began)
+
+    async def preview(
+        self, session: str, focus: str, *, start: int | str | None, model: Model | str | None
+    ) -> CompileResult:
+        """The outcome of a compile as far as it is known without one; no model is asked and nothing is recorded."""
+        focus = _focus(focus)
+        found = await self._read(session, model)
+        wanted: list[SummaryRequest] = []
+
+        async def refuse(request: SummaryRequest) -> SummaryResponse:
+            wanted.append(request)
+            return await _refuse(request)
+
+        done = await self._advance(found, found.order(focus, start), refuse)
+        if not wanted:
+            return self._result(found, "preview", done, focus)
+        result = self._result(found, "preview", done, focus)
+        order, count = wanted[0], self._state.counter.text
+        given = sum(map(count, order.prompts)) + order.cap * (len(order.prompts) - 1)
+        usage = {"input_tokens": round(given * found.ratio), "output_tokens": order.cap * len(order.prompts)}
+        most = found.calibrated(found.context.request.fixed + done.selection.draft.total)
+        result = replace(result, after=most, usage=usage, **_writer(found, usage), summary="")
+        return replace(result, done=most < result.before or bool(focus), why="")
+
+    async def _compiled(self, found: _Session, order: Order) -> CompileResult:
+        answers: list[SummaryResponse] = []
+
+        async def ask(wanted: SummaryRequest) -> SummaryResponse:
+            summaries = Summaries(found.context.compiler.arguments, self._archive)
+            answers.append(answer := await summaries.answer(wanted.key, wanted.prompts, found.writer))  # pyright: ignore[reportArgumentType]
+            if answer.failure is not None:
+                raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
+            return answer
+
+        outcome = await try_await(self._advance(found, order, ask))
+        spent = answers[0] if answers else None
+        if outcome.value is None:
+            error = outcome.error or RuntimeError("nothing came of it")
+            await self._report(error)
+            return self._failed(found, order.focus, f"{error}; {AS_IT_WAS}", spent)
+        done = outcome.value
+        result = self._result(found, "compile", done, order.focus)
+        if spent is not None:
+            result = replace(result, usage=spent.usage, **_writer(found, spent.usage, spent.cost))
+        if not result.done:
+            return result
+        saved = await try_await(self._save(found, order, done, result))
+        if saved.error is not None:
+            await self._report(saved.error)
+            return self._failed(found, order.focus, f"{saved.error}; {AS_IT_WAS}", spent)
+        return result
+
+    def _failed(self, found: _Session, focus: str, why: str, spent: SummaryResponse | None) -> CompileResult:
+        size = found.size(found.current())
+        result = CompileResult(
+            session=found.id, kind="compile", done=False, why=why, focus=focus, before=size, after=size
+        )
+        return (
+            result if spent is None else replace(result, usage=spent.usage, **_writer(found, spent.usage, spent.cost))
+        )
+
+    async def _save(self, found: _Session, order: Order, done: Advance, result: CompileResult) -> None:
+        cycle, row = done.cycle, done.row
+        if row is not None:  # the prompt at the end of the history is no message of the conversation
+            tip = found.raw.exact[found.length - 1]
+            row = replace(row, input_payload={**(row.input_payload or {}), "raw_tip": tip, "focus": order.focus})
+        figures = {"focus": order.focus, "before": result.before, "after": result.after}
+        action = Action(
+            kind=COMPILE,
+            tip=cycle.tip,
+            state=json.dumps({"cycle": cycle.to_json(), **figures}),
+            created_at=now(),
+            summary_id=cycle.summary_id,
+        )
+        await self._archive.save_action(found.id, action, after=found.number, row=row)
+
+    async def undo(self, session: str) -> CompileResult:
+        """Go back to the view before the last compile; see `ContextCompiler.undo_compile`."""
+        found = await self._read(session, "none")
+        current, before = found.current(), found.before()
+        if current is None:
+            why = "nothing is compiled: the next request has the whole history"
+            return CompileResult(session=session, kind="undo", done=False, why=why)
+        result = CompileResult(
+            session=session,
+            kind="undo",
+            done=True,
+            before=found.size(current),
+            after=found.size(before),
+            summary=summary_of(before) if before is not None else "",
+        )
+        state = {"cycle": before.to_json() if before is not None else None, "before": result.before}
+        action = Action(
+            kind=UNDO,
+            tip=found.raw.ids[found.length - 1],
+            state=json.dumps({**state, "after": result.after}),
+            created_at=now(),
+            summary_id=await self._row_of(found.id, current),
+        )
+        saved = await try_await(self._archive.save_action(session, action, after=found.number))
+        if saved.error is not None:
+            await self._report(saved.error)
+            return replace(result, done=False, after=result.before, why=f"{saved.error}; {AS_IT_WAS}")
+        self._archive.forget_answer(current.summary)
+        return result
+
+    async def _row_of(self, session: str, cycle: Cycle) -> int | None:
+        """The row of the compile that a cycle comes of; that of its first request is the newest request's."""
+        if cycle.summary_id is not None or not cycle.summary:
+            return cycle.summary_id
+        newest = await self._archive.newest(session)
+        made = newest.compile if newest is not None else None
+        return newest.summary_id if newest and made and (made.raw_output or "").strip() == cycle.summary else None
+
+    async def pin(self, session: str, message: int | str) -> Pin:
+        """Keep a message in every view; see `ContextCompiler.pin`."""
+        found = await self._read(session, "none")
+        at, context = found.find(message), found.context
+        one, outline = found.raw.readings[at], context.outline
+        known = {position_of(pin, found.raw): pin for pin in context.steering.pins}
+        if at in known:
+            return known[at]
+        turn = next(turn.index + 1 for turn in outline.turns if turn.start <= at < turn.stop)
+        text = " ".join(item.text for item in one.items if item.mark is None and item.kind is not Kind.SYSTEM)
+        pin = Pin(
+            tip=found.raw.ids[at],
+            name=one.name,
+            text=one_line(text, EXCERPT),
+            turn=turn,
+            role=role(one),
+            tokens=one.tokens,
+        )
+        whole = unit(at, outline).union(*(unit(place, outline) for place in known if place is not None))
+        cost = sum(found.raw.readings[index].tokens for index in whole)
+        room = context.limits().room // PINS
+        if cost > room:
+            others = f", with {_number(len(known), 'message')} pinned already" if known else ""
+            raise SettingsError(
+                f"message={one_line(str(message), EXCERPT)!r}: {cost:,} tokens{others}; pinned messages may take"
+                f" {room:,} of a budget of {context.policy.budget:,}: unpin another one, pin a shorter one, or give a"
+                " larger budget"
+            )
+        action = Action(kind=PIN, tip=pin.tip, state=pin.to_json(), created_at=now())
+        await self._archive.save_action(session, action, after=found.number)
+        return pin
+
+    async def unpin(self, session: str, message: int | str) -> Pin:
+        """Let a pinned message go with the others; see `ContextCompiler.unpin`."""
+        found = await self._read(session, "none")
+        pins = {position_of(pin, found.raw): pin for pin in found.context.steering.pins}
+        words = " ".join(str(message).split()).casefold()
+        pin = (
+            None
+            if _REF.fullmatch(words)
+            else next((one for one in pins.values() if words in one.text.casefold()), None)
+        )
+        pin = pin or pins.get(found.find(message))
+        if pin is None:
+            raise SettingsError(
+                f"message={one_line(str(message), EXCERPT)!r}: it is not pinned; `pins` lists those that are"
+            )
+        action = Action(kind=UNPIN, tip=pin.tip, state="{}", created_at=now())
+        await self._archive.save_action(session, action, after=found.number)
+        return pin
+
+    async def pins(self, session: str) -> tuple[Pin, ...]:
+        """The pinned messages of a conversation, the oldest pin first."""
+        return steering_of(await self._archive.actions(session))[0].pins
+
+    async def _advance(
+        self, found: _Session, order: Order, ask: Callable[[SummaryRequest], Awaitable[SummaryResponse]]
+    ) -> Advance:
+        """Cut back as ordered; with a focus, all that is left out is summarised anew from the raw history."""
+        context, previous = found.context, found.current()
+        if order.focus and previous is not None:
+            previous = replace(previous, summary="", covered=(), summary_id=None)
+        host: Host = _Unsent(ask)
+
+        async def work(there: Host) -> Advance:
+            return await advance(
+                context,
+                context.limits(),
+                where=context.where,
+                ask=there.ask,
+                previous=previous,
+                overhead=context.request.fixed,
+                order=order,
+            )
+
+        return await (off_loop(work, host) if is_long(context.request.messages, None) else work(host))
+
+    def _result(self, found: _Session, kind: str, done: Advance, focus: str) -> CompileResult:
+        """The figures of an advance, and the reason why it is of no use, if it is not."""
+        draft, current = done.selection.draft, found.current()
+        kept = [index for index in range(found.length) if draft.here(index) is not None]
+        before, after = found.size(current), found.size(done.cycle, done)
+        why = ""
+        if not 0 < done.cycle.decided <= found.length or not done.selection.out:
+            why = "there is nothing that could be left out"
+        elif not done.cycle.note and not done.cycle.quotes:
+            why = "nothing of it is worth a summary"
+        elif not done.selection.span and not focus:
+            why = "nothing is new since the last compile; say what to keep, and all of it is compiled again"
+        elif after >= before and not (focus and current is not None):
+            why = f"it would save nothing: {before:,} → {after:,} tokens"
+        return CompileResult(
+            session=found.id,
+            kind=kind,
+            done=not why,
+            why=f"{why}; {AS_IT_WAS}" if why else found.note,
+            focus=focus,
+            before=before,
+            after=before if why else after,
+            kept=round(sum(draft.costs[index] for index in kept) * found.ratio),
+            turns=sum(found.raw.readings[index].asks for index in kept),
+            left_out=tuple(draft.drops),
+            summary=summary_of(done.cycle),
+        )
+
+    async def _read(self, session: str, model: Model | str | None) -> _Session:
+        """A conversation as it is now.
+
+        Raises:
+            StoreError: nothing of it is on the record, or the record cannot be read.
+        """
+        actions = await self._archive.actions(session)
+        messages = await self._archive.history(session)
+        if not messages:
+            raise StoreError(f"session {session!r}: nothing of it is on the record")
+        profile = self._profile(session)
+        newest = await self._archive.newest(session) if profile is None else None
+        arguments, writer, note = self._arguments(profile, newest, model)
+        run = Run()
+        run.steer(steering_of(actions)[0])
+        run.ratios.restore(self._ratios.state())
+        request = profile.request if profile is not None else _recorded_request(session, newest)
+        text = one_line(latest_input(self._state.reader.read(messages)), PROMPT) or "…"
+        prompt: ModelMessage = ModelRequest(parts=[UserPromptPart(clip(text, PROMPT))])
+        context = read_request(
+            replace(self._state, arguments=arguments),
+            run,
+            replace(request, messages=[*messages, prompt], run_id=None),
+            _Unsent(_refuse),
+        )
+        steps = Steps.of(actions, await self._archive.cycles(session), context.history.ids)
+        number = actions[-1].number if actions else 0
+        return _Session(context=context, number=number, steps=steps, writer=writer, note=note)
+
+    def _arguments(
+        self, profile: Profile | None, newest: Record | None, model: Model | str | None
+    ) -> tuple[Arguments, Model | str, str]:
+        """The arguments of one step: its model, and the budget of the last request where none is given."""
+        arguments = copy(self._state.arguments)
+        if arguments.budget is None and newest is not None and newest.budget is not None:
+            arguments.budget = max(1, int(newest.budget / newest.ratio))
+        if model is not None:
+            arguments.model = model
+        if arguments.model is not None:
+            return arguments, arguments.model, ""
+        if profile is not None and profile.model is not None:
+            return arguments, profile.model, ""
+        arguments.model = "none"
+        return arguments, "none", NO_MODEL
+
+
+def _recorded_request(session: str, newest: Record | None) -> Request:
+    """The request that a conversation would make next, as far as the record tells."""
+    ledger = cast("Mapping[str, Any]", newest.ledger if newest is not None else {})
+    overhead = int(ledger.get("tokens", {}).get("instructions and schemas", 0))
+    return Request(messages=[], session_id=session, scope=named_scope(session), overhead=overhead)
+
+
+def _writer(found: _Session, usage: Mapping[str, int], cost: str | None = None) -> dict[str, Any]:
+    """Name of the model that writes a summary, and the cost of a usage of it."""
+    name, provider = model_alias(found.writer), None if isinstance(found.writer, str) else found.writer.system
+    known = Decimal(cost) if cost is not None else cost_of(name, usage, provider)
+    return {"model": name, "cost": known}
+
+
+def _focus(text: str) -> str:
+    """A focus as it goes into a prompt.
+
+    Raises:
+        SettingsError: it is too long.
+    """
+    text = text.strip()
+    if len(text) > LONGEST_FOCUS:
+        raise SettingsError(f"focus: {len(text):,} characters; give at most {LONGEST_FOCUS:,}")
+    return text
