@@ -1,4 +1,4 @@
-"""What a user wants of the views of a conversation: messages that always stay, a compile that was undone, a focus.
+"""Wishes of a user about the views of a conversation: pinned messages, a compile that was undone, a focus.
 
 It is derived from the actions of the record. Every compile and every undo by hand opens a *generation*: cycles and
 summaries of earlier ones are not found again, so that what was undone does not come back by itself.

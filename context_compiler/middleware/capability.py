@@ -121,7 +121,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     async def preview(
         self, session: str, focus: str = "", *, start: int | str | None = None, model: Model | str | None = None
     ) -> CompileResult:
-        """What `compile_now` would keep, leave out and cost; no model is asked and nothing is recorded.
+        """Preview of `compile_now`: what it would keep, leave out and cost. No model is asked, nothing is recorded.
 
         Where a model would write the summary, `after`, `usage` and `cost` are the most that it can come to.
 
@@ -132,7 +132,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         return await self._ware.steer(lambda manual: manual.preview(session, focus, start=start, model=model))
 
     async def undo_compile(self, session: str) -> CompileResult:
-        """Go back to the view before the last compile, whoever asked for it; again, to the one before that.
+        """Go back to the view before the last compile, automatic or not; once more goes one compile further.
 
         Its summary is not used again. Until the conversation has grown by as much as between two compiles, only the
         budget itself cuts it, and no model is asked; `compile_now` does it again.

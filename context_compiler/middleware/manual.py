@@ -45,7 +45,7 @@ LONGEST_FOCUS = 2_000
 """Most characters of a focus."""
 
 PROMPT, EXCERPT = 400, 80
-"""Characters of the prompt that stands for the next one, and of what is shown of a pinned message."""
+"""Characters of the placeholder for the next prompt, and of the excerpt of a pinned message."""
 
 NO_MODEL = "no model is known before the first request of this process: give model= to have one write the summary"
 
@@ -56,7 +56,7 @@ AS_IT_WAS = "the conversation is as it was"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileResult:
-    """What a compile, a preview or an undo by hand came to."""
+    """Outcome of a compile, a preview or an undo by hand."""
 
     session: str
     kind: str
@@ -76,7 +76,7 @@ class CompileResult:
     """Turns that stay, whole or in part."""
     left_out: tuple[Drop, ...] = ()
     summary: str = ""
-    """What stands for the messages that are left out."""
+    """Replacement of the messages that are left out."""
     model: str = "none"
     """Model that writes the summary; "none" quotes."""
     usage: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -126,7 +126,7 @@ class _Session:
     """A conversation as it is now, read for one step by hand."""
 
     context: RequestContext
-    """With a short prompt at the end, that stands for the next one."""
+    """With a short prompt at the end, in place of the next one."""
     number: int
     """Of the newest action."""
     steps: Steps

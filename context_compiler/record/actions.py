@@ -1,4 +1,4 @@
-"""What users do to the views of a conversation by hand, and the table that keeps it; append-only."""
+"""Actions of users on the views of a conversation, and their table; append-only."""
 
 from __future__ import annotations
 

@@ -176,6 +176,7 @@ def test_the_steps_come_in_their_order() -> None:
         "stub_active_exchanges",
         "drop_active_groups",
         "drop_summary",
+        "release_pins",
         "truncate_harder",
         "drop_untruncatable",
         "drop_steering_prompts",
