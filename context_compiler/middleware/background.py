@@ -27,7 +27,7 @@ def pending(context: RequestContext) -> PendingCompile | None:
 async def start(context: RequestContext, previous: Cycle | None, host: Host) -> bool:
     """Begin a compile while the conversation goes on; False if no model would be asked now, or none can be."""
     run = context.run
-    if context.policy.model == "none" or run.refused or run.asked_turn == context.turn:
+    if context.policy.model == "none" or context.rests or run.refused or run.asked_turn == context.turn:
         return False
     limits = context.limits().ahead
     chosen = select(context, limits, previous=previous, overhead=context.request.fixed)

@@ -22,8 +22,8 @@ from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.metrics import count_response
 from context_compiler.middleware.manual import CompileResult
+from context_compiler.middleware.metrics import count_response
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
 from context_compiler.middleware.request import Host, Request, charge_run, host_request, within_limits
@@ -97,7 +97,13 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         await self.aclose()
 
     async def compile_now(
-        self, session: str, focus: str = "", *, start: int | str | None = None, model: Model | str | None = None
+        self,
+        session: str,
+        focus: str = "",
+        *,
+        start: int | str | None = None,
+        model: Model | str | None = None,
+        owner: str | None = None,
     ) -> CompileResult:
         """Compile a conversation now, below the threshold too; its next run begins with the result.
 
@@ -111,15 +117,22 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             start: Summarise from this turn on, and keep what is before it: `"turn 12"`, or a message as for `pin`.
             model: Model that writes the summary; None is the compiler's, else that of the conversation's last request
                 in this process. Without any, passages are quoted.
+            owner: Owner of the conversation, where `owner=` of the compiler is a function.
 
         Raises:
             SettingsError: The focus is too long, or there is no such turn.
             StoreError: Nothing of the conversation is on the record, or the record cannot be read.
         """
-        return await self._ware.steer(lambda manual: manual.compile(session, focus, start=start, model=model))
+        return await self._ware.steer(lambda manual: manual.compile(session, focus, start=start, model=model), owner)
 
     async def preview(
-        self, session: str, focus: str = "", *, start: int | str | None = None, model: Model | str | None = None
+        self,
+        session: str,
+        focus: str = "",
+        *,
+        start: int | str | None = None,
+        model: Model | str | None = None,
+        owner: str | None = None,
     ) -> CompileResult:
         """Preview of `compile_now`: what it would keep, leave out and cost. No model is asked, nothing is recorded.
 
@@ -129,9 +142,9 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             SettingsError: The focus is too long, or there is no such turn.
             StoreError: Nothing of the conversation is on the record, or the record cannot be read.
         """
-        return await self._ware.steer(lambda manual: manual.preview(session, focus, start=start, model=model))
+        return await self._ware.steer(lambda manual: manual.preview(session, focus, start=start, model=model), owner)
 
-    async def undo_compile(self, session: str) -> CompileResult:
+    async def undo_compile(self, session: str, *, owner: str | None = None) -> CompileResult:
         """Go back to the view before the last compile, automatic or not; once more goes one compile further.
 
         Its summary is not used again. Until the conversation has grown by as much as between two compiles, only the
@@ -140,9 +153,9 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         Raises:
             StoreError: Nothing of the conversation is on the record, or the record cannot be read.
         """
-        return await self._ware.steer(lambda manual: manual.undo(session))
+        return await self._ware.steer(lambda manual: manual.undo(session), owner)
 
-    async def pin(self, session: str, message: int | str) -> Pin:
+    async def pin(self, session: str, message: int | str, *, owner: str | None = None) -> Pin:
         """Keep a message in every view of a conversation, word for word, from its next run on.
 
         Args:
@@ -150,25 +163,26 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             message: Position in the raw history from 0, `"m12"` for the same, `"turn 3"` for the prompt of a turn, or
                 words that it holds; of several messages with them, the newest of a user. A tool call is kept with its
                 results.
+            owner: Owner of the conversation, where `owner=` of the compiler is a function.
 
         Raises:
             SettingsError: There is no such message, or it does not fit: pinned messages have a quarter of the room.
             StoreError: The record cannot be read or written.
         """
-        return await self._ware.steer(lambda manual: manual.pin(session, message))
+        return await self._ware.steer(lambda manual: manual.pin(session, message), owner)
 
-    async def unpin(self, session: str, message: int | str) -> Pin:
+    async def unpin(self, session: str, message: int | str, *, owner: str | None = None) -> Pin:
         """Treat a pinned message like any other again; it leaves the view with the next compile.
 
         Raises:
             SettingsError: It is not pinned.
             StoreError: The record cannot be read or written.
         """
-        return await self._ware.steer(lambda manual: manual.unpin(session, message))
+        return await self._ware.steer(lambda manual: manual.unpin(session, message), owner)
 
-    async def pins(self, session: str) -> tuple[Pin, ...]:
+    async def pins(self, session: str, *, owner: str | None = None) -> tuple[Pin, ...]:
         """The pinned messages of a conversation, the oldest pin first."""
-        return await self._ware.steer(lambda manual: manual.pins(session))
+        return await self._ware.steer(lambda manual: manual.pins(session), owner)
 
     def get_ordering(self) -> CapabilityOrdering | None:
         """Innermost: nobody edits a view after it was counted and recorded."""

@@ -237,13 +237,13 @@ async def _refuse(request: SummaryRequest) -> SummaryResponse:
 
 
 class Manual:
-    """Compiles, undos and pins by hand, for all conversations of one compiler.
+    """Compiles, undos and pins by hand, for the conversations of one owner.
 
     Args:
         state: State of the compiler.
         archive: Its record.
         ratios: Learnt ratios of models.
-        profile: The last request of a conversation in this process.
+        profile: The last request of a conversation in this process, by owner and label.
         report: Called with what failed.
     """
 
@@ -252,7 +252,7 @@ class Manual:
         state: CompilerState,
         archive: Archive,
         ratios: Ratios,
-        profile: Callable[[str], Profile | None],
+        profile: Callable[[tuple[str | None, str]], Profile | None],
         report: Report,
     ) -> None:
         self._state, self._archive, self._ratios = state, archive, ratios
@@ -263,7 +263,7 @@ class Manual:
     ) -> CompileResult:
         """Compile a conversation now; see `ContextCompiler.compile_now`."""
         focus, began = _focus(focus), time.perf_counter()
-        key, timeout = self._archive.shared(session), self._state.arguments.timeout
+        key, timeout = self._archive.conversation(session), self._state.arguments.timeout
         async with SESSIONS.hold(key, wait=timeout) as mine:
             if not mine:
                 why = f"another compile of this conversation is under way; {AS_IT_WAS}"
@@ -299,8 +299,8 @@ class Manual:
         answers: list[SummaryResponse] = []
 
         async def ask(wanted: SummaryRequest) -> SummaryResponse:
-            summaries = Summaries(found.context.compiler.arguments, self._archive)
-            answers.append(answer := await summaries.answer(wanted.key, wanted.prompts, found.writer))  # pyright: ignore[reportArgumentType]
+            summaries, model = Summaries(found.context.compiler.arguments), cast(Model, found.writer)
+            answers.append(answer := await summaries.answer(wanted.key, wanted.prompts, model, self._archive))
             if answer.failure is not None:
                 raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
             return answer
@@ -500,7 +500,7 @@ class Manual:
         messages = await self._archive.history(session)
         if not messages:
             raise StoreError(f"session {session!r}: nothing of it is on the record")
-        profile = self._profile(session)
+        profile = self._profile((self._archive.owner, session))
         newest = await self._archive.newest(session) if profile is None else None
         arguments, writer, note = self._arguments(profile, newest, model)
         run = Run()
@@ -540,7 +540,8 @@ def _recorded_request(session: str, newest: Record | None) -> Request:
     """The request that a conversation would make next, as far as the record tells."""
     ledger = cast("Mapping[str, Any]", newest.ledger if newest is not None else {})
     overhead = int(ledger.get("tokens", {}).get("instructions and schemas", 0))
-    return Request(messages=[], session_id=session, scope=named_scope(session), overhead=overhead)
+    owner = newest.owner if newest is not None else ""
+    return Request(messages=[], session_id=session, scope=named_scope(session), overhead=overhead, owner=owner)
 
 
 def _writer(found: _Session, usage: Mapping[str, int], cost: str | None = None) -> dict[str, Any]:

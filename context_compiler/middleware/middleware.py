@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage
+from pydantic_ai.models import Model
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.cycle import Cycle
@@ -38,8 +39,8 @@ from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import BACKGROUND
 from context_compiler.middleware.fallback import fallback
-from context_compiler.middleware.metrics import count_error, count_view
 from context_compiler.middleware.manual import Manual, Profile
+from context_compiler.middleware.metrics import count_error, count_view
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.prompt_cache import LastRequests
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
@@ -81,8 +82,7 @@ class Middleware:
         self._last_requests = LastRequests(self.archive, self.state.reader)
         self._summaries = Summaries(arguments)
         self._ratios = Ratios()
-        self._profiles: Memo[str, Profile] = Memo(PROFILES)
-        self.manual = Manual(self.state, self.archive, self._ratios, self._profiles.get, self.report)
+        self._profiles: Memo[tuple[str | None, str], Profile] = Memo(PROFILES)
         self._ready = False
         self._unpriced: set[str] = set()
         """Models without a price that a budget in money was reported for."""
@@ -102,13 +102,16 @@ class Middleware:
 
     def remember(self, request: Request, model: Model) -> None:
         """Remember how a conversation is sent, for what is done to it by hand."""
-        self._profiles.keep(request.session_id, Profile(request=replace(request, messages=[]), model=model))
+        self._profiles.keep(
+            (request.owner, request.session_id), Profile(request=replace(request, messages=[]), model=model)
+        )
 
-    async def steer(self, work: Callable[[Manual], Awaitable[T]]) -> T:
-        """Do something by hand, and let go of the store when no run is left."""
+    async def steer(self, work: Callable[[Manual], Awaitable[T]], owner: str | None) -> T:
+        """Do something by hand to a conversation of an owner, and let go of the store when no run is left."""
         await self._prepare()
+        archive = self._archive_of(owner)
         try:
-            return await work(self.manual)
+            return await work(Manual(self.state, archive, self._ratios, self._profiles.get, self.report))
         finally:
             await self.rest()
 
@@ -206,7 +209,7 @@ class Middleware:
         changed = result.next_cycle is not None and result.next_cycle is not run.cycle
         self.state.settle(run, result)
         if result.next_cycle is not None and (changed or result.began):
-            self.archive.remember_cycle(result.next_cycle, request.session_id)
+            self.archive.scoped(request.owner).remember_cycle(result.next_cycle, request.session_id)
         if result.blocks is not None and result.blocks is not run.recorded_blocks:
             self.archive.remember_blocks(result.blocks)
 
@@ -256,7 +259,7 @@ class Middleware:
             idle = record.compile is not None and record.compile.status.startswith(("failed", "skipped"))
             known = run.record(cycle, record.summary_id, linked=not idle)
             if known is not None:
-                self.archive.remember_cycle(known, request.session_id)
+                self.archive.scoped(request.owner).remember_cycle(known, request.session_id)
         if result.began or result.row is not None:
             _log(record, result)
         if result.began and not self._short:

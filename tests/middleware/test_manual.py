@@ -287,6 +287,16 @@ async def test_a_record_without_content_is_steered_in_memory(wanted: dict[str, A
     assert "4711" not in await talk.say("And now?") and len(await talk.ours.pins("talk")) == 1
 
 
+async def test_each_owner_steers_a_conversation_of_their_own() -> None:
+    talk = await talked(owner=lambda ctx: "ann")
+    assert (await talk.ours.compile_now("talk", owner="ann")).done
+    with pytest.raises(StoreError, match="nothing of it"):
+        await talk.ours.compile_now("talk", owner="bob")
+    with pytest.raises(SettingsError, match="name the owner"):
+        await talk.ours.undo_compile("talk")
+    assert "4711" in await talk.say("And now?")
+
+
 async def test_what_nobody_knows_cannot_be_steered() -> None:
     talk = await talked(2)
     for work in (talk.ours.compile_now("nobody"), talk.ours.preview("nobody"), talk.ours.undo_compile("nobody")):
