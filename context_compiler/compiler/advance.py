@@ -93,11 +93,8 @@ def select(
         _drop_by_order(draft, plan, order, previous)
     elif one_shot or policy.every_turn:
         deque(drop_older_turns(draft), maxlen=0)
-    first = (truncate_large_parts,) if over else ()
-    if not one_shot and _keep_last_turn(draft, limits, target):
-        reduce(draft, target, steps=(*first, *EARLIER_STEPS))
-    else:
-        reduce(draft, target, steps=(*first, *MILD_STEPS))
+    steps = EARLIER_STEPS if not one_shot and _keep_last_turn(draft, limits, target) else MILD_STEPS
+    reduce(draft, target, steps=(truncate_large_parts, *steps) if over else steps)
     draft.spared, draft.notes = range(0), 0
     fits = reduce(draft, limits.budget - overhead)
     out = tuple(index for index in range(len(history)) if draft.here(index) is None)
