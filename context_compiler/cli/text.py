@@ -19,13 +19,14 @@ from typing import Any, cast
 from rich.cells import cell_len
 
 from context_compiler.messages.printable import safe as safe
+from context_compiler.messages.printable import safe_line
 
 _UNPRINTED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def one_line(text: str, width: int = 0) -> str:
     """The text on one line, safe; truncated to `width` terminal columns, with an ellipsis, unless that is 0."""
-    line = " ".join(safe(text).split())
+    line = safe_line(text)
     if not width or cell_len(line) <= width:
         return line
     cut = line[:width]

@@ -23,7 +23,7 @@ PROMPT_RESERVE, LEAST_RESERVE = 20, 64
 """Reserve that a prompt has to leave: a divisor of the room, and a minimum in tokens."""
 
 SMALLEST = 6
-"""The least that the hardest clamp leaves of a part, in tokens."""
+"""The least that the hardest truncation leaves of a part, in tokens."""
 
 Step = Callable[[Draft], Iterator[None]]
 """One step of the cut order: it makes its changes to the draft one by one, oldest first, and hands over after each."""

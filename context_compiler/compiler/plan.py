@@ -281,7 +281,7 @@ class Draft:
             self.put(index, smaller)
 
     def before_active(self) -> range:
-        """Positions before the active turn."""
+        """Positions before the current turn."""
         return range(self.outline.active.start)
 
 

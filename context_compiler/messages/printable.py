@@ -19,3 +19,8 @@ def safe(text: str) -> str:
     """The text without control characters, escape sequences and direction marks; line breaks and tabs stay."""
     clean = _SEQUENCES.sub("", _BREAKS.sub("\n", text))
     return _HALVES.sub("\ufffd", _UNSEEN.sub("", clean)).expandtabs(4)
+
+
+def safe_line(text: str) -> str:
+    """The same on one line, with single spaces."""
+    return " ".join(safe(text).split())

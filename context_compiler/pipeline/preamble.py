@@ -204,21 +204,21 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
 _LEADING = re.compile(r"[#`~>=|*+_-]|\d{1,9}[.)]|<")
 
 
-def one_line(text: object, most: int) -> str:
+def preamble_line(text: object, most: int) -> str:
     """The beginning of a text on one line, stripped; an ellipsis marks a cut."""
     whole = text if isinstance(text, str) else safe_str(text)
     if type(whole) is str and len(whole) <= OFTEN:
         return _remembered_line(whole, most)
-    return _on_one_line(whole, most)
+    return _make_line(whole, most)
 
 
-def _on_one_line(whole: str, most: int) -> str:
+def _make_line(whole: str, most: int) -> str:
     line = " ".join(neutralize(" ".join(whole[: most + 1].split())).split())
     cut = len(whole) > most + 1 or len(line) > most
     return line[: most - 1].rstrip() + CUT if cut else line
 
 
-_remembered_line = lru_cache(maxsize=8_192)(_on_one_line)
+_remembered_line = lru_cache(maxsize=8_192)(_make_line)
 
 
 def escape_lead(line: str) -> str:
@@ -255,7 +255,7 @@ def _remembered(value: str, most: int) -> str:
 
 
 def _preview(value: object, text: str, most: int) -> str:
-    return one_line(value if isinstance(value, str) else text, most)
+    return preamble_line(value if isinstance(value, str) else text, most)
 
 
 def quote(text: str) -> str:
@@ -351,7 +351,7 @@ class Page:
 
     def clip(self, text: object, tokens: int) -> str:
         """A text on one line, cut to a number of tokens."""
-        line = one_line(text, 16 * tokens)
+        line = preamble_line(text, 16 * tokens)
         if self._count.text(line) <= tokens:
             return line
         return self._count.head(line, max(1, tokens - 2)).rstrip(f"{CUT} ") + CUT
@@ -460,7 +460,7 @@ class Page:
         return spent
 
     def _value(self, key: str, value: object, most: int) -> Mapping[str, str]:
-        name = one_line(key, 120)
+        name = preamble_line(key, 120)
         in_json = self.shape.details
         return {
             "name": quote(name) if in_json else escape_lead(name),
@@ -472,13 +472,13 @@ class Page:
         return reference if isinstance(reference, str) else artifact_reference(key)
 
     def _entry(self, name: str, text: str) -> Mapping[str, str]:
-        return {"name": escape_lead(one_line(name, 120)), "said": one_line(text, 40)}
+        return {"name": escape_lead(preamble_line(name, 120)), "said": preamble_line(text, 40)}
 
     def _stage(self, one: CompletedStage) -> Mapping[str, str]:
-        name, outcome = escape_lead(one_line(one.name, 120)), one_line(one.outcome, 60)
+        name, outcome = escape_lead(preamble_line(one.name, 120)), preamble_line(one.outcome, 60)
         if not self.shape.notes:
             return {"said": f"{name} ({outcome})" if self.shape.outcomes else name}
-        notes = one_line(one.first(NOTES) or "", self.shape.notes)
+        notes = preamble_line(one.first(NOTES) or "", self.shape.notes)
         entry = {"said": f"{name}: {outcome}" + (f" — {notes}" if notes else "")}
         if self.shape.details:
             entry |= {"tools": _tools(one.first(TOOLS)), "duration": _duration(one.first(DURATION))}
@@ -497,9 +497,9 @@ def _remembered_cost(count: TokenCounter, text: str) -> int:
 def _tools(tools: object) -> str:
     """Names of tools, given names or calls."""
     if not isinstance(tools, list | tuple):
-        return one_line(tools or "", 300)
+        return preamble_line(tools or "", 300)
     names = [_call_name(one) for one in cast("Sequence[object]", tools)[:100]]
-    return one_line(", ".join(dict.fromkeys(safe_str(one) for one in names if one)), 300)
+    return preamble_line(", ".join(dict.fromkeys(safe_str(one) for one in names if one)), 300)
 
 
 def _call_name(call: object) -> object:
@@ -513,7 +513,7 @@ def _duration(duration: object) -> str:
     """Seconds as `1.2s`; anything else as text."""
     if isinstance(duration, int | float) and not isinstance(duration, bool):
         return f"{duration:.1f}s"[:40]
-    return one_line("" if duration is None else duration, 40)
+    return preamble_line("" if duration is None else duration, 40)
 
 
 LIMITS = MappingProxyType(

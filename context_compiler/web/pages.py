@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, FunctionLoader, StrictUndefined, select_autoescape
 
 from context_compiler.messages.display import FORMS, asset
-from context_compiler.messages.printable import safe
+from context_compiler.messages.printable import safe, safe_line
 from context_compiler.web.api import STATUSES
 
 HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters: dict[str, Any] = {"number": number, "percent": percent, "when": when, "line": one_line, "plain": safe}
+    filters: dict[str, Any] = {"number": number, "percent": percent, "when": when, "line": safe_line, "plain": safe}
     made.filters.update(filters)
     named: dict[str, Any] = {
         "forms": FORMS,
@@ -79,11 +79,6 @@ def number(value: float) -> str:
 def percent(part: float, whole: float) -> str:
     """A share in percent; empty if the whole is 0."""
     return f"{part / whole:.0%}" if whole else ""
-
-
-def one_line(text: str) -> str:
-    """A text on one line."""
-    return " ".join(safe(text).split())
 
 
 def when(moment: datetime | None) -> str:
