@@ -201,7 +201,7 @@ async def live(
     lived = Lived(name=conversation.name)
     ledger = Ledger(lived, budget)
     known, turns = turns_of(conversation, last=scenario == "everyasks", seed=seed)
-    whole: list[ModelMessage] = [one for turn in known for one in (turn.prompt, *_script(turn, "plain", 0))]
+    whole: list[ModelMessage] = [one for turn in known for one in (turn.prompt, *script_of(turn, "plain", 0))]
     tokens = price(whole)
     life.start(whole)
     ended: Sequence[ModelMessage] = whole[-2:-1]
@@ -209,13 +209,13 @@ async def live(
     for number, turn in enumerate(turns, 1):
         question = turn.question
         if question is not None:
-            lived.unasked.append(_score(conversation, question, shown(ended)))
+            lived.unasked.append(evidence(conversation, question, shown(ended)))
             if paired:
                 view = (await compile_view([*whole, turn.prompt], "extractive", budget, system=None)).messages
-                lived.one_shot.append(_score(conversation, question, shown(view, question.text)))
+                lived.one_shot.append(evidence(conversation, question, shown(view, question.text)))
                 if scenario == "everyasks":
                     ledger.charge_view(view)
-        requests = await life.turn(turn.prompt, _script(turn, scenario, number))
+        requests = await life.turn(turn.prompt, script_of(turn, scenario, number))
         whole += [turn.prompt]
         tokens += price([turn.prompt])
         for sent, (responses, returned) in zip(requests, steps(life.added()), strict=True):
@@ -225,20 +225,20 @@ async def live(
         if question is None:
             ended = requests[-1]
         else:
-            lived.held.append(_score(conversation, question, shown(requests[-1], question.text)))
+            lived.held.append(evidence(conversation, question, shown(requests[-1], question.text)))
             lived.kinds.append(question.kind)
     lived.compiles = life.compiles
     lived.seconds = time.perf_counter() - started
     return lived
 
 
-def _score(conversation: Conversation, question: Question, view: str) -> float:
+def evidence(conversation: Conversation, question: Question, view: str) -> float:
     if question.kind in (facts.LINE, facts.FIELD):
         return facts.held(question, view)
     return recall.score(question, view, whole=conversation.whole)
 
 
-def _script(turn: Turn, scenario: str, number: int) -> list[ModelMessage]:
+def script_of(turn: Turn, scenario: str, number: int) -> list[ModelMessage]:
     """What is behind a prompt: a call of a tool first, where the scenario has one."""
     found: list[ModelMessage] = []
     if (scenario == "tools5" and number % EACH == 0) or (scenario == "toolask" and turn.question is not None):

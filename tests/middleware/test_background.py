@@ -257,7 +257,10 @@ from context_compiler import ContextCompiler
 
 async def never(messages, info):
     print("asked", flush=True)
-    await asyncio.sleep(3_600)
+    try:
+        await asyncio.sleep(3_600)
+    finally:
+        print("ended", flush=True)
 
 def talking():
     model = FunctionModel(never)
@@ -286,7 +289,7 @@ def test_a_program_that_ends_meanwhile_ends_without_a_word() -> None:
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "asked\nasked\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "asked\nasked\nended\nended\n", "")
 
 
 def test_another_event_loop_begins_anew() -> None:
