@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from context_compiler.manager.config import ContextConfig
     from context_compiler.manager.manager import ContextManager
     from context_compiler.middleware.capability import ContextCompiler
+    from context_compiler.middleware.harness import RecordHistory
     from context_compiler.middleware.one_shot import compile_view
     from context_compiler.middleware.processor import build_compiling_history_processor
     from context_compiler.middleware.recall_tools import Recall
@@ -36,6 +37,7 @@ __all__ = [
     "Money",
     "Recall",
     "Record",
+    "RecordHistory",
     "SQLiteStore",
     "Settings",
     "Store",
@@ -62,6 +64,7 @@ _HOMES = {
     "Money": "tokens.prices",
     "Recall": "middleware.recall_tools",
     "Record": "record.values",
+    "RecordHistory": "middleware.harness",
     "SQLiteStore": "record.store",
     "Settings": "settings",
     "Store": "record.store",

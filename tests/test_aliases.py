@@ -14,7 +14,7 @@ from tests.support.pages import PAGES, ROOT, page
 PATHS = {
     "context_compiler": (
         "ContextCompiler ContextCompilerError ContextConfig ContextManager Fidelity MemoryStore Money Recall Record "
-        "SQLiteStore Settings Store Template TemplateLibrary TokenCounter View "
+        "RecordHistory SQLiteStore Settings Store Template TemplateLibrary TokenCounter View "
         "build_compiling_history_processor build_fidelity_preamble compile_view fidelity_on_resume "
         "list_templates resolve_fidelity resolve_thread_id"
     ),

@@ -27,6 +27,7 @@ BROAD = {
 
 DYNAMIC = {
     "lazy": "public names load when they are first used",
+    "middleware.harness": "the harness comes with an extra, and is needed when its search asks",
     "tokens": "the encoder is built when something is counted",
     "pipeline.run": "PostgreSQL comes with an extra, and is needed when runs are kept there",
     "cli.chat.prompt": "terminals are of another kind on some systems",

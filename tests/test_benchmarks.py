@@ -22,7 +22,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from benchmarks import dial, facts, goals, lived, page
+from benchmarks import dial, facts, goals, lived, page, waiting
 from benchmarks.approaches import HOMES, Approach, Missing, load
 from benchmarks.charges import PointedCache
 from benchmarks.data import Data, generated_conversations, generated_sessions
@@ -326,6 +326,14 @@ def test_the_rows_of_lived_conversations_are_compared_with_one_view_at_the_same_
 
 
 # --- approaches
+
+
+def test_no_turn_waits_where_compiles_are_made_in_the_background() -> None:
+    [chat, _] = generated_conversations()
+    waits, none = (waiting.measure(chat, 1_500, waiting.Times(), {"background": on}) for on in (False, True))
+    late = [seconds for seconds in waits.turns if seconds]
+    assert set(late) == {2.0} and len(late) == waits.compiles and not any(none.turns)
+    assert none.compiles >= len(late) and none.held == waits.held and not (none.over or waits.over)
 
 
 def test_a_peer_that_is_not_installed_is_a_dash_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ from context_compiler.messages.display import (
 )
 from context_compiler.messages.fences import SUMMARY_PREFIX
 from context_compiler.messages.history import History, Reader, reader_of
-from context_compiler.messages.items import MARK, mark_of, user_content
+from context_compiler.messages.items import MARK, Kind, mark_of, user_content
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape, price
 from context_compiler.record.values import Drop, Record, positions_of
 from context_compiler.tokens import TokenCounter, as_counter
@@ -307,9 +307,14 @@ def why_kept(cycle: Cycle, plan: Plan) -> tuple[tuple[int, str], ...]:
         if shape is None:
             continue
         recent = PINNED if index in pins and shape == WHOLE else "recent turn"
-        reason = "carried for the host" if shape.bare else "current turn" if index >= active else recent
+        reason = _carried(plan, index) if shape.bare else "current turn" if index >= active else recent
         reasons.append((index, f"{reason}, as a stub" if shape.skeleton else reason))
     return tuple(reasons)
+
+
+def _carried(plan: Plan, index: int) -> str:
+    pinned = any(item.kind is Kind.PIN for item in plan.history.readings[index].items)
+    return "carried because it is pinned" if pinned else "carried for the host"
 
 
 def sections_of(cycle: Cycle, view: History, counter: TokenCounter, blocks: Iterable[str] = ()) -> dict[str, int]:

@@ -149,7 +149,7 @@ class ExactChain:
         return self.history.text(index)
 
 
-SPOKEN = frozenset({Kind.USER, Kind.TEXT, Kind.CALL, Kind.RETURN, Kind.FEEDBACK, Kind.COMPACTION, Kind.OTHER})
+SPOKEN = frozenset({Kind.USER, Kind.PIN, Kind.TEXT, Kind.CALL, Kind.RETURN, Kind.FEEDBACK, Kind.COMPACTION, Kind.OTHER})
 
 
 def searchable(reading: Reading) -> str:

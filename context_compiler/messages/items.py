@@ -21,6 +21,9 @@ from context_compiler.tokens import TokenCounter, character_boundary, media_toke
 MARK = "context_compiler"
 """The metadata key that says a part was written by this package. Users cannot set it through text."""
 
+PIN = "pydantic-ai-harness.compaction.pin.v1"
+"""Metadata of what `pin` of the Pydantic AI harness makes, which every compaction is to keep."""
+
 MESSAGE_OVERHEAD = 4
 """Tokens that a provider's framing costs for every part that becomes a message of its own."""
 
@@ -49,6 +52,8 @@ class Kind(StrEnum):
     MEDIA = "media"
     CONTROL = "control"
     """Host bookkeeping in a history: instruction baselines, deltas, availability."""
+    PIN = "pin"
+    """Content that its application has pinned: it is in every view, word for word."""
     COMPACTION = "compaction"
     OTHER = "other"
 
@@ -78,8 +83,8 @@ class Item:
 
     @property
     def stays(self) -> bool:
-        """True if it survives when its message is dropped: foreign system text or host bookkeeping."""
-        return self.loads or self.kind is Kind.CONTROL or (self.kind is Kind.SYSTEM and self.mark is None)
+        """True if it survives when its message is dropped: pins, foreign system text or host bookkeeping."""
+        return self.loads or self.kind in (Kind.CONTROL, Kind.PIN) or (self.kind is Kind.SYSTEM and self.mark is None)
 
 
 _LABEL = re.compile(r"This is file [^\n]{1,200}:")
@@ -127,15 +132,17 @@ def _user(part: Any, counter: TokenCounter) -> Item:
     media = 0
     files = True
     mark: dict[str, Any] | None = None
+    kind = Kind.USER
     for piece in user_content(part.content):
         text, cost = _piece(piece)
+        kind = Kind.PIN if getattr(piece, "metadata", None) == PIN else kind
         media += cost
         files = files and (is_media(piece) or not text.strip() or _LABEL.fullmatch(text.strip()) is not None)
         texts.append(text)
         mark = mark or mark_of(piece)
     tokens = sum(map(counter.text, texts)) + media + MESSAGE_OVERHEAD
     text = "\n".join(text for text in texts if text)
-    return Item(kind=Kind.USER, text=text, tokens=tokens, media=media, files=files, mark=mark)
+    return Item(kind=kind, text=text, tokens=tokens, media=media, files=files, mark=mark)
 
 
 def _piece(piece: object) -> tuple[str, int]:

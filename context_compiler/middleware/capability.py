@@ -26,7 +26,7 @@ from context_compiler.middleware.manual import CompileResult
 from context_compiler.middleware.metrics import count_response
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
-from context_compiler.middleware.request import Host, Request, charge_run, host_request, within_limits
+from context_compiler.middleware.request import Host, Request, charge_run, host_request, session_of, within_limits
 from context_compiler.middleware.state import Run
 from context_compiler.paths import warn_of_namesake
 from context_compiler.record.values import Record
@@ -46,6 +46,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     _ware: Middleware = field(init=False, repr=False, compare=False)
     _run: Run = field(init=False, repr=False, compare=False, default_factory=Run)
     _request: Request | None = field(init=False, repr=False, compare=False, default=None)
+    _session: str | None = field(init=False, repr=False, compare=False, default=None)
     _host: Host | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
@@ -83,6 +84,15 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             StoreError: the record cannot be read.
         """
         return await self._ware.transcript(session, owner)
+
+    def compaction_transcript_handle(self) -> str | None:
+        """Name of this run's conversation in `RecordHistory`, where the record keeps it for another process.
+
+        A compaction of the Pydantic AI harness puts it into its receipts.
+        """
+        if self._session is None or self.store is None or self.record != "full":
+            return None
+        return f"{self.place}/{self._session}" if self.place else self._session
 
     async def aclose(self) -> None:
         """End every compile in the background, and let go of the store. The compiler can be used again."""
@@ -192,6 +202,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         """A copy with its own run state; everything else is shared."""
         mine = copy(self)
         mine._run, mine._request, mine._host = Run(), None, None
+        mine._session = session_of(ctx)
         return mine
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[Any]]) -> Any:

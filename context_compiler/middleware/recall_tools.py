@@ -156,6 +156,7 @@ def _positions(ref: str, history: History, turns: Outline) -> range | None:
 
 _SAID = {
     Kind.USER: "user",
+    Kind.PIN: "user",
     Kind.TEXT: "assistant",
     Kind.MEDIA: "assistant",
     Kind.RETURN: "tool",
