@@ -40,7 +40,7 @@ async def test_no_request_costs_more_than_its_money_even_without_a_cache(usd: st
 
 async def test_a_request_that_is_written_to_a_cache_is_held_to_that_price() -> None:
     agent, views, _ = attached(Talker("done", model_name=MODEL), budget="$0.02")
-    for settings in ({}, {"anthropic_cache_messages": True}, {"cache": "1h"}):
+    for settings in ({}, {"anthropic_cache_messages": True}, {"anthropic_cache": "1h"}):
         await agent.run("hello", model_settings=ModelSettings(**settings))  # pyright: ignore[reportArgumentType]
     assert [view.budget for view in views] == [6_666, 5_333, 3_333]
 
