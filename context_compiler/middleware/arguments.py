@@ -114,6 +114,8 @@ class Arguments:
     """Compile while the conversation goes on, before the threshold is reached, so that no request waits for it."""
     model: Model | str | None = None
     """The compiler's model; None is the run's own, "none" is no model."""
+    compile_spend_limit: Money | str | None = None
+    """The most that the compiles of a session may cost; then no model is asked. Requests do not count."""
     store: str | Path | Store | None = "system/context.db"
     """Store of the record: a path or a `Store`; None keeps it in memory."""
     vault: str | Path | None = None
@@ -232,6 +234,7 @@ class Arguments:
         if isinstance(self.store, Tenants) and self.store.owner is None:
             raise SettingsError(f"store={self.store!r}: give the store of one owner, scoped(owner)")
         check_budget(self.budget, name="budget")
+        self.spend_limit()
         for name in ("reserve", "window", "trigger"):
             amount = check_amount(getattr(self, name), name=name)
             if isinstance(amount, float) and name in ("reserve", "window"):
@@ -285,6 +288,22 @@ class Arguments:
         price = price_of(model, provider)
         tokens = None if price is None else price.affordable(money.amount, cache=cache)
         return money.fallback if tokens is None else max(1, tokens)
+
+    def spend_limit(self) -> Money | None:
+        """The limit of what the compiles of a session may cost.
+
+        Raises:
+            SettingsError: It is no money, or money with a fallback.
+        """
+        limit: object = self.compile_spend_limit
+        if limit is None:
+            return None
+        if not isinstance(limit, Money | str):
+            raise SettingsError(f"compile_spend_limit={limit!r}: give money such as Money(0.50) or '$0.50'")
+        money = Money.parse(limit, name="compile_spend_limit")
+        if money.fallback is not None:
+            raise SettingsError(f"compile_spend_limit={limit!r}: a limit has no fallback")
+        return money
 
     def budget_unpriced(self, model: str, provider: str | None) -> bool:
         """True if the budget is money, and no price of the model is known."""

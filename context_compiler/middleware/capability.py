@@ -283,7 +283,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     @durable_operation(name="compile")
     async def compile(self, ctx: RunContext[Any], order: dict[str, Any]) -> dict[str, Any]:
         """One compile as the host's durable operation: a resumed workflow replays its result."""
-        return asdict(await self._ware.compile(ctx, order["key"], order["prompts"]))
+        return asdict(await self._ware.compile(ctx, order["key"], order["prompts"], order.get("cap", 0)))
 
     @durable_operation(name="begin")
     async def begin(self, ctx: RunContext[Any], ids: list[str], config: str) -> dict[str, Any]:
@@ -301,7 +301,7 @@ class _RunHost(Host):
         return await self._compiler.begin(self._ctx, ids, config)
 
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
-        order = {"key": request.key, "prompts": list(request.prompts)}
+        order = {"key": request.key, "prompts": list(request.prompts), "cap": request.cap}
         return charge_run(self._ctx, SummaryResponse(**await self._compiler.compile(self._ctx, order)))
 
     async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:

@@ -34,6 +34,7 @@ from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.request import Host, Request, is_long, named_scope
 from context_compiler.middleware.respond import assemble_view
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
+from context_compiler.middleware.spending import Spending
 from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
 from context_compiler.record.actions import COMPILE, PIN, UNDO, UNPIN, Action
 from context_compiler.record.values import Drop, Record, now
@@ -299,8 +300,12 @@ class Manual:
         answers: list[SummaryResponse] = []
 
         async def ask(wanted: SummaryRequest) -> SummaryResponse:
-            summaries, model = Summaries(found.context.compiler.arguments), cast(Model, found.writer)
-            answers.append(answer := await summaries.answer(wanted.key, wanted.prompts, model, self._archive))
+            arguments = found.context.compiler.arguments
+            summaries = Summaries(arguments, Spending(arguments, self._state.counter, self._report))
+            answer = await summaries.answer(
+                wanted.key, wanted.prompts, found.writer, self._archive, session=found.id, cap=wanted.cap
+            )
+            answers.append(answer)
             if answer.failure is not None:
                 raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
             return answer

@@ -46,6 +46,7 @@ from context_compiler.middleware.prompt_cache import LastRequests
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import respond
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
+from context_compiler.middleware.spending import Spending
 from context_compiler.middleware.state import CompilerState, Result, Run
 from context_compiler.record.costs import PRICE, compile_cost, request_cost
 from context_compiler.record.owners import check_owner
@@ -80,7 +81,7 @@ class Middleware:
         self.archive = Archive(arguments, self.report)
         """The record of the owner that is known before any run; `scoped` gives those of others."""
         self._last_requests = LastRequests(self.archive, self.state.reader)
-        self._summaries = Summaries(arguments)
+        self._summaries = Summaries(arguments, Spending(arguments, self.state.counter, self.report))
         self._ratios = Ratios()
         self._profiles: Memo[tuple[str | None, str], Profile] = Memo(PROFILES)
         self._ready = False
@@ -276,20 +277,21 @@ class Middleware:
             await self.report(found.error or SettingsError("owner= returned None: give a name"))
         return found.value
 
-    async def compile(self, ctx: RunContext[Any], key: str, prompts: Sequence[str]) -> SummaryResponse:
+    async def compile(self, ctx: RunContext[Any], key: str, prompts: Sequence[str], cap: int = 0) -> SummaryResponse:
         """One compile; its failure is an answer too. While one by hand is under way, none is made beside it."""
-        archive = self.archive.scoped(await self.owner_of(ctx))
-        async with SESSIONS.hold(archive.conversation(session_of(ctx)), shared=True) as mine:
+        archive, session = self.archive.scoped(await self.owner_of(ctx)), session_of(ctx)
+        async with SESSIONS.hold(archive.conversation(session), shared=True) as mine:
             if not mine:
                 return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
-            return await self._summaries.answer(key, prompts, ctx.model, archive)  # pyright: ignore[reportArgumentType]
+            return await self._summaries.answer(key, prompts, ctx.model, archive, session=session, cap=cap)
 
     async def launch(self, ctx: RunContext[Any], request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         """One compile as a task of this event loop; None where a replay would have to find it again."""
         if is_durable(ctx):
             return None
-        archive = self.archive.scoped(await self.owner_of(ctx))
-        return await self._summaries.launch(request.key, request.prompts, ctx.model, archive)  # pyright: ignore[reportArgumentType]
+        archive, session = self.archive.scoped(await self.owner_of(ctx)), session_of(ctx)
+        given = {"session": session, "cap": request.cap}
+        return await self._summaries.launch(request.key, request.prompts, ctx.model, archive, **given)
 
     async def close(self) -> None:
         """End what is under way in this event loop, and let go of the store if no run is left."""
@@ -461,6 +463,8 @@ def _log(record: Record, result: Result) -> None:
 def _asked(row: Compile | None) -> str:
     if row is None or not row.compiled_prompt:
         return "no model asked"
+    if row.status.startswith("refused") and not row.usage:
+        return f"no model asked: {row.error}"
     return "1 compile, made in the background" if BACKGROUND in row.status else "1 compile"
 
 

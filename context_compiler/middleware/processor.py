@@ -41,7 +41,7 @@ class _ProcessorHost(Host):
         return await self._ware.begin(self._ctx, ids, config)
 
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
-        return charge_run(self._ctx, await self._ware.compile(self._ctx, request.key, request.prompts))
+        return charge_run(self._ctx, await self._ware.compile(self._ctx, request.key, request.prompts, request.cap))
 
     async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         return await self._ware.launch(self._ctx, request)

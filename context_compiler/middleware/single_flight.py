@@ -12,7 +12,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from decimal import Decimal
+from functools import partial
+from typing import Any, cast
 from weakref import WeakSet
 
 from pydantic_ai.models import Model
@@ -21,6 +23,7 @@ from context_compiler.compiler.summary import SummaryResponse, ask, model_alias
 from context_compiler.errors import CompileError
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.spending import Spending
 from context_compiler.resilience import Breaker, try_await
 
 PATIENCE_S = 1.0
@@ -151,23 +154,50 @@ async def _end(task: asyncio.Task[Any]) -> None:
 class Summaries:
     """The summaries of one compiler."""
 
-    def __init__(self, arguments: Arguments) -> None:
-        """Ask nobody yet."""
-        self._arguments = arguments
+    def __init__(self, arguments: Arguments, spending: Spending) -> None:
+        """Ask nobody yet; what `spending` does not allow is refused."""
+        self._arguments, self._spending = arguments, spending
         self._breaker = Breaker()
 
-    async def answer(self, key: str, prompts: Sequence[str], model: Model, archive: Archive) -> SummaryResponse:
+    async def answer(
+        self, key: str, prompts: Sequence[str], model: object, archive: Archive, *, session: str, cap: int
+    ) -> SummaryResponse:
         """One summary: remembered, shared with another run that wants the same, or made; a failure is data too."""
-        return await archive.answered(key) or await self.ask(key, prompts, model, archive)
+        known = await archive.answered(key)
+        if known is not None:
+            return known
+        held, refused = await self._spending.reserve(archive, session, model, prompts, cap)
+        if refused is not None:
+            return SummaryResponse(text="", refused=refused)
+        response: SummaryResponse | None = None
+        try:
+            response = await self.ask(key, prompts, cast(Model, model), archive)
+            return response
+        finally:
+            self._spending.settle(archive.owner, session, held, response)
 
     async def launch(
-        self, key: str, prompts: Sequence[str], model: Model, archive: Archive
-    ) -> asyncio.Task[SummaryResponse]:
-        """The same as a task, which does not touch the record: it may outlive the run, and with it the open file."""
+        self, key: str, prompts: Sequence[str], model: object, archive: Archive, *, session: str, cap: int
+    ) -> asyncio.Task[SummaryResponse] | None:
+        """One summary as a task, which does not touch the record: it may outlive the run, and with it the open file.
+
+        None where it is not allowed.
+        """
         known = await archive.answered(key)
-        task = asyncio.create_task(self.ask(key, prompts, model, archive) if known is None else _answered(known))
+        if known is not None:
+            task = asyncio.create_task(_answered(known))
+        else:
+            held, refused = await self._spending.reserve(archive, session, model, prompts, cap)
+            if refused is not None:
+                return None
+            task = asyncio.create_task(self.ask(key, prompts, cast(Model, model), archive))
+            task.add_done_callback(partial(self._settle, archive.owner, session, held))
         end_at_exit(task)
         return task
+
+    def _settle(self, owner: str | None, session: str, held: Decimal, task: asyncio.Task[SummaryResponse]) -> None:
+        failed = task.cancelled() or task.exception() is not None
+        self._spending.settle(owner, session, held, None if failed else task.result())
 
     async def ask(self, key: str, prompts: Sequence[str], model: Model, archive: Archive) -> SummaryResponse:
         """One summary that is not remembered: shared with another run that wants the same, or made."""

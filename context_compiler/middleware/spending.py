@@ -1,0 +1,93 @@
+"""The limit of what the compiles of one session may cost: once it is reached, no model is asked any more.
+
+Requests do not count, and neither do runs: a limit that stops compiles is about compiles. It is kept by what the record
+holds, so that a restart or another process does not begin anew; in memory where nothing is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+
+from context_compiler.cache import Memo
+from context_compiler.compiler.summary import SummaryResponse, model_alias
+from context_compiler.errors import BudgetError
+from context_compiler.middleware.archive import Archive
+from context_compiler.middleware.arguments import Arguments
+from context_compiler.record.costs import compile_cost
+from context_compiler.resilience import Report
+from context_compiler.tokens import Ratios, TokenCounter, model_family
+from context_compiler.tokens.prices import cost_of, dollars, price_of
+
+SESSIONS = 1_000
+"""Sessions whose spending is remembered."""
+
+Place = tuple[str | None, str]
+"""Owner and session."""
+
+
+class Spending:
+    """What the compiles of the sessions of one compiler have cost."""
+
+    def __init__(self, arguments: Arguments, counter: TokenCounter, report: Report) -> None:
+        """Count prompts with `counter`; `report` is told once a session that its limit is reached."""
+        limit = arguments.spend_limit()
+        self._limit = None if limit is None else limit.amount
+        self._arguments, self._counter, self._report = arguments, counter, report
+        self._spent: Memo[Place, Decimal] = Memo(SESSIONS)
+        self._under_way: dict[Place, Decimal] = {}
+        self._reported: Memo[Place, bool] = Memo(SESSIONS)
+
+    async def reserve(
+        self, archive: Archive, session: str, model: object, prompts: Sequence[str], cap: int
+    ) -> tuple[Decimal, str | None]:
+        """The most that a compile will cost, held until `settle`, and the reason why it may not be made.
+
+        Args:
+            archive: The record of the owner.
+            session: The conversation.
+            model: The run's own, which compiles unless another was named.
+            prompts: All that the model will be asked.
+            cap: The most tokens of each answer.
+        """
+        if self._limit is None:
+            return Decimal(0), None
+        place = archive.owner, session
+        alias = model_alias(self._arguments.model if self._arguments.model is not None else model)  # pyright: ignore[reportArgumentType]
+        price = price_of(alias, getattr(model, "system", None) if self._arguments.model is None else None)
+        if price is None:
+            why = f"no price is known for {alias}, so its compiles cannot be held to a limit of {dollars(self._limit)}"
+            return Decimal(0), await self._tell(place, why)
+        ratio = Ratios().of(model_family(None, alias))
+        given = (round(self._counter.text(prompt) * ratio) for prompt in prompts)
+        most = sum((price.cost(tokens + cap, output=cap) for tokens in given), Decimal(0))
+        spent = await self.spent(archive, session)
+        if spent + most > self._limit:
+            why = f"the compiles of this session have cost {dollars(spent)}, and one more might pass the limit"
+            return Decimal(0), await self._tell(place, f"{why} of {dollars(self._limit)}")
+        self._under_way[place] = self._under_way.get(place, Decimal(0)) + most
+        return most, None
+
+    async def spent(self, archive: Archive, session: str) -> Decimal:
+        """US dollars of the compiles of a session, those under way included; unknown prices are not."""
+        place = archive.owner, session
+        recorded = [cost for row in await archive.compiles(session) if (cost := compile_cost(row)) is not None]
+        known = max(sum(recorded, Decimal(0)), self._spent.get(place) or Decimal(0))
+        return known + self._under_way.get(place, Decimal(0))
+
+    def settle(self, owner: str | None, session: str, held: Decimal, response: SummaryResponse | None) -> None:
+        """Put the cost of a compile in place of what was held for it."""
+        place = owner, session
+        if left := self._under_way.pop(place, Decimal(0)) - held:
+            self._under_way[place] = left
+        usage = response.usage if response is not None else {}
+        alias = model_alias(self._arguments.model) if self._arguments.model is not None else ""
+        cost = cost_of(alias, usage) if usage else Decimal(0)
+        if self._limit is not None and (cost is None or cost):
+            self._spent.keep(place, (self._spent.get(place) or Decimal(0)) + (held if cost is None else cost))
+
+    async def _tell(self, place: Place, why: str) -> str:
+        if self._reported.get(place) is None:
+            self._reported.keep(place, True)
+            await self._report(BudgetError(f"{why}: no model is asked for it any more, passages are quoted instead"))
+        return why
