@@ -151,6 +151,7 @@ KEYS = (
     "fidelity",
     "every_turn",
     "model",
+    "compile_spend_limit",
     "vault",
     "system",
     "vault_name",

@@ -43,7 +43,7 @@ from context_compiler.recall.index import indexed
 from context_compiler.recall.passages import Passage
 from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.store import Store
-from context_compiler.tokens.prices import Budget, price_of
+from context_compiler.tokens.prices import Budget, Money, price_of
 
 LONG = 2_000
 """Messages from which on a history is indexed in the background, before the first turn needs it."""
@@ -189,6 +189,7 @@ class ChatSession:
         system: Folder whose templates come second.
         budget: Input tokens of one request in Endless mode, a share of the model's window, or `Money`.
         every_turn: Compile in every turn, not only when the history passes the threshold.
+        compile_spend_limit: The most that the summaries of the conversation may cost; then no model is asked for them.
         background: Compile while the conversation goes on, so that no turn waits for it.
         reflections: When templates are given past failures.
         notice: Called with each line that a person should read.
@@ -212,6 +213,7 @@ class ChatSession:
         system: str | Path | None = "system",
         budget: Budget | None = None,
         every_turn: bool = False,
+        compile_spend_limit: Money | str | None = None,
         background: bool = False,
         reflections: ReflectionPolicy | None = None,
         notice: Notice | None = None,
@@ -240,6 +242,7 @@ class ChatSession:
             "system": system,
             "budget": budget,
             "every_turn": every_turn,
+            "compile_spend_limit": compile_spend_limit,
             "background": background,
             "reflections": reflections,
         }

@@ -27,10 +27,10 @@ Place = tuple[str | None, str]
 
 
 class Spending:
-    """What the compiles of the sessions of one compiler have cost."""
+    """Costs of the compiles of one compiler, by session."""
 
     def __init__(self, arguments: Arguments, counter: TokenCounter, report: Report) -> None:
-        """Count prompts with `counter`; `report` is told once a session that its limit is reached."""
+        """Count prompts with `counter`; call `report` once a session whose limit is reached."""
         limit = arguments.spend_limit()
         self._limit = None if limit is None else limit.amount
         self._arguments, self._counter, self._report = arguments, counter, report

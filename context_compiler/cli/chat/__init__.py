@@ -58,6 +58,14 @@ def chat(
     every_turn: Annotated[
         bool, typer.Option("--every-turn", envvar="CONTEXT_COMPILER_EVERY_TURN", help="Compile in every turn.")
     ] = False,
+    compile_spend_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--compile-spend-limit",
+            envvar="CONTEXT_COMPILER_COMPILE_SPEND_LIMIT",
+            help="The most that the summaries of this conversation may cost, such as '$0.50'.",
+        ),
+    ] = None,
     vault: Vault = None,
     system: System = SYSTEM,
     db: Db = DB,
@@ -75,6 +83,7 @@ def chat(
         "store": db,
         "budget": None if budget is None else parse_budget(budget),
         "every_turn": every_turn,
+        "compile_spend_limit": compile_spend_limit,
         "json": json,
     }
     level = log.level
