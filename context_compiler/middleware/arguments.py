@@ -9,7 +9,7 @@ from decimal import Decimal
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from pydantic_ai import RunContext
 from pydantic_ai.models import Model, parse_model_id
@@ -295,7 +295,7 @@ class Arguments:
         Raises:
             SettingsError: It is no money, or money with a fallback.
         """
-        limit: object = self.compile_spend_limit
+        limit = cast(object, self.compile_spend_limit)
         if limit is None:
             return None
         if not isinstance(limit, Money | str):

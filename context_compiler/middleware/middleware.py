@@ -290,8 +290,9 @@ class Middleware:
         if is_durable(ctx):
             return None
         archive, session = self.archive.scoped(await self.owner_of(ctx)), session_of(ctx)
-        given = {"session": session, "cap": request.cap}
-        return await self._summaries.launch(request.key, request.prompts, ctx.model, archive, **given)
+        return await self._summaries.launch(
+            request.key, request.prompts, ctx.model, archive, session=session, cap=request.cap
+        )
 
     async def close(self) -> None:
         """End what is under way in this event loop, and let go of the store if no run is left."""
