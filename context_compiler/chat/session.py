@@ -33,11 +33,13 @@ from pydantic_ai.usage import RequestUsage
 from context_compiler.chat.reconcile import TEXT_BREAK
 from context_compiler.chat.storage import Clock, Notice, SessionStorage, now
 from context_compiler.chat.transcript import transcript_folder
+from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.messages.history import History
 from context_compiler.middleware.capability import ContextCompiler
+from context_compiler.middleware.manual import CompileResult
 from context_compiler.middleware.recall_tools import Recall
 from context_compiler.recall.index import indexed
 from context_compiler.recall.passages import Passage
@@ -345,6 +347,42 @@ class ChatSession:
     def stop(self) -> bool:
         """Stop the answer that is coming and keep what there is of it; False if none is coming."""
         return self._task is not None and self._task.cancel()
+
+    async def compact(self, focus: str = "", *, start: int | str | None = None, preview: bool = False) -> CompileResult:
+        """Compile the conversation now, for Endless mode; see `ContextCompiler.compile_now` and `preview`.
+
+        Raises:
+            SettingsError: an answer is still coming, the focus is too long, or there is no such turn.
+            StoreError: nothing was said yet, or the record cannot be read.
+        """
+        compiler = await self._steered()
+        work = compiler.preview if preview else compiler.compile_now
+        model = self.agent.model if compiler.model is None else None
+        return await work(self.session, focus, start=start, model=model)
+
+    async def undo(self) -> CompileResult:
+        """Go back to the view before the last compile; see `ContextCompiler.undo_compile`."""
+        return await (await self._steered()).undo_compile(self.session)
+
+    async def pin(self, message: int | str) -> Pin:
+        """Keep a message in every view; see `ContextCompiler.pin`."""
+        return await (await self._steered()).pin(self.session, message)
+
+    async def unpin(self, message: int | str) -> Pin:
+        """Treat a pinned message like any other again; see `ContextCompiler.unpin`."""
+        return await (await self._steered()).unpin(self.session, message)
+
+    async def pins(self) -> tuple[Pin, ...]:
+        """The pinned messages."""
+        await self.open()
+        return await self.compiler().pins(self.session)
+
+    async def _steered(self) -> ContextCompiler:
+        """The compiler of the views, while no answer is coming."""
+        if self._pending is not None:
+            raise SettingsError("an answer is still coming: wait for it, or stop it")
+        await self.open()
+        return self.compiler()
 
     async def recall(self, query: str) -> tuple[Passage, ...]:
         """Passages of the whole conversation that match a query, word for word."""

@@ -30,7 +30,7 @@ LOOK, MAKE, RUN, KEEP = "Look", "Make", "Run", "Keep"
 COMMANDS = {
     "demo": ("demo", LOOK, "Show what a model would see of a bundled conversation."),
     "views": ("views", LOOK, "List, show, diff and replay recorded requests."),
-    "sessions": ("sessions", LOOK, "List, show and delete recorded conversations."),
+    "sessions": ("sessions", LOOK, "List, show, compact and delete recorded conversations."),
     "stats": ("stats", LOOK, "Show tokens saved, fallbacks and latencies."),
     "layers": ("layers", LOOK, "Show the layers of a session, as each kind of node sees them."),
     "serve": ("serve", LOOK, "Look at the record in the browser, and chat there."),

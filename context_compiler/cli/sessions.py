@@ -1,20 +1,24 @@
-"""`sessions`: list, show and delete recorded conversations."""
+"""`sessions`: list, show, compact, pin in and delete recorded conversations."""
 
 from __future__ import annotations
 
 import asyncio
 import json as json_
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from context_compiler.chat.transcript import Transcript, transcript_folder
+from context_compiler.cli.inputs import chat_model
 from context_compiler.cli.options import (
     DB,
     SYSTEM,
     Db,
     Json,
+    ModelName,
     Owner,
     System,
     Vault,
@@ -24,18 +28,29 @@ from context_compiler.cli.options import (
     find_session,
     group,
     open_record,
+    parse_amount,
 )
 from context_compiler.cli.screen import Column, Screen, print_error, print_list, print_note, print_result
 from context_compiler.cli.show import excerpt, print_messages, read_history
-from context_compiler.cli.text import json_text, number, plural, share, timestamp
+from context_compiler.cli.steering import print_outcome, print_pins
+from context_compiler.cli.text import json_text, number, one_line, plural, share, timestamp
 from context_compiler.cli.views import VIEWS, record_row
+from context_compiler.compiler.steering import Pin
 from context_compiler.messages.display import role
 from context_compiler.messages.history import load_messages
+from context_compiler.middleware.capability import ContextCompiler
+from context_compiler.middleware.manual import CompileResult
 from context_compiler.record.values import Compile, Record, SessionInfo
 
-app = group("List, show and delete recorded conversations.", shown="sessions list")
+app = group("List, show, compact and delete recorded conversations.", shown="sessions list")
 
 SessionId = Annotated[str, typer.Argument(metavar="ID", help="Name of a session, from `sessions list`.")]
+
+Message = Annotated[
+    str, typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12` as `sessions show` counts, or words that it holds.")
+]
+
+T = TypeVar("T")
 
 SESSIONS = (
     Column("session", style="bold", names=True),
@@ -114,6 +129,120 @@ def delete(
     print_result({"db": str(db), "session": session, "removed": removed, "transcripts": left}, done, json=json)
     for path in left:
         print_note(f"{path}: the transcript of this chat remains; delete it too, or the next chat loads it again")
+
+
+@app.command("compact", epilog=example("sessions compact demo --focus 'the open tickets' --preview"))
+def compact(
+    session: SessionId,
+    focus: Annotated[str, typer.Option("--focus", help="Subject that the summary and the quotes keep.")] = "",
+    start: Annotated[
+        str | None, typer.Option("--from", help="Summarize from this turn on, such as 4; what is before it stays.")
+    ] = None,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Only show what would stay, go and cost; ask no model.")
+    ] = False,
+    model: ModelName = "none",
+    budget: Annotated[
+        str | None, typer.Option("--budget", "-b", help="Tokens, or a share; default: that of the newest request.")
+    ] = None,
+    template: Annotated[
+        str, typer.Option("--template", "-t", envvar="CONTEXT_COMPILER_TEMPLATE", help="Template of the summary.")
+    ] = "chat_compiler",
+    vault: Vault = None,
+    system: System = SYSTEM,
+    db: Db = DB,
+    owner: Owner = None,
+    json: Json = False,
+) -> None:
+    """Compile a conversation now; its next request is sent so, whatever the thresholds say."""
+    given: dict[str, Any] = {
+        "template": template,
+        "model": model if model == "none" else chat_model(model),
+        "budget": None if budget is None else parse_amount(budget),
+        "vault": vault,
+        "system": system,
+    }
+
+    async def work(compiler: ContextCompiler, name: str) -> CompileResult:
+        return await (compiler.preview if preview else compiler.compile_now)(name, focus, start=start)
+
+    _print_outcome(asyncio.run(_steer(db, owner, session, work, given)), json=json)
+
+
+@app.command("undo", epilog=example("sessions undo demo"))
+def undo(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
+    """Go back to the view before the last compile of a conversation; its summary is not used again."""
+
+    async def work(compiler: ContextCompiler, name: str) -> CompileResult:
+        return await compiler.undo_compile(name)
+
+    _print_outcome(asyncio.run(_steer(db, owner, session, work)), json=json)
+
+
+@app.command("pin", epilog=example("sessions pin demo 'turn 3'"))
+def pin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
+    """Keep a message in every view of a conversation, word for word."""
+
+    async def work(compiler: ContextCompiler, name: str) -> Pin:
+        return await compiler.pin(name, message)
+
+    one = asyncio.run(_steer(db, owner, session, work))
+    done = f"turn {one.turn} stays in every view, {number(one.tokens)} tokens: {one_line(one.text)}"
+    print_result(one.to_data(), done, json=json)
+
+
+@app.command("unpin", epilog=example("sessions unpin demo 'turn 3'"))
+def unpin(session: SessionId, message: Message, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
+    """Let a pinned message go with the others again, from the next compile on."""
+
+    async def work(compiler: ContextCompiler, name: str) -> Pin:
+        return await compiler.unpin(name, message)
+
+    one = asyncio.run(_steer(db, owner, session, work))
+    print_result(one.to_data(), f"turn {one.turn} is pinned no longer: {one_line(one.text)}", json=json)
+
+
+@app.command("pins", epilog=example("sessions pins demo"))
+def pins(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = False) -> None:
+    """List the pinned messages of a conversation."""
+
+    async def work(compiler: ContextCompiler, name: str) -> tuple[Pin, ...]:
+        return await compiler.pins(name)
+
+    found = asyncio.run(_steer(db, owner, session, work, writing=False))
+    if json:
+        Screen().raw(json_text({"db": str(db), "session": session, "pins": [one.to_data() for one in found]}))
+    else:
+        print_pins(Screen(), found)
+
+
+async def _steer(
+    db: Path,
+    owner: str | None,
+    session: str,
+    work: Callable[[ContextCompiler, str], Awaitable[T]],
+    given: Mapping[str, Any] | None = None,
+    *,
+    writing: bool = True,
+) -> T:
+    """Do something by hand to a conversation of the record; one that several vaults have is the newest."""
+    async with open_record(db, owner, writing=writing) as every:
+        info = (await find_session(every, session))[0]
+        arguments: dict[str, Any] = {"model": "none", "system": None, **(given or {})}
+        compiler = ContextCompiler(
+            store=every.scoped(info.owner), owner=info.owner, vault_name=info.vault_name, **arguments
+        )
+        return await work(compiler, info.session_id)
+
+
+def _print_outcome(result: CompileResult, *, json: bool) -> None:
+    screen = Screen()
+    if json:
+        screen.raw(json_text({**asdict(result), "saved": result.saved}))
+    else:
+        print_outcome(screen, result)
+    if not result.done:
+        raise typer.Exit(1)
 
 
 def _find_transcripts(session: str, db: Path, vault: Path | None, system: Path) -> list[Path]:

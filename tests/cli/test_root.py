@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 GROUPS = {
     "templates": ("list", "show", "check"),
     "views": ("list", "show", "diff", "replay"),
-    "sessions": ("list", "show", "delete"),
+    "sessions": ("list", "show", "compact", "undo", "pin", "unpin", "pins", "delete"),
     "pipeline": ("check", "parse", "handlers", "run", "resume", "runs", "show"),
     "workflow": ("check", "run", "resume", "show"),
     "manager": ("log", "checkpoint", "rollback"),

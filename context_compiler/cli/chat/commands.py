@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from difflib import get_close_matches
@@ -13,9 +14,10 @@ from context_compiler.chat.session import ChatSession
 from context_compiler.cli.chat.prompt import HELP, Leave
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.show import print_explanation, print_messages, read_history
+from context_compiler.cli.steering import print_outcome, print_pins
 from context_compiler.cli.text import first_word, number, one_line, plural, share
 from context_compiler.compiler.view import View
-from context_compiler.errors import TemplateError
+from context_compiler.errors import SettingsError, StoreError, TemplateError
 from context_compiler.messages.history import History
 from context_compiler.recall.passages import quoted
 from context_compiler.record.values import Drop
@@ -23,6 +25,10 @@ from context_compiler.template import TemplateLibrary
 from context_compiler.tokens.prices import dollars
 
 TEMPLATES = (Column(""), Column("template", style="bold"), Column("from"), Column("what it writes", elastic=True))
+_COMPACT = re.compile(
+    r"(?is)(?P<preview>--preview\b)? ?(?:--from (?P<start>(?:turn |message |m|t)?#?\d{1,9}))? ?(?P<focus>.*)"
+)
+
 LINES = 6
 """Lines of each message in `/view full`."""
 
@@ -46,6 +52,11 @@ class Commands:
             "template": self._template,
             "view": self._view,
             "recall": self._recall,
+            "compact": self._compact,
+            "undo": self._undo,
+            "pin": self._pin,
+            "unpin": self._unpin,
+            "pins": self._pins,
             "stats": self._stats,
             "quit": self._quit,
         }
@@ -65,7 +76,10 @@ class Commands:
                 f"there is no /{one_line(name, 40)}{hint}; /help lists all, and // begins a message with /"
             )
             return
-        await command(rest.strip())
+        try:
+            await command(rest.strip())
+        except (SettingsError, StoreError) as error:
+            self._screen.line((f"/{name.lower()}: ", "bold red"), one_line(str(error), 400))
 
     async def _help(self, rest: str) -> None:
         self._screen.facts((f"/{name}", what) for name, what in HELP.items())
@@ -153,6 +167,35 @@ class Commands:
             self._screen.line(f"nothing was said about {one_line(rest, 60)}")
             return
         self._screen.indented(quoted(found))
+
+    async def _compact(self, rest: str) -> None:
+        found = _COMPACT.fullmatch(rest)
+        preview, start, focus = (found["preview"], found["start"], found["focus"]) if found else (None, None, rest)
+        if not self._chat.endless:
+            self._screen.line("Endless is off, so the whole history is sent: /endless on, then /compact")
+            return
+        result = await self._chat.compact(focus, start=start, preview=preview is not None)
+        print_outcome(self._screen, result)
+
+    async def _undo(self, rest: str) -> None:
+        print_outcome(self._screen, await self._chat.undo())
+
+    async def _pin(self, rest: str) -> None:
+        if not rest:
+            self._screen.line("/pin TURN or WORDS: keeps that message in every view, such as /pin turn 3")
+            return
+        pin = await self._chat.pin(rest)
+        self._screen.line(f"turn {pin.turn} stays in every view, {number(pin.tokens)} tokens: {one_line(pin.text)}")
+
+    async def _unpin(self, rest: str) -> None:
+        if not rest:
+            self._screen.line("/unpin TURN or WORDS: /pins lists the messages that always stay")
+            return
+        pin = await self._chat.unpin(rest)
+        self._screen.line(f"turn {pin.turn} goes with the others again, from the next compile on: {one_line(pin.text)}")
+
+    async def _pins(self, rest: str) -> None:
+        print_pins(self._screen, await self._chat.pins())
 
     async def _stats(self, rest: str) -> None:
         chat, spent = self._chat, self._chat.usage

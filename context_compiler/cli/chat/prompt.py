@@ -44,6 +44,11 @@ HELP = {
     "template": "[NAME]: list the templates, or use that one",
     "view": "[full]: what was sent last, and why each part is there",
     "recall": "WORDS: find passages of the conversation, word for word",
+    "compact": "[--preview] [--from TURN] [WHAT TO KEEP]: compile now, or show what that would keep, drop and cost",
+    "undo": "back to the view before the last compile",
+    "pin": "TURN or WORDS: keep that message in every view, word for word",
+    "unpin": "TURN or WORDS: let it go with the others again",
+    "pins": "list the messages that always stay",
     "stats": "turns and tokens",
     "quit": "leave; the conversation is stored",
 }

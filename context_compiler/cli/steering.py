@@ -1,0 +1,78 @@
+"""Compiles, undos and pins by hand, as the chat and `sessions` print them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.text import number, one_line, plural
+from context_compiler.compiler.steering import Pin
+from context_compiler.compiler.view import by_reason
+from context_compiler.middleware.manual import TOKENS, CompileResult
+from context_compiler.tokens.prices import dollars
+
+PINS = (
+    Column("turn", right=True),
+    Column("role"),
+    Column("tokens", right=True),
+    Column("begins", elastic=True),
+)
+
+NO_PINS = "nothing is pinned"
+
+LINES = 12
+"""Lines of a summary that are shown."""
+
+
+def print_outcome(screen: Screen, result: CompileResult) -> None:
+    """Print what a compile, a preview or an undo came to, with the summary of a compile."""
+    if not result.done:
+        screen.line(
+            ("nothing was changed: " if result.kind != "preview" else "nothing would change: ", "yellow"), result.why
+        )
+        return
+    screen.facts(_facts(result))
+    if result.why:
+        screen.line((result.why, "yellow"))
+    if result.kind == "preview":
+        screen.line(("a preview: no model was asked, and nothing was changed", "dim"))
+    elif result.summary:
+        lines = result.summary.strip().splitlines()
+        more = (
+            [f"… {plural(len(lines) - LINES, 'line')} more: /view full, or `views show`"] if len(lines) > LINES else []
+        )
+        screen.indented("\n".join([*lines[:LINES], *more]))
+
+
+def _facts(result: CompileResult) -> list[tuple[str, object]]:
+    most = "at most " if result.kind == "preview" and result.usage else ""
+    facts: list[tuple[str, object]] = [
+        ("next request", f"{number(result.before)} → {most}{number(result.after)} tokens, without its prompt")
+    ]
+    if result.kind == "undo":
+        back = "the summary before" if result.summary else "the whole history"
+        return [*facts, ("sent again", back)]
+    kept = f"{plural(result.turns, 'turn')} word for word, {number(result.kept)} tokens"
+    facts.append(("stays", kept))
+    gone = sum(drop.tokens for drop in result.left_out)
+    places = [str(what) for line in by_reason(result.left_out) for what in cast("list[str]", line["what"])]
+    facts.append(("goes", f"{', '.join(places[:6])} ({number(gone)} tokens)"))
+    if result.focus:
+        facts.append(("to keep", one_line(result.focus, 80)))
+    if result.usage:
+        spent = ", ".join(
+            f"{number(result.usage[name])} {name.partition('_')[0]}" for name in TOKENS if name in result.usage
+        )
+        facts.append(("costs", f"{most}{spent} tokens of {result.model}, price {dollars(result.cost)}"))
+    else:
+        facts.append(("costs", "nothing: passages are quoted, no model is asked"))
+    return facts
+
+
+def print_pins(screen: Screen, pins: Sequence[Pin]) -> None:
+    """Print the pinned messages."""
+    if not pins:
+        screen.line(NO_PINS)
+        return
+    screen.table(PINS, [(pin.turn, pin.role, number(pin.tokens), one_line(pin.text)) for pin in pins])

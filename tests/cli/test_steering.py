@@ -1,0 +1,79 @@
+"""Compile now, undo and pin: in the chat, and with `sessions` from another process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.conftest import Command, Said
+
+TALK = ("chat", "--model", "scripted:0", "--endless", "--budget", "8000")
+LINES = [f"Question {at}: what of ticket 47{at} of Maria, and of the deploy of service {at}?" for at in range(1, 9)]
+
+
+def talk(cc: Command, *lines: str) -> Said:
+    said = cc(*TALK, input="\n".join(lines) + "\n")
+    assert said.code == 0, said.err
+    return said
+
+
+def test_a_chat_is_compacted_looked_at_and_taken_back(cc: Command) -> None:
+    said = talk(cc, *LINES, "/compact --preview the tickets", "/compact the tickets", "And now?", "/view", "/undo")
+    shown = said.out.partition("next request")[2]
+    assert "at most" in shown and "a preview: no model was asked" in shown and "of scripted" in shown
+    assert "**Said so far**" in shown and "messages 0-9 (" in shown and "to keep" in shown
+    assert "cycle: " in shown and "written for this view" in shown
+    assert "the whole history" in shown.rpartition("next request")[2]
+    later = talk(cc, "And then?", "/view", "/undo")
+    assert "the whole history was sent as it is" in later.out and "nothing is compiled" in later.out
+
+
+def test_a_pinned_message_stays_in_a_chat(cc: Command) -> None:
+    said = talk(
+        cc, *LINES, "/pins", "/pin turn 2", "/pins", "/compact", "And now?", "/view", "/unpin ticket 472", "/pins"
+    )
+    assert said.out.count("nothing is pinned") == 2 and "turn 2 stays in every view" in said.out
+    assert "pinned " in said.out and "turn 2 goes with the others again" in said.out
+
+
+def test_a_chat_is_summarised_from_a_turn_on(cc: Command) -> None:
+    said = talk(cc, *LINES, "/compact --from turn 3 the deploys", "And now?", "/view")
+    assert "messages 4-15 (" in said.out
+    kept = said.out.rpartition("Kept: ")[2]
+    assert kept.index("ticket 472") < kept.index("written for this view") < kept.index("And now?")
+
+
+def test_what_a_chat_cannot_do_is_said(cc: Command) -> None:
+    said = talk(
+        cc, "/compact", "/undo", "/pin", "/unpin", "/pin turn 1", *LINES[:1], "/pin turn 5", "/endless off", "/compact"
+    )
+    for reason in (
+        "/compact: session 'main': nothing of it is on the record",
+        "/pin TURN or WORDS",
+        "/unpin TURN or WORDS",
+        "/pin: message='turn 5': there is no such message; give turn 1 to turn 1",
+        "Endless is off, so the whole history is sent: /endless on, then /compact",
+    ):
+        assert reason in said.out
+    assert "/compact" in talk(cc, "/help").out
+
+
+def test_sessions_steers_what_a_chat_goes_on_with(cc: Command, tmp_path: Path) -> None:
+    talk(cc, *LINES)
+    assert "no model is asked" in cc("sessions", "compact", "main", "--focus", "tickets", "--preview").out
+    done = cc("sessions", "compact", "main", "--focus", "tickets", "--model", "scripted:0", "--json").json
+    assert done["done"] and done["saved"] > 0 and done["model"] == "scripted" and "Said so far" in done["summary"]
+    assert "stays in every view" in cc("sessions", "pin", "main", "turn 2").out
+    view = talk(cc, "And now?", "/view").out
+    assert "cycle: " in view and "pinned " in view
+    assert cc("sessions", "pins", "main", "--json").json["pins"][0]["turn"] == 2
+    assert "pinned no longer" in cc("sessions", "unpin", "main", "ticket 472").out
+    assert "nothing is pinned" in cc("sessions", "pins", "main").out
+    assert cc("sessions", "undo", "main").code == 0
+    again = cc("sessions", "undo", "main")
+    assert again.code == 1 and "nothing is compiled" in again.out
+    assert "the whole history was sent" in talk(cc, "And then?", "/view").out
+    assert (
+        cc("sessions", "pin", "main", "turn 99").code == 2
+        and "no such message" in cc("sessions", "pin", "main", "t99").err
+    )
+    assert cc("verify").code == 0
