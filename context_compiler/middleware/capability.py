@@ -283,12 +283,14 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     @durable_operation(name="compile")
     async def compile(self, ctx: RunContext[Any], order: dict[str, Any]) -> dict[str, Any]:
         """One compile as the host's durable operation: a resumed workflow replays its result."""
-        return asdict(await self._ware.compile(ctx, order["key"], order["prompts"], order.get("cap", 0)))
+        owner = await self._ware.owner_of(ctx)
+        given = order["key"], order["prompts"], order.get("cap", 0)
+        return asdict(await self._ware.compile(owner, session_of(ctx), ctx.model, *given))
 
     @durable_operation(name="begin")
     async def begin(self, ctx: RunContext[Any], ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run, journalled: a resumed run must find what it found before."""
-        return await self._ware.begin(ctx, ids, config)
+        return await self._ware.begin(await self._ware.owner_of(ctx), session_of(ctx), ids, config)
 
 
 class _RunHost(Host):

@@ -277,13 +277,15 @@ class Middleware:
             await self.report(found.error or SettingsError("owner= returned None: give a name"))
         return found.value
 
-    async def compile(self, ctx: RunContext[Any], key: str, prompts: Sequence[str], cap: int = 0) -> SummaryResponse:
+    async def compile(
+        self, owner: str | None, session: str, model: object, key: str, prompts: Sequence[str], cap: int = 0
+    ) -> SummaryResponse:
         """One compile; its failure is an answer too. While one by hand is under way, none is made beside it."""
-        archive, session = self.archive.scoped(await self.owner_of(ctx)), session_of(ctx)
+        archive = self.archive.scoped(owner)
         async with SESSIONS.hold(archive.conversation(session), shared=True) as mine:
             if not mine:
                 return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
-            return await self._summaries.answer(key, prompts, ctx.model, archive, session=session, cap=cap)
+            return await self._summaries.answer(key, prompts, model, archive, session=session, cap=cap)
 
     async def launch(self, ctx: RunContext[Any], request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         """One compile as a task of this event loop; None where a replay would have to find it again."""
@@ -299,13 +301,13 @@ class Middleware:
         await self.state.pending.end()
         await self.rest()
 
-    async def begin(self, ctx: RunContext[Any], ids: list[str], config: str) -> dict[str, Any]:
+    async def begin(self, owner: str | None, session: str, ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run: the newest cycle of the last of these ids that has one, and the learnt ratios.
 
         With it go the wishes of the user, and the cycle of the last compile or undo by hand until another is made.
         """
-        archive = self.archive.scoped(await self.owner_of(ctx))
-        steering, chosen = steering_of(await archive.actions(session_of(ctx)))
+        archive = self.archive.scoped(owner)
+        steering, chosen = steering_of(await archive.actions(session))
         base, config = base_config(config), steering.config(config)
         cycle = await archive.cycle(ids, config, None if steering.generation else self.state.former.get(base))
         adopted = chosen is not None and chosen.tip in ids and (cycle is None or _earlier(cycle, chosen, ids))

@@ -38,10 +38,12 @@ class _ProcessorHost(Host):
         self._ware, self._ctx = ware, ctx
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
-        return await self._ware.begin(self._ctx, ids, config)
+        return await self._ware.begin(await self._ware.owner_of(self._ctx), session_of(self._ctx), ids, config)
 
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
-        return charge_run(self._ctx, await self._ware.compile(self._ctx, request.key, request.prompts, request.cap))
+        ctx = self._ctx
+        owner, given = await self._ware.owner_of(ctx), (request.key, request.prompts, request.cap)
+        return charge_run(ctx, await self._ware.compile(owner, session_of(ctx), ctx.model, *given))
 
     async def launch(self, request: SummaryRequest) -> asyncio.Task[SummaryResponse] | None:
         return await self._ware.launch(self._ctx, request)

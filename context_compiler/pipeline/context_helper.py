@@ -40,16 +40,19 @@ USED = ("compiled", "cycle")
 class _StageHost(Host):
     """A stage with its model, if it has one."""
 
-    def __init__(self, middleware: Middleware, model: Model | None) -> None:
-        self._middleware, self._model = middleware, model
+    def __init__(self, middleware: Middleware, session: str, model: Model | None) -> None:
+        self._middleware, self._session, self._model = middleware, session, model
 
     async def begin(self, ids: list[str], config: str) -> dict[str, Any]:
-        return await self._middleware.begin(ids, config)
+        return await self._middleware.begin(self._middleware.archive.owner, self._session, ids, config)
 
     async def ask(self, request: SummaryRequest) -> SummaryResponse:
         if self._model is None:
             raise CompileError("there is no model", model="none", phase="call")
-        answer = await self._middleware.compile(request.key, request.prompts, self._model)
+        owner = self._middleware.archive.owner
+        answer = await self._middleware.compile(
+            owner, self._session, self._model, request.key, request.prompts, request.cap
+        )
         if answer.failure is not None:
             raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
         return answer
@@ -105,7 +108,7 @@ class OutputCompiler:
         middleware.runs += 1
         try:
             async with asyncio.timeout(limit / 2 if limit else None):  # the rest of its time is the stage's own
-                return await middleware.view(Run(), request, _StageHost(middleware, asked))
+                return await middleware.view(Run(), request, _StageHost(middleware, session, asked))
         finally:
             middleware.runs -= 1
             await middleware.rest()
