@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from context_compiler.pipeline.checkpoint import checkpoint_document, read_checkpoint
     from context_compiler.pipeline.conditions import Condition, ConditionError, parse_condition
     from context_compiler.pipeline.config import Backoff, RunConfig
+    from context_compiler.pipeline.dbos_runs import DBOSRuns
     from context_compiler.pipeline.dot import parse_dot, to_dot
     from context_compiler.pipeline.draw import to_svg
     from context_compiler.pipeline.engine import Engine
@@ -58,6 +59,7 @@ __all__ = [
     "ConditionError",
     "ConsoleInterviewer",
     "ContextStore",
+    "DBOSRuns",
     "Diagnostic",
     "Edge",
     "Engine",
@@ -123,6 +125,7 @@ _HOMES = {
     "ConditionError": "pipeline.conditions",
     "ConsoleInterviewer": "pipeline.interviewers",
     "ContextStore": "pipeline.state",
+    "DBOSRuns": "pipeline.dbos_runs",
     "Diagnostic": "pipeline.graph",
     "Edge": "pipeline.graph",
     "Engine": "pipeline.engine",

@@ -89,6 +89,15 @@ Steer = Callable[[Any], "str | None"]
 """From the state of a child pipeline to a message for it; None sends none."""
 
 
+Journal = Callable[[Callable[[], Awaitable[bool]]], Awaitable[bool]]
+"""Calls a function that advances a run by one stage; True once the run has ended."""
+
+
+async def advance_plainly(advance: Callable[[], Awaitable[bool]]) -> bool:
+    """Advance a run by one stage."""
+    return await advance()
+
+
 @dataclass(slots=True, kw_only=True)
 class RequestMeter:
     """Counts the model requests of a run."""
@@ -161,6 +170,8 @@ class RunConfig:
     """Resuming at `full`: `summary:high` for one stage, or the former conversation."""
     steer: Steer | None = None
     on_event: OnEvent | None = None
+    journal: Journal = advance_plainly
+    """Advances the run by one stage; a durable engine makes that a step of its own."""
     sleep: Sleep = asyncio.sleep
     clock: Callable[[], float] = time.monotonic
     draw: Random = random.random

@@ -89,9 +89,16 @@ class Engine:
     async def run(self, state: RunState) -> RunState:
         """Run to the end, saving after each step; the final state."""
         self.load(state)
-        while not state.ended:
-            state = await self.step(state)
-            await self.io.save(state)
+
+        async def advance() -> bool:
+            nonlocal state
+            if not state.ended:
+                state = await self.step(state)
+                await self.io.save(state)
+            return state.ended
+
+        while not await self.config.journal(advance):
+            pass
         return state
 
     def load(self, state: RunState) -> None:

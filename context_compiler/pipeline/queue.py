@@ -38,7 +38,7 @@ class Submission:
     options: Mapping[str, Any]
     """JSON for the configuration of the run in a worker."""
     state: str
-    """`queued`, `running` (or its worker has died), `waiting` for an answer, or `ended`."""
+    """`queued`, `running` (or its worker has died), `waiting` for an answer, `held` for another scheduler, `ended`."""
     submitted: float
     """Seconds since 1970, as all times here, by the clock of the database."""
     due: float | None
@@ -82,6 +82,7 @@ class RunQueue:
         context: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
         config: RunConfig | None = None,
+        held: bool = False,
     ) -> str:
         """Create a run that a worker will take; its id. Once this returns, the run survives any process.
 
@@ -91,6 +92,7 @@ class RunQueue:
             context: Initial values.
             options: JSON for the worker's configuration of the run.
             config: Handlers, transforms and rules to check the graph with, as workers have them.
+            held: Leave it to another scheduler; no worker takes it.
 
         Raises:
             GraphError: the graph cannot be read, or has errors.
@@ -102,7 +104,7 @@ class RunQueue:
         body = json.dumps(dict(options or {}))
         async with self.runs.own(name):
             await begin_run(graph, prepared, self.runs, name, context or {})
-            await self._transact(name, Statement(_SUBMIT, (name, body)))
+            await self._transact(name, Statement(_SUBMIT, (name, body, "held" if held else "queued")))
         return name
 
     async def find(self, run_id: str) -> Submission | None:
@@ -235,7 +237,7 @@ class RunQueue:
 
 
 _SUBMIT = """
-INSERT INTO queue (run, options, state, submitted, takes, progress) VALUES (?, ?, 'queued', NOW, 0, -1)
+INSERT INTO queue (run, options, state, submitted, takes, progress) VALUES (?, ?, ?, NOW, 0, -1)
 ON CONFLICT (run) DO NOTHING
 """
 _FIND = "SELECT run, options, state, submitted, due, worker, takes, cancelled, trouble FROM queue"

@@ -21,7 +21,7 @@ from context_compiler.middleware.middleware import log_text
 from context_compiler.paths import make_private
 from context_compiler.pipeline.check import validate_or_raise
 from context_compiler.pipeline.checkpoint import FILE, CheckpointFolder, read_checkpoint
-from context_compiler.pipeline.config import RequestMeter, RunConfig
+from context_compiler.pipeline.config import RequestMeter, RunConfig, advance_plainly
 from context_compiler.pipeline.dot import load_dot, parse_dot, to_dot
 from context_compiler.pipeline.engine import Engine, EngineIO
 from context_compiler.pipeline.graph import Graph
@@ -205,6 +205,7 @@ class ActiveRun:
         """
         store = self.store.below(run_id) if isinstance(self.store, FileRuns) else self.store
         config = replace(self.config, run_id=run_id, runs=store, context={}, logs_root=self._below(run_id))
+        config = replace(config, journal=advance_plainly)
         prepared, names = prepare(graph, config), graph_hashes(graph)
         async with AsyncExitStack() as owned:
             lost = await owned.enter_async_context(store.own(run_id))
