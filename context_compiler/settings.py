@@ -162,6 +162,8 @@ KEYS = (
     "inject",
     "record",
     "owner",
+    "background",
+    "compile_tool",
     "dry_run",
     "timeout",
     "db",

@@ -16,6 +16,7 @@ from typing import Any, cast
 from context_compiler.compiler.cut_order import (
     EARLIER_STEPS,
     MILD_STEPS,
+    completed_groups,
     drop_older_turns,
     reduce,
     relieve_system_text,
@@ -49,6 +50,9 @@ SLACK = 20
 
 ORDERED = 3
 """Divisor of what a user has left out by hand that summary and quotes may take."""
+
+INSIDE = 3
+"""Newest tool exchanges of the current turn that stay where an agent asks for a compile."""
 
 GROWTH = 8
 """Divisor of the room that stays free below the high threshold where the beginning of a conversation is to stay."""
@@ -143,6 +147,9 @@ def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | Non
         if not plan.policy.recent_named:
             draft.recent = min(draft.recent, len(earlier) // 2)
         deque(drop_older_turns(draft), maxlen=0)
+    if order.inside:
+        for group in completed_groups(draft.outline.active, draft.history)[:-INSIDE]:
+            draft.out(range(group.start, group.stop), "tool exchange of this turn, by order")
     written = plan.counter.text(previous.note) + plan.counter.text(previous.quotes) if previous is not None else 0
     draft.reserve(min(draft.summary, (before - draft.total) // ORDERED + written))
 

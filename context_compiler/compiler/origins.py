@@ -37,7 +37,7 @@ _CUTS = (
     (r"tool exchange as a (stub|skeleton)", 4, "shorten tool exchanges of earlier turns", "shortens"),
     (r"recent turn, over budget", 6, "drop recent turns", "drops"),
     (r"tool exchange of this turn as a", 7, "shorten tool exchanges of this turn", "shortens"),
-    (r"tool exchange of this turn, over", 8, "drop tool exchanges of this turn", "drops"),
+    (r"tool exchange of this turn, (over|by)", 8, "drop tool exchanges of this turn", "drops"),
     (r"pinned, over budget", 10, "drop pinned messages", "drops"),
     (r"clamped to fit", 11, "truncate what is left, harder each time", "shortens"),
     (r"cannot be shortened", 12, "drop what truncation cannot shorten", "shortens"),

@@ -23,7 +23,7 @@ TOOL_WORK = 10
 LOOPS = 3
 """Responses to a prompt, on average, where turns are long."""
 
-NO_WORK = ("recall_", OUTPUT)
+NO_WORK = ("recall_", "compile_context", OUTPUT)
 """Prefixes of tools that look into the past or give the answer, which do not count as tool work."""
 
 SHELLS = ("code_execution", "shell", "bash")

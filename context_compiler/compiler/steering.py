@@ -90,6 +90,8 @@ class Order:
     """Subject that the summary and the quotes are to keep."""
     start: int = 0
     """Turns before this position stay as they are."""
+    inside: bool = False
+    """Tool exchanges of the current turn go too, but for the newest."""
 
 
 def base_config(config: str) -> str:

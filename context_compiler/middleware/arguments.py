@@ -72,6 +72,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "system": (_one_of(str, Path), "a folder"),
     "vault_name": (lambda value: isinstance(value, str), "a name"),
     "every_turn": (lambda value: isinstance(value, bool), "True or False"),
+    "compile_tool": (lambda value: isinstance(value, bool), "True or False"),
     "background": (lambda value: isinstance(value, bool), "True or False"),
     "dry_run": (lambda value: isinstance(value, bool), "True or False"),
     "reflections": (_one_of(ReflectionPolicy), "a ReflectionPolicy"),
@@ -110,6 +111,8 @@ class Arguments:
     """Fidelity of the summary; None takes the template's."""
     every_turn: bool = False
     """Compile at the first request of every user turn, which moves the prompt-cache prefix once a turn."""
+    compile_tool: bool = False
+    """Give the agent the tool `compile_context`, with which it has its own conversation compiled."""
     background: bool = False
     """Compile while the conversation goes on, before the threshold is reached, so that no request waits for it."""
     model: Model | str | None = None

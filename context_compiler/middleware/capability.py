@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
-from pydantic_ai import RunContext
+from pydantic_ai import FunctionToolset, RunContext
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, durable_operation
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
 from pydantic_ai.models import Model, ModelRequestContext
@@ -22,11 +23,20 @@ from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.compile_tool import GO_ON, compile_context
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.middleware.metrics import count_response
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
-from context_compiler.middleware.request import Host, Request, charge_run, host_request, session_of, within_limits
+from context_compiler.middleware.request import (
+    Host,
+    Request,
+    charge_run,
+    host_request,
+    is_durable,
+    session_of,
+    within_limits,
+)
 from context_compiler.middleware.state import Run
 from context_compiler.paths import warn_of_namesake
 from context_compiler.record.values import Record
@@ -45,6 +55,10 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     """Stable, because durable engines name their steps by it."""
     _ware: Middleware = field(init=False, repr=False, compare=False)
     _run: Run = field(init=False, repr=False, compare=False, default_factory=Run)
+    _running: WeakValueDictionary[str, ContextCompiler] = field(
+        init=False, repr=False, compare=False, default_factory=lambda: WeakValueDictionary[str, "ContextCompiler"]()
+    )
+    """Copies for the runs that have the tool."""
     _request: Request | None = field(init=False, repr=False, compare=False, default=None)
     _session: str | None = field(init=False, repr=False, compare=False, default=None)
     _host: Host | None = field(init=False, repr=False, compare=False, default=None)
@@ -194,6 +208,24 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         """The pinned messages of a conversation, the oldest pin first."""
         return await self._ware.steer(lambda manual: manual.pins(session), owner)
 
+    def get_toolset(self) -> FunctionToolset[Any] | None:
+        """The tool `compile_context`, with `compile_tool=True`."""
+        return FunctionToolset[Any]([self.compile_context], id=self.id) if self.compile_tool else None
+
+    async def compile_context(self, ctx: RunContext[Any], focus: str = "") -> str:
+        """Replace the older part of this conversation by notes, so that there is room for what comes.
+
+        Use it before long work that needs little of what was done until now. It answers once a turn.
+
+        Args:
+            ctx: The run.
+            focus: Subject that the notes have to keep above all.
+        """
+        mine = self._running.get(ctx.run_id or "")
+        if mine is None or mine._request is None or mine._host is None or self.dry_run or is_durable(ctx):
+            return f"Nothing was compiled: it cannot be done in this run. {GO_ON}"
+        return await compile_context(self._ware.state, mine._run, mine._request, mine._host, focus, self._ware.report)
+
     def get_ordering(self) -> CapabilityOrdering | None:
         """Innermost: nobody edits a view after it was counted and recorded."""
         return CapabilityOrdering(position="innermost")
@@ -203,6 +235,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         mine = copy(self)
         mine._run, mine._request, mine._host = Run(), None, None
         mine._session = session_of(ctx)
+        if self.compile_tool and ctx.run_id:
+            self._running[ctx.run_id] = mine
         return mine
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[Any]]) -> Any:

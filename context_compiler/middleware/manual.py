@@ -502,7 +502,7 @@ class Manual:
             StoreError: nothing of it is on the record, or the record cannot be read.
         """
         actions = await self._archive.actions(session)
-        messages = await self._archive.history(session)
+        messages = _answered(await self._archive.history(session))
         if not messages:
             raise StoreError(f"session {session!r}: nothing of it is on the record")
         profile = self._profile((self._archive.owner, session))
@@ -539,6 +539,15 @@ class Manual:
             return arguments, profile.model, ""
         arguments.model = "none"
         return arguments, "none", NO_MODEL
+
+
+def _answered(messages: list[ModelMessage]) -> list[ModelMessage]:
+    """A history without a prompt at its end that nobody answered: the host puts it and the next one into one."""
+    last = messages[-1] if messages else None
+    waits = isinstance(last, ModelRequest) and all(
+        part.part_kind in ("user-prompt", "system-prompt") for part in last.parts
+    )
+    return messages[:-1] if waits else messages
 
 
 def _recorded_request(session: str, newest: Record | None) -> Request:

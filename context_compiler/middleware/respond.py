@@ -87,6 +87,9 @@ async def respond(compiler: CompilerState, run: Run, request: Request, host: Hos
     context, cycle = await _current_cycle(read_request(compiler, run, request, host), host)
     opens = _opens(context, cycle)
     run.open_turn(context.turn)
+    made = run.take_prepared()
+    if made is not None and fitting(made.cycle, context.history, context.policy.config) is not None:
+        return await _new_cycle(context, cycle, host, made)
     if not opens and compiler.arguments.background:
         return await _without_waiting(context, cycle, host)
     return (None if opens else _grown(context, cycle)) or await _new_cycle(context, cycle, host)
@@ -263,7 +266,7 @@ async def _new_cycle(
     context.run.relax()
     more, tries, row, result = _room_for_block(context, previous), 1, None, None
     while True:
-        done = first or await advance_request(context, previous, _asking(context, host), more)
+        done = first or await advance_request(context, previous, asking(context, host), more)
         previous, row, first = done.cycle, row or done.row, None
         result = assemble_view(context, previous, "compiled", done, earlier=result)
         over = result.cost - result.limit
@@ -307,7 +310,7 @@ async def advance_request(context: RequestContext, previous: Cycle | None, ask: 
     return await advance(context, context.limits(), where=context.where, ask=ask, previous=previous, overhead=overhead)
 
 
-def _asking(context: RequestContext, host: Host) -> Ask | None:
+def asking(context: RequestContext, host: Host) -> Ask | None:
     """Callback that asks for a summary: once a user turn, and only if the run's usage limits leave room for it."""
     run = context.run
     if run.asked_turn == context.turn:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.advance import Where
+from context_compiler.compiler.advance import Advance, Where
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.plan import Plan
 from context_compiler.compiler.policy import Limits
@@ -121,6 +121,10 @@ class Run:
     """The compile that failed in this request."""
     layers: LayerBlock | None = None
     """The layers as this run has them, once that is settled."""
+    ordered_turn: int = -1
+    """The user turn in which the agent has asked for a compile last."""
+    prepared: Advance | None = None
+    """The compile that the agent has asked for, for the next request."""
     steering: Steering = NONE
     """Wishes of the user about this conversation, as they were when the run began."""
     earlier: Sequence[ModelMessage] | None = None
@@ -182,6 +186,19 @@ class Run:
     def ask(self, turn: int) -> None:
         """A model is asked in this turn, and not again."""
         self.asked_turn = turn
+
+    def order(self, turn: int) -> None:
+        """The agent asks for a compile in this turn, and is not heard again."""
+        self.ordered_turn = turn
+
+    def prepare(self, made: Advance) -> None:
+        """Begin a cycle with this advance at the next request."""
+        self.prepared = made
+
+    def take_prepared(self) -> Advance | None:
+        """The advance that the agent has asked for, once."""
+        made, self.prepared = self.prepared, None
+        return made
 
     def fail(self, row: Compile | None) -> None:
         """A compile of this request has failed; None forgets that of the request before."""

@@ -1,0 +1,88 @@
+"""`compile_context`: a tool with which an agent has its own conversation compiled, guarded against loops.
+
+It compiles at most once a turn, and only where that saves something. The result is an advance like any other: the next
+request of the run begins a cycle with it, and `undo_compile` takes it back.
+"""
+
+from __future__ import annotations
+
+from context_compiler.compiler.advance import Advance, advance, select
+from context_compiler.compiler.cycle import fitting
+from context_compiler.compiler.steering import Order
+from context_compiler.messages.fences import clip
+from context_compiler.middleware.background import pending
+from context_compiler.middleware.request import Host, Request
+from context_compiler.middleware.respond import asking, assemble_view
+from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
+from context_compiler.resilience import Report, try_await
+
+TOOL = "compile_context"
+
+LEAST, SHARE = 300, 10
+"""The least that a compile has to save: tokens, and a divisor of the request."""
+
+FOCUS = 500
+"""Characters of a focus that are looked at."""
+
+GO_ON = "Go on with the task."
+
+
+async def compile_context(
+    compiler: CompilerState, run: Run, request: Request, host: Host, focus: str, report: Report
+) -> str:
+    """Compile the conversation of a run, for its next request; the answer of the tool.
+
+    Args:
+        compiler: Shared by all runs.
+        run: The run that calls the tool.
+        request: Its last request.
+        host: Sender of that request.
+        focus: Subject that summary and quotes are to keep.
+        report: Called with what fails.
+    """
+    context = read_request(compiler, run, request, host)
+    reason = _refusal(context)
+    run.order(context.turn)
+    if reason:
+        return f"Nothing was compiled: {reason}. {GO_ON}"
+    outcome = await try_await(_compile(context, host, Order(focus=clip(focus.strip(), FOCUS), inside=True)))
+    if outcome.value is None:
+        await report(outcome.error or RuntimeError("nothing came of it"))
+        return f"Nothing was compiled: it failed. Nothing has changed. {GO_ON}"
+    return outcome.value
+
+
+def _refusal(context: RequestContext) -> str:
+    """Reason why nothing may be compiled now; empty if something may."""
+    if context.turn in (context.run.ordered_turn, context.run.asked_turn):
+        return "it was compiled in this turn already, or asked for"
+    if context.rests:
+        return "the user has undone the last compile"
+    return "a compile is under way" if pending(context) is not None else ""
+
+
+async def _compile(context: RequestContext, host: Host, order: Order) -> str:
+    run, limits = context.run, context.limits()
+    cycle = fitting(run.cycle, context.history, context.policy.config)
+    overhead, ratio = context.request.fixed, limits.ratio
+    before = assemble_view(context, cycle, "cycle" if cycle else "raw").cost
+    chosen = select(context, limits, previous=cycle, overhead=overhead, order=order)
+    saved = before - overhead - chosen.draft.total
+    if not chosen.out or saved < max(LEAST, before // SHARE):
+        most = f"{round(max(0, saved) * ratio):,} of {round(before * ratio):,} tokens"
+        return f"Nothing was compiled: it would save at most {most}. {GO_ON}"
+    done: Advance = await advance(
+        context,
+        limits,
+        where=context.where,
+        ask=asking(context, host),
+        previous=cycle,
+        overhead=overhead,
+        order=order,
+    )
+    after = assemble_view(context, done.cycle, "compiled", done).cost
+    run.prepare(done)
+    return (
+        f"From the next request on, {round(before * ratio):,} tokens are {round(after * ratio):,}: notes and quotes"
+        f" stand for what is left out. {GO_ON}"
+    )

@@ -1,0 +1,117 @@
+"""`compile_context`: an agent has its own conversation compiled, once a turn, where that saves something."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelRequest
+
+from context_compiler import ContextCompiler
+from context_compiler.compiler.view import View
+from tests.support.agents import Notes, Talker, compiler, run
+from tests.support.histories import long_history, prose
+
+NOTES = "- **Goal**: tickets 4711 and 4712."
+ASK = [("compile_context", {"focus": "the tickets"})]
+
+
+def look(path: str) -> str:
+    return f"{path}: {prose(len(path), 150)}"
+
+
+class Working:
+    """An agent that has the tool and follows a script."""
+
+    def __init__(self, *steps: Any, notes: Notes | None = None, **wanted: Any) -> None:
+        self.views: list[View] = []
+        self.errors: list[Exception] = []
+        self.notes = notes or Notes(NOTES)
+        self.talker = Talker(steps)
+        given = {"budget": 40_000, "recall": 0, "compile_tool": True, **wanted}
+        self.ours = compiler(self.notes, on_view=self.views.append, on_error=self.errors.append, **given)
+        self.agent = Agent(self.talker.model, tools=[look], capabilities=[self.ours])
+
+    async def turn(self, prompt: str, history: list[ModelMessage] | None = None) -> list[ModelMessage]:
+        return (await run(self.agent, prompt, message_history=history or [], conversation_id="work")).messages
+
+
+def answers(messages: list[ModelMessage], tool: str = "compile_context") -> list[str]:
+    parts = [part for message in messages if isinstance(message, ModelRequest) for part in message.parts]
+    return [str(part.content) for part in parts if part.part_kind == "tool-return" and part.tool_name == tool]
+
+
+async def test_the_next_request_of_the_run_has_what_the_agent_asked_for() -> None:
+    work = Working(ASK, "done", "ok")
+    messages = await work.turn("Compile, please.", long_history(20)[:-1])
+    assert [view.status for view in work.views] == ["raw", "compiled"] and not work.errors
+    first, second = (sent.tokens for sent in work.talker.sent)
+    assert second < first / 2 and "4711" in work.talker.last.text and work.notes.asked == 1
+    assert "WHAT TO KEEP ===\nthe tickets" in work.notes.prompts[0]
+    [told] = answers(messages)
+    assert told.startswith("From the next request on, ") and "Go on with the task." in told
+    record = work.views[-1].record
+    assert record is not None and record.compile is not None and record.compile.raw_output == NOTES
+    await work.turn("And now?", messages)
+    assert work.views[-1].status == "cycle" and work.notes.asked == 1
+    assert (await work.ours.undo_compile("work")).done
+
+
+async def test_it_answers_once_a_turn() -> None:
+    work = Working(ASK, ASK, ASK, "done", ASK, "done")
+    messages = await work.turn("Compile, please.", long_history(20)[:-1])
+    assert work.notes.asked == 1
+    assert [told.startswith("Nothing was compiled: it was compiled in this turn") for told in answers(messages)] == [
+        False,
+        True,
+        True,
+    ]
+    messages = await work.turn("Again.", messages)
+    assert "it would save at most" in answers(messages)[-1] and work.notes.asked == 1
+
+
+async def test_it_refuses_where_little_would_be_saved() -> None:
+    work = Working(ASK, "done")
+    messages = await work.turn("Compile, please.")
+    assert "it would save at most 0 of" in answers(messages)[0] and work.notes.asked == 0
+    assert [view.status for view in work.views] == ["raw", "raw"]
+
+
+async def test_old_tool_exchanges_of_the_same_turn_go_too() -> None:
+    steps = [[("look", {"path": f"file_{at}"})] for at in range(8)]
+    work = Working(*steps, ASK, "done")
+    messages = await work.turn("Read all files.")
+    assert len(answers(messages, "look")) == 8 and answers(messages)[0].startswith("From the next request on")
+    assert len(answers(work.talker.last.messages, "look")) == 4 and "file_7:" in work.talker.last.text
+    assert "Read all files." in work.talker.last.text and work.talker.last.tokens < 0.75 * work.talker.sent[-2].tokens
+
+
+@pytest.mark.parametrize("notes", [Notes(RuntimeError("no")), Notes(" ")], ids=["fails", "empty"])
+async def test_a_failure_changes_nothing_or_quotes(notes: Notes) -> None:
+    work = Working(ASK, "done", notes=notes)
+    messages = await work.turn("Compile, please.", long_history(20)[:-1])
+    [told] = answers(messages)
+    if work.errors:
+        assert "Nothing has changed" in told and [view.status for view in work.views] == ["raw", "raw"]
+    else:
+        assert told.startswith("From the next request on") and "QUOTED FROM EARLIER TURNS" in work.talker.last.text
+
+
+async def test_after_an_undo_the_user_is_not_overruled() -> None:
+    work = Working("ok", "done", ASK, "done")
+    messages = await work.turn("Hello.", long_history(20)[:-1])
+    assert (await work.ours.compile_now("work")).done and (await work.ours.undo_compile("work")).done
+    messages = await work.turn("Fine.", messages)
+    messages = await work.turn("Compile.", messages)
+    assert "the user has undone the last compile" in answers(messages)[0]
+
+
+async def test_nobody_has_the_tool_who_did_not_ask_for_it() -> None:
+    work = Working("ok", compile_tool=False)
+    await work.turn("Hello.")
+    assert "compile_context" not in work.talker.last.tools
+    dry = Working(ASK, "done", dry_run=True)
+    assert "cannot be done in this run" in answers(await dry.turn("Hello.", long_history(20)[:-1]))[0]
+    with pytest.raises(ValueError, match="compile_tool"):
+        ContextCompiler(compile_tool="yes")  # pyright: ignore[reportArgumentType]
