@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic_ai import RunContext
+from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models import ModelRequestContext
 
 from context_compiler.cli.drawing import Line, Panel, draw, libraries
 from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
@@ -33,7 +38,7 @@ from context_compiler.cli.options import (
 from context_compiler.cli.screen import Column, Screen, print_progress, progress_bar, step
 from context_compiler.cli.templates import choose_template
 from context_compiler.cli.text import json_text, number, plural
-from context_compiler.compiler.metrics import Sent, figures
+from context_compiler.compiler.metrics import Sent, broken_pairs, figures
 from context_compiler.compiler.policy import DEFAULT_BUDGET
 from context_compiler.compiler.references import ReferenceRecall
 from context_compiler.compiler.view import View
@@ -41,7 +46,14 @@ from context_compiler.errors import TranscriptError
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.importers import Transcript
 from context_compiler.middleware.capability import ContextCompiler
-from context_compiler.middleware.replay import LiveSession, PlainSession, Session, newest, replay, request_points
+from context_compiler.middleware.replay import (
+    LiveSession,
+    PlainSession,
+    Session,
+    newest,
+    replay,
+    request_points,
+)
 from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.prices import dollars, price_of
 
@@ -51,6 +63,9 @@ Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw an SVG; nee
 
 APPROACHES = 3
 """Number of replays of a transcript."""
+
+TIMED = 20
+"""Requests through the host alone, for comparison."""
 
 COLUMNS = (
     Column("what is sent", style="bold"),
@@ -88,7 +103,8 @@ class Approach:
     sent: Sequence[Sent]
     compiles: int | None
     """Cycles begun; with a model, each is one call. None if the approach makes no views."""
-    timed: bool
+    median_ms: float | None
+    """Of a request through the host; None if it does not go through the host."""
     references: ReferenceRecall
 
 
@@ -160,7 +176,7 @@ async def _replay_all(
 
     history = reader.read(messages)
 
-    async def run_approach(name: str, session: Session, *, timed: bool = True) -> Approach:
+    async def run_approach(name: str, session: Session) -> Approach:
         recall, started = ReferenceRecall(history, budget, reader), perf_counter()
 
         def look(position: int, view: Sequence[ModelMessage]) -> None:
@@ -169,12 +185,50 @@ async def _replay_all(
 
         sent = await replay(messages, session, reader, seen=look)
         say(f"{name}: {plural(len(sent), 'request')} in {perf_counter() - started:.1f} s")
-        return Approach(way=name, sent=sent, compiles=None, timed=timed, references=recall)
+        return Approach(way=name, sent=sent, compiles=None, median_ms=None, references=recall)
 
-    ours = await run_approach("context-compiler", LiveSession([compiler(count)]))
-    whole = await run_approach("everything", LiveSession([]))
-    window = await run_approach("the newest that fit", PlainSession(newest(reader), budget), timed=False)
-    return [whole, window, replace(ours, compiles=len(made))]
+    host = Everything(reader)
+    ours = await run_approach("context-compiler", LiveSession([host, compiler(count)]))
+    whole = await run_approach("everything", PlainSession(host.next_request, budget))
+    window = await run_approach("the newest that fit", PlainSession(newest(reader), budget))
+    through = figures(ours.sent, budget).median_ms
+    return [
+        replace(whole, median_ms=await _host_ms(messages)),
+        window,
+        replace(ours, compiles=len(made), median_ms=through),
+    ]
+
+
+class Everything(AbstractCapability[Any]):
+    """What the host would send of each request without a compiler, noted on the way to one."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._requests: deque[list[ModelMessage]] = deque()
+
+    async def before_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        """Note the messages of a request."""
+        self._requests.append(list(request_context.messages))
+        return request_context
+
+    async def next_request(self, messages: list[ModelMessage], budget: int) -> Sequence[ModelMessage]:
+        """The messages of the next request that was noted; the host repairs half a tool call only afterwards."""
+        noted = self._requests.popleft()
+        whole = not any(broken_pairs(map(self._reader.one, noted)))
+        return noted if whole else await LiveSession([]).request(messages)
+
+
+async def _host_ms(messages: Sequence[ModelMessage]) -> float:
+    """Median of a request that carries everything, over evenly spaced ones: all of them would take minutes."""
+    points = request_points(messages)
+    timed: list[float] = []
+    for point in points[:: max(1, len(points) // TIMED)]:
+        session, started = LiveSession([]), perf_counter()
+        await session.request(messages[:point])
+        timed.append(perf_counter() - started)
+    return median(timed) * 1000
 
 
 def _ignore(line: str) -> None:
@@ -221,7 +275,7 @@ def figures_document(
                 "references": way.references.all,
                 "long_references": way.references.long,
                 "compiles": way.compiles,
-                "median_ms": sums.median_ms if way.timed else None,
+                "median_ms": way.median_ms,
             }
         )
     size = {"messages": len(raw), "tokens": raw.tokens}
@@ -270,7 +324,7 @@ def _row(way: Approach, ways: Sequence[Approach], budget: int, model: str) -> li
         dollars(money(way, model)),
         f"{_share(way.references.all)} / {_share(way.references.long)}",
         "–" if way.compiles is None else number(way.compiles),
-        f"{sums.median_ms:.1f}" if way.timed else "–",
+        "–" if way.median_ms is None else f"{way.median_ms:.1f}",
     ]
 
 

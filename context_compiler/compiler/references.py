@@ -16,7 +16,7 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.patterns import Sort
 from context_compiler.compiler.specifics import comparable_text, specifics
-from context_compiler.messages.history import History, Reader
+from context_compiler.messages.history import History, Reader, Reading
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.tool_lines import call_line
 
@@ -90,11 +90,13 @@ def contexts(text: str, wanted: str) -> set[tuple[str, str, str]]:
 
 def texts(history: History) -> list[str]:
     """Comparable text of every message."""
-    readable = (
-        "\n".join(text for item in reading.items if item.kind is not Kind.THINKING for text in sources(item))
-        for reading in history.readings
-    )
-    return [comparable_text(text.replace("\\n", "\n ").replace("\\t", " ")) for text in readable]
+    return [message_text(reading) for reading in history.readings]
+
+
+def message_text(reading: Reading) -> str:
+    """Comparable text of a message."""
+    text = "\n".join(text for item in reading.items if item.kind is not Kind.THINKING for text in sources(item))
+    return comparable_text(text.replace("\\n", "\n ").replace("\\t", " "))
 
 
 def calls(sessions: Sequence[History], spoken: Sequence[Sequence[str]]) -> Iterator[Call]:
@@ -127,6 +129,7 @@ class ReferenceRecall:
         self._texts = texts(history)
         self._needed = {call.position: call.references for call in calls([history], [self._texts])}
         self._budget, self._reader = budget, reader
+        self._known = {reading.name: text for reading, text in zip(history.readings, self._texts, strict=True)}
         self._all: list[float] = []
         self._long: list[float] = []
 
@@ -135,11 +138,18 @@ class ReferenceRecall:
         needed = self._needed.get(position, ())
         if not needed:
             return
-        shown = "\n".join(texts(self._reader.read(list(view))))
+        shown = "\n".join(map(self._text, map(self._reader.one, view)))
         hits = [(held(one.text, self._texts[:position], shown), one.distance) for one in needed]
         self._all.append(fmean(hit for hit, _ in hits))
         if far := [hit for hit, distance in hits if distance > self._budget]:
             self._long.append(fmean(far))
+
+    def _text(self, reading: Reading) -> str:
+        """The text of a message, which most views of a session share."""
+        found = self._known.get(reading.name)
+        if found is None:
+            found = self._known[reading.name] = message_text(reading)
+        return found
 
     @property
     def all(self) -> float | None:
