@@ -79,6 +79,10 @@ class Breaker:
         """Forget all failures."""
         self.failures, self._until = 0, 0.0
 
+    def rest(self) -> None:
+        """Stay open for good: another attempt would fail too."""
+        self._until = float("inf")
+
     def failed(self) -> None:
         """Count a failure."""
         self.failures += 1

@@ -9,7 +9,7 @@ from decimal import Decimal
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 from pydantic_ai import RunContext
 from pydantic_ai.models import Model, parse_model_id
@@ -105,8 +105,8 @@ class Arguments:
     """Tokens of a known window that stay free for the answer."""
     window: int | None = None
     """The model's context window in tokens, where the host does not know it."""
-    counter: TokenCounter | CountText | None = None
-    """Token counter; None counts o200k exactly."""
+    counter: TokenCounter | CountText | Literal["provider"] | None = None
+    """Token counter; None counts o200k exactly, "provider" asks the model's provider, too."""
     fidelity: Fidelity | str | None = None
     """Fidelity of the summary; None takes the template's."""
     every_turn: bool = False

@@ -354,6 +354,28 @@ class _RunHost(Host):
         _, parameters = model.prepare_request(self._given.model_settings, self._given.model_request_parameters)
         return model.prepare_messages(messages, parameters)
 
+    @property
+    def counts(self) -> bool:
+        return not is_durable(self._ctx)
+
+    async def count(self, messages: list[ModelMessage]) -> int:
+        given = self._given
+        merged = _merged(self.framing(messages))
+        usage = await given.model.count_tokens(merged, given.model_settings, given.model_request_parameters)
+        return usage.input_tokens
+
+
+def _merged(messages: list[ModelMessage]) -> list[ModelMessage]:
+    """Messages with consecutive requests as one, as the host sends them."""
+    merged: list[ModelMessage] = []
+    for message in messages:
+        last = merged[-1] if merged else None
+        if isinstance(message, ModelRequest) and isinstance(last, ModelRequest):
+            merged[-1] = replace(message, parts=[*last.parts, *message.parts])
+        else:
+            merged.append(message)
+    return merged
+
 
 def _figures(view: View) -> dict[str, str | int]:
     """Span attributes of a view: figures, no content."""

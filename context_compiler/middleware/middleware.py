@@ -43,6 +43,7 @@ from context_compiler.middleware.manual import Manual, Profile
 from context_compiler.middleware.metrics import count_error, count_view
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.prompt_cache import LastRequests
+from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import respond
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
@@ -83,6 +84,7 @@ class Middleware:
         self._last_requests = LastRequests(self.archive, self.state.reader)
         self._summaries = Summaries(arguments, Spending(arguments, self.state.counter, self.report))
         self._ratios = Ratios()
+        self._counts = ProviderCounts(arguments, self.state, self._ratios, self.report, self._off_loop)
         self._profiles: Memo[tuple[str | None, str], Profile] = Memo(PROFILES)
         self._ready = False
         self._unpriced: set[str] = set()
@@ -175,9 +177,11 @@ class Middleware:
 
         That goes without layers where they need the room of the least that can be sent.
         """
+        ratio = await self._counts.calibrate(run, request, host)
         outcome = await try_await(self._respond(run, request, host))
         result = outcome.value
         if result is not None:
+            result = await self._counts.verify(run, request, host, result, ratio)
             self._settle(run, request, result)
             if result.fault is not None:
                 await self.report(result.fault)

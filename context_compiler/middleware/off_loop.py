@@ -80,3 +80,6 @@ class _DistantHost(Host):
 
     def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
         return self._host.framing(messages)
+
+    async def count(self, messages: list[ModelMessage]) -> int | None:
+        return await self._call(self._host.count(messages))

@@ -36,8 +36,8 @@ from context_compiler.record.store import Store, open_store
 from context_compiler.record.values import Drop, Entry, Record
 from context_compiler.settings import Count, Settings
 from context_compiler.template import Template
+from context_compiler.tokens import PROVIDER, TokenCounter
 from context_compiler.tokens import Count as CountText
-from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.prices import Budget
 
 
@@ -105,6 +105,8 @@ async def compile_view(
         timeout=timeout,
     )
     arguments.check()
+    if arguments.counter == PROVIDER:
+        raise SettingsError("counter='provider': a view without an agent is no request that a provider could count")
     if (alias := model_alias(model or "none")) and arguments.budget_unpriced(alias, None):
         raise SettingsError(f"budget={budget!r}: no price is known for model={alias!r}; give a budget in tokens")
     context = _read(arguments, messages, session)

@@ -155,6 +155,21 @@ class Host(Protocol):
         """The messages as the host renders them before they go out."""
         return messages
 
+    @property
+    def counts(self) -> bool:
+        """True if the provider may be asked to count: not where a replay would have to get the same answer."""
+        return True
+
+    async def count(self, messages: list[ModelMessage]) -> int | None:
+        """Tokens of a request with these messages, as its provider counts them; nothing of it is the run's usage.
+
+        None where the whole request is not known here.
+
+        Raises:
+            NotImplementedError: The model cannot count.
+        """
+        return None
+
 
 def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: TokenCounter) -> Request:
     """A request as the host is about to send it."""

@@ -304,6 +304,34 @@ def _recalling(context: RequestContext, cycle: Cycle, plain: Result, done: Advan
     return _fitting(context, cycle, result, done) or replace(plain, blocks=known.without())
 
 
+async def sample(compiler: CompilerState, run: Run, request: Request, host: Host) -> Result:
+    """What would be sent if no model were asked, for a count of it: the raw request, or a view where that is too long.
+
+    Raises:
+        ContextCompilerError: the template or anything else failed.
+    """
+    context = read_request(compiler, run, request, host)
+    raw = assemble_view(context, None, "raw")
+    if raw.cost <= context.limits().budget:
+        return raw
+    done = await advance_request(context, None, None)
+    return assemble_view(context, done.cycle, "sample", done)
+
+
+async def advance_again(compiler: CompilerState, run: Run, request: Request, host: Host, *, result: Result) -> Result:
+    """A view in place of `result`, which turned out to be over the budget, by the ratio that is known now.
+
+    Its summary stays, because a model is asked once a user turn.
+
+    Raises:
+        ContextCompilerError: the template or anything else failed.
+    """
+    context = read_request(compiler, run, request, host)
+    run.ask(context.turn)
+    again = await _new_cycle(context, result.cycle, host)
+    return replace(again, row=result.row or again.row)
+
+
 async def advance_request(context: RequestContext, previous: Cycle | None, ask: Ask | None, more: int = 0) -> Advance:
     """One advance of this request; `more` tokens are known to be needed beside its overhead."""
     overhead = context.request.fixed + more

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "PLAUSIBLE",
+    "PROVIDER",
     "Count",
     "Ratios",
     "TokenCounter",
@@ -174,10 +176,20 @@ def _rebuild(kind: type[TokenCounter], count: Count | None, remember: int) -> To
 _shared = TokenCounter()
 
 
-def as_counter(counter: TokenCounter | Count | None) -> TokenCounter:
-    """Counter for an argument: itself, one around a function, or the shared one for None."""
-    if counter is None:
+PROVIDER = "provider"
+"""The counter that asks the model's provider, and counts as usual between."""
+
+
+def as_counter(counter: TokenCounter | Count | str | None) -> TokenCounter:
+    """Counter for an argument: itself, one around a function, or the shared one for None and the provider's.
+
+    Raises:
+        SettingsError: It is none of these.
+    """
+    if counter is None or counter == PROVIDER:
         return _shared
+    if isinstance(counter, str):
+        raise SettingsError(f'counter={counter!r}: give a function from a text to its number of tokens, or "provider"')
     return counter if isinstance(counter, TokenCounter) else TokenCounter(counter)
 
 
@@ -364,7 +376,11 @@ SHARE = 0.3
 FEWEST = 200
 """Reports on fewer tokens than this teach nothing: framing outweighs text."""
 
+ENOUGH = 1_000
+"""Least tokens of a count ahead of a request that decides on a ratio by itself."""
+
 PLAUSIBLE = (0.5, 3.0)
+"""Ratios that are believed."""
 
 _NAMES = {
     r"claude|anthropic": "anthropic",
@@ -422,7 +438,24 @@ class Ratios:
 
     def of(self, family: str) -> float:
         """Factor for our count; never below 1.0, so that budgets err on the safe side."""
-        return 1.0 if family in EXACT else self._learnt.get(family, START.get(family, 1.0))
+        return self._learnt.get(family, 1.0 if family in EXACT else START.get(family, 1.0))
+
+    def knows(self, family: str) -> bool:
+        """True if a ratio was learnt or measured."""
+        return family in self._learnt
+
+    def measure(self, family: str, *, exact: int, counted: int) -> None:
+        """Take the ratio of one count by the provider, ahead of a request, as it is.
+
+        Args:
+            family: Family of the model that counted.
+            exact: Our count of the same request, in o200k tokens; under 1,000 the count is ignored, because what a
+                provider adds to every request would outweigh its text.
+            counted: The provider's; ignored where it is less than half or more than three times ours.
+        """
+        low, high = PLAUSIBLE
+        if exact >= ENOUGH and low <= counted / exact <= high:
+            self._learnt[family] = max(1.0, counted / exact)
 
     def learn(self, family: str, *, exact: int, reported: int) -> float:
         """Take in one report and give the ratio from now on.

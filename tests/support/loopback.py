@@ -214,7 +214,7 @@ def fresh_id(prefix: str) -> str:
 
 def prompt_text(body: Body) -> str:
     """The JSON text that counts as the prompt: tools, top-level system text, messages."""
-    parts = (body.get("tools"), body.get("system"), body.get("messages"))
+    parts = (body.get(name) for name in ("tools", "system", "instructions", "messages", "input"))
     return "".join(json.dumps(part, ensure_ascii=False) for part in parts if part)
 
 

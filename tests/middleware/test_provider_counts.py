@@ -1,0 +1,150 @@
+"""`counter="provider"`: a provider on loopback counts what is about to be sent, and the first request is right too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.capabilities import ProcessHistory
+from pydantic_ai.messages import ModelMessage
+from pydantic_ai.usage import UsageLimits
+
+from context_compiler import ContextCompiler, View, build_compiling_history_processor, compile_view
+from context_compiler.errors import SettingsError
+from context_compiler.tokens import TokenCounter
+from tests.support.agents import Talker
+from tests.support.anthropic_server import AnthropicServer
+from tests.support.histories import long_history, prose
+from tests.support.responses_server import ResponsesServer
+
+OURS = TokenCounter()
+BUDGET = 3_000
+FITTING = 8
+"""Turns of a history that fits by our count, and not by that of the servers here."""
+
+
+def look(path: str) -> str:
+    """Read a file."""
+    return prose(len(path), 80)
+
+
+def dear(text: str) -> int:
+    """A tokenizer that takes 1.7 times as many tokens as o200k, and 300 for the framing."""
+    return int(1.7 * OURS.text(text)) + 300
+
+
+SERVERS: dict[str, tuple[Any, str, str]] = {
+    "anthropic": (AnthropicServer, "claude-sonnet-4-6", "/count_tokens"),
+    "openai": (ResponsesServer, "gpt-5", "/input_tokens"),
+}
+
+
+class Seen:
+    """A server, an agent that talks to it, and what was counted and sent."""
+
+    def __init__(self, server: Any, name: str, **wanted: Any) -> None:
+        self.server, self.views, self.errors = server, list[View](), list[Exception]()
+        given: dict[str, Any] = {"model": "none", "store": None, "system": None, "budget": BUDGET}
+        told = {"counter": "provider", "on_view": self.views.append, "on_error": self.errors.append}
+        self.compiler = ContextCompiler(**given | told | wanted)
+        self.agent = Agent(
+            server.model(name), tools=[look], capabilities=[self.compiler], instructions="You are a patient clerk."
+        )
+
+    @property
+    def counts(self) -> int:
+        """How often the server was asked to count."""
+        return len(self.server.requests) - len(self.server.prompt_tokens)
+
+    @property
+    def off(self) -> list[float]:
+        """Tokens on the record against the server's own, of each request."""
+        records = [view.record for view in self.views if view.record is not None]
+        pairs = zip(records, self.server.prompt_tokens, strict=True)
+        return [record.tokens_sent / truth - 1 for record, truth in pairs]
+
+
+@pytest.mark.parametrize("turns", [1, FITTING, 60])
+@pytest.mark.parametrize("provider", SERVERS)
+async def test_the_first_request_of_a_process_is_counted_right_and_within_its_budget(provider: str, turns: int) -> None:
+    kind, name, _ = SERVERS[provider]
+    with kind("done", count=dear) as server:
+        seen = Seen(server, name, trigger=1.0)
+        result = await seen.agent.run("and now?", message_history=long_history(turns))
+    assert seen.off == [0.0] and server.prompt_tokens[0] <= BUDGET and not seen.errors
+    assert 1 <= seen.counts <= 2
+    assert result.usage.requests == 1 and result.usage.input_tokens == server.prompt_tokens[0]
+
+
+@pytest.mark.parametrize("provider", SERVERS)
+async def test_without_it_the_first_request_is_over_the_budget_of_such_a_model(provider: str) -> None:
+    kind, name, _ = SERVERS[provider]
+    with kind("done", count=dear) as server:
+        seen = Seen(server, name, counter=None, trigger=1.0)
+        await seen.agent.run("and now?", message_history=long_history(FITTING))
+    assert server.prompt_tokens[0] > BUDGET and seen.off[0] < -0.1 and seen.counts == 0
+
+
+async def test_it_is_asked_once_an_advance_and_not_between() -> None:
+    with AnthropicServer(lambda body: prose(len(str(body)), 80), count=dear) as server:
+        seen, history = Seen(server, "claude-sonnet-4-6"), list[ModelMessage]()
+        for turn in range(14):
+            done = await seen.agent.run(f"Question {turn}: {prose(turn, 80)}", message_history=history)
+            history = done.all_messages()
+    advances = sum(view.status == "compiled" for view in seen.views)
+    assert 2 <= advances < len(seen.views) and advances < seen.counts <= advances + 2
+    counted = [off for off, view in zip(seen.off, seen.views, strict=True) if view.status == "compiled"]
+    assert max(server.prompt_tokens) <= BUDGET and set(counted) == {0.0} and seen.off[0] == 0.0
+
+
+async def test_a_limit_of_requests_and_tokens_does_not_see_it() -> None:
+    with AnthropicServer("done", count=dear) as server:
+        seen = Seen(server, "claude-sonnet-4-6")
+        limits = UsageLimits(request_limit=1, input_tokens_limit=BUDGET)
+        await seen.agent.run("and now?", message_history=long_history(60), usage_limits=limits)
+    assert seen.counts == 2 and server.statuses == [200, 200, 200]
+
+
+@pytest.mark.parametrize("fault", ["status", "hang", "drop"])
+async def test_a_provider_that_does_not_count_is_reported_once_and_the_run_goes_on(fault: str) -> None:
+    with AnthropicServer("done", count=dear) as server:
+        seen = Seen(server, "claude-sonnet-4-6", timeout=0.3)
+        {"status": lambda: server.fail(500), "hang": server.hang, "drop": server.drop}[fault]()
+        history = (await seen.agent.run("and now?", message_history=long_history(60))).all_messages()
+        await seen.agent.run("thanks", message_history=history)
+    assert [type(error) for error in seen.errors] == [SettingsError] and seen.counts <= 1
+    assert "claude-sonnet-4-6 did not count, so we do" in str(seen.errors[0])
+    assert [view.status for view in seen.views] == ["compiled", "cycle"]
+
+
+async def test_a_model_that_cannot_count_is_reported_once() -> None:
+    errors = list[Exception]()
+    made: dict[str, Any] = {"model": "none", "store": None, "system": None, "budget": 900}
+    agent = Agent(
+        Talker("done").model, capabilities=[ContextCompiler(counter="provider", on_error=errors.append, **made)]
+    )
+    for _ in range(2):
+        assert (await agent.run("and now?", message_history=long_history(20))).output == "done"
+    assert [type(error) for error in errors] == [SettingsError] and "FunctionModel" in str(errors[0])
+
+
+async def test_a_history_processor_counts_as_usual_and_says_so() -> None:
+    errors = list[Exception]()
+    processor = build_compiling_history_processor(
+        "extractive", budget=900, store=None, system=None, counter="provider", on_error=errors.append
+    )
+    agent = Agent(Talker("done").model, capabilities=[ProcessHistory(processor)])
+    assert (await agent.run("and now?", message_history=long_history(20))).output == "done"
+    assert len(errors) == 1 and "does not see the whole request" in str(errors[0])
+
+
+@pytest.mark.parametrize("given", ["o200k", "", "Provider"])
+def test_another_word_is_refused(given: Any) -> None:
+    with pytest.raises(SettingsError, match="counter"):
+        ContextCompiler(counter=given)
+
+
+async def test_a_view_without_an_agent_has_nobody_to_ask() -> None:
+    with pytest.raises(SettingsError, match="no request that a provider could count"):
+        await compile_view(long_history(3), counter="provider")  # pyright: ignore[reportArgumentType]

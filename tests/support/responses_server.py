@@ -1,0 +1,103 @@
+"""OpenAI's Responses on loopback, plain, with its token count, and as strict about calls and their outputs.
+
+with ResponsesServer("done", count=tokens) as server:
+    agent = Agent(server.model("gpt-5"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tests.support.loopback import Answer, LoopbackServer, Refusal, arguments_text, fresh_id
+from tests.support.wire import Body
+
+if TYPE_CHECKING:
+    from pydantic_ai.models.openai import OpenAIResponsesModel
+
+FIELDS = {"model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "previous_response_id"}
+FIELDS |= {"conversation", "reasoning", "text", "truncation"}
+"""Fields that a count takes."""
+
+
+class ResponsesServer(LoopbackServer):
+    """OpenAI's Responses, plain, and their input tokens."""
+
+    root = "/v1"
+    path = "/v1/responses"
+
+    def model(self, name: str = "gpt-5", **settings: Any) -> OpenAIResponsesModel:
+        """A model that talks to this server, without retries of its own."""
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient  # a second, which collecting tests does not wait for
+        from pydantic_ai.models.openai import OpenAIResponsesModel
+        from pydantic_ai.providers.openai import OpenAIProvider
+
+        client = AsyncOpenAI(
+            base_url=self.base_url,
+            api_key="test",
+            max_retries=0,
+            http_client=DefaultAsyncHttpxClient(trust_env=False, verify=False),
+        )
+        return OpenAIResponsesModel(name, provider=OpenAIProvider(openai_client=client), **settings)
+
+    def validate(self, body: Body) -> None:
+        items: Any = body.get("input")
+        if not isinstance(body.get("model"), str):
+            raise Refusal("Missing required parameter: 'model'.")
+        if not items:
+            raise Refusal("Missing required parameter: 'input'.")
+        waiting: set[str] = set()
+        for index, item in enumerate(items):
+            if item.get("type") == "function_call":
+                waiting.add(item["call_id"])
+            elif item.get("type") == "function_call_output":
+                if item["call_id"] not in waiting:
+                    raise Refusal(f"No tool call found for function call output with call_id {item['call_id']}.")
+                waiting.discard(item["call_id"])
+            elif item.get("role") not in ("user", "assistant", "system", "developer"):
+                raise Refusal(f"Invalid value: {item.get('role')!r} at input[{index}].role.")
+        if waiting:
+            raise Refusal(f"No tool output found for function call {sorted(waiting)[0]}.")
+
+    def overflow(self, tokens: int, window: int) -> Refusal:
+        text = "Your input exceeds the context window of this model. Please adjust your input and try again."
+        return Refusal(text, code="context_length_exceeded")
+
+    def error(self, refusal: Refusal) -> Body:
+        facts: Body = {"message": refusal.message, "type": refusal.kind, "param": None, "code": None}
+        return {"error": facts | refusal.details}
+
+    def other(self, path: str, tokens: int) -> Body:
+        if path.partition("?")[0] != f"{self.path}/input_tokens":
+            return super().other(path, tokens)
+        if unknown := set(self.requests[-1]) - FIELDS:
+            raise Refusal(f"Unknown parameter: {sorted(unknown)[0]!r}.")
+        return {"object": "response.input_tokens", "input_tokens": tokens}
+
+    def whole(self, body: Body, answer: Answer, tokens: int) -> Body:
+        output: list[Body] = []
+        if answer.text:
+            content = [{"type": "output_text", "text": answer.text, "annotations": []}]
+            facts = {"role": "assistant", "status": "completed", "content": content}
+            output.append({"type": "message", "id": fresh_id("msg"), **facts})
+        for call in answer.calls:
+            facts = {"name": call[0], "arguments": arguments_text(call), "status": "completed"}
+            output.append({"type": "function_call", "id": fresh_id("fc"), "call_id": fresh_id("call"), **facts})
+        used = self.answer_tokens(answer)
+        usage: Body = {"input_tokens": tokens, "output_tokens": used, "total_tokens": tokens + used}
+        usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+        return {
+            "id": fresh_id("resp"),
+            "object": "response",
+            "created_at": 1_700_000_000,
+            "status": "completed",
+            "model": body["model"],
+            "output": output,
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+            "usage": usage,
+        }
+
+    def events(self, body: Body, answer: Answer, tokens: int) -> Iterator[bytes]:
+        raise Refusal("this server does not stream")
