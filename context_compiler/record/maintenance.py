@@ -17,6 +17,7 @@ from dataclasses import replace
 from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
+from context_compiler.record.conversations import FOUND
 from context_compiler.record.owners import bare, owner_of, prefix, prefix_of, writer_of
 from context_compiler.record.queries import OWNED, reseal
 from context_compiler.record.rows import snapshot, transaction
@@ -92,6 +93,26 @@ def delete(db: sqlite3.Connection, session_id: str) -> int:
 def erase(db: sqlite3.Connection) -> int:
     """Remove every conversation of the owner, and all that was kept with them; the number of requests removed."""
     return _delete(db, SESSIONS, (writer_of(db),))
+
+
+def delete_conversation(db: sqlite3.Connection, conversation_id: str, expected: str) -> bool:
+    """Remove a conversation of the host, with its requests and all that only it used.
+
+    Returns:
+        False, and nothing is removed, if the stored revision is not `expected`.
+    """
+    query = (
+        "SELECT o.id FROM sessions o JOIN sessions k ON k.session_id = o.session_id AND k.owner = o.owner"
+        f" JOIN ({FOUND}) f ON f.session = k.id WHERE k.session_id = ?2 AND f.revision = ?3"
+    )
+    given = (owner_of(db), rows.plain(conversation_id), expected)
+    if not _numbers(db, query, given):
+        return False
+    with _sweep(db):
+        gone = _numbers(db, query, given)
+        _remove(db, "views", "session", gone)
+        _forget(db, gone)
+    return bool(gone)
 
 
 def _delete(db: sqlite3.Connection, query: str, arguments: Sequence[object]) -> int:
@@ -218,7 +239,8 @@ def check_messages(db: sqlite3.Connection) -> Iterator[str]:
     """Check contents against their hashes, and nodes against the content and parent that name them."""
     facts: dict[str, ids.IdentityFacts] = {}
     texts: dict[str, str] = {}
-    named = {row[0] for row in db.execute("SELECT content FROM nodes UNION SELECT content FROM copies")}
+    query = "SELECT content FROM nodes UNION SELECT content FROM copies UNION SELECT content FROM entries"
+    named = {row[0] for row in db.execute(query)}
     instructions = {row[0] for row in db.execute("SELECT DISTINCT instructions FROM nodes")}
     for row in db.execute("SELECT hash, body FROM contents"):
         try:
@@ -239,10 +261,13 @@ def check_messages(db: sqlite3.Connection) -> Iterator[str]:
             yield f"nodes {row['id']}: the name does not follow from content and parent"
         yield from _place(row)
     for row in db.execute(
-        "SELECT c.session, c.node, c.content, n.parent, n.instructions FROM copies c JOIN nodes n ON n.id = c.node"
+        "SELECT 'copies ' || c.session || ' ' || c.node AS place, c.node, c.content, n.parent, n.instructions"
+        " FROM copies c JOIN nodes n ON n.id = c.node UNION ALL"
+        " SELECT 'entries ' || e.id, e.node, e.content, n.parent, n.instructions"
+        " FROM entries e JOIN nodes n ON n.id = e.node WHERE e.content NOT NULL"
     ):
         if not _follows(row["node"], row, facts, texts):
-            yield f"copies {row['session']} {row['node']}: the name does not follow from content and parent"
+            yield f"{row['place']}: the name does not follow from content and parent"
 
 
 def _follows(name: str, row: sqlite3.Row, facts: Mapping[str, ids.IdentityFacts], texts: Mapping[str, str]) -> bool:
@@ -318,6 +343,25 @@ def check_memories(db: sqlite3.Connection) -> Iterator[str]:
             yield f"live_memories {row['session']}: they are not what the session remembers"
 
 
+def check_conversations(db: sqlite3.Connection) -> Iterator[str]:
+    """Check that logs of conversations are whole, and that their messages follow one another."""
+    reached: dict[tuple[str, str], str] = {}
+    for row in db.execute(
+        "SELECT e.owner, e.id, e.parent, e.node, n.parent AS before, p.node AS found FROM entries e"
+        " LEFT JOIN nodes n ON n.id = e.node LEFT JOIN entries p ON p.owner = e.owner AND p.id = e.parent"
+    ):
+        reached[row["owner"], row["id"]] = row["node"]
+        if row["before"] != row["found"] or (row["parent"] is None) != (row["found"] is None):
+            yield f"entries {row['id']}: the message does not follow that of the entry before"
+        if prefix_of(row["node"]) != prefix(row["owner"]):
+            yield f"entries {row['id']}: the message is of another owner"
+    query = "SELECT c.session, c.head, c.tips, s.owner FROM conversations c JOIN sessions s ON s.id = c.session"
+    for row in db.execute(query):
+        tips: list[str] = json.loads(row["tips"])
+        if any((row["owner"], tip) not in reached for tip in tips) or row["head"] not in (None, *tips[:1]):
+            yield f"conversations {row['session']}: an end of its log is not there"
+
+
 CHECKS: tuple[Callable[[sqlite3.Connection], Iterator[str]], ...] = (
     check_structure,
     check_schema,
@@ -326,6 +370,7 @@ CHECKS: tuple[Callable[[sqlite3.Connection], Iterator[str]], ...] = (
     check_seals,
     check_cache_keys,
     check_memories,
+    check_conversations,
 )
 
 

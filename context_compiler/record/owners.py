@@ -99,6 +99,11 @@ def stored(db: sqlite3.Connection, name: Name) -> Name:
     return cast(Name, prefix(owner) + name)
 
 
+def work_for(db: sqlite3.Connection, owner: str | None) -> None:
+    """Let a connection of a store work for an owner from now on."""
+    cast(Database, db).owner = owner
+
+
 @dataclass(frozen=True, slots=True)
 class Names(Sequence[str]):
     """Names of a chain with a prefix, each put together when it is asked for."""

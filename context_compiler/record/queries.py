@@ -380,7 +380,7 @@ def _write_messages(
     if not all(_is_known(db, anchor) for anchor in additions.anchors):
         additions = _additions(db, key, raw, view)
     for message in additions.messages:
-        _write_message(db, message, session)
+        write_message(db, message, session)
 
 
 def _known_prefix(db: sqlite3.Connection, names: Sequence[str], fresh: set[str]) -> int:
@@ -392,7 +392,7 @@ def _is_known(db: sqlite3.Connection, name: str) -> bool:
     return db.execute("SELECT 1 FROM nodes WHERE id = ?", (name,)).fetchone() is not None
 
 
-def _write_message(db: sqlite3.Connection, message: NewMessage, session: int) -> None:
+def write_message(db: sqlite3.Connection, message: NewMessage, session: int) -> None:
     """Write a message, or this conversation's copy of one that another wrote with other times or run ids."""
     known = db.execute("SELECT content FROM nodes WHERE id = ?", (message.id,)).fetchone()
     if known is not None and not message.raw:
@@ -495,7 +495,7 @@ def reseal(db: sqlite3.Connection, table: str, row: int) -> None:
     db.execute(f"UPDATE {table} SET seal = ? WHERE rowid = ?", (rows.seal(row, tuple(values)), row))
 
 
-def advance(db: sqlite3.Connection, session: int, tip: str) -> None:
+def advance(db: sqlite3.Connection, session: int, tip: str | None) -> None:
     """Set the tip of a conversation's raw history, by its stored name."""
     db.execute("UPDATE sessions SET raw_tip = ? WHERE id = ?", (tip, session))
     reseal(db, "sessions", session)

@@ -24,7 +24,7 @@ from context_compiler.record import maintenance, queries, sessions
 from context_compiler.record.actions import Action
 from context_compiler.record.background import hold_at_fork
 from context_compiler.record.files import FAILURES, File, explain, locate, open_memory
-from context_compiler.record.owners import Database, check_owner
+from context_compiler.record.owners import check_owner, work_for
 from context_compiler.record.schema import version_of
 from context_compiler.record.values import Chain, Compile, Cycle, Entry, OwnerInfo, Record, SessionInfo
 
@@ -234,8 +234,7 @@ def open_store(store: str | Path | Store | None) -> Store:
 
 def _for_owner(owner: str | None, work: Callable[[sqlite3.Connection], T], db: sqlite3.Connection) -> T:
     """Run a function on a connection that belongs to one job at a time, for an owner."""
-    if isinstance(db, Database):
-        db.owner = owner
+    work_for(db, owner)
     return work(db)
 
 

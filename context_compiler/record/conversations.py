@@ -1,0 +1,242 @@
+"""Conversations of the host's store: a log of entries, each a message of a chain, and a row that says where it ends.
+
+An entry names a node, so that its message is the one that a request of the same conversation is made of, stored once.
+A store of one owner has that owner's conversations. A store of every owner takes the scope of a conversation for its
+owner; there a conversation has an id of its own, as the host wants it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from context_compiler import ids
+from context_compiler.errors import StoreError
+from context_compiler.record import rows
+from context_compiler.record.owners import bare, owner_of, stored, work_for, writer_of
+from context_compiler.record.queries import (
+    ALL,
+    NewMessage,
+    advance,
+    insert,
+    session_key,
+    session_row,
+    write_message,
+)
+from context_compiler.record.rows import snapshot, transaction
+
+FOUND = (
+    "SELECT c.scope, c.head, c.tips, c.state, c.revision, c.updated_at, c.session, s.session_id, s.owner, s.raw_tip"
+    " FROM conversations c JOIN sessions s ON s.id = c.session WHERE s.owner = ifnull(?1, ifnull(c.scope, ''))"
+)
+"""Conversations of an owner, or if that is NULL, those whose owner is their scope."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredConversation:
+    """What is kept of a conversation beside its log."""
+
+    conversation_id: str
+    scope: str | None
+    head: str | None
+    """The newest entry."""
+    branches: tuple[str, ...]
+    """The last entries of branches that it left."""
+    state: str
+    """All else, as JSON text that the store does not read."""
+    revision: str
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEntry:
+    """A message of a log and its predecessor."""
+
+    id: str
+    parent: str | None
+    body: bytes
+    """The canonical JSON of the message."""
+
+
+def find_conversation(db: sqlite3.Connection, conversation_id: str) -> StoredConversation | None:
+    """A conversation of the owner; of a store of every owner, the one of that id.
+
+    Raises:
+        StoreError: several owners have one of that id, and the store is of every owner.
+    """
+    given = (owner_of(db), rows.plain(conversation_id))
+    found = db.execute(f"{FOUND} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchall()
+    if len(found) > 1:
+        raise StoreError(f"{len(found)} owners have a conversation {conversation_id!r}: name the owner")
+    return _conversation(found[0]) if found else None
+
+
+def conversations(db: sqlite3.Connection, scope: str | None, limit: int | None) -> list[StoredConversation]:
+    """Conversations, or those of a scope, the newest first."""
+    found = db.execute(
+        f"{FOUND} AND (?2 IS NULL OR c.scope = ?2) ORDER BY c.updated_at DESC, c.session DESC LIMIT ?3",
+        (owner_of(db), scope, ALL if limit is None else max(limit, 0)),
+    )
+    return [_conversation(row) for row in found.fetchall()]
+
+
+def write_conversation(
+    db: sqlite3.Connection,
+    given: StoredConversation,
+    entries: Sequence[LogEntry],
+    expected: str | None,
+    text_of: Callable[[bytes], str],
+) -> bool:
+    """Keep a conversation and the new entries of its log, in one transaction.
+
+    Args:
+        db: The record.
+        given: What is kept from now on.
+        entries: In order, each after its parent.
+        expected: Revision of what is kept until now; None for no conversation.
+        text_of: The searchable text of a message, of its JSON.
+
+    Returns:
+        False, and nothing is kept, if the stored revision is not `expected`, or an entry that the log continues is not
+        there.
+
+    Raises:
+        StoreError: the conversation has another scope, which is its owner.
+    """
+    messages = [(entry, _message(entry, text_of)) for entry in entries]
+    with transaction(db):
+        known = find_conversation(db, given.conversation_id)
+        if (None if known is None else known.revision) != expected:
+            return False
+        if known is not None and known.scope != given.scope and owner_of(db) is None:
+            raise StoreError(f"conversation {given.conversation_id!r}: its scope is its owner, and stays")
+        after = entries[0].parent if entries else given.head
+        if given.head not in (after, *(entry.id for entry in entries)):
+            return False
+        before = None if after is None else _owner_of_entry(db, after)
+        if after is not None and before is None:
+            return False
+        with _as_owner(db, given.scope or ""):
+            copied = [] if after is None else _copied(db, before, after, text_of)
+            session = session_row(db, session_key(db, given.conversation_id, ""), datetime.now(UTC))
+            for entry, message in (*copied, *messages):
+                _write_entry(db, session, entry, message)
+            _write_row(db, session, given)
+    return True
+
+
+def read_log(db: sqlite3.Connection, head: str, limit: int | None) -> list[LogEntry]:
+    """The entries up to one, oldest first, or the last of them; empty if there is no such entry."""
+    with snapshot(db):
+        owner = _owner_of_entry(db, head)
+        return [] if owner is None or limit == 0 else _log(db, owner, head, limit)
+
+
+def whole_history(db: sqlite3.Connection, conversation_id: str) -> list[bytes] | None:
+    """Messages of a conversation, oldest first; None if the store has no conversation of that id."""
+    with snapshot(db):
+        given = (owner_of(db), rows.plain(conversation_id))
+        row = db.execute(f"{FOUND} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchone()
+        if row is None or row["head"] is None:
+            return None if row is None else []
+        return [entry.body for entry in _log(db, row["owner"], row["head"], None)]
+
+
+def _log(db: sqlite3.Connection, owner: str, head: str, limit: int | None) -> list[LogEntry]:
+    found = db.execute(
+        "WITH RECURSIVE up (id, parent, node, content, place) AS ("
+        " SELECT id, parent, node, content, 1 FROM entries WHERE owner = ?1 AND id = ?2"
+        " UNION ALL SELECT e.id, e.parent, e.node, e.content, up.place + 1 FROM up"
+        " JOIN entries e ON e.owner = ?1 AND e.id = up.parent WHERE ?3 < 0 OR up.place < ?3)"
+        " SELECT up.id, up.parent, t.body, i.body AS said FROM up JOIN nodes n ON n.id = up.node"
+        " JOIN contents t ON t.hash = ifnull(up.content, n.content)"
+        " LEFT JOIN contents i ON i.hash = n.instructions ORDER BY up.place DESC",
+        (owner, head, ALL if limit is None else limit),
+    )
+    return [_entry(row) for row in found.fetchall()]
+
+
+def _copied(
+    db: sqlite3.Connection, owner: str | None, head: str, text_of: Callable[[bytes], str]
+) -> list[tuple[LogEntry, NewMessage]]:
+    """The log up to an entry that another owner has, for this one: a fork shares nothing with another owner."""
+    if owner is None or _owner_of_entry(db, head) is not None:
+        return []
+    return [(entry, _message(entry, text_of)) for entry in _log(db, owner, head, None)]
+
+
+def _conversation(row: sqlite3.Row) -> StoredConversation:
+    tips: list[str] = json.loads(row["tips"])
+    return StoredConversation(
+        conversation_id=row["session_id"],
+        scope=row["scope"],
+        head=row["head"],
+        branches=tuple(tips[row["head"] is not None :]),
+        state=row["state"],
+        revision=row["revision"],
+        updated_at=rows.parse_stamp(row["updated_at"]),
+    )
+
+
+def _entry(row: sqlite3.Row) -> LogEntry:
+    body = rows.unpack(row["body"])
+    if row["said"] is not None:
+        body = rows.join_instructions(body, rows.to_text(rows.unpack(row["said"])))
+    return LogEntry(id=row["id"], parent=row["parent"], body=body)
+
+
+@contextmanager
+def _as_owner(db: sqlite3.Connection, scope: str) -> Generator[None]:
+    """Work for the owner that a scope is, if the connection works for every owner."""
+    before = owner_of(db)
+    work_for(db, scope if before is None else before)
+    try:
+        yield
+    finally:
+        work_for(db, before)
+
+
+def _owner_of_entry(db: sqlite3.Connection, entry: str) -> str | None:
+    """The owner of an entry; of a store of every owner, the first that has it: a copy is the same for all."""
+    query = "SELECT owner FROM entries WHERE id = ?1 AND (?2 IS NULL OR owner = ?2) ORDER BY owner LIMIT 1"
+    found = db.execute(query, (entry, owner_of(db))).fetchone()
+    return None if found is None else found["owner"]
+
+
+def _message(entry: LogEntry, text_of: Callable[[bytes], str]) -> NewMessage:
+    """The message of an entry, which gets its names when it is written: they depend on what comes before it."""
+    body, instructions = rows.split_instructions(entry.body)
+    return NewMessage(
+        id=ids.identity_facts(entry.body).exact,
+        parent=entry.parent,
+        position=0,
+        content=ids.blob_id(body),
+        body=rows.pack(body),
+        instructions=instructions,
+        raw=True,
+        text=text_of(entry.body),
+    )
+
+
+def _write_entry(db: sqlite3.Connection, session: int, entry: LogEntry, message: NewMessage) -> None:
+    query = "SELECT e.node, n.position FROM entries e JOIN nodes n ON n.id = e.node WHERE e.owner = ? AND e.id = ?"
+    parent = db.execute(query, (writer_of(db), entry.parent)).fetchone()
+    before, place = (None, 0) if parent is None else (parent["node"], parent["position"] + 1)
+    name, content = stored(db, ids.exact_id(bare(before), message.id)), stored(db, message.content)
+    write_message(db, replace(message, id=name, parent=before, position=place, content=content), session)
+    same = db.execute("SELECT content FROM nodes WHERE id = ?", (name,)).fetchone()["content"] == content
+    row = (writer_of(db), entry.id, entry.parent, name, None if same else content)
+    db.execute("INSERT INTO entries (owner, id, parent, node, content) VALUES (?, ?, ?, ?, ?)", row)
+
+
+def _write_row(db: sqlite3.Connection, session: int, given: StoredConversation) -> None:
+    tips = [*(() if given.head is None else (given.head,)), *given.branches]
+    db.execute("DELETE FROM conversations WHERE session = ?", (session,))
+    facts = (given.head, json.dumps(tips), given.state, given.revision, rows.stamp(given.updated_at))
+    insert(db, "conversations", (session, given.scope, *facts))
+    found = db.execute("SELECT node FROM entries WHERE owner = ? AND id = ?", (writer_of(db), given.head)).fetchone()
+    advance(db, session, None if found is None else found["node"])
