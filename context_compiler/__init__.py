@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from context_compiler.manager.config import ContextConfig
     from context_compiler.manager.manager import ContextManager
     from context_compiler.middleware.capability import ContextCompiler
+    from context_compiler.middleware.conversations import RecordConversationStore
     from context_compiler.middleware.harness import RecordHistory
     from context_compiler.middleware.one_shot import compile_view
     from context_compiler.middleware.processor import build_compiling_history_processor
@@ -37,6 +38,7 @@ __all__ = [
     "Money",
     "Recall",
     "Record",
+    "RecordConversationStore",
     "RecordHistory",
     "SQLiteStore",
     "Settings",
@@ -64,6 +66,7 @@ _HOMES = {
     "Money": "tokens.prices",
     "Recall": "middleware.recall_tools",
     "Record": "record.values",
+    "RecordConversationStore": "middleware.conversations",
     "RecordHistory": "middleware.harness",
     "SQLiteStore": "record.store",
     "Settings": "settings",

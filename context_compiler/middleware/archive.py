@@ -26,7 +26,7 @@ from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.state import Result
 from context_compiler.record.actions import Action
 from context_compiler.record.redaction import Redactor
-from context_compiler.record.store import Steered, Store, Tenants, open_store
+from context_compiler.record.store import SQLStore, Steered, Store, Tenants, open_store
 from context_compiler.record.values import Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
 from context_compiler.resilience import Breaker, Report, try_await
@@ -254,17 +254,28 @@ class Archive:
         """Keep the raw history of a named conversation in memory."""
         self._raws.keep((self.owner, session_id), history)
 
-    async def before_window(self, session_id: str, window: History, reader: Reader) -> Sequence[ModelMessage]:
-        """Recorded messages of a conversation before the first message of a window that continues it."""
+    async def before_window(
+        self, session_id: str, window: History, reader: Reader, *, named: bool
+    ) -> Sequence[ModelMessage]:
+        """Recorded messages of a conversation before the first message of a window that continues it.
+
+        Of a conversation that nobody `named` only what the host's store keeps of it.
+        """
         if not self.whole or not window.ids:
             return ()
         known = self._raws.get((self.owner, session_id))
-        if known is None:
-            bodies = await self._tried(lambda: self._bodies(session_id))
+        start = None if known is None else _window_start(known, window)
+        if start is None:
+            bodies = await self._tried(lambda: self._conversation(session_id))
+            if bodies is None and named and known is None:
+                bodies = await self._tried(lambda: self._bodies(session_id))
             known = reader.read(load_messages(bodies)) if bodies else None
-        if known is None or not known.ids or known.ids[0] == window.ids[0]:
-            return ()
-        return known.messages[: _window_start(known, window)]
+            start = None if known is None else _window_start(known, window)
+        return known.messages[: start or 0] if known is not None else ()
+
+    async def _conversation(self, session_id: str) -> list[bytes] | None:
+        """Messages of a conversation of the host's store; None if there is none of that name."""
+        return await self.store.conversation(session_id) if isinstance(self.store, SQLStore) else None
 
     def remember_blocks(self, blocks: Blocks) -> None:
         """Keep what was recalled for a prompt in memory, under its chain id."""
@@ -323,16 +334,24 @@ def _scoped(store: Store, owner: str | None) -> Store:
     return store
 
 
-def _window_start(known: History, window: History) -> int:
-    """The position in a known history at which a window of it begins; 0 where it is none."""
+def _window_start(known: History, window: History) -> int | None:
+    """The position in a known history at which a window of it begins; None where it is none.
+
+    A window ends where the history does, and goes on with what is new; else it is one of an earlier state.
+    """
     names, first = [reading.name for reading in known.readings], [reading.name for reading in window.readings]
+    if not names or names[0] == first[0]:
+        return 0 if names else None
+    found = None
     for start in range(1, len(names)):
         if names[start] != first[0]:
             continue
-        shared = takewhile(lambda pair: pair[0] == pair[1], zip(names[start:], first, strict=False))
-        if len(list(shared)) >= min(OVERLAP, len(first)):
+        shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(names[start:], first, strict=False))))
+        if shared == len(names) - start and shared >= min(OVERLAP, len(first) - 1):
             return start
-    return 0
+        if found is None and shared >= min(OVERLAP, len(first)):
+            found = start
+    return found
 
 
 def _beside(config: str) -> str:

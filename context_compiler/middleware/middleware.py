@@ -157,15 +157,17 @@ class Middleware:
     async def _join(self, run: Run, request: Request) -> Request:
         """The request with what the record holds before it, where an application gives a window of a conversation.
 
-        Only conversations that the application names are known again; ids of the host's own are new for every run.
+        Only conversations that the application names, or keeps in the host's store, are known again: other ids are new
+        for every run.
         """
         if run.earlier is None:
             run.join(())
-            if request.scope and not request.marked:
+            if len(request.messages) > 1 and not request.marked:
                 window = attempt(lambda: self.state.reader.read(request.messages)).value
                 if window is not None:
                     archive = self.archive.scoped(request.owner)
-                    run.join(await archive.before_window(request.session_id, window, self.state.reader))
+                    named, reader = bool(request.scope), self.state.reader
+                    run.join(await archive.before_window(request.session_id, window, reader, named=named))
                 if run.earlier and request.run_id:
                     JOINED.keep(request.run_id, run.earlier)
         if not run.earlier:

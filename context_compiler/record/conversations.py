@@ -47,7 +47,7 @@ class StoredConversation:
     branches: tuple[str, ...]
     """The last entries of branches that it left."""
     state: str
-    """All else, as JSON text that the store does not read."""
+    """The whole record of the host as JSON text, which the store does not read."""
     revision: str
     updated_at: datetime
 

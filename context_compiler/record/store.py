@@ -20,7 +20,7 @@ from typing import Protocol, Self, TypeVar, runtime_checkable
 from weakref import finalize
 
 from context_compiler.errors import StoreError
-from context_compiler.record import maintenance, queries, sessions
+from context_compiler.record import conversations, maintenance, queries, sessions
 from context_compiler.record.actions import Action
 from context_compiler.record.background import hold_at_fork
 from context_compiler.record.files import FAILURES, File, explain, locate, open_memory
@@ -238,6 +238,7 @@ def _for_owner(owner: str | None, work: Callable[[sqlite3.Connection], T], db: s
     return work(db)
 
 
+@runtime_checkable
 class SQLStore(Protocol):
     """The methods of a store as functions on the connection that `perform` gives them."""
 
@@ -331,6 +332,10 @@ class SQLStore(Protocol):
     async def session_cycles(self, session_id: str, vault_name: str = "") -> list[Cycle]:
         """Every cycle of a conversation, oldest first."""
         return await self.perform(partial(sessions.session_cycles, session_id=session_id, vault_name=vault_name))
+
+    async def conversation(self, session_id: str) -> list[bytes] | None:
+        """Message bodies of a conversation of the host's store; None if it has none of that name."""
+        return await self.perform(partial(conversations.whole_history, conversation_id=session_id))
 
     async def delete(self, session_id: str) -> int:
         """Remove a conversation and everything only it used; the number of requests removed."""

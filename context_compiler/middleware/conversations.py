@@ -1,0 +1,152 @@
+"""`RecordConversationStore`: the host's conversations in the file of the record, with the views that were sent of them.
+
+The host keeps a conversation as a log of messages. Here each is a message of the record, so that a compiler over the
+same store finds the whole conversation where a run is given the last messages of it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+
+from context_compiler.errors import SettingsError
+from context_compiler.messages.history import load_messages, message_body, reader_of, searchable
+from context_compiler.record import conversations, maintenance
+from context_compiler.record.conversations import LogEntry, StoredConversation
+from context_compiler.record.store import DEFAULT_PATH, SQLStore, Store, open_store
+from context_compiler.tokens import as_counter
+
+if TYPE_CHECKING:
+    from pydantic_ai.conversation_store import (
+        ConversationConflict,
+        ConversationEntry,
+        ConversationRecord,
+        ConversationStore,
+    )
+else:
+    host = import_module("pydantic_ai.conversation_store") if find_spec("pydantic_ai.conversation_store") else None
+    ConversationStore = getattr(host, "ConversationStore", object)
+    ConversationRecord = getattr(host, "ConversationRecord", None)
+    ConversationEntry = getattr(host, "ConversationEntry", None)
+    ConversationConflict = getattr(host, "ConversationConflict", None)
+
+
+class RecordConversationStore(ConversationStore):
+    """Conversations of the host in a record: each message once, in the same rows as the requests that were made of it.
+
+    Give the compiler the same store and owner: what a windowed `load(limit=…)` leaves out is then compiled and recalled
+    all the same.
+
+    `delete` removes a conversation with its requests, compiles, layers and memory, and every message that nothing else
+    needs: nothing is left in the file.
+
+    Args:
+        store: A path, or a store that the compiler uses too.
+        owner: Owner of all conversations; two owners may use the same ids. None takes each conversation's `scope` for
+            its owner, and `""` where it has none.
+
+    Raises:
+        SettingsError: This version of Pydantic AI has no conversation stores, or the store cannot keep conversations.
+    """
+
+    def __init__(self, store: str | Path | Store = DEFAULT_PATH, *, owner: str | None = None) -> None:
+        if ConversationStore is object:
+            raise SettingsError("conversation stores need Pydantic AI 2.68 or newer: pip install -U pydantic-ai-slim")
+        given = open_store(store)
+        if not isinstance(given, SQLStore):
+            raise SettingsError(f"{store!r} keeps no conversations: give a path, or a store of this package")
+        self.store = given.scoped(owner)
+        self._facts: TypeAdapter[Any] = TypeAdapter(ConversationRecord)
+        self._reader = reader_of(as_counter(None))
+
+    def __repr__(self) -> str:
+        return f"RecordConversationStore({self.store!r})"
+
+    async def read_record(self, conversation_id: str) -> ConversationRecord | None:
+        """The record for a conversation, or None if the store does not have it."""
+        work = partial(conversations.find_conversation, conversation_id=conversation_id)
+        found = await self.store.perform(work)
+        return None if found is None else self._record(found)
+
+    async def read_records(self, *, scope: str | None = None, limit: int | None = None) -> Sequence[ConversationRecord]:
+        """The records, or those of a scope, newest first."""
+        found = await self.store.perform(partial(conversations.conversations, scope=scope, limit=limit))
+        return [self._record(one) for one in found]
+
+    async def write_record(
+        self,
+        record: ConversationRecord,
+        *,
+        new_entries: Sequence[ConversationEntry] = (),
+        expected_revision: str | None,
+    ) -> None:
+        """Store a record and new entries, in one transaction.
+
+        Raises:
+            ConversationConflict: The stored revision is another one, or an entry that the log continues is gone.
+            StoreError: It could not be saved; nothing of it was.
+        """
+        log = [LogEntry(id=one.id, parent=one.parent_id, body=message_body(one.message)) for one in new_entries]
+        work = partial(
+            conversations.write_conversation,
+            given=self._conversation(record),
+            entries=log,
+            expected=expected_revision,
+            text_of=self._text,
+        )
+        if not await self.store.perform(work):
+            raise ConversationConflict(record.conversation_id)
+
+    async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
+        """Delete a conversation and all that was kept with it; entries that another one needs stay.
+
+        Raises:
+            ConversationConflict: The stored revision is another one.
+        """
+        work = partial(maintenance.delete_conversation, conversation_id=conversation_id, expected=expected_revision)
+        if not await self.store.perform(work):
+            raise ConversationConflict(conversation_id)
+
+    async def read_entry(self, entry_id: str) -> ConversationEntry:
+        """One entry; LookupError if there is none."""
+        return (await self.read_history(entry_id, limit=1))[-1]
+
+    async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
+        """The entries up to one, oldest first, or the last of them; LookupError if there is no such entry."""
+        if head_id is None or limit == 0:
+            return []
+        found = await self.store.perform(partial(conversations.read_log, head=head_id, limit=limit))
+        if not found:
+            raise LookupError(f"no entry {head_id!r}")
+        messages = load_messages([one.body for one in found])
+        return [
+            ConversationEntry(id=one.id, parent_id=one.parent, message=message)
+            for one, message in zip(found, messages, strict=True)
+        ]
+
+    async def close(self) -> None:
+        """Close the store; it opens again on use."""
+        await self.store.close()
+
+    def _conversation(self, record: ConversationRecord) -> StoredConversation:
+        return StoredConversation(
+            conversation_id=record.conversation_id,
+            scope=record.scope,
+            head=record.head_id,
+            branches=tuple(record.branches),
+            state=self._facts.dump_json(record).decode(),
+            revision=record.revision,
+            updated_at=record.updated_at,
+        )
+
+    def _record(self, found: StoredConversation) -> ConversationRecord:
+        return self._facts.validate_json(found.state)
+
+    def _text(self, body: bytes) -> str:
+        return searchable(self._reader.one(load_messages([body])[0]))
