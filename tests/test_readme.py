@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ ELSEWHERE = {"docs/benchmarks.md": "its commands take hours and are run by hand"
 """Pages whose code is not run here, and why."""
 
 BLOCK = re.compile(r"^(?:<!-- (?P<note>[^>\n]+) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
+HOST = _numbers(metadata.version("pydantic-ai-slim"))
+"""Version of the host; a block after `<!-- host: 2.68 -->` needs that one or a newer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +137,8 @@ def run_page(name: str, desk: Path, loop: asyncio.AbstractEventLoop, *, commands
             path = desk / block.note.removeprefix("file: ")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.body)
+        elif block.note.startswith("host: ") and HOST < _numbers(block.note):
+            continue
         elif block.language == "python":
             printed = run_python(block, place, namespace, loop)
         elif block.language == "sh":

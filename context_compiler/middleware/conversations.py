@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +28,16 @@ if TYPE_CHECKING:
         ConversationStore,
     )
 else:
-    host = import_module("pydantic_ai.conversation_store") if find_spec("pydantic_ai.conversation_store") else None
-    ConversationStore = getattr(host, "ConversationStore", object)
-    ConversationRecord = getattr(host, "ConversationRecord", None)
-    ConversationEntry = getattr(host, "ConversationEntry", None)
-    ConversationConflict = getattr(host, "ConversationConflict", None)
+    try:
+        from pydantic_ai.conversation_store import (
+            ConversationConflict,
+            ConversationEntry,
+            ConversationRecord,
+            ConversationStore,
+        )
+    except ImportError:  # before 2.68
+        ConversationConflict = ConversationEntry = ConversationRecord = None
+        ConversationStore = object
 
 
 class RecordConversationStore(ConversationStore):
