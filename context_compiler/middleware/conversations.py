@@ -20,24 +20,18 @@ from context_compiler.record.conversations import LogEntry, StoredConversation
 from context_compiler.record.store import DEFAULT_PATH, SQLStore, Store, open_store
 from context_compiler.tokens import as_counter
 
-if TYPE_CHECKING:
+try:
     from pydantic_ai.conversation_store import (
         ConversationConflict,
         ConversationEntry,
         ConversationRecord,
         ConversationStore,
     )
-else:
-    try:
-        from pydantic_ai.conversation_store import (
-            ConversationConflict,
-            ConversationEntry,
-            ConversationRecord,
-            ConversationStore,
-        )
-    except ImportError:  # before 2.68
-        ConversationConflict = ConversationEntry = ConversationRecord = None
-        ConversationStore = object
+except ImportError:  # before 2.68
+    if TYPE_CHECKING:
+        raise
+    ConversationConflict = ConversationEntry = ConversationRecord = None
+    ConversationStore = object
 
 
 class RecordConversationStore(ConversationStore):

@@ -38,7 +38,7 @@ FOUND = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredConversation:
-    """What is kept of a conversation beside its log."""
+    """A conversation without its log."""
 
     conversation_id: str
     scope: str | None

@@ -283,12 +283,12 @@ async def test_a_fact_of_the_first_turn_is_recalled_through_a_window(tmp_path: P
             "What number has my badge?", conversation=window
         )
         assert "ZX-4711" in talker.last.text and talker.last.tokens <= 2_000
-        assert len(result.all_messages()) == 10
+        assert len(result.all_messages()) <= 10  # the host drops a result whose call is outside of the window
         await store.save(result)
         whole = await capability.transcript(conversation.conversation_id)
         assert len(whole) == len(conversation.messages) + 2 * (process + 1)
     bodies = [row["body"] async for row in store.store.scoped("").export() if row["table"] == "contents"]
-    assert sum("My badge has the number" in str(body) and '"user-prompt"' in str(body) for body in bodies) == 1
+    assert sum('"content":"My badge has the number ZX-4711."' in str(body) for body in bodies) == 1
     assert await store.store.verify() == ()
     await store.close()
 
