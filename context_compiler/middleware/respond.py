@@ -305,7 +305,7 @@ def _recalling(context: RequestContext, cycle: Cycle, plain: Result, done: Advan
 
 
 async def sample(compiler: CompilerState, run: Run, request: Request, host: Host) -> Result:
-    """What would be sent if no model were asked, for a count of it: the raw request, or a view where that is too long.
+    """A request to count: the raw one, or a view without a model where that is too long.
 
     Raises:
         ContextCompilerError: the template or anything else failed.
