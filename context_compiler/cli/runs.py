@@ -26,6 +26,7 @@ from context_compiler.pipeline.handlers.agent import stage_model
 from context_compiler.pipeline.stores import OnEvent
 from context_compiler.pipeline.workflow import apply_directives
 from context_compiler.template import TemplateLibrary
+from context_compiler.tokens.prices import Money
 
 Runs = Annotated[
     str,
@@ -52,6 +53,9 @@ MaxDuration = Annotated[
     typer.Option("--max-duration", metavar="DURATION", help="Time limit of the run, such as 90s, 15m or 2h."),
 ]
 MaxRequests = Annotated[int | None, typer.Option("--max-requests", min=1, help="Limit of the agents' model requests.")]
+MaxCost = Annotated[
+    str | None, typer.Option("--max-cost", metavar="USD", help="Limit of what the agents' requests cost, such as 0.50.")
+]
 Lenient = Annotated[bool, typer.Option("--lenient", help="After a failure, follow edges without a condition too.")]
 Restore = Annotated[bool, typer.Option("--restore-threads", help="Continue the conversations of `full` stages.")]
 NewId = Annotated[str | None, typer.Option("--id", callback=check_run_name, help="Id of the run.")]
@@ -77,6 +81,7 @@ class RunOptions:
     system: System = SYSTEM
     max_duration: MaxDuration = None
     max_requests: MaxRequests = None
+    max_cost: MaxCost = None
     events: Events = False
     json: Json = False
 
@@ -180,6 +185,7 @@ def run_config(wish: RunOptions, runs: str | None, on_event: OnEvent | None = No
         on_event=on_event,
         max_duration=_parse_duration(wish.max_duration),
         max_requests=wish.max_requests,
+        max_cost=None if wish.max_cost is None else Money(wish.max_cost),
     )
 
 

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.interviewers import AutoApprove, Interviewer
 from context_compiler.pipeline.stores import OnEvent
 from context_compiler.record.store import Store
+from context_compiler.tokens.prices import Money, cost_of, dollars
 
 Sleep = Callable[[float], Awaitable[None]]
 """Waits for a number of seconds."""
@@ -100,10 +102,35 @@ async def advance_plainly(advance: Callable[[], Awaitable[bool]]) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class RequestMeter:
-    """Counts the model requests of a run."""
+    """Counts the model requests of a run, and what they cost."""
 
     limit: int | None = None
     used: int = 0
+    max_cost: Money | None = None
+    cost: Decimal = Decimal(0)
+    """In US dollars, of the requests to models whose prices are known."""
+    unpriced: set[str] = field(default_factory=set[str])
+    """Models that were asked and have no known price."""
+
+    def charge(self, model: str, usage: Mapping[str, int], provider: str | None = None) -> None:
+        """Add the cost of a request; a model without a known price is noted."""
+        cost = cost_of(model, usage, provider)
+        if cost is None:
+            self.unpriced.add(model)
+        else:
+            self.cost += cost
+
+    def report(self) -> dict[str, Any]:
+        """Facts for the last event: the cost in US dollars, and models without a known price."""
+        spent = {"cost": float(self.cost)} if self.cost else {}
+        return {**spent, "unpriced": sorted(self.unpriced)} if self.unpriced else spent
+
+    @property
+    def overspent(self) -> str:
+        """The reason why nothing more may be spent; empty if more may."""
+        if self.max_cost is None or self.cost < self.max_cost.amount:
+            return ""
+        return f"the run cost {dollars(self.cost)}, and its limit is {self.max_cost} (max_cost)"
 
     @property
     def left(self) -> int | None:
@@ -159,6 +186,11 @@ class RunConfig:
     """Time limit of the whole run in seconds; a resumed run starts anew."""
     max_requests: int | None = None
     """Limit of the model requests of all agents of the run, children included."""
+    max_cost: Money | None = None
+    """Limit of the cost of those requests, such as `Money(0.50)`; one that is under way when it is reached still ends.
+
+    Models without a known price are not counted; a warning and the last event name them.
+    """
     strict_failure_edges: bool | None = None
     """Edges a failure may take: with True only those with a condition, with False any.
 
@@ -188,6 +220,8 @@ class RunConfig:
                 isinstance(limit, bool) or not isinstance(limit, int | float) or whole or limit <= 0
             ):
                 raise SettingsError(f"{name}={limit!r}: give a number above 0, or None for no limit")
+        if self.max_cost is not None and not isinstance(self.max_cost, Money):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without types
+            raise SettingsError(f"max_cost={self.max_cost!r}: give Money(0.50), or None for no limit")
         if self.resume_threads not in ("degrade", "restore"):
             raise SettingsError(f"resume_threads={self.resume_threads!r}: give 'degrade' or 'restore'")
 

@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from importlib import import_module
 from inspect import isawaitable
 from pathlib import Path
@@ -141,7 +142,7 @@ class ActiveRun:
         requests: RequestMeter | None = None,
     ) -> None:
         """`requests` is the meter of the parent."""
-        self.requests = requests or RequestMeter(limit=config.max_requests)
+        self.requests = requests or RequestMeter(limit=config.max_requests, max_cost=config.max_cost)
         self.config, self.store, self.state = config, store, state
         self.root = run_folder(config, store, state.lineage.root_run_id)
         own = self.root is not None and not isinstance(store, FileRuns)
@@ -166,9 +167,10 @@ class ActiveRun:
                 make_private(self.root)
         events = await self.store.events(self.state.lineage.root_run_id)
         self._sequence = events[-1].sequence if events else 0
-        self.requests.used += sum(
-            int(event.data.get("requests", 0)) for event in events if event.kind == "agent_answered"
-        )
+        for data in (event.data for event in events if event.kind == "agent_answered"):
+            self.requests.used += int(data.get("requests", 0))
+            self.requests.cost += Decimal(str(data.get("cost", 0)))
+            self.requests.unpriced.update(data.get("unpriced", ()))
 
     async def save(self, state: RunState) -> None:
         """Persist a state."""
@@ -194,6 +196,7 @@ class ActiveRun:
     async def finish(self, state: RunState) -> None:
         """Emit the end of the run, with the time this process spent on it."""
         facts: dict[str, Any] = {"status": state.status, "reason": state.failure_reason, "completed": state.sequence}
+        facts |= self.requests.report()
         facts |= {"duration": max(0.0, self.config.clock() - self._began), "artifact_count": self.engine.artifact_count}
         await self.emit("run_finalized", run_id=state.run_id, **facts)
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.usage import RequestUsage
 
 from context_compiler.errors import SettingsError
 from context_compiler.pipeline import (
@@ -23,6 +24,7 @@ from context_compiler.pipeline import (
 )
 from context_compiler.pipeline.check import RETRY_POLICIES
 from context_compiler.pipeline.config import PRESETS
+from context_compiler.tokens.prices import Money
 from tests.pipeline.playing import Heard, graph, play
 from tests.pipeline.resuming import half
 
@@ -179,3 +181,34 @@ def again() -> str:
 def test_a_limit_is_a_number_above_zero(given: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="above 0"):
         RunConfig(**given)
+
+
+def priced(name: str) -> FunctionModel:
+    """A model that reports half a million tokens a request."""
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        usage = RequestUsage(input_tokens=400_000, output_tokens=100_000)
+        return ModelResponse(parts=[TextPart("done")], usage=usage, model_name=name)
+
+    return FunctionModel(answer, model_name=name)
+
+
+async def test_a_run_that_cost_too_much_ends_after_the_request_that_did(tmp_path: Path) -> None:
+    text, events = graph("a [prompt=a]; b [prompt=b]; c [prompt=c]; start->a->b->c->done"), list[Event]()
+    options: dict[str, Any] = {"model": priced("gpt-5-mini"), "on_event": events.append, "runs": FileRuns(tmp_path)}
+    result = await run_pipeline(text, max_cost=Money(0.50), run_id="r", **options)
+    assert result.completed == ("start", "a", "b")
+    assert result.failure_reason == "the run cost $0.6000, and its limit is $0.5000 (max_cost)"
+    assert events[-1].data["cost"] == pytest.approx(0.6) and "unpriced" not in events[-1].data
+    whole = await run_pipeline(text, max_cost=Money(1), run_id="s", **options)
+    assert whole.ok
+
+
+async def test_a_model_without_a_price_is_named_and_never_free(caplog: pytest.LogCaptureFixture) -> None:
+    events = list[Event]()
+    text = graph("a [prompt=a]; b [prompt=b]; start->a->b->done")
+    result = await run_pipeline(text, model=priced("nobody-knows-it"), max_cost=Money(0.01), on_event=events.append)
+    assert result.ok and events[-1].data["unpriced"] == ["nobody-knows-it"] and "cost" not in events[-1].data
+    assert [record.getMessage() for record in caplog.records] == [
+        "max_cost=$0.0100: no price is known for nobody-knows-it, so it is not counted"
+    ]

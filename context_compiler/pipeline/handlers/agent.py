@@ -16,15 +16,16 @@ from typing import Any, cast
 from pydantic import BaseModel
 from pydantic_ai import Agent, RunContext, ToolOutput
 from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.exceptions import UsageLimitExceeded
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
-from pydantic_ai.models import Model
+from pydantic_ai.models import Model, ModelRequestContext
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RunUsage, UsageLimits
 from pydantic_core import to_jsonable_python
 
 from context_compiler.middleware.capability import ContextCompiler
-from context_compiler.pipeline.config import RunConfig
+from context_compiler.pipeline.config import RequestMeter, RunConfig
 from context_compiler.pipeline.context_helper import OutputCompiler
 from context_compiler.pipeline.graph import Graph, Node
 from context_compiler.pipeline.handlers.tool import RESERVED
@@ -32,6 +33,7 @@ from context_compiler.pipeline.outcome import Outcome, find_outcome, parse_outco
 from context_compiler.pipeline.shell import CommandResult, run_shell
 from context_compiler.pipeline.stage import EXCERPT, STEER, Stage, read_status
 from context_compiler.pipeline.stylesheet import EFFORTS
+from context_compiler.tokens.prices import cost_of
 
 SHORT = 200
 """Maximum length of `last_response`, in characters."""
@@ -74,7 +76,8 @@ class AgentHandler:
     async def ask(self, stage: Stage, prompt: str) -> tuple[Any, list[ModelMessage]]:
         """Ask the agent of a stage; its output and the new messages."""
         agent = self.agent(stage)
-        capabilities = [one for one in (hooks_of(stage), self._compiler) if one is not None]
+        spent = CostMeter(RequestMeter(), stage.requests)
+        capabilities = [one for one in (spent, hooks_of(stage), self._compiler) if one is not None]
         usage, left = RunUsage(), stage.requests.left
         limits = None if left is None else UsageLimits(request_limit=min(left, UsageLimits().request_limit or left))
         try:
@@ -93,7 +96,7 @@ class AgentHandler:
             stage.requests.used += usage.requests
         used, messages = result.usage, result.new_messages()
         facts = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens, "requests": used.requests}
-        await stage.emit("agent_answered", **facts, tools=list(tool_names(messages)))
+        await stage.emit("agent_answered", **facts, **spent.stage.report(), tools=list(tool_names(messages)))
         return result.output, messages
 
     def agent(self, stage: Stage) -> Agent[Any, Any]:
@@ -192,6 +195,40 @@ log = logging.getLogger("context_compiler.pipeline")
 SECONDS = 60.0
 """Time limit of a hook; exceeding it is a failure."""
 NAMES = ("pre", "post")
+
+
+@dataclass
+class CostMeter(AbstractCapability[Any]):
+    """Adds up what the requests of a stage cost, and makes no more of them once the run has cost too much."""
+
+    stage: RequestMeter
+    run: RequestMeter
+
+    async def before_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        """Check the limit of the run.
+
+        Raises:
+            UsageLimitExceeded: it is reached.
+        """
+        if self.run.overspent:
+            raise UsageLimitExceeded(self.run.overspent)
+        return request_context
+
+    async def after_model_request(
+        self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
+    ) -> ModelResponse:
+        """Charge a request; one to a model without a known price is said once."""
+        usage, model = response.usage, response.model_name or ""
+        names = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens")
+        known = {name: getattr(usage, name) for name in names}
+        if self.run.max_cost is not None and model not in self.run.unpriced:
+            if cost_of(model, known, response.provider_name) is None:
+                log.warning("max_cost=%s: no price is known for %s, so it is not counted", self.run.max_cost, model)
+        for meter in (self.stage, self.run):
+            meter.charge(model, known, response.provider_name)
+        return response
 
 
 @dataclass
