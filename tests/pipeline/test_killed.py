@@ -42,3 +42,24 @@ def test_a_workflow_killed_at_any_event_ends_the_same_and_compiles_nothing_twice
     said = killed(tmp_path, "workflow", "sqlite", 2)
     assert said["compiled"] == 2
     assert said["wrong"] == []
+
+
+def kill_workers(place: str) -> dict[str, Any]:
+    """What came of killing workers in the middle of submitted runs."""
+    options = ["--runs", "2", "--kills", "4", "--workers", "2", "--seed", "7"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.workers", "kills", place, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_runs_whose_workers_are_killed_end_as_if_nobody_had_been(tmp_path: Path) -> None:
+    said = kill_workers(str(tmp_path / "runs.db"))
+    assert said["kills"] == 4 and said["wrong"] == [] and said["ok"]
