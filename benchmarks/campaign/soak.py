@@ -24,7 +24,7 @@ GROWTH_KB = 24_000
 
 def _resident_kb() -> int:
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1_024
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1_024
 
 
 def _open_files() -> int:

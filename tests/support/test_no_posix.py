@@ -1,0 +1,27 @@
+"""Every module of the package can be imported where nothing of POSIX is there, and the plugin does hide it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.support.sources import ROOT
+
+LOOK = """
+import importlib, pkgutil
+import tests.support.no_posix as hiding
+import context_compiler
+for found in pkgutil.walk_packages(context_compiler.__path__, "context_compiler."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+from context_compiler.cli.chat import prompt
+from context_compiler.pipeline import shell
+print(hasattr(shell.os, "killpg"), hasattr(shell.signal, "SIGKILL"), prompt._terminal, shell.os.name)
+"""
+
+
+def test_the_package_does_without_posix() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", LOOK], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (run.stdout, run.returncode) == ("False False None nt\n", 0), run.stderr

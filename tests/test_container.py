@@ -1,0 +1,83 @@
+"""The image copies files that are there, starts commands that exist, and its health check notices failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from context_compiler.cli.root import app
+from context_compiler.settings import KEYS, variable
+from tests.support.pages import ROOT
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))
+COMMANDS = [json.loads(re.findall(r"^CMD (.*)$", DOCKERFILE, re.M)[-1])]
+COMMANDS += [service["command"] for service in COMPOSE["services"].values()]
+
+
+@pytest.fixture
+def healthcheck() -> Any:
+    spec = spec_from_file_location("healthcheck", ROOT / "docker" / "healthcheck.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_all_that_is_copied_is_there_and_reaches_the_builder() -> None:
+    copied = [one for line in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.M) for one in line.split()]
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[0] == "!"}
+    assert len(copied) > 4
+    assert not [one for one in copied if not (ROOT / one).exists() or one.split("/")[0] not in allowed]
+
+
+def test_the_image_runs_without_rights_and_knows_its_variables() -> None:
+    last = DOCKERFILE.rpartition("\nFROM ")[2]
+    assert re.search(r"^USER [1-9]\d+$", last, re.M) and "HEALTHCHECK" in last
+    assert set(re.findall(r"CONTEXT_COMPILER_\w+", last)) <= {variable(key) for key in KEYS}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_the_commands_of_the_image_exist(command: list[str]) -> None:
+    result = CliRunner().invoke(app, ["config", "show", "--json", *command])
+    assert result.exit_code == 0, result.output
+    given = {one["setting"] for one in json.loads(result.stdout)["settings"] if one["source"] == "argument"}
+    assert given == {word for word in command if word.startswith("--")}
+
+
+def test_a_worker_is_healthy_while_its_runs_can_be_read(
+    healthcheck: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("CONTEXT_COMPILER_RUNS", "runs.db")
+    assert healthcheck.is_healthy(["context-compiler", "worker"])
+    (tmp_path / "runs.db").write_bytes(b"no database" * 1_000)
+    assert not healthcheck.is_healthy(["context-compiler", "worker"])
+
+
+def test_a_server_is_healthy_while_it_answers(healthcheck: Any, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = ["serve", "--host", "0.0.0.0", "--port", port, "--model", "scripted"]
+    assert not healthcheck.is_healthy(words)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "context_compiler", *words]
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdout is not None and b"token=" in process.stdout.readline()
+            assert healthcheck.is_healthy(words), "it answers with 401, because it was given no token"
+        finally:
+            process.kill()
