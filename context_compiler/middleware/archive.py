@@ -11,7 +11,6 @@ from copy import copy
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from sqlite3 import IntegrityError
 from typing import Any
 
 from pydantic_ai.messages import ModelMessage
@@ -20,12 +19,12 @@ from context_compiler.cache import Memo
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.recall_block import Blocks
 from context_compiler.compiler.summary import SummaryResponse
-from context_compiler.errors import StoreError
 from context_compiler.messages.history import History, Reader, load_messages
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.state import Result
 from context_compiler.record.actions import Action
 from context_compiler.record.redaction import Redactor
+from context_compiler.record.rows import BrokenReference
 from context_compiler.record.store import SQLStore, Steered, Store, Tenants, open_store
 from context_compiler.record.values import Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
@@ -134,8 +133,8 @@ class Archive:
             )
         try:
             return await self.store.save(entry)
-        except StoreError as error:
-            if record.summary_id is None or not isinstance(error.__cause__, IntegrityError):
+        except BrokenReference:
+            if record.summary_id is None:
                 raise
         gone = with_null_reasons(replace(entry.record, summary_id=None), {"summary_id": "its row is gone"})
         return await self.store.save(replace(entry, record=gone))

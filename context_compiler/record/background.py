@@ -112,6 +112,11 @@ async def submit(work: Work[T]) -> T:
         if _background is None:
             _background = Background()
         _background.start(work, hand_over)
+    return await wait_out(answer)
+
+
+async def wait_out(answer: asyncio.Future[T]) -> T:
+    """The result of a future; a cancelled caller still waits for its end."""
     try:
         return await asyncio.shield(answer)
     except asyncio.CancelledError:

@@ -24,6 +24,7 @@ from context_compiler.errors import StoreError
 from context_compiler.paths import make_private
 from context_compiler.record import owners
 from context_compiler.record.background import Background, current, retrieve_error, submit
+from context_compiler.record.rows import BrokenReference
 from context_compiler.record.schema import MIGRATIONS, migrate, version_of
 
 T = TypeVar("T")
@@ -71,6 +72,8 @@ def explain(error: Exception, path: Path | str) -> StoreError:
         return StoreError(f"{path}: {error.strerror or error}; check that its folder exists and may be written")
     if isinstance(error, OverflowError):
         return StoreError(f"{path}: a number is larger than any row or count can be; give a smaller one")
+    if isinstance(error, sqlite3.IntegrityError):
+        return BrokenReference(f"{path}: {error}; verify the record")
     code = getattr(error, "sqlite_errorcode", None)
     remedy = "verify the record" if code is None else REMEDIES.get(code & 0xFF, "verify the record")
     return StoreError(f"{path}: {error}; {remedy}")

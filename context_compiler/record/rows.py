@@ -19,6 +19,12 @@ from context_compiler.record.owners import bare
 from context_compiler.record.values import Chain, Compile, Drop, Entry, Record
 
 Column = str | int | float | None
+
+
+class BrokenReference(StoreError):
+    """A row names another one that is not there any more."""
+
+
 Row = Mapping[str, Any]
 """A row by column name."""
 
@@ -73,6 +79,9 @@ TURN_TIPS = (("commits", "turns_tip"), ("spaces", "turns_tip"), ("scores", "turn
 """The same columns of managed sessions."""
 
 
+PLAIN = b"\0"
+"""First byte of a text that is stored as bytes, which no compressed body has."""
+
 LARGE = 1_000_000
 """Bytes of a body from which on it is compressed fast rather than well."""
 
@@ -93,7 +102,7 @@ def unpack(stored: object) -> bytes:
     if isinstance(stored, str):
         return stored.encode()
     if isinstance(stored, bytes):
-        return zlib.decompress(stored)
+        return stored[1:] if stored.startswith(PLAIN) else zlib.decompress(stored)
     raise ValueError(f"a body is stored as {stored!r}")
 
 

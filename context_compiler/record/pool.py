@@ -1,0 +1,331 @@
+"""A PostgreSQL database: its connections, the loop to which they belong, its errors, and migrations under a lock.
+
+A pool belongs to one event loop. Work runs on that loop, whichever loop or thread asks for it: a pool of our own is on
+the background loop, a caller's is on the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+from urllib.parse import urlsplit
+from weakref import finalize
+
+from context_compiler.errors import StoreError
+from context_compiler.record.background import Background, current, retrieve_error, submit, wait_out
+from context_compiler.record.rows import BrokenReference
+from context_compiler.record.schema import APPLICATION_ID
+
+try:
+    import asyncpg  # pyright: ignore[reportMissingTypeStubs]
+except ImportError as missing:
+    raise ImportError('PostgreSQL needs more: pip install "pydantic-ai-context-compiler[postgres]"') from missing
+
+T = TypeVar("T")
+
+SCHEMA = "context_compiler"
+SIZE, PATIENCE_S, CLOSE_S = 8, 5.0, 1.0
+"""Connections of a pool of our own, and seconds to wait for one, for an answer, and for the end of one."""
+
+FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError, OverflowError)
+"""Errors of a database, from a server that is away to a value that it cannot hold."""
+
+LOST = (ConnectionError, asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError)
+"""Errors of a connection whose server has gone; another connection may have better luck."""
+
+CONFLICTS = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.UniqueViolationError)
+"""Errors of a transaction that met another one; once more, it finds what the other has written."""
+
+ATTEMPTS = 5
+"""Attempts of a transaction that meets others."""
+
+REMEDIES = {
+    "08": "check that the server runs",
+    "25": "give a database that may be written",
+    "28": "check the user and the password",
+    "3D": "create the database first",
+    "42": "check the rights of the user, or open it once as the owner of its tables",
+    "53": "make room on the server, or give fewer processes a pool of fewer connections",
+    "55": "another transaction holds it: try again",
+    "57": "the server was stopped, or cancelled it: try again",
+}
+"""What to do, by the class of an SQLSTATE."""
+
+
+class Connection(Protocol):
+    """A connection with asyncpg's interface."""
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
+        """Run statements and return the status of the last."""
+        ...
+
+    async def executemany(self, command: str, args: Iterable[Sequence[Any]], *, timeout: float | None = None) -> None:
+        """Run a statement once for each tuple of arguments."""
+        ...
+
+    async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[Any]:
+        """Run a query and return its rows."""
+        ...
+
+    async def fetchrow(self, query: str, *args: Any, timeout: float | None = None) -> Any:
+        """Run a query and return its first row, or None."""
+        ...
+
+    async def fetchval(self, query: str, *args: Any, timeout: float | None = None) -> Any:
+        """Run a query and return the first value of its first row."""
+        ...
+
+    def cursor(self, query: str, *args: Any, timeout: float | None = None) -> Awaitable[Any]:
+        """Open a cursor, in a transaction."""
+        ...
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Begin a transaction, for `async with`."""
+        ...
+
+    def is_closed(self) -> bool:
+        """True if the connection cannot be used any more."""
+        ...
+
+    def terminate(self) -> None:
+        """Close the connection at once."""
+        ...
+
+
+class Pool(Protocol):
+    """A pool with asyncpg's interface."""
+
+    def acquire(self, *, timeout: float | None = None) -> AbstractAsyncContextManager[Any]:
+        """Lend a connection, for `async with`."""
+        ...
+
+
+Work = Callable[[Connection], Awaitable[T]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """Tables that belong together, by their migrations; append only.
+
+    A migration is a sequence of statements, in which `{schema}` is the name of the schema.
+    """
+
+    name: str
+    migrations: Sequence[Sequence[str]]
+
+
+def is_url(place: object) -> bool:
+    """True for an address of a PostgreSQL database."""
+    return isinstance(place, str) and place.startswith(("postgresql://", "postgres://"))
+
+
+class Postgres:
+    """A database, for many tasks, event loops and threads at once; nothing is opened before it is used.
+
+    Args:
+        source: A pool with asyncpg's interface, which stays the caller's to close, or an address (`postgresql://…`),
+            which opens a pool of its own.
+        schema: The schema of all tables.
+        size: Connections of a pool of its own.
+        patience_s: Seconds to wait for a connection, and for the answer to one statement.
+
+    Raises:
+        StoreError: From every method, with place and remedy, if the database cannot be used.
+    """
+
+    def __init__(
+        self, source: Pool | str, *, schema: str = SCHEMA, size: int = SIZE, patience_s: float = PATIENCE_S
+    ) -> None:
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema):
+            raise StoreError(f"schema={schema!r}: give a name of lower-case letters, digits and underscores")
+        self.schema = schema
+        self.patience_s = patience_s
+        self.place = place_of(source) if isinstance(source, str) else "the database of the pool"
+        self._own = _OwnPool(source, size, patience_s) if isinstance(source, str) else None
+        self._pool = None if isinstance(source, str) else source
+        self._loop = _running_loop()
+        self._known: set[str] = set()
+        if self._own is not None:
+            finalize(self, self._own.release).atexit = False  # every pool is closed at exit
+
+    def __repr__(self) -> str:
+        return f"Postgres({self.place!r})"
+
+    async def run(self, work: Work[T], *, needs: Component | None = None, read_only: bool = False) -> T:
+        """Run work on a connection; a cancelled caller still waits for its end.
+
+        Args:
+            work: A function from a connection to an awaitable; it runs on the loop of the pool.
+            needs: Tables that are made or migrated first, unless `read_only`.
+            read_only: Missing tables are an error.
+        """
+        call = partial(self._perform, work, needs, read_only)
+        try:
+            if self._own is not None:
+                return await submit(partial(self._own.lend, call))
+            assert self._pool is not None
+            return await self._on_loop(partial(self._acquire, self._pool, call))
+        except (StoreError, *FAILURES) as error:
+            raise explain(error, self.place) from error
+
+    async def close(self) -> None:
+        """Close a pool of our own; it opens again on use."""
+        if self._own is not None and current() is not None:
+            await submit(self._own.close)
+
+    async def _perform(self, work: Work[T], needs: Component | None, read_only: bool, connection: Connection) -> T:
+        try:
+            if needs is not None and needs.name not in self._known:
+                await migrate(connection, needs, schema=self.schema, read_only=read_only)
+                self._known.add(needs.name)
+            return await work(connection)
+        except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+            self._known.clear()  # the database was made anew
+            raise
+        except (TimeoutError, OSError):
+            connection.terminate()  # to end it politely would take as long again
+            raise
+
+    async def _acquire(self, pool: Pool, call: Work[T]) -> T:
+        async with pool.acquire(timeout=self.patience_s) as connection:
+            return await call(connection)
+
+    async def _on_loop(self, work: Callable[[], Any]) -> Any:
+        """Run work on the loop of the caller's pool."""
+        here = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = here
+        if self._loop is here:
+            task = here.create_task(work())
+            task.add_done_callback(retrieve_error)
+            return await wait_out(task)
+        if not self._loop.is_running():
+            raise StoreError("the event loop of the pool has ended; give the address of the database instead")
+        return await wait_out(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop)))
+
+
+class _OwnPool:
+    """A pool on the background loop."""
+
+    def __init__(self, url: str, size: int, patience_s: float) -> None:
+        self._url, self._size, self._patience_s = url, size, patience_s
+        self._home: Background | None = None
+        self._opening = asyncio.Lock()
+        self._pool: Any = None
+
+    async def lend(self, call: Work[T], home: Background) -> T:
+        """Run work on a connection."""
+        if self._home is not home:
+            self._home, self._pool, self._opening = home, None, asyncio.Lock()
+        async with self._opening:
+            if self._pool is None:
+                self._pool = await cast(Any, asyncpg).create_pool(
+                    self._url,
+                    min_size=0,
+                    max_size=self._size,
+                    timeout=self._patience_s,
+                    server_settings={"application_name": "context-compiler", "jit": "off"},
+                )
+                home.open.add(self)
+        async with self._pool.acquire(timeout=self._patience_s) as connection:
+            return await call(connection)
+
+    def release(self) -> None:
+        """Close after the work in progress, without waiting."""
+        home = current()
+        if home is not None and self in home.open:
+            with suppress(RuntimeError):  # the loop has just ended and closed everything
+                home.start(self.close, retrieve_error)
+
+    async def leave(self, home: Background) -> None:
+        """Close as the loop ends."""
+        await self.close(home)
+
+    async def close(self, home: Background) -> None:
+        """Close every connection; those that do not end in time are cut."""
+        home.open.discard(self)
+        pool, self._pool = (self._pool if self._home is home else None), None
+        if pool is not None:
+            try:
+                await asyncio.wait_for(pool.close(), CLOSE_S)
+            except FAILURES:
+                pool.terminate()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def place_of(url: str) -> str:
+    """An address without password and options."""
+    parts = urlsplit(url)
+    user, _, host = parts.netloc.rpartition("@")
+    name = user.partition(":")[0]
+    return f"postgresql://{name + '@' if name else ''}{host}{parts.path}"
+
+
+def explain(error: Exception, place: str) -> StoreError:
+    """A StoreError with the place and the remedy."""
+    if isinstance(error, StoreError):
+        return error if str(error).startswith(place) else type(error)(f"{place}: {error}")
+    if isinstance(error, asyncpg.ForeignKeyViolationError):
+        return BrokenReference(f"{place}: {error}; verify the record")
+    if isinstance(error, TimeoutError):
+        return StoreError(f"{place}: no connection or no answer in time; check the server, its load and the pool")
+    if isinstance(error, OSError):
+        return StoreError(f"{place}: {error.strerror or error}; check that the server runs and can be reached")
+    if isinstance(error, asyncpg.DataError | OverflowError):
+        return StoreError(f"{place}: {error}; a number or text is larger than any row can hold")
+    remedy = REMEDIES.get((getattr(error, "sqlstate", None) or "")[:2], "verify the record")
+    return StoreError(f"{place}: {error or type(error).__name__}; {remedy}")
+
+
+async def migrate(
+    connection: Connection, component: Component, *, schema: str = SCHEMA, read_only: bool = False
+) -> None:
+    """Apply the migrations that the database lacks, under a lock: many processes may do so at once.
+
+    Raises:
+        StoreError: the tables are of a newer version, or missing or older and `read_only`.
+    """
+    newest = len(component.migrations)
+    version = await _version(connection, component, schema)
+    if version < newest and read_only:
+        raise StoreError("it holds no current record; open it once for writing")
+    if version < newest:
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", APPLICATION_ID)
+            if await connection.fetchval("SELECT to_regnamespace($1)", schema) is None:
+                await connection.execute(f"CREATE SCHEMA {schema}")
+            await connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {schema}.components (name TEXT PRIMARY KEY, version BIGINT NOT NULL)"
+            )
+            version = await _version(connection, component, schema)
+            for statement in (one for step in component.migrations[version:] for one in step):
+                await connection.execute(statement.replace("{schema}", schema))
+            await connection.execute(
+                f"INSERT INTO {schema}.components VALUES ($1, $2)"
+                " ON CONFLICT (name) DO UPDATE SET version = greatest(components.version, excluded.version)",
+                component.name,
+                newest,
+            )
+    if version > newest:
+        raise StoreError(
+            f"the {component.name} was written by a newer version (schema {version}, this one knows {newest});"
+            " upgrade context-compiler, or give it another database"
+        )
+
+
+async def _version(connection: Connection, component: Component, schema: str) -> int:
+    if await connection.fetchval("SELECT to_regclass($1)", f"{schema}.components") is None:
+        return 0
+    query = f"SELECT version FROM {schema}.components WHERE name = $1"
+    return await connection.fetchval(query, component.name) or 0

@@ -1,0 +1,143 @@
+"""A database for many tasks, loops and threads: one pool of its own or the caller's, and migrations under a lock."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from context_compiler.errors import StoreError
+
+pool = pytest.importorskip("context_compiler.record.pool", exc_type=ImportError)
+asyncpg = pytest.importorskip("asyncpg")
+
+FIRST = ("CREATE TABLE {schema}.things (n BIGINT)",)
+SECOND = ("ALTER TABLE {schema}.things ADD COLUMN name TEXT", "INSERT INTO {schema}.things VALUES (1, 'one')")
+THINGS = pool.Component(name="things", migrations=(FIRST,))
+NAMED = pool.Component(name="things", migrations=(FIRST, SECOND))
+
+
+async def count(connection: pool.Connection) -> int:
+    return await connection.fetchval("SELECT count(*) FROM context_compiler.things")
+
+
+async def one(connection: pool.Connection) -> int:
+    return await connection.fetchval("SELECT 1")
+
+
+async def test_tables_are_made_once_by_many_at_once(postgres_url: str):
+    several = [pool.Postgres(postgres_url, size=1) for _ in range(6)]
+    assert await asyncio.gather(*(each.run(count, needs=NAMED) for each in several)) == [1] * 6
+    await asyncio.gather(*(each.close() for each in several))
+
+
+async def test_older_tables_are_migrated_and_newer_ones_refused(postgres_url: str):
+    old, new = pool.Postgres(postgres_url), pool.Postgres(postgres_url)
+    assert await old.run(count, needs=THINGS) == 0
+    with pytest.raises(StoreError, match="open it once for writing"):
+        await new.run(count, needs=NAMED, read_only=True)
+    assert await new.run(count, needs=NAMED) == 1
+    late = pool.Postgres(postgres_url)
+    with pytest.raises(StoreError, match=r"newer version \(schema 2, this one knows 1\)"):
+        await late.run(count, needs=THINGS)
+    for each in (old, new, late):
+        await each.close()
+
+
+def test_one_pool_serves_the_loops_of_several_threads(postgres_url: str):
+    database = pool.Postgres(postgres_url, size=2)
+    found: list[int] = []
+
+    def work() -> None:
+        found.append(asyncio.run(database.run(one)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    asyncio.run(database.close())
+    assert asyncio.run(database.run(one)) == 1
+    assert found == [1] * 4
+    asyncio.run(database.close())
+
+
+async def test_a_pool_of_the_caller_is_used_on_its_own_loop_and_stays_open(postgres_url: str):
+    async with asyncpg.create_pool(postgres_url, min_size=0, max_size=2) as given:
+        database = pool.Postgres(given)
+        assert await database.run(one) == 1
+        assert await asyncio.to_thread(lambda: asyncio.run(database.run(one))) == 1
+        await database.close()
+        assert await given.fetchval("SELECT 2") == 2
+    with pytest.raises(StoreError, match="pool is closed"):
+        await database.run(one)
+
+
+def test_a_pool_whose_loop_has_ended_says_so(postgres_url: str):
+    async def made() -> pool.Postgres:
+        given = asyncpg.create_pool(postgres_url, min_size=0)
+        database = pool.Postgres(given)
+        await given
+        await database.run(one)
+        await given.close()
+        return database
+
+    database = asyncio.run(made())
+    with pytest.raises(StoreError, match="the event loop of the pool has ended"):
+        asyncio.run(database.run(one))
+
+
+async def test_a_cancelled_caller_waits_for_the_end_of_its_work(postgres_url: str):
+    database = pool.Postgres(postgres_url)
+    steps: list[str] = []
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def work(connection: pool.Connection) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        await connection.fetchval("SELECT pg_sleep(0.05)")
+        steps.append("done")
+
+    task = asyncio.create_task(database.run(work))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert steps == ["done"]
+    await database.close()
+
+
+async def test_a_pool_that_is_all_in_use_is_an_error_in_time(postgres_url: str):
+    database = pool.Postgres(postgres_url, size=1, patience_s=0.05)
+    release, loop, begun = threading.Event(), asyncio.get_running_loop(), asyncio.Event()
+
+    async def hold(connection: pool.Connection) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        await asyncio.to_thread(release.wait)
+
+    holder = asyncio.create_task(database.run(hold))
+    await begun.wait()
+    with pytest.raises(StoreError, match="no connection or no answer in time"):
+        await database.run(one)
+    release.set()
+    await holder
+    assert await database.run(one) == 1
+    await database.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("postgresql://someone:secret@127.0.0.1:1/x", "check that the server runs"),
+        ("postgresql://someone:secret@127.0.0.1:port/x", "verify|invalid|check"),
+        ("{}_no_such", "create the database first"),
+    ],
+)
+async def test_an_address_that_leads_nowhere_is_told_without_its_password(postgres_url: str, url: str, why: str):
+    name, _, rest = postgres_url.partition("?")
+    database = pool.Postgres(f"{url.format(name)}?{rest}" if "{}" in url else url)
+    with pytest.raises(StoreError, match=why) as told:
+        await database.run(one)
+    assert str(told.value).startswith("postgresql://") and "secret" not in str(told.value)
+    await database.close()
