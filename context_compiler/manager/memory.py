@@ -6,7 +6,6 @@ rolled back is a `MemoryRepository` too; one that also saves sessions (`SessionS
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from context_compiler.messages.history import Reader
 from context_compiler.recall import Index, Question, Relevance
 from context_compiler.recall.terms import terms
 from context_compiler.record import rows, sessions
+from context_compiler.record.database import Database
 from context_compiler.record.store import DEFAULT_PATH, MemoryStore, SQLiteStore, SQLStore
 from context_compiler.record.values import Chain, Compile
 from context_compiler.tokens import as_counter
@@ -192,8 +192,7 @@ class SQLiteMemory:
         asked = list(dict.fromkeys(terms(check_memory_text(query, "query"))))[-MAX_QUERY_TERMS:]
         if check_limit(limit) < 1 or not asked:
             return []
-        match = " OR ".join('"' + term.replace('"', '""') + '"' for term in asked)
-        found = await self._run(partial(sessions.search_memories, name=self.session, match=match, limit=CANDIDATES))
+        found = await self._run(partial(sessions.search_memories, name=self.session, terms=asked, limit=CANDIDATES))
         return self._ranking.best(query, [_memory(one) for one in found], limit)
 
     async def remember(self, text: str) -> str:
@@ -243,7 +242,7 @@ class SQLiteMemory:
         """
         row = score and _row(score)
 
-        def work(db: sqlite3.Connection) -> None:
+        def work(db: Database) -> None:
             self._state = sessions.save_session(
                 db, self.session, session.turns, session.facts, row, compile, self._state
             )
@@ -253,7 +252,7 @@ class SQLiteMemory:
     async def latest(self) -> Saved | None:
         """Session as saved last."""
 
-        def work(db: sqlite3.Connection) -> tuple[str, list[bytes]] | None:
+        def work(db: Database) -> tuple[str, list[bytes]] | None:
             self._state = sessions.session_state(db, self.session)
             return sessions.latest_session(db, self.session)
 
@@ -271,7 +270,7 @@ class SQLiteMemory:
         """Close the file; it reopens on use."""
         await self.store.close()
 
-    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _run(self, work: Callable[[Database], T]) -> T:
         return await self.store.perform(work)
 
 
@@ -286,7 +285,7 @@ def _index_terms(text: str) -> str:
     return " ".join(terms(text)).encode("utf-8", "replace").decode()
 
 
-def _diff(db: sqlite3.Connection, name: str, old: str, new: str) -> Diff:
+def _diff(db: Database, name: str, old: str, new: str) -> Diff:
     tips = [sessions.find_commit(db, name, commit)["memory_tip"] for commit in (old, new)]
     gone, added = sessions.memory_diff(db, *tips)
     return Diff(

@@ -19,6 +19,7 @@ from context_compiler.cache import Memo
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.recall_block import Blocks
 from context_compiler.compiler.summary import SummaryResponse
+from context_compiler.errors import StoreError
 from context_compiler.messages.history import History, Reader, load_messages
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.state import Result

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,9 +11,9 @@ from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 from context_compiler.record import rows
+from context_compiler.record.database import Database
 from context_compiler.record.owners import owner_of, prefix
 from context_compiler.record.queries import OWNED, SUMMARIES, VIEWS, compiles_of, record_of
-from context_compiler.record.rows import snapshot
 from context_compiler.record.values import Compile, Drop, Record
 
 
@@ -97,10 +96,10 @@ class SessionFilter:
 
 _SESSIONS = (
     "SELECT s.id, s.session_id, s.vault_name, s.owner, s.created_at, max(v.created_at) AS last_at,"
-    " count(v.id) AS requests, ifnull(sum(v.tokens_raw), 0) AS tokens_raw,"
-    " ifnull(sum(v.tokens_sent), 0) AS tokens_sent,"
-    " ifnull(sum(v.status LIKE 'fallback%'), 0) AS fallbacks,"
-    " ifnull(sum(v.status LIKE 'floor_over_budget%'), 0) AS over_budget,"
+    " count(v.id) AS requests, CAST(ifnull(sum(v.tokens_raw), 0) AS BIGINT) AS tokens_raw,"
+    " CAST(ifnull(sum(v.tokens_sent), 0) AS BIGINT) AS tokens_sent,"
+    " count(CASE WHEN v.status LIKE 'fallback%' THEN 1 END) AS fallbacks,"
+    " count(CASE WHEN v.status LIKE 'floor_over_budget%' THEN 1 END) AS over_budget,"
     " (SELECT count(*) FROM context_summaries c WHERE c.session = s.id) AS compiles,"
     " (SELECT n.position + 1 FROM nodes n WHERE n.id = s.raw_tip) AS messages"
     " FROM sessions s LEFT JOIN views v ON v.session = s.id"
@@ -116,19 +115,18 @@ _REQUESTS = (
 
 
 _CHAIN = (
-    "WITH RECURSIVE up (id, parent, content, instructions) AS ("
-    "SELECT id, parent, content, instructions FROM nodes WHERE id = ?1"
-    " UNION ALL SELECT n.id, n.parent, n.content, n.instructions FROM up JOIN nodes n ON n.id = up.parent LIMIT ?2)"
+    "WITH RECURSIVE up (id, parent, content, instructions, depth) AS ("
+    "SELECT id, parent, content, instructions, 1 FROM nodes WHERE id = ?1"
+    " UNION ALL SELECT n.id, n.parent, n.content, n.instructions, up.depth + 1"
+    " FROM up JOIN nodes n ON n.id = up.parent WHERE ?2 < 0 OR up.depth < ?2)"
 )
 """A chain from its end to its beginning, or only the last messages of it."""
 
 
-def sessions_page(
-    db: sqlite3.Connection, wanted: SessionFilter, *, limit: int, offset: int = 0
-) -> tuple[list[SessionRow], int]:
+def sessions_page(db: Database, wanted: SessionFilter, *, limit: int, offset: int = 0) -> tuple[list[SessionRow], int]:
     """Sessions, most recently used first, and how many there are in all."""
     where, given = _conditions(wanted, owner_of(db))
-    with snapshot(db):
+    with db.snapshot():
         (total,) = db.execute(f"SELECT count(*) FROM sessions s WHERE {where}", given).fetchone()
         found = db.execute(
             "SELECT s.id FROM sessions s LEFT JOIN (SELECT session, max(id) AS newest FROM views GROUP BY session) n"
@@ -136,7 +134,7 @@ def sessions_page(
             (*given, limit, offset),
         ).fetchall()
         order = [row["id"] for row in found]
-        return [_session(row) for row in _in_order(db, f"{_SESSIONS} WHERE s.id IN", "GROUP BY s.id", order)], total
+        return [_session(row) for row in _in_order(db, f"{_SESSIONS} WHERE s.id", "GROUP BY s.id", order)], total
 
 
 def _conditions(wanted: SessionFilter, owner: str | None) -> tuple[str, list[object]]:
@@ -145,7 +143,7 @@ def _conditions(wanted: SessionFilter, owner: str | None) -> tuple[str, list[obj
         said.append("s.owner = ?")
         given.append(owner)
     if wanted.name:
-        said.append("instr(lower(s.session_id), lower(?))")
+        said.append("instr(lower(s.session_id), lower(?)) > 0")
         given.append(rows.plain(wanted.name))
     if wanted.status:
         said.append(
@@ -162,20 +160,20 @@ def _conditions(wanted: SessionFilter, owner: str | None) -> tuple[str, list[obj
     return " AND ".join(said), given
 
 
-def _in_order(db: sqlite3.Connection, query: str, end: str, order: Sequence[int]) -> list[sqlite3.Row]:
-    found = db.execute(f"{query} (SELECT value FROM json_each(?)) {end}", (json.dumps(order),))
+def _in_order(db: Database, query: str, end: str, order: Sequence[int]) -> list[Any]:
+    found = db.execute(f"{query} IN (SELECT value FROM json_each(?)) {end}", (json.dumps(order),))
     by_number = {row["id"]: row for row in found}
     return [by_number[number] for number in order if number in by_number]
 
 
-def find_session(db: sqlite3.Connection, number: int) -> SessionRow | None:
+def find_session(db: Database, number: int) -> SessionRow | None:
     """The session in that row."""
     query = f"{_SESSIONS} WHERE s.id = ?1 AND {OWNED.format(2)} GROUP BY s.id"
     row = db.execute(query, (number, owner_of(db))).fetchone()
     return None if row is None else _session(row)
 
 
-def session_number(db: sqlite3.Connection, session_id: str, vault_name: str = "") -> int | None:
+def session_number(db: Database, session_id: str, vault_name: str = "") -> int | None:
     """Row number of a session by its name; of several owners', if the connection sees all, that of the first."""
     names = rows.plain(session_id), rows.plain(vault_name), owner_of(db)
     query = f"SELECT s.id FROM sessions s WHERE s.session_id = ?1 AND s.vault_name = ?2 AND {OWNED.format(3)}"
@@ -183,7 +181,7 @@ def session_number(db: sqlite3.Connection, session_id: str, vault_name: str = ""
     return None if row is None else row["id"]
 
 
-def choices(db: sqlite3.Connection) -> Mapping[str, list[str]]:
+def choices(db: Database) -> Mapping[str, list[str]]:
     """Templates and models that occur on the record."""
     own = f"context_summaries c JOIN sessions s ON s.id = c.session WHERE {OWNED.format(1)}"
     return {
@@ -193,11 +191,11 @@ def choices(db: sqlite3.Connection) -> Mapping[str, list[str]]:
 
 
 def requests_page(
-    db: sqlite3.Connection, session: int | None, *, limit: int, offset: int = 0, status: str = ""
+    db: Database, session: int | None, *, limit: int, offset: int = 0, status: str = ""
 ) -> tuple[list[RequestRow], int]:
     """Requests of a session, or of all, newest first, and how many there are in all."""
     where = "(?1 IS NULL OR v.session = ?1) AND (?2 = '' OR v.status = ?2 OR v.status LIKE ?2 || ';%')"
-    with snapshot(db):
+    with db.snapshot():
         owner = owner_of(db)
         every = f"SELECT count(*) FROM views v JOIN sessions s ON s.id = v.session WHERE {where} AND {OWNED.format(3)}"
         (total,) = db.execute(every, (session, status, owner)).fetchone()
@@ -208,7 +206,7 @@ def requests_page(
         return [_request(row) for row in found], total
 
 
-def requests_after(db: sqlite3.Connection, session: int | None, after: int, limit: int) -> list[RequestRow]:
+def requests_after(db: Database, session: int | None, after: int, limit: int) -> list[RequestRow]:
     """Requests beyond a number, of a session or of all, newest first."""
     found = db.execute(
         f"{_REQUESTS} WHERE v.id > ?1 AND (?2 IS NULL OR v.session = ?2) AND {OWNED.format(4)}"
@@ -218,9 +216,9 @@ def requests_after(db: sqlite3.Connection, session: int | None, after: int, limi
     return [_request(row) for row in found]
 
 
-def find_request(db: sqlite3.Connection, number: int) -> tuple[RequestRow, Record] | None:
+def find_request(db: Database, number: int) -> tuple[RequestRow, Record] | None:
     """The request in that row, as a row and in full."""
-    with snapshot(db):
+    with db.snapshot():
         row = db.execute(f"{_REQUESTS} WHERE v.id = ?1 AND {OWNED.format(2)}", (number, owner_of(db))).fetchone()
         if row is None:
             return None
@@ -228,14 +226,14 @@ def find_request(db: sqlite3.Connection, number: int) -> tuple[RequestRow, Recor
         return _request(row), record_of(db, full)
 
 
-def neighbours(db: sqlite3.Connection, request: RequestRow) -> tuple[int | None, int | None]:
+def neighbours(db: Database, request: RequestRow) -> tuple[int | None, int | None]:
     """Numbers of the requests before and after one in its session."""
     before = db.execute("SELECT max(id) FROM views WHERE session = ? AND id < ?", (request.session, request.id))
     after = db.execute("SELECT min(id) FROM views WHERE session = ? AND id > ?", (request.session, request.id))
     return before.fetchone()[0], after.fetchone()[0]
 
 
-def decisions(db: sqlite3.Connection, request: RequestRow, limit: int) -> list[tuple[int, tuple[Drop, ...]]]:
+def decisions(db: Database, request: RequestRow, limit: int) -> list[tuple[int, tuple[Drop, ...]]]:
     """Drops of the requests before one in its session that cut the history back, the newest first."""
     found = db.execute(
         "SELECT id, ledger FROM views WHERE session = ? AND id < ? AND (status LIKE 'compiled%'"
@@ -255,42 +253,42 @@ def listed_drops(ledger: Mapping[str, Any]) -> tuple[Drop, ...]:
     return tuple(found)
 
 
-def find_compile(db: sqlite3.Connection, number: int) -> tuple[int, Compile] | None:
+def find_compile(db: Database, number: int) -> tuple[int, Compile] | None:
     """The compile in that row, and the row of its session."""
-    with snapshot(db):
+    with db.snapshot():
         query = f"{SUMMARIES} WHERE c.id = ?1 AND {OWNED.format(2)}"
         row = db.execute(query, (number, owner_of(db))).fetchone()
         return None if row is None else (row["session"], compiles_of(db, [row])[number])
 
 
-def carriers(db: sqlite3.Connection, compile: int) -> tuple[int | None, int | None, int]:
+def carriers(db: Database, compile: int) -> tuple[int | None, int | None, int]:
     """First and last of the requests that carry the summary of a compile, and their number."""
     row = db.execute("SELECT min(id), max(id), count(*) FROM views WHERE summary = ?", (compile,)).fetchone()
     return row[0], row[1], row[2]
 
 
-def newest_raw_tip(db: sqlite3.Connection, session: int) -> str | None:
+def newest_raw_tip(db: Database, session: int) -> str | None:
     """End of the raw history of a session as last seen."""
     row = db.execute("SELECT raw_tip FROM sessions WHERE id = ?", (session,)).fetchone()
     return None if row is None else row[0]
 
 
-def chain_nodes(db: sqlite3.Connection, tip: str | None, session: int) -> list[Node]:
+def chain_nodes(db: Database, tip: str | None, session: int) -> list[Node]:
     """A chain without its bodies, oldest first; empty for None."""
     if tip is None:
         return []
-    found = db.execute(f"{_CHAIN} SELECT id, content, instructions FROM up", (tip, -1)).fetchall()
+    found = db.execute(f"{_CHAIN} SELECT id, content, instructions FROM up ORDER BY depth", (tip, -1)).fetchall()
     copies = dict(db.execute("SELECT node, content FROM copies WHERE session = ?", (session,)).fetchall())
     return [Node(row[0], copies.get(row[0], row[1]), row[2]) for row in reversed(found)]
 
 
-def last_nodes(db: sqlite3.Connection, tip: str, count: int) -> list[Node]:
+def last_nodes(db: Database, tip: str, count: int) -> list[Node]:
     """The last messages of a chain, oldest first."""
-    found = db.execute(f"{_CHAIN} SELECT id, content, instructions FROM up", (tip, count)).fetchall()
+    found = db.execute(f"{_CHAIN} SELECT id, content, instructions FROM up ORDER BY depth", (tip, count)).fetchall()
     return [Node(row[0], row[1], row[2]) for row in reversed(found)]
 
 
-def message_bodies(db: sqlite3.Connection, nodes: Sequence[Node]) -> list[bytes]:
+def message_bodies(db: Database, nodes: Sequence[Node]) -> list[bytes]:
     """Messages of a chain with their instructions, in the same order."""
     found = bodies(db, [node.content for node in nodes])
     names = sorted({node.instructions for node in nodes if node.instructions is not None})
@@ -301,7 +299,7 @@ def message_bodies(db: sqlite3.Connection, nodes: Sequence[Node]) -> list[bytes]
     ]
 
 
-def bodies(db: sqlite3.Connection, contents: Sequence[str]) -> list[bytes]:
+def bodies(db: Database, contents: Sequence[str]) -> list[bytes]:
     """Bodies by their hashes, in the same order; messages are without their instructions."""
     found = db.execute(
         "SELECT hash, body FROM contents WHERE hash IN (SELECT value FROM json_each(?))", (json.dumps(contents),)
@@ -321,7 +319,7 @@ class RequestTips:
     view_tip: str | None
 
 
-def request_tips(db: sqlite3.Connection, session: int) -> list[RequestTips]:
+def request_tips(db: Database, session: int) -> list[RequestTips]:
     """All requests of a session, oldest first."""
     found = db.execute(
         "SELECT id, turn_index, status, raw_tip, view_tip FROM views WHERE session = ? ORDER BY id", (session,)
@@ -338,7 +336,7 @@ Row = tuple[str, str | None, str, int]
 """A message as id, parent, content hash and position."""
 
 
-def session_nodes(db: sqlite3.Connection, session: int) -> list[Row]:
+def session_nodes(db: Database, session: int) -> list[Row]:
     """Every message of all requests of a session once, parents first."""
     (all_requests,) = db.execute("SELECT count(*) FROM views").fetchone()
     (own,) = db.execute("SELECT count(*) FROM views WHERE session = ?", (session,)).fetchone()
@@ -349,7 +347,7 @@ SCAN = 20
 """A session with at least one request in this number is faster read with all others than message by message."""
 
 
-def _walked(db: sqlite3.Connection, session: int) -> list[Row]:
+def _walked(db: Database, session: int) -> list[Row]:
     every = {row[0]: tuple(row) for row in db.execute("SELECT id, parent, content, position FROM nodes")}
     seen: dict[str, Row] = {}
     for tips in db.execute("SELECT raw_tip, view_tip FROM views WHERE session = ?", (session,)):
@@ -361,7 +359,7 @@ def _walked(db: sqlite3.Connection, session: int) -> list[Row]:
     return sorted(seen.values(), key=itemgetter(3))
 
 
-def _climbed(db: sqlite3.Connection, session: int) -> list[Row]:
+def _climbed(db: Database, session: int) -> list[Row]:
     found = db.execute(
         "WITH RECURSIVE up (id, parent, content, position) AS ("
         " SELECT n.id, n.parent, n.content, n.position FROM views v JOIN nodes n ON n.id IN (v.raw_tip, v.view_tip)"
@@ -373,7 +371,7 @@ def _climbed(db: sqlite3.Connection, session: int) -> list[Row]:
     return [(row[0], row[1], row[2], row[3]) for row in found]
 
 
-def matching_nodes(db: sqlite3.Connection, words: str, limit: int) -> list[tuple[str, str]]:
+def matching_nodes(db: Database, words: str, limit: int) -> list[tuple[str, str]]:
     """Raw messages that hold these words one after the other, the newest first: id and searchable text.
 
     The last word may be the beginning of a longer one.
@@ -381,18 +379,11 @@ def matching_nodes(db: sqlite3.Connection, words: str, limit: int) -> list[tuple
     pieces = re.findall(r"\w+", words)
     if not pieces:
         return []
-    phrase = " ".join(pieces)
     owner = owner_of(db)
-    own = None if owner is None else prefix(owner)
-    found = db.execute(
-        "SELECT node, text FROM messages_fts WHERE messages_fts MATCH ?1"
-        " AND (?3 IS NULL OR substr(node, 1, instr(node, '/')) = ?3) ORDER BY rowid DESC LIMIT ?2",
-        (f'"{phrase}"*', limit, own),
-    )
-    return [(row[0], row[1]) for row in found]
+    return db.find_messages(pieces, limit, prefix=None if owner is None else prefix(owner))
 
 
-def root_of(db: sqlite3.Connection, node: str) -> str | None:
+def root_of(db: Database, node: str) -> str | None:
     """First message of the chains that a message is in."""
     row = db.execute(
         "WITH RECURSIVE up (id, parent) AS (SELECT id, parent FROM nodes WHERE id = ?"
@@ -403,7 +394,7 @@ def root_of(db: sqlite3.Connection, node: str) -> str | None:
     return None if row is None else row[0]
 
 
-def first_tips(db: sqlite3.Connection, after: int = 0) -> list[tuple[int, str]]:
+def first_tips(db: Database, after: int = 0) -> list[tuple[int, str]]:
     """Row number of every session beyond `after`, with the end of the raw history of its first request."""
     found = db.execute(
         "SELECT s.id, coalesce((SELECT v.raw_tip FROM views v WHERE v.session = s.id AND v.raw_tip NOT NULL"
@@ -414,7 +405,7 @@ def first_tips(db: sqlite3.Connection, after: int = 0) -> list[tuple[int, str]]:
     return [(row[0], row[1]) for row in found if row[1] is not None]
 
 
-def common_length(db: sqlite3.Connection, one: str | None, other: str | None) -> int:
+def common_length(db: Database, one: str | None, other: str | None) -> int:
     """Number of messages that two chains have in common at their beginning."""
 
     def place(name: str | None) -> tuple[str | None, int]:
@@ -432,7 +423,7 @@ def common_length(db: sqlite3.Connection, one: str | None, other: str | None) ->
     return at + 1
 
 
-def compile_usage(db: sqlite3.Connection, session: int, first: int, last: int) -> list[tuple[str, dict[str, int]]]:
+def compile_usage(db: Database, session: int, first: int, last: int) -> list[tuple[str, dict[str, int]]]:
     """Model and usage of every compile that the requests from `first` to `last` carry, each once."""
     found = db.execute(
         "SELECT model_alias, usage FROM context_summaries WHERE usage <> '{}' AND id IN"
@@ -442,7 +433,7 @@ def compile_usage(db: sqlite3.Connection, session: int, first: int, last: int) -
     return [(row["model_alias"], json.loads(row["usage"])) for row in found]
 
 
-def change_mark(db: sqlite3.Connection) -> tuple[int, int]:
+def change_mark(db: Database) -> tuple[int, int]:
     """Two numbers, one of which changes with every new request and compile."""
     row = db.execute(
         "SELECT (SELECT ifnull(max(id), 0) FROM views), (SELECT ifnull(max(id), 0) FROM context_summaries)"
@@ -451,7 +442,7 @@ def change_mark(db: sqlite3.Connection) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _session(row: sqlite3.Row) -> SessionRow:
+def _session(row: Any) -> SessionRow:
     return SessionRow(
         id=row["id"],
         session_id=row["session_id"],
@@ -469,7 +460,7 @@ def _session(row: sqlite3.Row) -> SessionRow:
     )
 
 
-def _request(row: sqlite3.Row) -> RequestRow:
+def _request(row: Any) -> RequestRow:
     return RequestRow(
         id=row["id"],
         session=row["session"],

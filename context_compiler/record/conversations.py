@@ -8,15 +8,16 @@ owner; there a conversation has an id of its own, as the host wants it.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
+from context_compiler.record.database import Database
 from context_compiler.record.owners import bare, owner_of, stored, work_for, writer_of
 from context_compiler.record.queries import (
     ALL,
@@ -27,7 +28,6 @@ from context_compiler.record.queries import (
     session_row,
     write_message,
 )
-from context_compiler.record.rows import snapshot, transaction
 
 FOUND = (
     "SELECT c.scope, c.head, c.tips, c.state, c.revision, c.updated_at, c.session, s.session_id, s.owner, s.raw_tip"
@@ -62,7 +62,7 @@ class LogEntry:
     """The canonical JSON of the message."""
 
 
-def find_conversation(db: sqlite3.Connection, conversation_id: str) -> StoredConversation | None:
+def find_conversation(db: Database, conversation_id: str) -> StoredConversation | None:
     """A conversation of the owner; of a store of every owner, the one of that id.
 
     Raises:
@@ -75,7 +75,7 @@ def find_conversation(db: sqlite3.Connection, conversation_id: str) -> StoredCon
     return _conversation(found[0]) if found else None
 
 
-def conversations(db: sqlite3.Connection, scope: str | None, limit: int | None) -> list[StoredConversation]:
+def conversations(db: Database, scope: str | None, limit: int | None) -> list[StoredConversation]:
     """Conversations, or those of a scope, the newest first."""
     found = db.execute(
         f"{FOUND} AND (?2 IS NULL OR c.scope = ?2) ORDER BY c.updated_at DESC, c.session DESC LIMIT ?3",
@@ -85,7 +85,7 @@ def conversations(db: sqlite3.Connection, scope: str | None, limit: int | None) 
 
 
 def write_conversation(
-    db: sqlite3.Connection,
+    db: Database,
     given: StoredConversation,
     entries: Sequence[LogEntry],
     expected: str | None,
@@ -108,7 +108,7 @@ def write_conversation(
         StoreError: the conversation has another scope, which is its owner.
     """
     messages = [(entry, _message(entry, text_of)) for entry in entries]
-    with transaction(db):
+    with db.transaction():
         known = find_conversation(db, given.conversation_id)
         if (None if known is None else known.revision) != expected:
             return False
@@ -129,16 +129,16 @@ def write_conversation(
     return True
 
 
-def read_log(db: sqlite3.Connection, head: str, limit: int | None) -> list[LogEntry]:
+def read_log(db: Database, head: str, limit: int | None) -> list[LogEntry]:
     """The entries up to one, oldest first, or the last of them; empty if there is no such entry."""
-    with snapshot(db):
+    with db.snapshot():
         owner = _owner_of_entry(db, head)
         return [] if owner is None or limit == 0 else _log(db, owner, head, limit)
 
 
-def whole_history(db: sqlite3.Connection, conversation_id: str) -> list[bytes] | None:
+def whole_history(db: Database, conversation_id: str) -> list[bytes] | None:
     """Messages of a conversation, oldest first; None if the store has no conversation of that id."""
-    with snapshot(db):
+    with db.snapshot():
         given = (owner_of(db), rows.plain(conversation_id))
         row = db.execute(f"{FOUND} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchone()
         if row is None or row["head"] is None:
@@ -146,7 +146,7 @@ def whole_history(db: sqlite3.Connection, conversation_id: str) -> list[bytes] |
         return [entry.body for entry in _log(db, row["owner"], row["head"], None)]
 
 
-def _log(db: sqlite3.Connection, owner: str, head: str, limit: int | None) -> list[LogEntry]:
+def _log(db: Database, owner: str, head: str, limit: int | None) -> list[LogEntry]:
     found = db.execute(
         "WITH RECURSIVE up (id, parent, node, content, place) AS ("
         " SELECT id, parent, node, content, 1 FROM entries WHERE owner = ?1 AND id = ?2"
@@ -161,7 +161,7 @@ def _log(db: sqlite3.Connection, owner: str, head: str, limit: int | None) -> li
 
 
 def _copied(
-    db: sqlite3.Connection, owner: str | None, head: str, text_of: Callable[[bytes], str]
+    db: Database, owner: str | None, head: str, text_of: Callable[[bytes], str]
 ) -> list[tuple[LogEntry, NewMessage]]:
     """The log up to an entry that another owner has, for this one: a fork shares nothing with another owner."""
     if owner is None or _owner_of_entry(db, head) is not None:
@@ -169,7 +169,7 @@ def _copied(
     return [(entry, _message(entry, text_of)) for entry in _log(db, owner, head, None)]
 
 
-def _conversation(row: sqlite3.Row) -> StoredConversation:
+def _conversation(row: Any) -> StoredConversation:
     tips: list[str] = json.loads(row["tips"])
     return StoredConversation(
         conversation_id=row["session_id"],
@@ -182,7 +182,7 @@ def _conversation(row: sqlite3.Row) -> StoredConversation:
     )
 
 
-def _entry(row: sqlite3.Row) -> LogEntry:
+def _entry(row: Any) -> LogEntry:
     body = rows.unpack(row["body"])
     if row["said"] is not None:
         body = rows.join_instructions(body, rows.to_text(rows.unpack(row["said"])))
@@ -190,7 +190,7 @@ def _entry(row: sqlite3.Row) -> LogEntry:
 
 
 @contextmanager
-def _as_owner(db: sqlite3.Connection, scope: str) -> Generator[None]:
+def _as_owner(db: Database, scope: str) -> Generator[None]:
     """Work for the owner that a scope is, if the connection works for every owner."""
     before = owner_of(db)
     work_for(db, scope if before is None else before)
@@ -200,7 +200,7 @@ def _as_owner(db: sqlite3.Connection, scope: str) -> Generator[None]:
         work_for(db, before)
 
 
-def _owner_of_entry(db: sqlite3.Connection, entry: str) -> str | None:
+def _owner_of_entry(db: Database, entry: str) -> str | None:
     """The owner of an entry; of a store of every owner, the first that has it: a copy is the same for all."""
     query = "SELECT owner FROM entries WHERE id = ?1 AND (?2 IS NULL OR owner = ?2) ORDER BY owner LIMIT 1"
     found = db.execute(query, (entry, owner_of(db))).fetchone()
@@ -222,7 +222,7 @@ def _message(entry: LogEntry, text_of: Callable[[bytes], str]) -> NewMessage:
     )
 
 
-def _write_entry(db: sqlite3.Connection, session: int, entry: LogEntry, message: NewMessage) -> None:
+def _write_entry(db: Database, session: int, entry: LogEntry, message: NewMessage) -> None:
     query = "SELECT e.node, n.position FROM entries e JOIN nodes n ON n.id = e.node WHERE e.owner = ? AND e.id = ?"
     parent = db.execute(query, (writer_of(db), entry.parent)).fetchone()
     before, place = (None, 0) if parent is None else (parent["node"], parent["position"] + 1)
@@ -233,7 +233,7 @@ def _write_entry(db: sqlite3.Connection, session: int, entry: LogEntry, message:
     db.execute("INSERT INTO entries (owner, id, parent, node, content) VALUES (?, ?, ?, ?, ?)", row)
 
 
-def _write_row(db: sqlite3.Connection, session: int, given: StoredConversation) -> None:
+def _write_row(db: Database, session: int, given: StoredConversation) -> None:
     tips = [*(() if given.head is None else (given.head,)), *given.branches]
     db.execute("DELETE FROM conversations WHERE session = ?", (session,))
     facts = (given.head, json.dumps(tips), given.state, given.revision, rows.stamp(given.updated_at))

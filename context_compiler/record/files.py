@@ -22,10 +22,10 @@ import aiosqlite
 
 from context_compiler.errors import StoreError
 from context_compiler.paths import make_private
-from context_compiler.record import owners
 from context_compiler.record.background import Background, current, retrieve_error, submit
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.schema import MIGRATIONS, migrate, version_of
+from context_compiler.record.sqlite import SQLiteDatabase
 
 T = TypeVar("T")
 log = logging.getLogger("context_compiler.store")
@@ -82,17 +82,17 @@ def explain(error: Exception, path: Path | str) -> StoreError:
 class Job(str, Generic[T]):
     """A function disguised as a script, the one argument that aiosqlite passes to its connection unchanged."""
 
-    work: Callable[[sqlite3.Connection], T]
+    work: Callable[[FileDatabase], T]
     value: T
 
-    def __new__(cls, work: Callable[[sqlite3.Connection], T]) -> Job[T]:
-        """Wrap a function; `Database` runs it."""
+    def __new__(cls, work: Callable[[FileDatabase], T]) -> Job[T]:
+        """Wrap a function; `FileDatabase` runs it."""
         job = super().__new__(cls)
         job.work = work
         return job
 
 
-class Database(owners.Database):
+class FileDatabase(SQLiteDatabase):
     """A connection that runs a `Job` like a script: without interruption, on its own thread."""
 
     def executescript(self, sql_script: str, /) -> sqlite3.Cursor:
@@ -117,7 +117,7 @@ class File:
         self._opened: Path = path
         self._files: tuple[tuple[int, int] | None, tuple[int, int] | None] = (None, None)
 
-    async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def perform(self, work: Callable[[FileDatabase], T]) -> T:
         """Run a function on the connection; a cancelled caller still waits for its end."""
         return await submit(partial(self._perform, work))
 
@@ -133,7 +133,7 @@ class File:
             with suppress(RuntimeError):  # the loop has just ended and closed every file
                 home.start(self._close, retrieve_error)
 
-    async def _perform(self, work: Callable[[sqlite3.Connection], T], home: Background) -> T:
+    async def _perform(self, work: Callable[[FileDatabase], T], home: Background) -> T:
         async with self._locked(home):
             connection = await self._connected(home)
             job = Job(work)
@@ -178,13 +178,13 @@ class File:
         self._opened, self._files = path, (identity(path), identity(_log_of(path)))
         return self._connection
 
-    def _open(self, path: Path, failures: list[Exception]) -> Database:
+    def _open(self, path: Path, failures: list[Exception]) -> FileDatabase:
         """Open the file, or on failure an empty database: aiosqlite joins its thread only for an open one."""
         try:
             return open_file(path, read_only=self.read_only, busy_timeout_ms=self.busy_timeout_ms)
         except FAILURES as error:
             failures.append(error)
-            return sqlite3.connect(":memory:", factory=Database)
+            return sqlite3.connect(":memory:", factory=FileDatabase)
 
     async def _disconnect(self, home: Background) -> None:
         connection, self._connection = self._connection, None
@@ -193,7 +193,7 @@ class File:
             await connection.close()
 
 
-def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> Database:
+def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> FileDatabase:
     """Open a record; unless `read_only`, create or migrate it first."""
     if path.is_dir():
         raise StoreError("is a folder; give the path of a file in it")
@@ -213,9 +213,9 @@ def open_file(path: Path, *, read_only: bool, busy_timeout_ms: int) -> Database:
         return db
 
 
-def _upgraded_copy(db: Database) -> Database:
+def _upgraded_copy(db: FileDatabase) -> FileDatabase:
     """A temporary copy of a file of an earlier version, so that it can be read without being changed."""
-    copy = sqlite3.connect("", isolation_level=None, factory=Database)
+    copy = sqlite3.connect("", isolation_level=None, factory=FileDatabase)
     with db:
         db.backup(copy)
     db.close()
@@ -224,9 +224,9 @@ def _upgraded_copy(db: Database) -> Database:
     return copy
 
 
-def open_memory() -> sqlite3.Connection:
+def open_memory() -> SQLiteDatabase:
     """An empty record in memory, for use by one thread at a time."""
-    db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=Database)
+    db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=SQLiteDatabase)
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -234,16 +234,16 @@ def open_memory() -> sqlite3.Connection:
     return db
 
 
-def _reader(path: Path) -> Database:
+def _reader(path: Path) -> FileDatabase:
     if not path.exists():
         raise StoreError("there is no record here; give the path of one, or run something that is recorded first")
     # SQLite creates -wal and -shm beside a file even to read it; in a folder where it may not, nobody writes either.
     sealed = not os.access(path.parent, os.W_OK) and not _log_of(path).exists()
     uri = path.as_uri() + ("?mode=ro&immutable=1" if sealed else "?mode=ro")
-    return sqlite3.connect(uri, uri=True, isolation_level=None, factory=Database)
+    return sqlite3.connect(uri, uri=True, isolation_level=None, factory=FileDatabase)
 
 
-def _writer(path: Path) -> Database:
+def _writer(path: Path) -> FileDatabase:
     make_private(path.parent)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -251,7 +251,7 @@ def _writer(path: Path) -> Database:
         pass
     else:
         log.info("recording requests in %s", path)
-    return sqlite3.connect(path, isolation_level=None, factory=Database)
+    return sqlite3.connect(path, isolation_level=None, factory=FileDatabase)
 
 
 def _log_of(path: Path) -> Path:

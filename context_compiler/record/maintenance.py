@@ -8,20 +8,18 @@ returns: a check is a function from a database to the defects it finds, as sente
 from __future__ import annotations
 
 import json
-import sqlite3
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from context_compiler import ids
-from context_compiler.errors import StoreError
 from context_compiler.record import rows
 from context_compiler.record.conversations import FOUND
+from context_compiler.record.database import Database
 from context_compiler.record.owners import bare, owner_of, prefix, prefix_of, writer_of
 from context_compiler.record.queries import OWNED, reseal
-from context_compiler.record.rows import snapshot, transaction
-from context_compiler.record.schema import migrate
 from context_compiler.record.sessions import commit_id, memory_diff
 
 DROP_NODES = f"""
@@ -49,7 +47,6 @@ DELETE FROM entries WHERE (owner, id) NOT IN (SELECT owner, id FROM kept WHERE i
 """
 """Entries that neither a conversation nor a branch that it left reaches."""
 DROP_COPIES = "DELETE FROM copies WHERE node NOT IN (SELECT id FROM nodes)"
-DROP_TEXTS = "DELETE FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)"
 DROP_MEMORIES = """
 WITH RECURSIVE kept (id) AS (
     SELECT memory_tip FROM spaces UNION SELECT memory_tip FROM commits
@@ -57,7 +54,6 @@ WITH RECURSIVE kept (id) AS (
 )
 DELETE FROM memories WHERE id NOT IN (SELECT id FROM kept WHERE id NOT NULL)
 """
-DROP_TERMS = "DELETE FROM memories_fts WHERE rowid NOT IN (SELECT id FROM live_memories)"
 
 HELD = "SELECT session FROM spaces UNION SELECT session FROM layers UNION SELECT session FROM conversations"
 """Sessions that stay without requests."""
@@ -69,7 +65,7 @@ OLD_VIEWS = f"""
 SELECT id FROM (
     SELECT id, created_at, row_number() OVER (PARTITION BY session ORDER BY id DESC) AS rank FROM views
     WHERE session IN ({SESSIONS})
-)
+) AS ranked
 WHERE created_at < ifnull(?2, '~') AND rank > ifnull(?3, 0)
 """
 UNUSED_SUMMARIES = f"""
@@ -85,17 +81,17 @@ WHERE rowid NOT IN (SELECT max(rowid) FROM cycles GROUP BY session, config) AND 
 """
 
 
-def delete(db: sqlite3.Connection, session_id: str) -> int:
+def delete(db: Database, session_id: str) -> int:
     """Remove a conversation and everything only it used; the number of requests removed."""
     return _delete(db, f"{SESSIONS} AND s.session_id = ?2", (owner_of(db), rows.plain(session_id)))
 
 
-def erase(db: sqlite3.Connection) -> int:
+def erase(db: Database) -> int:
     """Remove every conversation of the owner, and all that was kept with them; the number of requests removed."""
     return _delete(db, SESSIONS, (writer_of(db),))
 
 
-def delete_conversation(db: sqlite3.Connection, conversation_id: str, expected: str) -> bool:
+def delete_conversation(db: Database, conversation_id: str, expected: str) -> bool:
     """Remove a conversation of the host, with its requests and all that only it used.
 
     Returns:
@@ -115,7 +111,7 @@ def delete_conversation(db: sqlite3.Connection, conversation_id: str, expected: 
     return bool(gone)
 
 
-def _delete(db: sqlite3.Connection, query: str, arguments: Sequence[object]) -> int:
+def _delete(db: Database, query: str, arguments: Sequence[object]) -> int:
     with _sweep(db):
         gone = _numbers(db, query, arguments)
         removed = _remove(db, "views", "session", gone)
@@ -123,7 +119,7 @@ def _delete(db: sqlite3.Connection, query: str, arguments: Sequence[object]) -> 
     return removed
 
 
-def prune(db: sqlite3.Connection, older_than_days: float | None, keep_last: int | None) -> int:
+def prune(db: Database, older_than_days: float | None, keep_last: int | None) -> int:
     """Remove the requests that are both old and beyond the newest; the number of requests removed."""
     limited, owner = older_than_days is not None or keep_last is not None, owner_of(db)
     age = None if older_than_days is None else rows.days_ago(older_than_days)
@@ -139,43 +135,24 @@ def prune(db: sqlite3.Connection, older_than_days: float | None, keep_last: int 
     return removed
 
 
-def _sessions(db: sqlite3.Connection) -> set[int]:
+def _sessions(db: Database) -> set[int]:
     """Rows of the conversations with requests."""
     return set(_numbers(db, "SELECT DISTINCT session FROM views"))
 
 
 @contextmanager
-def _sweep(db: sqlite3.Connection) -> Generator[None]:
-    """A transaction that ends by removing everything without a reference.
-
-    Foreign keys are checked once at the end; row by row, each check would scan whole tables.
-    """
-    db.execute("PRAGMA foreign_keys = OFF")
-    db.execute("PRAGMA secure_delete = ON")
-    try:
-        with transaction(db):
-            broken = len(db.execute("PRAGMA foreign_key_check").fetchall())
-            yield
-            db.execute(DROP_ENTRIES)
-            db.execute(DROP_NODES)
-            db.execute(DROP_COPIES)
-            if db.execute(DROP_TEXTS).rowcount:
-                db.execute("INSERT INTO messages_fts (messages_fts) VALUES ('optimize')")
-            if db.execute(DROP_TERMS).rowcount:
-                db.execute("INSERT INTO memories_fts (memories_fts) VALUES ('optimize')")
-            db.execute(DROP_MEMORIES)
-            db.execute(DROP_CONTENTS)
-            if len(db.execute("PRAGMA foreign_key_check").fetchall()) > broken:
-                raise StoreError("removing this would break what is kept, so nothing was removed; verify the record")
-    finally:
-        db.execute("PRAGMA foreign_keys = ON")
-        db.execute("PRAGMA secure_delete = OFF")
-    with suppress(sqlite3.OperationalError):  # another writer is active: the space is freed by a later sweep
-        db.executescript("PRAGMA incremental_vacuum")  # `execute` would stop after the first page
-        db.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchall()
+def _sweep(db: Database) -> Generator[None]:
+    """A transaction that ends by removing everything without a reference."""
+    with db.sweep():
+        yield
+        for statement in (DROP_ENTRIES, DROP_NODES, DROP_COPIES):
+            db.execute(statement)
+        db.clean_indexes()
+        db.execute(DROP_MEMORIES)
+        db.execute(DROP_CONTENTS)
 
 
-def _forget(db: sqlite3.Connection, sessions: Sequence[int]) -> None:
+def _forget(db: Database, sessions: Sequence[int]) -> None:
     """Remove conversations without requests; a compile that another conversation uses passes to that one."""
     _remove(db, "actions", "session", sessions)
     shared = db.execute(
@@ -193,56 +170,23 @@ def _forget(db: sqlite3.Connection, sessions: Sequence[int]) -> None:
     _remove(db, "sessions", "id", sessions)
 
 
-def _numbers(db: sqlite3.Connection, query: str, arguments: Sequence[object] = ()) -> list[int]:
+def _numbers(db: Database, query: str, arguments: Sequence[object] = ()) -> list[int]:
     return [row[0] for row in db.execute(query, tuple(arguments))]
 
 
-def _remove(db: sqlite3.Connection, table: str, column: str, values: Sequence[int]) -> int:
+def _remove(db: Database, table: str, column: str, values: Sequence[int]) -> int:
     condition = f"{column} IN (SELECT value FROM json_each(?))"
     return db.execute(f"DELETE FROM {table} WHERE {condition}", (json.dumps(values),)).rowcount
 
 
-def check_structure(db: sqlite3.Connection) -> Iterator[str]:
-    """Check pages, indexes and foreign keys."""
-    for row in db.execute("PRAGMA integrity_check"):
-        if row[0] != "ok":
-            yield f"database: {row[0]}"
-    for row in db.execute("PRAGMA foreign_key_check"):
-        yield f"{row[0]} {row[1]}: points into {row[2]} at a row that is not there"
-
-
-def check_search_index(db: sqlite3.Connection) -> Iterator[str]:
-    """Check the search indexes against their texts, and each text for its message; not on a read-only file."""
-    for row in db.execute("SELECT node FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)"):
-        yield f"messages_fts: {row['node']!r} is no known message"
-    try:
-        for table in ("messages_fts", "memories_fts"):
-            db.execute(f"INSERT INTO {table} ({table}) VALUES ('integrity-check')")
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_BUSY):
-            raise
-
-
-def check_schema(db: sqlite3.Connection) -> Iterator[str]:
-    """Check that the tables are those of a new file."""
-    query = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE '%!_fts!_%' ESCAPE '!'"
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as new:
-        migrate(new)
-        expected = dict(new.execute(query).fetchall())
-    found = {row["name"]: row["sql"] for row in db.execute(query)}
-    for name in sorted(expected.keys() | found.keys()):
-        if found.get(name) != expected.get(name):
-            yield f"schema: {name} is not as it was made"
-
-
-def check_messages(db: sqlite3.Connection) -> Iterator[str]:
+def check_messages(db: Database) -> Iterator[str]:
     """Check contents against their hashes, and nodes against the content and parent that name them."""
     facts: dict[str, ids.IdentityFacts] = {}
     texts: dict[str, str] = {}
     query = "SELECT content FROM nodes UNION SELECT content FROM copies UNION SELECT content FROM entries"
     named = {row[0] for row in db.execute(query)}
     instructions = {row[0] for row in db.execute("SELECT DISTINCT instructions FROM nodes")}
-    for row in db.execute("SELECT hash, body FROM contents"):
+    for row in db.scan("SELECT hash, body FROM contents"):
         try:
             body = rows.unpack(row["body"])
             if row["hash"] in named:
@@ -254,7 +198,7 @@ def check_messages(db: sqlite3.Connection) -> Iterator[str]:
             continue
         if ids.blob_id(body) != bare(row["hash"]):
             yield f"contents {row['hash']}: the body is another than the one that was named"
-    for row in db.execute(
+    for row in db.scan(
         "SELECT n.*, p.id AS found, p.position AS before FROM nodes n LEFT JOIN nodes p ON p.id = n.parent"
     ):
         if not _follows(row["id"], row, facts, texts):
@@ -270,7 +214,7 @@ def check_messages(db: sqlite3.Connection) -> Iterator[str]:
             yield f"{row['place']}: the name does not follow from content and parent"
 
 
-def _follows(name: str, row: sqlite3.Row, facts: Mapping[str, ids.IdentityFacts], texts: Mapping[str, str]) -> bool:
+def _follows(name: str, row: Any, facts: Mapping[str, ids.IdentityFacts], texts: Mapping[str, str]) -> bool:
     """True if a message is named by its content and parent, or if its content cannot be read."""
     known = facts.get(row["content"])
     if known is None:
@@ -288,14 +232,14 @@ def _follows(name: str, row: sqlite3.Row, facts: Mapping[str, ids.IdentityFacts]
     return ids.sent_id(parent, known.exact, rendering) == name
 
 
-def _place(row: sqlite3.Row) -> Iterator[str]:
+def _place(row: Any) -> Iterator[str]:
     if row["parent"] is not None and row["found"] is None:
         yield f"nodes {row['id']}: the parent {row['parent']} is not there"
     elif row["position"] != (0 if row["parent"] is None else row["before"] + 1):
         yield f"nodes {row['id']}: position {row['position']} is not its parent's plus one"
 
 
-def check_tips(db: sqlite3.Connection) -> Iterator[str]:
+def check_tips(db: Database) -> Iterator[str]:
     """Check that every chain is there that a row names."""
     for table, column in (*rows.TIPS, *rows.TURN_TIPS):
         for row in db.execute(
@@ -312,23 +256,23 @@ def check_tips(db: sqlite3.Connection) -> Iterator[str]:
                 yield f"{table}: {column} of session {row['id']} is a message of another owner"
 
 
-def check_seals(db: sqlite3.Connection) -> Iterator[str]:
+def check_seals(db: Database) -> Iterator[str]:
     """Check the seals of the rows whose names do not prove them."""
     for table, columns in rows.SEALED.items():
-        for row in db.execute(f"SELECT rowid, seal, {', '.join(columns)} FROM {table}"):
+        for row in db.scan(f"SELECT rowid, seal, {', '.join(columns)} FROM {table}"):
             number, seal, *values = row
             if rows.seal(number, values) != seal:
                 yield f"{table} {number}: changed since it was written"
 
 
-def check_cache_keys(db: sqlite3.Connection) -> Iterator[str]:
+def check_cache_keys(db: Database) -> Iterator[str]:
     """Check that only a compile with status ok can be used again."""
     for row in db.execute("SELECT id, status FROM context_summaries WHERE cache_key NOT NULL"):
         if str(row["status"]).split(";")[0].strip() != "ok":
             yield f"context_summaries {row['id']}: has a cache key with status {row['status']!r}"
 
 
-def check_memories(db: sqlite3.Connection) -> Iterator[str]:
+def check_memories(db: Database) -> Iterator[str]:
     """Check memories and commits against their names, and live memories against the state of their session."""
     for row in db.execute("SELECT * FROM memories"):
         name = ids.chain_id(bare(row["parent"]), bare(row["content"]))
@@ -343,7 +287,7 @@ def check_memories(db: sqlite3.Connection) -> Iterator[str]:
             yield f"live_memories {row['session']}: they are not what the session remembers"
 
 
-def check_conversations(db: sqlite3.Connection) -> Iterator[str]:
+def check_conversations(db: Database) -> Iterator[str]:
     """Check that logs of conversations are whole, and that their messages follow one another."""
     reached: dict[tuple[str, str], str] = {}
     for row in db.execute(
@@ -362,9 +306,7 @@ def check_conversations(db: sqlite3.Connection) -> Iterator[str]:
             yield f"conversations {row['session']}: an end of its log is not there"
 
 
-CHECKS: tuple[Callable[[sqlite3.Connection], Iterator[str]], ...] = (
-    check_structure,
-    check_schema,
+CHECKS: tuple[Callable[[Database], Iterator[str]], ...] = (
     check_messages,
     check_tips,
     check_seals,
@@ -374,24 +316,27 @@ CHECKS: tuple[Callable[[sqlite3.Connection], Iterator[str]], ...] = (
 )
 
 
-def inexact_requests(db: sqlite3.Connection) -> int:
+def inexact_requests(db: Database) -> int:
     """Number of requests whose instructions and outcomes were not recorded, by an earlier version."""
-    query = "SELECT count(*) FROM views WHERE instr(status, ?)"
+    query = "SELECT count(*) FROM views WHERE instr(status, ?) > 0"
     return int(db.execute(query, (rows.NOT_RECORDED,)).fetchone()[0])
 
 
-def verify(db: sqlite3.Connection) -> tuple[str, ...]:
-    """Every defect of one snapshot of the file; empty if it is sound."""
-    with snapshot(db):
-        found = [defect for check in CHECKS for defect in _defects(check, db)]
-    return (*found, *_defects(check_search_index, db))
+def verify(db: Database) -> tuple[str, ...]:
+    """Every defect of one snapshot of the record; empty if it is sound."""
+    with db.snapshot():
+        found = _defects(db, "structure", db.check_structure())
+        found += [one for check in CHECKS for one in _defects(db, check.__name__.removeprefix("check_"), check(db))]
+    for name, defects in (("schema", db.check_schema()), ("search index", db.check_search_index())):
+        found += _defects(db, name, defects)
+    return tuple(found)
 
 
-def _defects(check: Callable[[sqlite3.Connection], Iterator[str]], db: sqlite3.Connection) -> list[str]:
+def _defects(db: Database, check: str, found: Iterator[str]) -> list[str]:
     defects: list[str] = []
     try:
-        for defect in check(db):
+        for defect in found:
             defects.append(defect)
-    except sqlite3.DatabaseError as error:  # too damaged to read on
-        defects.append(f"{check.__name__.removeprefix('check_')}: {error}")
+    except db.damage as error:  # too damaged to read on
+        defects.append(f"{check}: {error}")
     return defects

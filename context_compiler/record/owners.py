@@ -8,7 +8,6 @@ names have none, has everything that no other owner has, such as all rows of ear
 from __future__ import annotations
 
 import re
-import sqlite3
 from base64 import b32encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from hashlib import blake2b
 from typing import TypeVar, cast, overload
 
 from context_compiler.errors import SettingsError, StoreError
+from context_compiler.record.database import Database
 
 EVERY_OWNER = None
 """In place of an owner: all of them, for those who operate the store."""
@@ -28,13 +28,6 @@ _PREFIX = re.compile(r"[a-z2-7]{16}/")
 
 
 Name = TypeVar("Name", bound=str | None)
-
-
-class Database(sqlite3.Connection):
-    """A connection that works for one owner at a time."""
-
-    owner: str | None = ""
-    """Owner whose rows the queries see and write; None sees every owner's."""
 
 
 def check_owner(owner: object) -> str | None:
@@ -71,13 +64,12 @@ def bare(name: Name) -> Name:
     return cast(Name, name[len(prefix_of(name)) :]) if isinstance(name, str) else name
 
 
-def owner_of(db: sqlite3.Connection) -> str | None:
+def owner_of(db: Database) -> str | None:
     """The owner that a connection works for; None is every owner."""
-    owner: str | None = getattr(db, "owner", "")
-    return owner
+    return db.owner
 
 
-def writer_of(db: sqlite3.Connection) -> str:
+def writer_of(db: Database) -> str:
     """The owner that a connection writes for.
 
     Raises:
@@ -89,7 +81,7 @@ def writer_of(db: sqlite3.Connection) -> str:
     return owner
 
 
-def stored(db: sqlite3.Connection, name: Name) -> Name:
+def stored(db: Database, name: Name) -> Name:
     """The name under which the connection's owner stores what is named so; as given for every owner."""
     owner = owner_of(db)
     if owner is None or not isinstance(name, str) or not name:
@@ -99,9 +91,9 @@ def stored(db: sqlite3.Connection, name: Name) -> Name:
     return cast(Name, prefix(owner) + name)
 
 
-def work_for(db: sqlite3.Connection, owner: str | None) -> None:
+def work_for(db: Database, owner: str | None) -> None:
     """Let a connection of a store work for an owner from now on."""
-    cast(Database, db).owner = owner
+    db.owner = owner
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from bisect import bisect_left
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
+from context_compiler.record.database import Database
 from context_compiler.record.owners import Names, bare, owner_of, prefix, stored, writer_of
-from context_compiler.record.rows import snapshot, transaction
 from context_compiler.record.values import (
     Chain,
     Compile,
@@ -56,14 +56,14 @@ ORDERS = {
 """Sort keys of the tables without row numbers."""
 
 
-def find_compile(db: sqlite3.Connection, cache_key: str) -> tuple[int, Compile] | None:
+def find_compile(db: Database, cache_key: str) -> tuple[int, Compile] | None:
     """The reusable compile with that cache key and its row number."""
     query = f"{SUMMARIES} WHERE c.cache_key = ? AND c.id NOT IN ({UNDONE})"
     row = db.execute(query, (stored(db, cache_key),)).fetchone()
     return None if row is None else (row["id"], rows.to_compile(rows.mapping(row)))
 
 
-def find_cycle(db: sqlite3.Connection, tips: Sequence[str], config: str) -> Cycle | None:
+def find_cycle(db: Database, tips: Sequence[str], config: str) -> Cycle | None:
     """The newest cycle of the last of `tips` that has one of this `config`."""
     row = db.execute(
         "SELECT c.raw_tip, t.body FROM json_each(?) AS tip JOIN cycles c ON c.raw_tip = tip.value AND c.config = ?"
@@ -76,12 +76,12 @@ def find_cycle(db: sqlite3.Connection, tips: Sequence[str], config: str) -> Cycl
     return Cycle(tip=row["raw_tip"], config=config, state=rows.to_text(rows.unpack(row["body"])))
 
 
-def chain(db: sqlite3.Connection, tip: str) -> list[bytes]:
+def chain(db: Database, tip: str) -> list[bytes]:
     """Bodies of the chain that ends in `tip`, oldest first."""
     return read_chain(db, stored(db, tip))
 
 
-def read_chain(db: sqlite3.Connection, tip: str, session: int | None = None) -> list[bytes]:
+def read_chain(db: Database, tip: str, session: int | None = None) -> list[bytes]:
     """Bodies of the chain that ends in the stored name `tip`; `session` selects a conversation's own copies."""
     found = db.execute(
         "WITH RECURSIVE up (id, parent, content, position, instructions) AS ("
@@ -101,23 +101,23 @@ def read_chain(db: sqlite3.Connection, tip: str, session: int | None = None) -> 
     return [body if text is None else rows.join_instructions(body, text) for body, text in bodies]
 
 
-def _instructions(db: sqlite3.Connection, name: str) -> str:
+def _instructions(db: Database, name: str) -> str:
     row = db.execute("SELECT body FROM contents WHERE hash = ?", (name,)).fetchone()
     return rows.to_text(rows.unpack(row["body"]))
 
 
-def view(db: sqlite3.Connection, view_id: int) -> Record | None:
+def view(db: Database, view_id: int) -> Record | None:
     """One request with its compile."""
-    with snapshot(db):
+    with db.snapshot():
         found = _records(
             db, db.execute(f"{VIEWS} WHERE v.id = ?1 AND {OWNED.format(2)}", (view_id, owner_of(db))).fetchall()
         )
     return found[0] if found else None
 
 
-def views(db: sqlite3.Connection, session_id: str | None, limit: int | None) -> list[Record]:
+def views(db: Database, session_id: str | None, limit: int | None) -> list[Record]:
     """Requests with their compiles, newest first."""
-    with snapshot(db):
+    with db.snapshot():
         found = db.execute(
             f"{VIEWS} WHERE (?1 IS NULL OR s.session_id = ?1) AND {OWNED.format(3)} ORDER BY v.id DESC LIMIT ?2",
             (
@@ -129,9 +129,9 @@ def views(db: sqlite3.Connection, session_id: str | None, limit: int | None) -> 
         return _records(db, found.fetchall())
 
 
-def summaries(db: sqlite3.Connection, session_id: str, limit: int | None) -> list[Compile]:
+def summaries(db: Database, session_id: str, limit: int | None) -> list[Compile]:
     """Compiles of a session, newest first."""
-    with snapshot(db):
+    with db.snapshot():
         found = db.execute(
             f"{SUMMARIES} WHERE s.session_id = ?1 AND {OWNED.format(3)} ORDER BY c.id DESC LIMIT ?2",
             (rows.plain(session_id), ALL if limit is None else max(limit, 0), owner_of(db)),
@@ -139,21 +139,21 @@ def summaries(db: sqlite3.Connection, session_id: str, limit: int | None) -> lis
         return [rows.to_compile(rows.mapping(row)) for row in found]
 
 
-def sessions(db: sqlite3.Connection) -> list[SessionInfo]:
+def sessions(db: Database) -> list[SessionInfo]:
     """Every conversation, most recently used first."""
     found = db.execute(
         "SELECT s.session_id, s.vault_name, s.owner, s.raw_tip, s.created_at, max(v.created_at) AS last_at,"
-        " count(v.id) AS requests, ifnull(sum(v.tokens_raw), 0) AS tokens_raw,"
-        " ifnull(sum(v.tokens_sent), 0) AS tokens_sent,"
+        " count(v.id) AS requests, CAST(ifnull(sum(v.tokens_raw), 0) AS BIGINT) AS tokens_raw,"
+        " CAST(ifnull(sum(v.tokens_sent), 0) AS BIGINT) AS tokens_sent,"
         " (SELECT count(*) FROM context_summaries c WHERE c.session = s.id) AS compiles"
         " FROM sessions s LEFT JOIN views v ON v.session = s.id"
-        f" WHERE {OWNED.format(1)} GROUP BY s.id ORDER BY max(v.id) DESC, s.id DESC",
+        f" WHERE {OWNED.format(1)} GROUP BY s.id ORDER BY max(v.id) DESC NULLS LAST, s.id DESC",
         (owner_of(db),),
     )
     return [_session(row) for row in found]
 
 
-def owners(db: sqlite3.Connection) -> list[OwnerInfo]:
+def owners(db: Database) -> list[OwnerInfo]:
     """Every owner that the connection sees, by name."""
     found = db.execute(
         "SELECT s.owner, count(DISTINCT s.id) AS sessions, count(v.id) AS requests, max(v.created_at) AS last_at"
@@ -171,28 +171,28 @@ def owners(db: sqlite3.Connection) -> list[OwnerInfo]:
     ]
 
 
-def transcript(db: sqlite3.Connection, session_id: str, vault_name: str | None = None) -> list[bytes]:
+def transcript(db: Database, session_id: str, vault_name: str | None = None) -> list[bytes]:
     """The raw history of a conversation as last seen; of several vaults, if none is named, the most recently used."""
-    with snapshot(db):
+    with db.snapshot():
         row = db.execute(
             "SELECT s.id, s.raw_tip FROM sessions s LEFT JOIN views v ON v.session = s.id"
             " WHERE s.session_id = ?1 AND s.vault_name = ifnull(?2, s.vault_name) AND s.raw_tip NOT NULL"
-            f" AND {OWNED.format(3)} GROUP BY s.id ORDER BY max(v.id) DESC LIMIT 1",
+            f" AND {OWNED.format(3)} GROUP BY s.id ORDER BY max(v.id) DESC NULLS LAST LIMIT 1",
             (rows.plain(session_id), None if vault_name is None else rows.plain(vault_name), owner_of(db)),
         ).fetchone()
         return [] if row is None else read_chain(db, row["raw_tip"], row["id"])
 
 
-def export(db: sqlite3.Connection) -> Generator[Mapping[str, object]]:
+def export(db: Database) -> Generator[Mapping[str, object]]:
     """Every row of one snapshot, ready for JSON; contents as text."""
     owner = owner_of(db)
-    with snapshot(db):
+    with db.snapshot():
         for table in EXPORTED:
             columns = f"rowid AS id, {', '.join((*rows.SEALED[table], 'seal'))}" if table in rows.SEALED else "*"
             order = ORDERS.get(table, "rowid")
             query = f"SELECT {columns} FROM {table} WHERE {_owned(table)} ORDER BY {order}"
             value = owner if owner is None or table not in NAMED else prefix(owner)
-            for row in db.execute(query, (value,)):
+            for row in db.scan(query, (value,)):
                 body = {"body": rows.to_text(rows.unpack(row["body"]))} if table == "contents" else {}
                 yield {"table": table, **rows.mapping(row), **body}
 
@@ -207,24 +207,24 @@ def _owned(table: str) -> str:
     return "?1 IS NULL OR session IN (SELECT id FROM sessions WHERE owner = ?1)"
 
 
-def record_of(db: sqlite3.Connection, row: sqlite3.Row) -> Record:
+def record_of(db: Database, row: Any) -> Record:
     """The record of one row of `VIEWS`, with its compile."""
     return _records(db, [row])[0]
 
 
-def _records(db: sqlite3.Connection, found: Sequence[sqlite3.Row]) -> list[Record]:
+def _records(db: Database, found: Sequence[Any]) -> list[Record]:
     numbers = json.dumps(sorted({row["summary"] for row in found if isinstance(row["summary"], int)}))
     made = db.execute(f"{SUMMARIES} WHERE c.id IN (SELECT value FROM json_each(?))", (numbers,))
     compiles = compiles_of(db, made.fetchall())
     return [rows.to_record(rows.mapping(row), compiles.get(row["summary"])) for row in found]
 
 
-def compiles_of(db: sqlite3.Connection, found: Iterable[sqlite3.Row]) -> dict[int, Compile]:
+def compiles_of(db: Database, found: Iterable[Any]) -> dict[int, Compile]:
     """Compiles of rows of `SUMMARIES`, by row number."""
     return {row["id"]: rows.to_compile(rows.mapping(row)) for row in found}
 
 
-def _session(row: sqlite3.Row) -> SessionInfo:
+def _session(row: Any) -> SessionInfo:
     return SessionInfo(
         session_id=row["session_id"],
         vault_name=row["vault_name"],
@@ -271,14 +271,14 @@ class Additions:
     anchors: list[str] = field(default_factory=list[str])
 
 
-def save(db: sqlite3.Connection, entry: Entry) -> Record:
+def save(db: Database, entry: Entry) -> Record:
     """Save an entry and return its record with `id` and `summary_id`; an entry saved before is only looked up.
 
     Bodies are read and compressed before the transaction begins, to keep the write lock short.
     """
     key = session_key(db, entry.record.session_id, entry.record.vault_name)
     additions = _additions(db, key, entry.raw, entry.view)
-    with transaction(db):
+    with db.transaction():
         session = session_row(db, key, entry.record.created_at)
         _write_messages(db, additions, key, session, entry.raw, entry.view)
         record = rows.complete_record(entry)
@@ -289,23 +289,23 @@ def save(db: sqlite3.Connection, entry: Entry) -> Record:
         return _find_view(db, record, session) or _insert_view(db, record, session, entry)
 
 
-def archive(db: sqlite3.Connection, session_id: str, vault_name: str, raw: Chain) -> None:
+def archive(db: Database, session_id: str, vault_name: str, raw: Chain) -> None:
     """Save a raw history without a request, as the newest of its conversation."""
     key = session_key(db, session_id, vault_name)
     additions = _additions(db, key, raw, None)
-    with transaction(db):
+    with db.transaction():
         session = session_row(db, key, datetime.now(UTC))
         _write_messages(db, additions, key, session, raw, None)
         if raw.ids:
             advance(db, session, stored(db, raw.ids[-1]))
 
 
-def session_key(db: sqlite3.Connection, session_id: str, vault_name: str) -> SessionKey:
+def session_key(db: Database, session_id: str, vault_name: str) -> SessionKey:
     """A conversation of the owner that the connection works for."""
     return rows.plain(session_id), rows.plain(vault_name), writer_of(db)
 
 
-def _additions(db: sqlite3.Connection, key: SessionKey, raw: Chain | None, view: Chain | None) -> Additions:
+def _additions(db: Database, key: SessionKey, raw: Chain | None, view: Chain | None) -> Additions:
     additions, own = Additions(), prefix(key[2])
     fresh: set[str] = set()
     for chain, is_raw in ((raw, True), (view, False)):
@@ -340,7 +340,7 @@ def _body(chain: Chain, index: int) -> tuple[bytes, str | None]:
     return rows.split_instructions(body) if chain.ids[index].startswith(ids.RECORDED) else (body, None)
 
 
-def _own_prefix(db: sqlite3.Connection, key: SessionKey, raw: Chain, names: Sequence[str], known: int) -> int:
+def _own_prefix(db: Database, key: SessionKey, raw: Chain, names: Sequence[str], known: int) -> int:
     """Length of the known prefix whose stored messages have this conversation's times and run ids.
 
     Another conversation's messages may have others. If one of the last `COMPARED` is the same, so is all before it.
@@ -361,7 +361,7 @@ def _own_prefix(db: sqlite3.Connection, key: SessionKey, raw: Chain, names: Sequ
     return held
 
 
-def _saved_prefix(db: sqlite3.Connection, key: SessionKey, names: Sequence[str]) -> int:
+def _saved_prefix(db: Database, key: SessionKey, names: Sequence[str]) -> int:
     """Length of the prefix that the conversation has saved before."""
     found = db.execute(f"SELECT raw_tip FROM sessions WHERE {KEY}", key).fetchone()
     tip = found["raw_tip"] if found else None
@@ -374,51 +374,81 @@ def _saved_prefix(db: sqlite3.Connection, key: SessionKey, names: Sequence[str])
 
 
 def _write_messages(
-    db: sqlite3.Connection, additions: Additions, key: SessionKey, session: int, raw: Chain | None, view: Chain | None
+    db: Database, additions: Additions, key: SessionKey, session: int, raw: Chain | None, view: Chain | None
 ) -> None:
     """Write new messages; they are collected again if another process has removed what they start from."""
-    if not all(_is_known(db, anchor) for anchor in additions.anchors):
+    known = _contents_of(db, additions)
+    if not all(anchor in known for anchor in additions.anchors):
         additions = _additions(db, key, raw, view)
-    for message in additions.messages:
-        write_message(db, message, session)
+        known = _contents_of(db, additions)
+    _write(db, additions.messages, known, session)
 
 
-def _known_prefix(db: sqlite3.Connection, names: Sequence[str], fresh: set[str]) -> int:
-    """Length of the known prefix; bisected, because a message is never known without all before it."""
-    return bisect_left(range(len(names)), True, key=lambda i: names[i] not in fresh and not _is_known(db, names[i]))
+def write_message(db: Database, message: NewMessage, session: int) -> None:
+    """Write a message whose predecessor is there."""
+    _write(db, [message], _contents_of(db, Additions(messages=[message])), session)
 
 
-def _is_known(db: sqlite3.Connection, name: str) -> bool:
-    return db.execute("SELECT 1 FROM nodes WHERE id = ?", (name,)).fetchone() is not None
-
-
-def write_message(db: sqlite3.Connection, message: NewMessage, session: int) -> None:
-    """Write a message, or this conversation's copy of one that another wrote with other times or run ids."""
-    known = db.execute("SELECT content FROM nodes WHERE id = ?", (message.id,)).fetchone()
-    if known is not None and not message.raw:
-        return
-    if known is not None and known["content"] == message.content:
-        db.execute("DELETE FROM copies WHERE session = ? AND node = ?", (session, message.id))
-        return
-    db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (message.content, message.body))
-    if known is not None:
-        db.execute("INSERT OR REPLACE INTO copies VALUES (?, ?, ?)", (session, message.id, message.content))
-        return
-    said = None if message.instructions is None else keep_body(db, rows.to_bytes(message.instructions))
-    db.execute(
+def _write(db: Database, messages: Sequence[NewMessage], known: Mapping[str, str], session: int) -> None:
+    """Write messages, or this conversation's copies of those that another wrote with other times or run ids."""
+    new = [message for message in messages if message.id not in known]
+    said = [(stored(db, ids.blob_id(body)), rows.pack(body)) for body in _instructions_of(new)]
+    other = [one for one in messages if one.raw and known.get(one.id, one.content) != one.content]
+    same = [(session, one.id) for one in messages if one.raw and known.get(one.id) == one.content]
+    own, write = prefix(writer_of(db)), db.executemany
+    write("INSERT OR IGNORE INTO contents VALUES (?, ?)", [(one.content, one.body) for one in (*new, *other)] + said)
+    write(
         "INSERT INTO nodes VALUES (?, ?, ?, ?, ?)",
-        (message.id, message.parent, message.content, message.position, said),
+        [(one.id, one.parent, one.content, one.position, _instructions_name(one, own)) for one in new],
     )
-    if message.text.strip():
-        text = message.text.encode("utf-8", "replace").decode()
-        db.execute("INSERT INTO messages_fts (text, node) VALUES (?, ?)", (text, message.id))
+    write(
+        "INSERT INTO copies VALUES (?, ?, ?) ON CONFLICT (session, node) DO UPDATE SET content = excluded.content",
+        [(session, one.id, one.content) for one in other],
+    )
+    write("DELETE FROM copies WHERE session = ? AND node = ?", same)
+    db.index_messages([(one.id, one.text.encode("utf-8", "replace").decode()) for one in new if one.text.strip()])
+
+
+def _contents_of(db: Database, additions: Additions) -> dict[str, str]:
+    """Contents of those messages that are known, their own names and those that they start from."""
+    names = [*additions.anchors, *(message.id for message in additions.messages)]
+    query = "SELECT id, content FROM nodes WHERE id IN (SELECT value FROM json_each(?))"
+    return dict(db.execute(query, (json.dumps(names),)).fetchall()) if names else {}
+
+
+def _instructions_of(messages: Iterable[NewMessage]) -> list[bytes]:
+    found = dict.fromkeys(message.instructions for message in messages if message.instructions is not None)
+    return [rows.to_bytes(text) for text in found]
+
+
+def _instructions_name(message: NewMessage, prefix: str) -> str | None:
+    return None if message.instructions is None else prefix + ids.blob_id(rows.to_bytes(message.instructions))
+
+
+NEWEST, FURTHER = 16, 16
+"""Names at the end of a history that are looked up first, and how many times more each further time."""
+
+
+def _known_prefix(db: Database, names: Sequence[str], fresh: set[str]) -> int:
+    """Length of the known prefix, looked for from the end: a message is never known without all before it."""
+    high, size = len(names), NEWEST
+    while high:
+        low = max(0, high - size)
+        part = names[low:high]
+        query = "SELECT id FROM nodes WHERE id IN (SELECT value FROM json_each(?))"
+        known = {row[0] for row in db.execute(query, (json.dumps(list(part)),))} | fresh
+        length = bisect_left(range(len(part)), True, key=lambda at: part[at] not in known)
+        if length:
+            return low + length
+        high, size = low, size * FURTHER
+    return 0
 
 
 KEY = "session_id = ? AND vault_name = ? AND owner = ?"
 """The condition of a session by its `SessionKey`."""
 
 
-def session_row(db: sqlite3.Connection, key: SessionKey, created_at: datetime) -> int:
+def session_row(db: Database, key: SessionKey, created_at: datetime) -> int:
     """The row of a conversation, made at first use."""
     found = db.execute(f"SELECT id FROM sessions WHERE {KEY}", key).fetchone()
     session_id, vault_name, owner = key
@@ -427,7 +457,7 @@ def session_row(db: sqlite3.Connection, key: SessionKey, created_at: datetime) -
     )
 
 
-def _find_view(db: sqlite3.Connection, record: Record, session: int) -> Record | None:
+def _find_view(db: Database, record: Record, session: int) -> Record | None:
     run_id = None if record.run_id is None else rows.plain(record.run_id)
     key = (session, run_id, record.request_index, stored(db, record.raw_tip), stored(db, record.view_tip))
     found = db.execute(
@@ -438,7 +468,7 @@ def _find_view(db: sqlite3.Connection, record: Record, session: int) -> Record |
     return replace(record, id=found["id"], summary_id=found["summary"]) if found else None
 
 
-def _insert_view(db: sqlite3.Connection, record: Record, session: int, entry: Entry) -> Record:
+def _insert_view(db: Database, record: Record, session: int, entry: Entry) -> Record:
     made = None if entry.compile is None else compile_row(db, entry.compile, session)
     record = replace(record, summary_id=made if record.summary_id is None else record.summary_id)
     for cycle in filter(None, (entry.cycle, entry.blocks)):
@@ -448,7 +478,7 @@ def _insert_view(db: sqlite3.Connection, record: Record, session: int, entry: En
     return replace(record, id=insert(db, "views", rows.view_row(record, session, prefix(writer_of(db)))))
 
 
-def compile_row(db: sqlite3.Connection, compile: Compile, session: int) -> int:
+def compile_row(db: Database, compile: Compile, session: int) -> int:
     """The row of a compile: one stored under its cache key before, else a new one, without the key of one undone."""
     own = prefix(writer_of(db))
     row = rows.summary_row(compile, session, own)
@@ -462,7 +492,7 @@ def compile_row(db: sqlite3.Connection, compile: Compile, session: int) -> int:
     return insert(db, "context_summaries", row)
 
 
-def _save_cycle(db: sqlite3.Connection, cycle: Cycle, session: int) -> None:
+def _save_cycle(db: Database, cycle: Cycle, session: int) -> None:
     state = keep_body(db, rows.to_bytes(cycle.state))
     db.execute(
         "DELETE FROM cycles WHERE raw_tip = ? AND config = ? AND session = ?", (cycle.tip, cycle.config, session)
@@ -470,17 +500,17 @@ def _save_cycle(db: sqlite3.Connection, cycle: Cycle, session: int) -> None:
     insert(db, "cycles", (session, cycle.tip, cycle.config, state))
 
 
-def keep_body(db: sqlite3.Connection, body: bytes) -> str:
+def keep_body(db: Database, body: bytes) -> str:
     """Store a text or payload and return the name under which it is stored."""
     name = stored(db, ids.blob_id(body))
     if db.execute("SELECT 1 FROM contents WHERE hash = ?", (name,)).fetchone() is None:
-        db.execute("INSERT INTO contents VALUES (?, ?)", (name, rows.pack(body)))
+        db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (name, rows.pack(body)))
     return name
 
 
-def insert(db: sqlite3.Connection, table: str, values: Sequence[rows.Column]) -> int:
+def insert(db: Database, table: str, values: Sequence[rows.Column]) -> int:
     """Add a sealed row to `table` and return its number."""
-    row: int = db.execute(f"SELECT ifnull(max(rowid), 0) + 1 FROM {table}").fetchone()[0]
+    row = db.next_number(table)
     columns = ("rowid", *rows.SEALED[table], "seal")
     marks = ", ".join("?" * len(columns))
     sealed = (row, *values, rows.seal(row, values))
@@ -488,14 +518,16 @@ def insert(db: sqlite3.Connection, table: str, values: Sequence[rows.Column]) ->
     return row
 
 
-def reseal(db: sqlite3.Connection, table: str, row: int) -> None:
+def reseal(db: Database, table: str, row: int) -> None:
     """Renew the seal of a row after a change."""
     columns = rows.SEALED[table]
     values = db.execute(f"SELECT {', '.join(columns)} FROM {table} WHERE rowid = ?", (row,)).fetchone()
     db.execute(f"UPDATE {table} SET seal = ? WHERE rowid = ?", (rows.seal(row, tuple(values)), row))
 
 
-def advance(db: sqlite3.Connection, session: int, tip: str | None) -> None:
+def advance(db: Database, session: int, tip: str | None) -> None:
     """Set the tip of a conversation's raw history, by its stored name."""
-    db.execute("UPDATE sessions SET raw_tip = ? WHERE id = ?", (tip, session))
-    reseal(db, "sessions", session)
+    query = f"SELECT {', '.join(rows.SESSION)} FROM sessions WHERE id = ?"
+    row = {**rows.mapping(db.execute(query, (session,)).fetchone()), "raw_tip": tip}
+    seal = rows.seal(session, [row[column] for column in rows.SESSION])
+    db.execute("UPDATE sessions SET raw_tip = ?, seal = ? WHERE id = ?", (tip, seal, session))

@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from context_compiler import ids
+from context_compiler.errors import StoreError
 from context_compiler.record.actions import ACTION
 from context_compiler.record.owners import bare
 from context_compiler.record.values import Chain, Compile, Drop, Entry, Record
@@ -79,7 +80,7 @@ TURN_TIPS = (("commits", "turns_tip"), ("spaces", "turns_tip"), ("scores", "turn
 """The same columns of managed sessions."""
 
 
-PLAIN = b"\0"
+PLAIN = b"="
 """First byte of a text that is stored as bytes, which no compressed body has."""
 
 LARGE = 1_000_000

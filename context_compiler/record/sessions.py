@@ -7,15 +7,16 @@ and two states differ by what lies between them: a commit costs one row, and a c
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from context_compiler import ids
 from context_compiler.errors import ContextMemoryError, StoreError
 from context_compiler.record import rows
 from context_compiler.record.actions import Action
+from context_compiler.record.database import Database
 from context_compiler.record.owners import bare, owner_of, stored, writer_of
 from context_compiler.record.queries import (
     ALL,
@@ -29,7 +30,6 @@ from context_compiler.record.queries import (
     session_key,
     session_row,
 )
-from context_compiler.record.rows import snapshot, transaction
 from context_compiler.record.values import Chain, Compile, Cycle
 
 IndexTerms = Callable[[str], str]
@@ -60,7 +60,7 @@ class _NoTurns:
 NO_TURNS = _NoTurns()
 
 
-def load_layers(db: sqlite3.Connection, session_id: str, vault_name: str) -> tuple[str, int] | None:
+def load_layers(db: Database, session_id: str, vault_name: str) -> tuple[str, int] | None:
     """The newest layers of a session as JSON text, and their version from 1; None if it has none."""
     found = db.execute(
         "SELECT l.state, l.version FROM layers l JOIN sessions s ON s.id = l.session"
@@ -70,13 +70,13 @@ def load_layers(db: sqlite3.Connection, session_id: str, vault_name: str) -> tup
     return None if found is None else (found["state"], found["version"])
 
 
-def save_layers(db: sqlite3.Connection, session_id: str, vault_name: str, state: str, after: int) -> int:
+def save_layers(db: Database, session_id: str, vault_name: str, state: str, after: int) -> int:
     """Replace version `after` of a session's layers and return the new version.
 
     Raises:
         StoreError: the newest version is another one.
     """
-    with transaction(db):
+    with db.transaction():
         found = load_layers(db, session_id, vault_name)
         version = 0 if found is None else found[1]
         if version != after:
@@ -90,7 +90,7 @@ def save_layers(db: sqlite3.Connection, session_id: str, vault_name: str, state:
     return after + 1
 
 
-def actions(db: sqlite3.Connection, session_id: str, vault_name: str) -> list[Action]:
+def actions(db: Database, session_id: str, vault_name: str) -> list[Action]:
     """The actions of users on a conversation, oldest first."""
     found = db.execute(
         "SELECT a.* FROM actions a JOIN sessions s ON s.id = a.session"
@@ -108,14 +108,14 @@ def actions(db: sqlite3.Connection, session_id: str, vault_name: str) -> list[Ac
 
 
 def save_action(
-    db: sqlite3.Connection, session_id: str, vault_name: str, action: Action, after: int, compile: Compile | None
+    db: Database, session_id: str, vault_name: str, action: Action, after: int, compile: Compile | None
 ) -> Action:
     """Save an action with the compile that it made, if it made one; the action as it was saved.
 
     Raises:
         StoreError: the newest action is another one than number `after`.
     """
-    with transaction(db):
+    with db.transaction():
         known = actions(db, session_id, vault_name)
         newest = known[-1].number if known else 0
         if newest != after:
@@ -131,7 +131,7 @@ def save_action(
         return saved
 
 
-def session_cycles(db: sqlite3.Connection, session_id: str, vault_name: str) -> list[Cycle]:
+def session_cycles(db: Database, session_id: str, vault_name: str) -> list[Cycle]:
     """Every cycle of a conversation, oldest first."""
     found = db.execute(
         "SELECT c.raw_tip, c.config, t.body FROM cycles c JOIN sessions s ON s.id = c.session"
@@ -144,7 +144,7 @@ def session_cycles(db: sqlite3.Connection, session_id: str, vault_name: str) -> 
     ]
 
 
-def remember(db: sqlite3.Connection, name: str, text: str, index_terms: IndexTerms, newest: str = "") -> str:
+def remember(db: Database, name: str, text: str, index_terms: IndexTerms, newest: str = "") -> str:
     """Add a text to a session's memory and return its id; a text that is there already keeps its id.
 
     Of texts that begin with `newest`, such as versions of one summary, search finds only the one remembered last.
@@ -152,7 +152,8 @@ def remember(db: sqlite3.Connection, name: str, text: str, index_terms: IndexTer
     session = _archive_session(db, name, NO_TURNS)
     body = rows.to_bytes(text)
     content, terms = stored(db, ids.blob_id(body)), index_terms(text)
-    with transaction(db):
+    with db.transaction():
+        tip = _space(db, session)["memory_tip"]
         known = db.execute(
             "SELECT m.id FROM memories m JOIN live_memories l ON l.memory = m.id WHERE m.content = ? AND l.session = ?",
             (content, session),
@@ -160,7 +161,6 @@ def remember(db: sqlite3.Connection, name: str, text: str, index_terms: IndexTer
         if known is not None:
             _index_alone(db, session, known["id"], text, index_terms, newest)
             return bare(known["id"])
-        tip = _space(db, session)["memory_tip"]
         memory = stored(db, ids.chain_id(bare(tip), bare(content)))
         keep_body(db, body)
         row = (memory, tip, content, _position(db, tip) + 1, rows.stamp(datetime.now(UTC)))
@@ -171,24 +171,19 @@ def remember(db: sqlite3.Connection, name: str, text: str, index_terms: IndexTer
         return bare(memory)
 
 
-def search_memories(db: sqlite3.Connection, name: str, match: str, limit: int) -> list[tuple[str, str, datetime]]:
-    """The best matches of a full-text query by BM25, oldest first: id, text and time."""
-    found = db.execute(
-        "SELECT m.id, m.created_at, m.position, t.body FROM memories_fts f JOIN live_memories l ON l.id = f.rowid"
-        " JOIN sessions s ON s.id = l.session JOIN memories m ON m.id = l.memory JOIN contents t ON t.hash = m.content"
-        " WHERE memories_fts MATCH ? AND s.session_id = ? AND s.vault_name = '' AND s.owner = ?"
-        " ORDER BY f.rank LIMIT ?",
-        (match, name, writer_of(db), limit),
-    ).fetchall()
+def search_memories(db: Database, name: str, terms: Sequence[str], limit: int) -> list[tuple[str, str, datetime]]:
+    """The best matches of any of these terms by BM25, oldest first: id, text and time."""
+    session = db.execute(f"SELECT id FROM sessions WHERE {KEY}", session_key(db, name, "")).fetchone()
+    found = [] if session is None else db.find_memories(session["id"], terms, limit)
     return [_memory(row) for row in sorted(found, key=lambda row: row["position"])]
 
 
 def commit(
-    db: sqlite3.Connection, name: str, message: str, author: str, turns: Chain | None, count: int, state: str | None
+    db: Database, name: str, message: str, author: str, turns: Chain | None, count: int, state: str | None
 ) -> str:
     """Commit a session's memory, and the session itself if its `turns` and `state` are given; the commit's id."""
     session = _archive_session(db, name, turns or NO_TURNS)
-    with transaction(db):
+    with db.transaction():
         space = _space(db, session)
         columns = {
             "parent": space["head"],
@@ -216,16 +211,16 @@ def commit_id(name: str, columns: rows.Row) -> str:
     return ids.blob_id(json.dumps([name, *given], separators=(",", ":")).encode())
 
 
-def checkout(db: sqlite3.Connection, name: str, commit: str, index_terms: IndexTerms, newest: str = "") -> None:
+def checkout(db: Database, name: str, commit: str, index_terms: IndexTerms, newest: str = "") -> None:
     """Restore a session's memory to a commit, in one transaction; for `newest`, see `remember`."""
-    with transaction(db):
+    with db.transaction():
         row = find_commit(db, name, commit)
         session = row["session"]
         removed, added = memory_diff(db, _space(db, session)["memory_tip"], row["memory_tip"])
         for memory in removed:
             live = db.execute("SELECT id FROM live_memories WHERE session = ? AND memory = ?", (session, memory))
             for (number,) in live.fetchall():
-                db.execute("DELETE FROM memories_fts WHERE rowid = ?", (number,))
+                db.unindex_memory(number)
                 db.execute("DELETE FROM live_memories WHERE id = ?", (number,))
         for memory, (_, text, _) in zip(added, read_memories(db, added), strict=True):
             _make_live(db, session, memory, index_terms(text))
@@ -243,7 +238,7 @@ def checkout(db: sqlite3.Connection, name: str, commit: str, index_terms: IndexT
         db.execute("UPDATE spaces SET memory_tip = ?, head = ? WHERE session = ?", head)
 
 
-def commit_log(db: sqlite3.Connection, name: str, limit: int | None) -> list[rows.Row]:
+def commit_log(db: Database, name: str, limit: int | None) -> list[rows.Row]:
     """The current commit of a session and its ancestors, newest first."""
     found = db.execute(
         "WITH RECURSIVE up (id, parent, at) AS ("
@@ -256,7 +251,7 @@ def commit_log(db: sqlite3.Connection, name: str, limit: int | None) -> list[row
     return [{**rows.mapping(row), "id": bare(row["id"]), "parent": bare(row["parent"])} for row in found]
 
 
-def find_commit(db: sqlite3.Connection, name: str, commit: str) -> rows.Row:
+def find_commit(db: Database, name: str, commit: str) -> rows.Row:
     """A commit of a session, its names as they are stored.
 
     Raises:
@@ -272,7 +267,7 @@ def find_commit(db: sqlite3.Connection, name: str, commit: str) -> rows.Row:
     return rows.mapping(row)
 
 
-def memory_diff(db: sqlite3.Connection, old: str | None, new: str | None) -> tuple[list[str], list[str]]:
+def memory_diff(db: Database, old: str | None, new: str | None) -> tuple[list[str], list[str]]:
     """Memories to remove from and to add to the state `old` for the state `new`, oldest first, by stored names."""
     removed: list[str] = []
     added: list[str] = []
@@ -286,14 +281,14 @@ def memory_diff(db: sqlite3.Connection, old: str | None, new: str | None) -> tup
     return removed[::-1], added[::-1]
 
 
-def read_memories(db: sqlite3.Connection, memories: Sequence[str]) -> list[tuple[str, str, datetime]]:
+def read_memories(db: Database, memories: Sequence[str]) -> list[tuple[str, str, datetime]]:
     """Memories by their stored names: id, text and time."""
     query = "SELECT m.id, m.created_at, t.body FROM memories m JOIN contents t ON t.hash = m.content WHERE m.id = ?"
     return [_memory(db.execute(query, (memory,)).fetchone()) for memory in memories]
 
 
 def save_session(
-    db: sqlite3.Connection,
+    db: Database,
     name: str,
     turns: Chain,
     state: str,
@@ -311,12 +306,12 @@ def save_session(
     """
     session = _archive_session(db, name, turns)
     tip = stored(db, _tip(turns))
-    with transaction(db):
+    with db.transaction():
+        _space(db, session)
         if session_state(db, name) not in (None, after):
             raise StoreError(
                 f"session {name!r}: another manager has kept it meanwhile; `resume` goes on with what that one kept"
             )
-        _space(db, session)
         db.execute("UPDATE spaces SET turns_tip = ?, state = ? WHERE session = ?", (tip, state, session))
         if compile is not None:
             compile_row(db, compile, session)
@@ -325,22 +320,22 @@ def save_session(
     return tip, state
 
 
-def session_state(db: sqlite3.Connection, name: str) -> SessionState | None:
+def session_state(db: Database, name: str) -> SessionState | None:
     """The state of a session as it was saved last; None if it never was."""
     row = _saved_space(db, name)
     return None if row is None else (row["turns_tip"], row["state"])
 
 
-def latest_session(db: sqlite3.Connection, name: str) -> tuple[str, list[bytes]] | None:
+def latest_session(db: Database, name: str) -> tuple[str, list[bytes]] | None:
     """State and messages of a session as it was saved last; None if it never was."""
-    with snapshot(db):
+    with db.snapshot():
         row = _saved_space(db, name)
         return None if row is None else (row["state"], _bodies(db, rows.mapping(row)))
 
 
-def session_at(db: sqlite3.Connection, name: str, commit: str) -> tuple[str, list[bytes]] | None:
+def session_at(db: Database, name: str, commit: str) -> tuple[str, list[bytes]] | None:
     """State and messages of a session as of a commit; None if the commit holds the memory alone."""
-    with snapshot(db):
+    with db.snapshot():
         row = find_commit(db, name, commit)
         if row["state"] is None:
             return None
@@ -348,7 +343,7 @@ def session_at(db: sqlite3.Connection, name: str, commit: str) -> tuple[str, lis
         return rows.to_text(rows.unpack(body)), _bodies(db, row)
 
 
-def scores(db: sqlite3.Connection, name: str | None) -> list[rows.Row]:
+def scores(db: Database, name: str | None) -> list[rows.Row]:
     """The scores of a session, or of all, oldest first; `session_id` names the session of each."""
     found = db.execute(
         "SELECT c.*, s.session_id FROM scores c JOIN sessions s ON s.id = c.session"
@@ -358,19 +353,22 @@ def scores(db: sqlite3.Connection, name: str | None) -> list[rows.Row]:
     return [rows.mapping(row) for row in found]
 
 
-def _archive_session(db: sqlite3.Connection, name: str, turns: Chain) -> int:
+def _archive_session(db: Database, name: str, turns: Chain) -> int:
     """Archive the turns of a session and return its row."""
     archive(db, name, "", turns)
     return db.execute(f"SELECT id FROM sessions WHERE {KEY}", session_key(db, name, "")).fetchone()["id"]
 
 
-def _space(db: sqlite3.Connection, session: int) -> sqlite3.Row:
-    """The row of a session's memory and turns, made at first use."""
-    db.execute("INSERT OR IGNORE INTO spaces (session) VALUES (?)", (session,))
+def _space(db: Database, session: int) -> Any:
+    """The row of a session's memory and turns, made at first use; nobody else writes it before the transaction ends."""
+    db.execute(
+        "INSERT INTO spaces (session) VALUES (?) ON CONFLICT (session) DO UPDATE SET session = excluded.session",
+        (session,),
+    )
     return db.execute("SELECT * FROM spaces WHERE session = ?", (session,)).fetchone()
 
 
-def _saved_space(db: sqlite3.Connection, name: str) -> sqlite3.Row | None:
+def _saved_space(db: Database, name: str) -> Any:
     return db.execute(
         "SELECT p.* FROM spaces p JOIN sessions s ON s.id = p.session"
         " WHERE s.session_id = ? AND s.vault_name = '' AND s.owner = ? AND p.state NOT NULL",
@@ -378,47 +376,41 @@ def _saved_space(db: sqlite3.Connection, name: str) -> sqlite3.Row | None:
     ).fetchone()
 
 
-def _bodies(db: sqlite3.Connection, row: rows.Row) -> list[bytes]:
+def _bodies(db: Database, row: rows.Row) -> list[bytes]:
     return [] if row["turns_tip"] is None else read_chain(db, row["turns_tip"], row["session"])
 
 
-def _make_live(db: sqlite3.Connection, session: int, memory: str, terms: str) -> None:
-    db.execute("INSERT INTO live_memories (session, memory) VALUES (?, ?)", (session, memory))
-    db.execute("INSERT INTO memories_fts (rowid, terms) VALUES (last_insert_rowid(), ?)", (terms,))
+def _make_live(db: Database, session: int, memory: str, terms: str) -> None:
+    number = db.next_number("live_memories")
+    db.execute("INSERT INTO live_memories (id, session, memory) VALUES (?, ?, ?)", (number, session, memory))
+    db.index_memory(number, terms)
 
 
-def _index_alone(
-    db: sqlite3.Connection, session: int, memory: str, text: str, index_terms: IndexTerms, prefix: str
-) -> None:
+def _index_alone(db: Database, session: int, memory: str, text: str, index_terms: IndexTerms, prefix: str) -> None:
     """Make a text the only one with its prefix in the search index; a text without the prefix changes nothing."""
     if not prefix or not text.startswith(prefix):
         return
-    others = db.execute(
-        "SELECT l.id AS number, l.memory, m.id, m.created_at, t.body FROM memories_fts f"
-        " JOIN live_memories l ON l.id = f.rowid JOIN memories m ON m.id = l.memory"
-        " JOIN contents t ON t.hash = m.content WHERE memories_fts MATCH ? AND l.session = ?",
-        (f'"{index_terms(prefix)}"', session),
-    ).fetchall()
+    others = db.memories_with(session, index_terms(prefix))
     for row in others:
         if row["memory"] != memory and _memory(row)[1].startswith(prefix):
-            db.execute("DELETE FROM memories_fts WHERE rowid = ?", (row["number"],))
+            db.unindex_memory(row["number"])
     if all(row["memory"] != memory for row in others):
         query = "SELECT id FROM live_memories WHERE session = ? AND memory = ?"
         (number,) = db.execute(query, (session, memory)).fetchone()
-        db.execute("INSERT INTO memories_fts (rowid, terms) VALUES (?, ?)", (number, index_terms(text)))
+        db.index_memory(number, index_terms(text))
 
 
-def _position(db: sqlite3.Connection, memory: str | None) -> int:
+def _position(db: Database, memory: str | None) -> int:
     found = db.execute("SELECT position FROM memories WHERE id = ?", (memory,)).fetchone()
     return -1 if found is None else found["position"]
 
 
-def _parent(db: sqlite3.Connection, memory: str) -> str | None:
+def _parent(db: Database, memory: str) -> str | None:
     found = db.execute("SELECT parent FROM memories WHERE id = ?", (memory,)).fetchone()
     return None if found is None else found["parent"]
 
 
-def _memory(row: sqlite3.Row) -> tuple[str, str, datetime]:
+def _memory(row: Any) -> tuple[str, str, datetime]:
     return bare(row["id"]), rows.to_text(rows.unpack(row["body"])), rows.parse_stamp(row["created_at"])
 
 

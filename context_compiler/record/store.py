@@ -8,7 +8,6 @@ wait for the disk (`synchronous = NORMAL`), so a power failure may lose the last
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -23,6 +22,7 @@ from context_compiler.errors import StoreError
 from context_compiler.record import conversations, maintenance, queries, sessions
 from context_compiler.record.actions import Action
 from context_compiler.record.background import hold_at_fork
+from context_compiler.record.database import Database
 from context_compiler.record.files import FAILURES, File, explain, locate, open_memory
 from context_compiler.record.owners import check_owner, work_for
 from context_compiler.record.schema import version_of
@@ -232,7 +232,7 @@ def open_store(store: str | Path | Store | None) -> Store:
     return SQLiteStore(store) if isinstance(store, str | Path) else store
 
 
-def _for_owner(owner: str | None, work: Callable[[sqlite3.Connection], T], db: sqlite3.Connection) -> T:
+def _for_owner(owner: str | None, work: Callable[[Database], T], db: Database) -> T:
     """Run a function on a connection that belongs to one job at a time, for an owner."""
     work_for(db, owner)
     return work(db)
@@ -247,7 +247,7 @@ class SQLStore(Protocol):
     _origin: object = None
     """Store that this one was scoped from, which closes the connection of both."""
 
-    async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def perform(self, work: Callable[[Database], T]) -> T:
         """Run a function on the connection, for the owner of this store and without interruption."""
         ...
 
@@ -380,16 +380,16 @@ class SQLiteStore(SQLStore):
         owner = "" if self.owner == "" else f", owner={self.owner!r}"
         return f"SQLiteStore({str(self.path)!r}{', read_only=True' if self.read_only else ''}{owner})"
 
-    async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def perform(self, work: Callable[[Database], T]) -> T:
         """Run a function on the connection, without interruption; memories of the same file use it too."""
         with self._explaining():
             return await self._file.perform(partial(_for_owner, self.owner, work))
 
     async def export(self) -> AsyncGenerator[Mapping[str, object]]:
         """Every row as of now, read on a second connection, so that saving goes on meanwhile."""
-        await self.perform(version_of)
         file = File(self.path, read_only=True, busy_timeout_ms=self.busy_timeout_ms)
         with self._explaining():
+            await self._file.perform(version_of)
             try:
                 found = await file.perform(partial(_for_owner, self.owner, queries.export))
                 try:
@@ -430,7 +430,7 @@ class MemoryStore(SQLStore):
     def __repr__(self) -> str:
         return "MemoryStore()"
 
-    async def perform(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def perform(self, work: Callable[[Database], T]) -> T:
         """Run a function on the connection, without interruption."""
         with self._lock:
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher, unified_diff
@@ -21,6 +20,7 @@ from context_compiler.messages.history import Reader, message_body, reader_of
 from context_compiler.middleware.one_shot import compile_view
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow, SessionRow
+from context_compiler.record.database import Database
 from context_compiler.template import Template
 from context_compiler.tokens import as_counter
 from context_compiler.web.data import PAGE, Inspector, Pages, Sent, request_of, session_of
@@ -108,7 +108,7 @@ class Comparisons:
         """The difference of a request and another: `previous`, `raw`, or the number of a request."""
         return await self.inspector.read(partial(self._diff, number=number, choice=choice, page=page))
 
-    def _diff(self, db: sqlite3.Connection, number: int, choice: str, page: int) -> DiffPage:
+    def _diff(self, db: Database, number: int, choice: str, page: int) -> DiffPage:
         row, record = request_of(db, number)
         sent = self.inspector.trace(db, row, record)
         before, after = browse.neighbours(db, row)
@@ -143,7 +143,7 @@ class Comparisons:
 
     def _raw(
         self,
-        db: sqlite3.Connection,
+        db: Database,
         row: RequestRow,
         sent: Sent,
         common: int,
@@ -173,7 +173,7 @@ class Comparisons:
             choice="raw",
         )
 
-    def _read(self, db: sqlite3.Connection, nodes: Sequence[browse.Node]) -> list[ModelMessage]:
+    def _read(self, db: Database, nodes: Sequence[browse.Node]) -> list[ModelMessage]:
         return self.inspector.read_nodes(db, nodes)[0]
 
     def _rows(self, entries: Sequence[Entry], left: ReadMessages, right: ReadMessages) -> Iterator[DiffRow]:
@@ -240,7 +240,7 @@ class Comparisons:
         )
 
     def _recorded(
-        self, db: sqlite3.Connection, number: int
+        self, db: Database, number: int
     ) -> tuple[
         RequestRow,
         list[ModelMessage],

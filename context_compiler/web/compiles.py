@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -15,6 +14,7 @@ from context_compiler.messages.history import History, reader_of
 from context_compiler.messages.turns import outline, pair
 from context_compiler.record import browse
 from context_compiler.record.browse import SessionRow
+from context_compiler.record.database import Database
 from context_compiler.record.owners import prefix
 from context_compiler.record.values import Compile
 from context_compiler.tokens import as_counter
@@ -65,7 +65,7 @@ async def load_compile(inspector: Inspector, number: int) -> CompilePage:
     return await inspector.read(partial(_load, inspector=inspector, number=number))
 
 
-def _load(db: sqlite3.Connection, inspector: Inspector, number: int) -> CompilePage:
+def _load(db: Database, inspector: Inspector, number: int) -> CompilePage:
     found = browse.find_compile(db, number)
     if found is None:
         raise NotFound(f"no compile {number} on this record")
@@ -87,9 +87,7 @@ def _load(db: sqlite3.Connection, inspector: Inspector, number: int) -> CompileP
     )
 
 
-def _span(
-    db: sqlite3.Connection, inspector: Inspector, session: int, made: Compile
-) -> tuple[History | None, Sequence[int]]:
+def _span(db: Database, inspector: Inspector, session: int, made: Compile) -> tuple[History | None, Sequence[int]]:
     """The history of a compile and the positions that it summarised."""
     payload = made.input_payload or {}
     tip, spans = payload.get("raw_tip"), cast("list[list[int]]", payload.get("compiled") or [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,6 +42,7 @@ from context_compiler.messages.display import (
 from context_compiler.messages.history import Reader, Reading, load_messages, reader_of, searchable
 from context_compiler.record import browse
 from context_compiler.record.browse import Node, RequestRow, SessionFilter, SessionRow
+from context_compiler.record.database import Database
 from context_compiler.record.store import SQLiteStore
 from context_compiler.record.values import Compile, Record
 from context_compiler.template import TemplateLibrary
@@ -208,14 +208,14 @@ class Inspector:
             self._warm = True
             Thread(target=self._reader.counter.text, args=("warm",), daemon=True).start()
 
-    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+    async def read(self, query: Callable[[Database], T]) -> T:
         """Run a query on the record."""
         return await self.store.perform(query)
 
     async def sessions(self, wanted: SessionFilter, *, page: int = 1) -> SessionsPage:
         """One page of the conversations that meet a filter."""
 
-        def query(db: sqlite3.Connection) -> SessionsPage:
+        def query(db: Database) -> SessionsPage:
             found, total = browse.sessions_page(db, wanted, limit=PAGE, offset=(page - 1) * PAGE)
             known = browse.choices(db)
             return SessionsPage(
@@ -231,7 +231,7 @@ class Inspector:
     async def session(self, number: int, *, page: int = 1, status: str = "") -> SessionPage:
         """One conversation and one page of its requests."""
 
-        def query(db: sqlite3.Connection) -> SessionPage:
+        def query(db: Database) -> SessionPage:
             info = session_of(db, number)
             found, total = browse.requests_page(db, number, limit=PAGE, offset=(page - 1) * PAGE, status=status)
             pages = Pages(page=page, size=PAGE, total=total)
@@ -247,7 +247,7 @@ class Inspector:
         """One page of the raw history of a request, with what became of each message."""
         return await self.read(partial(self._why, number=number, page=page, only=only))
 
-    def _request(self, db: sqlite3.Connection, number: int, page: int) -> RequestPage:
+    def _request(self, db: Database, number: int, page: int) -> RequestPage:
         row, record = request_of(db, number)
         sent = self.trace(db, row, record)
         pages = Pages(page=page, size=PAGE, total=len(sent.view))
@@ -268,7 +268,7 @@ class Inspector:
             compile=record.compile,
         )
 
-    def _show_view(self, db: sqlite3.Connection, sent: Sent, places: Sequence[int]) -> list[ShownMessage]:
+    def _show_view(self, db: Database, sent: Sent, places: Sequence[int]) -> list[ShownMessage]:
         messages, readings = self.read_nodes(db, [sent.view[at] for at in places])
         longest = longest_part(readings)
         return [
@@ -284,19 +284,19 @@ class Inspector:
             for at, message, reading in zip(places, messages, readings, strict=True)
         ]
 
-    def _biggest(self, db: sqlite3.Connection, sent: Sent) -> Iterator[Contributor]:
+    def _biggest(self, db: Database, sent: Sent) -> Iterator[Contributor]:
         _, readings = self.read_nodes(db, sent.view if len(sent.view) <= WEIGHED else ())
         for at in sorted(range(len(readings)), key=lambda at: -readings[at].tokens)[:BIGGEST]:
             begins = " ".join(searchable(readings[at])[:400].split())[:100]
             shown = VERBATIM if sent.form[at] == RECALLED else sent.form[at]
             yield Contributor(index=at, role=role(readings[at]), tokens=readings[at].tokens, form=shown, begins=begins)
 
-    def _instructions(self, db: sqlite3.Connection, sent: Sent) -> str:
+    def _instructions(self, db: Database, sent: Sent) -> str:
         """Instructions of the request, which the host keeps on its last message."""
         messages, _ = self.read_nodes(db, sent.view[-1:])
         return next((message.instructions or "" for message in messages if isinstance(message, ModelRequest)), "")
 
-    def _why(self, db: sqlite3.Connection, number: int, page: int, only: str) -> WhyPage:
+    def _why(self, db: Database, number: int, page: int, only: str) -> WhyPage:
         row, record = request_of(db, number)
         sent = self.trace(db, row, record)
         forms = forms_of(sent)
@@ -326,7 +326,7 @@ class Inspector:
             only=only,
         )
 
-    def chain(self, db: sqlite3.Connection, tip: str | None, session: int) -> tuple[Node, ...]:
+    def chain(self, db: Database, tip: str | None, session: int) -> tuple[Node, ...]:
         """A chain without its bodies, from memory where it is known."""
         if tip is None:
             return ()
@@ -336,12 +336,12 @@ class Inspector:
             self._chains.keep((tip, session), known)
         return known
 
-    def read_nodes(self, db: sqlite3.Connection, nodes: Sequence[Node]) -> tuple[list[ModelMessage], list[Reading]]:
+    def read_nodes(self, db: Database, nodes: Sequence[Node]) -> tuple[list[ModelMessage], list[Reading]]:
         """Messages of a chain, with their readings."""
         messages = load_messages(browse.message_bodies(db, nodes)) if nodes else []
         return messages, [self._reader.one(message) for message in messages]
 
-    def trace(self, db: sqlite3.Connection, row: RequestRow, record: Record) -> Sent:
+    def trace(self, db: Database, row: RequestRow, record: Record) -> Sent:
         """Both chains of a request, and the origin and form of every message of its view."""
         known = self._sent.get(row.id)
         if known is None:
@@ -349,7 +349,7 @@ class Inspector:
             self._sent.keep(row.id, known)
         return known
 
-    def _align(self, db: sqlite3.Connection, row: RequestRow, record: Record) -> Sent:
+    def _align(self, db: Database, row: RequestRow, record: Record) -> Sent:
         raw, view = self.chain(db, row.raw_tip, row.session), self.chain(db, row.view_tip, row.session)
         origin = align([node.content for node in view], [node.content for node in raw])
         form = [VERBATIM] * len(view)
@@ -374,7 +374,7 @@ class Inspector:
 
     def _origin(
         self,
-        db: sqlite3.Connection,
+        db: Database,
         message: ModelMessage,
         raw: Sequence[Node],
         between: range,
@@ -387,7 +387,7 @@ class Inspector:
         messages, _ = self.read_nodes(db, [raw[at] for at in near])
         return next((at for at, one in zip(near, messages, strict=True) if same_origin(message, one)), None)
 
-    def _active(self, db: sqlite3.Connection, raw: Sequence[Node]) -> int:
+    def _active(self, db: Database, raw: Sequence[Node]) -> int:
         """Raw position of the last message in which a user speaks."""
         for stop in range(len(raw), 0, -PAGE):
             start = max(0, stop - PAGE)
@@ -398,7 +398,7 @@ class Inspector:
         return 0
 
 
-def session_of(db: sqlite3.Connection, number: int) -> SessionRow:
+def session_of(db: Database, number: int) -> SessionRow:
     """The session in that row.
 
     Raises:
@@ -410,7 +410,7 @@ def session_of(db: sqlite3.Connection, number: int) -> SessionRow:
     return found
 
 
-def request_of(db: sqlite3.Connection, number: int) -> tuple[RequestRow, Record]:
+def request_of(db: Database, number: int) -> tuple[RequestRow, Record]:
     """The request of that number.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from context_compiler.messages.history import message_body
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow, SessionRow
+from context_compiler.record.database import Database
 from context_compiler.web.data import Inspector, request_of, session_of
 
 FORMS = {
@@ -44,7 +44,7 @@ async def load_export(inspector: Inspector, number: int) -> ExportPage:
     return await inspector.read(partial(_load, inspector=inspector, number=number))
 
 
-def _load(db: sqlite3.Connection, inspector: Inspector, number: int) -> ExportPage:
+def _load(db: Database, inspector: Inspector, number: int) -> ExportPage:
     row, record = request_of(db, number)
     messages, _ = inspector.read_nodes(db, inspector.chain(db, row.view_tip, row.session))
     before, after = browse.neighbours(db, row)
@@ -79,7 +79,7 @@ def _instructions(messages: list[ModelMessage]) -> str | None:
     return last.instructions if isinstance(last, ModelRequest) else None
 
 
-def _answer(db: sqlite3.Connection, inspector: Inspector, row: RequestRow) -> str | None:
+def _answer(db: Database, inspector: Inspector, row: RequestRow) -> str | None:
     """Text of the answer that the request got; None if it is not on the record."""
     last = browse.newest_raw_tip(db, row.session)
     chain = inspector.chain(db, last, row.session)

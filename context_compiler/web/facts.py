@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from context_compiler.messages.history import Reading, searchable
 from context_compiler.messages.items import Item
 from context_compiler.record import browse
 from context_compiler.record.browse import Node, RequestTips, SessionRow
+from context_compiler.record.database import Database
 from context_compiler.web.data import Inspector, fate_of, request_of, session_of
 
 ORDER = tuple(FORMS)
@@ -125,7 +125,7 @@ class FactSearch:
         """Row numbers of the sessions in whose raw history a text was said, by the newest matches of the index."""
         return await self.inspector.read(partial(self._sessions, text=text.strip()))
 
-    def _sessions(self, db: sqlite3.Connection, text: str) -> tuple[int, ...]:
+    def _sessions(self, db: Database, text: str) -> tuple[int, ...]:
         for session, tip in browse.first_tips(db, self._rooted):
             root = browse.root_of(db, tip)
             if root is not None:
@@ -140,7 +140,7 @@ class FactSearch:
                 found |= dict.fromkeys(self._roots.get(root, ()))
         return tuple(found)
 
-    def _session(self, db: sqlite3.Connection, number: int, fact: str) -> FactPage:
+    def _session(self, db: Database, number: int, fact: str) -> FactPage:
         info = session_of(db, number)
         tips = browse.request_tips(db, number)
         if not fact or not tips:
@@ -174,7 +174,7 @@ class FactSearch:
             strip=tuple(_strip(masks)),
         )
 
-    def _read(self, db: sqlite3.Connection, number: int, tips: Sequence[RequestTips]) -> Chains:
+    def _read(self, db: Database, number: int, tips: Sequence[RequestTips]) -> Chains:
         known = self._chains.get(number)
         if known is not None and known.newest == tips[-1].id:
             return known
@@ -192,7 +192,7 @@ class FactSearch:
         self._chains.keep(number, chains)
         return chains
 
-    def _forms(self, db: sqlite3.Connection, chains: Chains, fact: str) -> dict[str, int]:
+    def _forms(self, db: Database, chains: Chains, fact: str) -> dict[str, int]:
         """Forms of the fact in each message that holds it, by content hash, as bits."""
         contents = {name: content for name, _, content, _ in chains.nodes}
         found: dict[str, int] = {}
@@ -212,7 +212,7 @@ class FactSearch:
 
     def _mentions(
         self,
-        db: sqlite3.Connection,
+        db: Database,
         info: SessionRow,
         tips: Sequence[RequestTips],
         own: Mapping[str, int],
@@ -227,7 +227,7 @@ class FactSearch:
 
     def _stretches(
         self,
-        db: sqlite3.Connection,
+        db: Database,
         tips: Sequence[RequestTips],
         masks: Sequence[tuple[int, int]],
         mentions: Sequence[int],
@@ -253,7 +253,7 @@ class FactSearch:
             )
             before = mask
 
-    def _reason(self, db: sqlite3.Connection, number: int, mentions: Sequence[int]) -> tuple[str, int]:
+    def _reason(self, db: Database, number: int, mentions: Sequence[int]) -> tuple[str, int]:
         row, record = request_of(db, number)
         sent = self.inspector.trace(db, row, record)
         fates = [fate_of(sent, at) for at in mentions if at < len(sent.raw)]

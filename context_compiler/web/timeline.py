@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -12,6 +11,7 @@ from pydantic_ai.messages import ModelResponse
 from context_compiler.cache import Memo
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow, SessionRow
+from context_compiler.record.database import Database
 from context_compiler.tokens.prices import cost_of, price_of
 from context_compiler.web.data import Inspector, session_of
 
@@ -82,7 +82,7 @@ class Timelines:
     async def timeline(self, number: int, *, page: int = 1) -> Timeline:
         """One page of the timeline of a session, the newest first."""
 
-        def query(db: sqlite3.Connection) -> Timeline:
+        def query(db: Database) -> Timeline:
             info = session_of(db, number)
             found, total = browse.requests_page(db, number, limit=POINTS + 1, offset=(page - 1) * POINTS)
             ordered = found[::-1]
@@ -96,7 +96,7 @@ class Timelines:
 
         return await self.inspector.read(query)
 
-    def _point(self, db: sqlite3.Connection, before: RequestRow | None, one: RequestRow) -> Point:
+    def _point(self, db: Database, before: RequestRow | None, one: RequestRow) -> Point:
         same_place = before is not None and before.run_id is not None and before.run_id == one.run_id
         return Point(
             id=one.id,
@@ -109,7 +109,7 @@ class Timelines:
             retry=same_place and before is not None and before.request_index == one.request_index,
         )
 
-    def shared(self, db: sqlite3.Connection, before: RequestRow | None, one: RequestRow) -> int:
+    def shared(self, db: Database, before: RequestRow | None, one: RequestRow) -> int:
         """Tokens of the common beginning of two requests."""
         if before is None or before.view_tip is None or one.view_tip is None:
             return 0
@@ -119,7 +119,7 @@ class Timelines:
             self._shared.keep((before.id, one.id), known)
         return known
 
-    def _compare(self, db: sqlite3.Connection, before: RequestRow, one: RequestRow) -> int:
+    def _compare(self, db: Database, before: RequestRow, one: RequestRow) -> int:
         length = browse.common_length(db, before.view_tip, one.view_tip)
         if length == before.messages_sent:
             return before.tokens_sent
@@ -130,7 +130,7 @@ class Timelines:
         return sum(reading.tokens for reading in readings)
 
     def _money(
-        self, db: sqlite3.Connection, info: SessionRow, rows: Sequence[RequestRow], points: Sequence[Point]
+        self, db: Database, info: SessionRow, rows: Sequence[RequestRow], points: Sequence[Point]
     ) -> SessionCost:
         model, provider = self._answering_model(db, rows)
         price = price_of(model, provider) if model else None
@@ -156,7 +156,7 @@ class Timelines:
             unknown=tuple(sorted(unknown)),
         )
 
-    def _answering_model(self, db: sqlite3.Connection, rows: Sequence[RequestRow]) -> tuple[str | None, str | None]:
+    def _answering_model(self, db: Database, rows: Sequence[RequestRow]) -> tuple[str | None, str | None]:
         """Model and provider of the newest answer in the raw history of these requests."""
         recorded = [one.raw_tip for one in rows if one.raw_tip is not None]
         for tip in recorded[:-LOOKS:-1]:

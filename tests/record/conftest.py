@@ -1,4 +1,4 @@
-"""Both stores, so that every test of a promise runs on each."""
+"""All stores, so that every test of a promise runs on each."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from context_compiler.record.postgres import PostgresStore
 from context_compiler.record.store import MemoryStore, SQLiteStore, Store
 from tests.record.entries import Talk, compiled, cycle, request, talk
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    made = MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "context.db")
+    if request.param == "postgres":
+        made: Store = PostgresStore(request.getfixturevalue("postgres_url"))
+    else:
+        made = MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "context.db")
     yield made
     assert await made.verify() == ()
     await made.close()

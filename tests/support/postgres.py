@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -139,12 +140,9 @@ class Cluster:
 
 
 def run_alone(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a loop of its own, which is nobody's current one."""
-    loop = asyncio.new_event_loop()
-    try:
-        return loop.run_until_complete(work)
-    finally:
-        loop.close()
+    """Run a coroutine on a thread and a loop of its own, whatever runs here."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 async def _fetch(url: str, statement: str) -> list[Any]:

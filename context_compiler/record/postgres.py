@@ -1,0 +1,564 @@
+"""The record in PostgreSQL: the same functions as for SQLite, on a connection that translates their statements.
+
+The functions are synchronous, and so is `PostgresDatabase`; they run in a greenlet, which waits for each answer on the
+loop of the connection. Saving takes a shared advisory lock and removing an exclusive one, so no message is removed
+while another transaction begins to use it. Unique keys decide who was first; the other transaction begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import islice
+from math import log
+from typing import Any, TypeVar, cast
+
+import asyncpg  # pyright: ignore[reportMissingTypeStubs]
+from greenlet import getcurrent, greenlet
+
+from context_compiler.errors import StoreError
+from context_compiler.record import maintenance, queries
+from context_compiler.record.database import Database
+from context_compiler.record.pool import ATTEMPTS, CONFLICTS, FAILURES, LOST, SCHEMA, Connection, Pool, Postgres
+from context_compiler.record.postgres_tables import RECORD, REFERENCES, TABLES
+from context_compiler.record.rows import PLAIN
+from context_compiler.record.schema import APPLICATION_ID
+from context_compiler.record.store import PAGE, SQLStore
+
+T = TypeVar("T")
+
+MARK, NUL = "\ufdd0", "\0"
+"""A text cannot hold NUL here; it is written as the mark and `0`, and the mark, which is no character, twice."""
+
+PART, OVERLAP, WORD = 1_000, 16, 200
+"""Words in a row of the search index, words that two rows share so that phrases cross them, and letters of a word."""
+
+NO_NULLS: frozenset[int] = frozenset()
+
+NUMBERS = {
+    "contents": "hash",
+    **dict.fromkeys(("cycles", "layers", "conversations", "actions"), "rowid"),
+    "spaces": "session",
+}
+"""The columns in place of SQLite's `rowid`, where it is not `id`."""
+
+_PIECES = re.compile(r"('(?:[^']|'')*')")
+_TABLE = re.compile(rf"\b(FROM|JOIN|INTO|UPDATE|TABLE)(\s+)({'|'.join(TABLES)})\b", re.IGNORECASE)
+_NAMED = re.compile(rf"\b(?:FROM|JOIN|INTO|UPDATE)\s+({'|'.join(TABLES)})\b", re.IGNORECASE)
+_LIST = re.compile(r"IN \(SELECT value FROM json_each\((\?\d*)\)\)")
+_TIPS = re.compile(r"json_each\((\?\d*)\) AS tip")
+_MARKED = re.compile(r"(IN \(SELECT value FROM json_each\(\?\d*\)\)|json_each\(\?\d*\) AS tip|\?\d* IS NULL|\?\d*)")
+_WORDS = (
+    (re.compile(r"\bifnull\("), "coalesce("),
+    (re.compile(r"\binstr\("), "strpos("),
+    (re.compile(r"(?<!IS )\bNOT NULL\b"), "IS NOT NULL"),
+    (re.compile(r"\bLIMIT (\$\d+)"), r"LIMIT nullif(\1::bigint, -1)"),
+    (re.compile(r"\bOFFSET (\$\d+)"), r"OFFSET \1::bigint"),
+    (re.compile(r"\bcoalesce\((\$\d+), 0\)"), r"coalesce(\1::bigint, 0)"),
+    (re.compile(r"\bjson_each\(([\w.]+)\) (\w+)"), r"json_array_elements_text(\1::json) AS \2 (value)"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """A statement in PostgreSQL's words."""
+
+    text: str
+    returns_rows: bool
+    lists: frozenset[int]
+    """Positions of parameters that are lists, as JSON."""
+    body: int | None
+    """Position of a parameter that is the stored form of a body."""
+
+
+@lru_cache(maxsize=1_000)
+def translate(sql: str, schema: str, nulls: frozenset[int] = NO_NULLS) -> Statement:
+    """A statement of SQLite, as far as this package writes them, for the tables of a schema.
+
+    `nulls` are the positions of parameters that are NULL, of which a statement may ask: the type of a parameter that
+    is only asked for that is unknown.
+    """
+    markers: list[int] = []
+    lists: set[int] = set()
+
+    def marker(found: str) -> str:
+        markers.append(int(found[1:]) if len(found) > 1 else len(markers) + 1)
+        return f"${markers[-1]}"
+
+    def plain(text: str) -> str:
+        pieces = re.split(
+            r"(IN \(SELECT value FROM json_each\(\?\d*\)\)|json_each\(\?\d*\) AS tip|\?\d* IS NULL|\?\d*)", text
+        )
+        for at, piece in enumerate(pieces):
+            if at % 2 == 0:
+                continue
+            if found := _LIST.fullmatch(piece):
+                pieces[at] = f"= ANY({marker(found[1])})"
+                lists.add(markers[-1] - 1)
+            elif found := _TIPS.fullmatch(piece):
+                pieces[at] = f"unnest({marker(found[1])}::text[]) WITH ORDINALITY AS tip (value, key)"
+                lists.add(markers[-1] - 1)
+            elif piece.endswith(" IS NULL"):
+                marker(piece.removesuffix(" IS NULL"))
+                pieces[at] = "TRUE" if markers[-1] - 1 in nulls else "FALSE"
+            else:
+                pieces[at] = marker(piece)
+        text = "".join(pieces)
+        for pattern, word in _WORDS:
+            text = pattern.sub(word, text)
+        return _TABLE.sub(rf"\1\2{schema}.\3", text)
+
+    named = _NAMED.search(sql)
+    number = NUMBERS.get(named[1].lower(), "id") if named else "id"
+    parts = _PIECES.split(re.sub(r"\browid\b", number, sql))
+    text = "".join(piece if at % 2 else plain(piece) for at, piece in enumerate(parts)).strip()
+    if "INSERT OR IGNORE" in text:
+        text = text.replace("INSERT OR IGNORE", "INSERT") + " ON CONFLICT DO NOTHING"
+    writes = re.match(r"(INSERT|UPDATE|DELETE)\b", re.sub(r"^WITH\b.*\)\s*(?=DELETE)", "", text, flags=re.S))
+    return Statement(
+        text=text,
+        returns_rows=writes is None,
+        lists=frozenset(lists),
+        body=1 if re.match(r"INSERT\s+INTO \w+\.contents\b", text) else None,
+    )
+
+
+class Row:
+    """A row with texts that hold NUL."""
+
+    __slots__ = ("_names", "_values")
+
+    def __init__(self, names: Sequence[str], values: Sequence[Any]) -> None:
+        self._names, self._values = names, values
+
+    def __getitem__(self, key: str | int) -> Any:
+        return self._values[key if isinstance(key, int) else self._names.index(key)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def keys(self) -> Sequence[str]:
+        """The names of the columns."""
+        return self._names
+
+
+class Answer:
+    """The outcome of a statement."""
+
+    def __init__(self, rows: Sequence[Any], rowcount: int) -> None:
+        self._rows = iter(rows)
+        self.rowcount = rowcount
+
+    def fetchone(self) -> Any:
+        """The next row, or None."""
+        return next(self._rows, None)
+
+    def fetchall(self) -> list[Any]:
+        """All further rows."""
+        return list(self._rows)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._rows
+
+
+def escape(text: str) -> str:
+    """A text that PostgreSQL can hold."""
+    if NUL not in text and MARK not in text:
+        return text
+    return text.replace(MARK, MARK + MARK).replace(NUL, MARK + "0")
+
+
+def unescape(text: str) -> str:
+    """The text of `escape`."""
+    return re.sub(f"{MARK}(.)", lambda found: NUL if found[1] == "0" else MARK, text)
+
+
+def _readable(row: Any) -> Any:
+    if any(isinstance(value, str) and MARK in value for value in row):
+        values = [unescape(value) if isinstance(value, str) and MARK in value else value for value in row]
+        return Row(list(row.keys()), values)
+    return row
+
+
+def _stored(body: object) -> object:
+    return PLAIN + body.encode() if isinstance(body, str) else body
+
+
+def _argument(value: object) -> object:
+    return escape(value) if isinstance(value, str) else value
+
+
+class PostgresDatabase:
+    """A connection for functions that wait for nothing; they run within `perform`."""
+
+    owner: str | None = ""
+    damage: tuple[type[Exception], ...] = (asyncpg.PostgresError, asyncpg.InterfaceError)
+
+    def __init__(self, connection: Connection, schema: str, timeout: float | None) -> None:
+        self.connection = connection
+        self.schema = schema
+        self.timeout = timeout
+        self.committing = False
+        """True from the moment on at which a transaction may have been committed."""
+
+    async def perform(self, work: Callable[[PostgresDatabase], T]) -> T:
+        """Run a function in a greenlet that yields what it waits for."""
+        fiber: Any = greenlet(work)
+        fiber.gr_context = copy_context()
+        step = fiber.switch(self)
+        while not fiber.dead:
+            try:
+                value = await step
+            except BaseException as error:  # also the end of the task, so that the transaction is rolled back
+                step = fiber.throw(error)
+            else:
+                step = fiber.switch(value)
+        return cast(T, step)
+
+    def wait(self, awaited: Awaitable[T]) -> T:
+        """Wait, on the loop of the connection."""
+        parent = getcurrent().parent
+        assert parent is not None
+        return cast(T, parent.switch(awaited))
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Answer:
+        """Run one statement in SQLite's words."""
+        statement = self._statement(sql, parameters)
+        return self.run(statement.text, *self._arguments(statement, parameters), returns_rows=statement.returns_rows)
+
+    def _statement(self, sql: str, parameters: Sequence[Any]) -> Statement:
+        nulls = frozenset(at for at, one in enumerate(parameters) if one is None) if " IS NULL" in sql else NO_NULLS
+        return translate(sql, self.schema, nulls)
+
+    def _arguments(self, statement: Statement, parameters: Sequence[Any]) -> list[Any]:
+        given = [json.loads(value) if at in statement.lists else value for at, value in enumerate(parameters)]
+        if statement.body is not None:
+            given[statement.body] = _stored(given[statement.body])
+        return [
+            [*map(_argument, cast("list[object]", one))] if isinstance(one, list) else _argument(one) for one in given
+        ]
+
+    def run(self, sql: str, *arguments: Any, returns_rows: bool = True) -> Answer:
+        """Run one statement in PostgreSQL's words."""
+        if returns_rows:
+            return Answer(
+                [_readable(row) for row in self.wait(self.connection.fetch(sql, *arguments, timeout=self.timeout))], -1
+            )
+        status = self.wait(self.connection.execute(sql, *arguments, timeout=self.timeout))
+        number = status.rpartition(" ")[2]
+        return Answer((), int(number) if number.isdigit() else -1)
+
+    def executemany(self, sql: str, parameters: Sequence[Sequence[Any]], /) -> None:
+        """Run one statement for each of these parameters, in one round trip."""
+        if parameters:
+            statement = self._statement(sql, parameters[0])
+            self._run_many(statement.text, [self._arguments(statement, one) for one in parameters])
+
+    def _run_many(self, sql: str, arguments: Sequence[Sequence[Any]]) -> None:
+        if len(arguments) == 1:
+            self.run(sql, *arguments[0], returns_rows=False)
+        else:
+            self.wait(self.connection.executemany(sql, arguments, timeout=self.timeout))
+
+    def scan(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Any]:
+        """Rows of a query of any size, within a transaction."""
+        statement = self._statement(sql, parameters)
+        cursor = self.wait(self.connection.cursor(statement.text, *self._arguments(statement, parameters)))
+        while page := self.wait(cursor.fetch(PAGE)):
+            yield from map(_readable, page)
+
+    @contextmanager
+    def _between(self, begin: str) -> Generator[None]:
+        self.wait(self.connection.execute(begin, timeout=self.timeout))
+        try:
+            yield
+            self.committing = True
+            self.wait(self.connection.execute("COMMIT", timeout=self.timeout))
+            self.committing = False
+        except BaseException:
+            with suppress(*FAILURES):  # the connection may be gone, and the transaction with it
+                if not self.connection.is_closed():
+                    self.wait(self.connection.execute("ROLLBACK", timeout=self.timeout))
+            raise
+
+    def _patience(self) -> str:
+        return "" if self.timeout is None else f"SET LOCAL lock_timeout = {self.timeout * 1_000:.0f};"
+
+    @contextmanager
+    def transaction(self) -> Generator[None]:
+        """A write transaction beside others."""
+        with self._between(f"BEGIN; {self._patience()} SELECT pg_advisory_xact_lock_shared({APPLICATION_ID}, 1)"):
+            yield
+
+    @contextmanager
+    def snapshot(self) -> Generator[None]:
+        """A read transaction."""
+        with self._between("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"):
+            yield
+
+    @contextmanager
+    def sweep(self) -> Generator[None]:
+        """A transaction while nobody else writes."""
+        with self._between(f"BEGIN; {self._patience()} SELECT pg_advisory_xact_lock({APPLICATION_ID}, 1)"):
+            yield
+
+    def next_number(self, table: str) -> int:
+        """The number of a new row."""
+        return self.run(f"SELECT nextval('{self.schema}.{table}_numbers')").fetchone()[0]
+
+    def index_messages(self, texts: Sequence[tuple[str, str]]) -> None:
+        """Add texts of messages to the search index, in rows of `PART` words."""
+        found: list[tuple[Any, ...]] = []
+        for node, text in texts:
+            words = words_of(text)
+            for start in range(0, max(len(words), 1), PART):
+                part = " ".join(f"'{word}':{at}" for at, word in enumerate(words[start : start + PART + OVERLAP], 1))
+                found.append((node, _argument(text) if start == 0 else None, part))
+        if found:
+            self._run_many(
+                f"INSERT INTO {self.schema}.messages_fts (node, text, words)"
+                " VALUES ($1, $2, CAST($3::text AS tsvector))",
+                found,
+            )
+
+    def find_messages(self, words: Sequence[str], limit: int, *, prefix: str | None) -> list[tuple[str, str]]:
+        """Messages with these words one after the other, newest first."""
+        asked = words_of(" ".join(words))
+        if not asked:
+            return []
+        phrase = " <-> ".join(f"'{word}'" for word in asked) + ":*"
+        found = self.run(
+            f"SELECT t.node, t.text FROM (SELECT node, max(number) AS last FROM {self.schema}.messages_fts"
+            " WHERE words @@ CAST($1::text AS tsquery) AND ($3 OR substr(node, 1, strpos(node, '/')) = $4)"
+            " GROUP BY node ORDER BY last DESC LIMIT $2) AS f"
+            f" JOIN {self.schema}.messages_fts t ON t.node = f.node AND t.text IS NOT NULL ORDER BY f.last DESC",
+            *(phrase, limit, prefix is None, prefix or ""),
+        )
+        return [(row[0], row[1]) for row in found]
+
+    def index_memory(self, number: int, terms: str) -> None:
+        """Add a memory to the search index."""
+        query = f"INSERT INTO {self.schema}.memories_fts (id, terms) VALUES ($1, string_to_array($2, ' '))"
+        self.run(query, number, _argument(terms), returns_rows=False)
+
+    def unindex_memory(self, number: int) -> None:
+        """Remove a memory from the search index."""
+        self.execute("DELETE FROM memories_fts WHERE id = ?", (number,))
+
+    def find_memories(self, session: int, terms: Sequence[str], limit: int) -> list[Any]:
+        """The best matches of a session by BM25."""
+        found = self.run(
+            "SELECT m.id, m.created_at, m.position, t.body, f.terms"
+            f" FROM {self.schema}.memories_fts f JOIN {self.schema}.live_memories l ON l.id = f.id"
+            f" JOIN {self.schema}.memories m ON m.id = l.memory JOIN {self.schema}.contents t ON t.hash = m.content"
+            " WHERE l.session = $1 AND f.terms && $2::text[]",
+            session,
+            [*map(_argument, terms)],
+        ).fetchall()
+        return sorted(found, key=_bm25([row["terms"] for row in found], [*map(escape, terms)]), reverse=True)[:limit]
+
+    def memories_with(self, session: int, phrase: str) -> list[Any]:
+        """Memories in the index with all terms of a phrase."""
+        return self.run(
+            f"SELECT l.id AS number, l.memory, m.id, m.created_at, t.body FROM {self.schema}.memories_fts f"
+            f" JOIN {self.schema}.live_memories l ON l.id = f.id JOIN {self.schema}.memories m ON m.id = l.memory"
+            f" JOIN {self.schema}.contents t ON t.hash = m.content"
+            " WHERE l.session = $1 AND f.terms @> string_to_array($2, ' ')",
+            session,
+            _argument(phrase),
+        ).fetchall()
+
+    def clean_indexes(self) -> None:
+        """Remove from the search indexes what is gone from the tables."""
+        self.execute("DELETE FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)")
+        self.execute("DELETE FROM memories_fts WHERE id NOT IN (SELECT id FROM live_memories)")
+
+    def check_structure(self) -> Iterator[str]:
+        """Check the references that are no foreign keys; the others the database keeps itself."""
+        for table, column, other, key in REFERENCES:
+            for row in self.execute(
+                f"SELECT t.{column} AS gone FROM {table} t LEFT JOIN {other} o ON o.{key} = t.{column}"
+                f" WHERE t.{column} IS NOT NULL AND o.{key} IS NULL"
+            ):
+                yield f"{table}: points into {other} at {row['gone']!r}, which is not there"
+
+    def check_schema(self) -> Iterator[str]:
+        """Check that columns, keys and indexes are those of a new record; not on a server that only reads."""
+        found = self._definitions(self.schema)
+        try:
+            with self._between("BEGIN"):
+                for statement in (one for step in RECORD.migrations for one in step):
+                    self.run(statement.replace("{schema}", "pg_temp"), returns_rows=False)
+                expected = self._definitions("pg_temp")
+                self.run("ROLLBACK", returns_rows=False)
+        except (asyncpg.ReadOnlySQLTransactionError, asyncpg.InsufficientPrivilegeError):
+            return
+        for name in sorted(expected.keys() | found.keys()):
+            if found.get(name) != expected.get(name):
+                yield f"schema: {name} is not as it was made"
+
+    def _definitions(self, schema: str) -> dict[str, str]:
+        """Columns, indexes and constraints of the record's tables in a schema."""
+        found = self.run(
+            "WITH tables AS (SELECT oid, relname FROM pg_class WHERE relkind = 'r' AND relname = ANY($2)"
+            " AND relnamespace = CASE $1 WHEN 'pg_temp' THEN pg_my_temp_schema() ELSE to_regnamespace($1) END)"
+            " SELECT relname || '.' || attname, format_type(atttypid, atttypmod) || attnotnull"
+            " FROM pg_attribute JOIN tables ON attrelid = tables.oid WHERE attnum > 0 AND NOT attisdropped"
+            " UNION ALL SELECT 'index ' || indexrelid::regclass, pg_get_indexdef(indexrelid)"
+            " FROM pg_index JOIN tables ON indrelid = tables.oid"
+            " UNION ALL SELECT relname || ' ' || conname, pg_get_constraintdef(pg_constraint.oid)"
+            " FROM pg_constraint JOIN tables ON conrelid = tables.oid",
+            schema,
+            [*TABLES],
+        )
+        place = re.compile(rf"\b({self.schema}|pg_temp(_\d+)?)\.")
+        return {place.sub("", row[0]): place.sub("", row[1]) for row in found}
+
+    def check_search_index(self) -> Iterator[str]:
+        """Check each text of the search indexes for its message or memory, and each row for its text."""
+        for row in self.execute("SELECT DISTINCT node FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)"):
+            yield f"messages_fts: {row['node']!r} is no known message"
+        for row in self.execute("SELECT id FROM memories_fts WHERE id NOT IN (SELECT id FROM live_memories)"):
+            yield f"memories_fts: {row['id']} is no known memory"
+
+
+def words_of(text: str) -> list[str]:
+    """Words of a text as the search index knows them: without case and accents."""
+    bare = "".join(one for one in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(one))
+    return [word[:WORD] for word in re.findall(r"[^\W_]+", bare)]
+
+
+def _bm25(documents: Sequence[Sequence[str]], asked: Sequence[str]) -> Callable[[Any], float]:
+    """The score of a row with `terms` among those that match."""
+    average = sum(map(len, documents)) / max(len(documents), 1)
+    holders = {term: sum(term in set(one) for one in documents) for term in asked}
+
+    def score(row: Any) -> float:
+        counts, length = Counter[str](row["terms"]), 0.25 + 0.75 * len(row["terms"]) / max(average, 1.0)
+        return sum(
+            log(1 + len(documents) / held) * counts[term] * 2.2 / (counts[term] + 1.2 * length)
+            for term, held in holders.items()
+            if counts[term]
+        )
+
+    return score
+
+
+class PostgresStore(SQLStore):
+    """A store in PostgreSQL, for many tasks, event loops, processes and machines at once.
+
+    Its tables are made, or migrated, on first use. Every promise of `SQLiteStore` holds: a saved request is committed,
+    the same span is never compiled twice, and `verify` proves each row.
+
+    Args:
+        source: A pool with asyncpg's interface, which stays the caller's to close, an address (`postgresql://…`), or a
+            `Postgres` that has either.
+        schema: The schema of the tables.
+        read_only: Never write; a missing record is an error.
+
+    Raises:
+        StoreError: From every method, with place and remedy, if the database cannot be used.
+    """
+
+    def __init__(self, source: Postgres | Pool | str, *, schema: str = SCHEMA, read_only: bool = False) -> None:
+        self.database = source if isinstance(source, Postgres) else Postgres(source, schema=schema)
+        self.read_only = read_only
+
+    def __repr__(self) -> str:
+        return f"PostgresStore({self.database.place!r}{', read_only=True' if self.read_only else ''})"
+
+    @property
+    def path(self) -> str:
+        """The place of the record, for messages."""
+        return self.database.place
+
+    async def perform(self, work: Callable[[Database], T], *, patient: bool = False) -> T:
+        """Run a function on a connection; once more if its transaction met another one, or its server has gone.
+
+        Args:
+            work: The function; it may be called several times.
+            patient: Wait for each answer as long as it takes.
+        """
+        timeout = None if patient else self.database.patience_s
+        for last in (False, True):
+            unsure: list[PostgresDatabase] = []
+            try:
+                return await self.database.run(
+                    partial(self._attempt, work, timeout, unsure), needs=RECORD, read_only=self.read_only
+                )
+            except StoreError as error:
+                gone = isinstance(error.__cause__, (*LOST, asyncpg.UndefinedTableError))
+                if last or not gone or any(one.committing for one in unsure):
+                    raise
+        raise AssertionError
+
+    async def _attempt(
+        self, work: Callable[[Database], T], timeout: float | None, used: list[PostgresDatabase], connection: Connection
+    ) -> T:
+        db = PostgresDatabase(connection, self.database.schema, timeout)
+        used.append(db)
+        for _ in range(ATTEMPTS - 1):
+            with suppress(*CONFLICTS):
+                return await db.perform(work)
+        return await db.perform(work)
+
+    async def delete(self, session_id: str) -> int:
+        """Remove a conversation and everything only it used; the number of requests removed."""
+        return await self.perform(partial(maintenance.delete, session_id=session_id), patient=True)
+
+    async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
+        """Remove old requests; no kept chain is ever broken."""
+        work = partial(maintenance.prune, older_than_days=older_than_days, keep_last=keep_last)
+        return await self.perform(work, patient=True)
+
+    async def verify(self) -> tuple[str, ...]:
+        """Every defect found by deriving each name again from what reading returns; empty if sound."""
+        return await self.perform(maintenance.verify, patient=True)
+
+    async def export(self) -> AsyncGenerator[Mapping[str, object]]:
+        """Every row as of now, page by page from one transaction."""
+        loop, pages = asyncio.get_running_loop(), asyncio.Queue[list[Mapping[str, object]]](1)
+        stopped = False
+
+        def read(db: Database) -> None:
+            found = queries.export(db)
+            while not stopped and (page := list(islice(found, PAGE))):
+                cast(PostgresDatabase, db).wait(
+                    asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pages.put(page), loop))
+                )
+            found.close()
+
+        async def fill() -> None:
+            try:
+                await self.perform(read, patient=True)
+            finally:
+                if not stopped:
+                    await pages.put([])
+
+        filling = asyncio.create_task(fill())
+        try:
+            while page := await pages.get():
+                for row in page:
+                    yield row
+        finally:
+            stopped = True
+            while not filling.done():
+                while not pages.empty():
+                    pages.get_nowait()
+                await asyncio.wait({filling}, timeout=0.01)
+        await filling
+
+    async def close(self) -> None:
+        """Close a pool of its own; it opens again on use."""
+        await self.database.close()

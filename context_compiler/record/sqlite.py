@@ -1,0 +1,142 @@
+"""The connection of a record in SQLite: its transactions, search index and checks."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+from context_compiler.errors import StoreError
+from context_compiler.record import rows
+from context_compiler.record.schema import migrate
+
+
+class SQLiteDatabase(sqlite3.Connection):
+    """A connection that works for one owner at a time."""
+
+    owner: str | None = ""
+    damage: tuple[type[Exception], ...] = (sqlite3.DatabaseError,)
+
+    def scan(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Any]:
+        """Rows of a query of any size."""
+        return self.execute(sql, parameters)
+
+    @contextmanager
+    def transaction(self) -> Generator[None]:
+        """A write transaction, rolled back on an error."""
+        with rows.transaction(self):
+            yield
+
+    @contextmanager
+    def snapshot(self) -> Generator[None]:
+        """A read transaction: one state of the file, whatever others write meanwhile."""
+        with rows.snapshot(self):
+            yield
+
+    @contextmanager
+    def sweep(self) -> Generator[None]:
+        """A transaction in which rows are removed; what it frees is overwritten.
+
+        Foreign keys are checked once at the end; row by row, each check would scan whole tables.
+        """
+        self.execute("PRAGMA foreign_keys = OFF")
+        self.execute("PRAGMA secure_delete = ON")
+        try:
+            with self.transaction():
+                broken = len(self.execute("PRAGMA foreign_key_check").fetchall())
+                yield
+                if len(self.execute("PRAGMA foreign_key_check").fetchall()) > broken:
+                    raise StoreError(
+                        "removing this would break what is kept, so nothing was removed; verify the record"
+                    )
+        finally:
+            self.execute("PRAGMA foreign_keys = ON")
+            self.execute("PRAGMA secure_delete = OFF")
+        with suppress(sqlite3.OperationalError):  # another writer is active: the space is freed by a later sweep
+            self.executescript("PRAGMA incremental_vacuum")  # `execute` would stop after the first page
+            self.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchall()
+
+    def next_number(self, table: str) -> int:
+        """The number of a new row."""
+        return int(self.execute(f"SELECT ifnull(max(rowid), 0) + 1 FROM {table}").fetchone()[0])
+
+    def index_messages(self, texts: Sequence[tuple[str, str]]) -> None:
+        """Add texts of messages to the search index."""
+        self.executemany("INSERT INTO messages_fts (node, text) VALUES (?, ?)", texts)
+
+    def find_messages(self, words: Sequence[str], limit: int, *, prefix: str | None) -> list[tuple[str, str]]:
+        """Messages with these words one after the other, newest first."""
+        found = self.execute(
+            "SELECT node, text FROM messages_fts WHERE messages_fts MATCH ?1"
+            " AND (?3 IS NULL OR substr(node, 1, instr(node, '/')) = ?3) ORDER BY rowid DESC LIMIT ?2",
+            (f'"{" ".join(words)}"*', limit, prefix),
+        )
+        return [(row[0], row[1]) for row in found]
+
+    def index_memory(self, number: int, terms: str) -> None:
+        """Add a memory to the search index."""
+        self.execute("INSERT INTO memories_fts (rowid, terms) VALUES (?, ?)", (number, terms))
+
+    def unindex_memory(self, number: int) -> None:
+        """Remove a memory from the search index."""
+        self.execute("DELETE FROM memories_fts WHERE rowid = ?", (number,))
+
+    def find_memories(self, session: int, terms: Sequence[str], limit: int) -> list[Any]:
+        """The best matches of a session by BM25."""
+        return self.execute(
+            "SELECT m.id, m.created_at, m.position, t.body FROM memories_fts f JOIN live_memories l ON l.id = f.rowid"
+            " JOIN memories m ON m.id = l.memory JOIN contents t ON t.hash = m.content"
+            " WHERE memories_fts MATCH ? AND l.session = ? ORDER BY f.rank LIMIT ?",
+            (" OR ".join(map(_quoted, terms)), session, limit),
+        ).fetchall()
+
+    def memories_with(self, session: int, phrase: str) -> list[Any]:
+        """Memories in the index with a phrase."""
+        return self.execute(
+            "SELECT l.id AS number, l.memory, m.id, m.created_at, t.body FROM memories_fts f"
+            " JOIN live_memories l ON l.id = f.rowid JOIN memories m ON m.id = l.memory"
+            " JOIN contents t ON t.hash = m.content WHERE memories_fts MATCH ? AND l.session = ?",
+            (_quoted(phrase), session),
+        ).fetchall()
+
+    def clean_indexes(self) -> None:
+        """Remove from the search indexes what is gone from the tables."""
+        if self.execute("DELETE FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)").rowcount:
+            self.execute("INSERT INTO messages_fts (messages_fts) VALUES ('optimize')")
+        if self.execute("DELETE FROM memories_fts WHERE rowid NOT IN (SELECT id FROM live_memories)").rowcount:
+            self.execute("INSERT INTO memories_fts (memories_fts) VALUES ('optimize')")
+
+    def check_structure(self) -> Iterator[str]:
+        """Check pages, indexes and foreign keys."""
+        for row in self.execute("PRAGMA integrity_check"):
+            if row[0] != "ok":
+                yield f"database: {row[0]}"
+        for row in self.execute("PRAGMA foreign_key_check"):
+            yield f"{row[0]} {row[1]}: points into {row[2]} at a row that is not there"
+
+    def check_schema(self) -> Iterator[str]:
+        """Check that the tables are those of a new file."""
+        query = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE '%!_fts!_%' ESCAPE '!'"
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as new:
+            migrate(new)
+            expected = dict(new.execute(query).fetchall())
+        found = {row["name"]: row["sql"] for row in self.execute(query)}
+        for name in sorted(expected.keys() | found.keys()):
+            if found.get(name) != expected.get(name):
+                yield f"schema: {name} is not as it was made"
+
+    def check_search_index(self) -> Iterator[str]:
+        """Check the search indexes against their texts, and each text for its message; not on a read-only file."""
+        for row in self.execute("SELECT node FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)"):
+            yield f"messages_fts: {row['node']!r} is no known message"
+        try:
+            for table in ("messages_fts", "memories_fts"):
+                self.execute(f"INSERT INTO {table} ({table}) VALUES ('integrity-check')")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_BUSY):
+                raise
+
+
+def _quoted(phrase: str) -> str:
+    return '"' + phrase.replace('"', '""') + '"'
