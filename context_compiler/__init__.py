@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from context_compiler.middleware.processor import build_compiling_history_processor
     from context_compiler.middleware.recall_tools import Recall
     from context_compiler.pipeline.preamble import build_fidelity_preamble
+    from context_compiler.record.postgres import PostgresStore
     from context_compiler.record.store import MemoryStore, SQLiteStore, Store
     from context_compiler.record.values import Record
     from context_compiler.settings import Settings
@@ -36,6 +37,7 @@ __all__ = [
     "Fidelity",
     "MemoryStore",
     "Money",
+    "PostgresStore",
     "Recall",
     "Record",
     "RecordConversationStore",
@@ -64,6 +66,7 @@ _HOMES = {
     "Fidelity": "fidelity",
     "MemoryStore": "record.store",
     "Money": "tokens.prices",
+    "PostgresStore": "record.postgres",
     "Recall": "middleware.recall_tools",
     "Record": "record.values",
     "RecordConversationStore": "middleware.conversations",

@@ -21,7 +21,7 @@ from context_compiler.recall import Index, Question, Relevance
 from context_compiler.recall.terms import terms
 from context_compiler.record import rows, sessions
 from context_compiler.record.database import Database
-from context_compiler.record.store import DEFAULT_PATH, MemoryStore, SQLiteStore, SQLStore
+from context_compiler.record.store import DEFAULT_PATH, MemoryStore, SQLStore, open_place
 from context_compiler.record.values import Chain, Compile
 from context_compiler.tokens import as_counter
 
@@ -182,7 +182,7 @@ class SQLiteMemory:
         if not isinstance(session, str) or not session.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SettingsError(f"session={session!r}: give the name of a session")
         self.session = rows.plain(session)
-        self.store = SQLiteStore(store) if isinstance(store, str | Path) else store
+        self.store = open_place(store) if isinstance(store, str | Path) else store
         self._ranking = MemoryRanking(Reader(as_counter(None)))
         self._state: sessions.SessionState | None = None
         """State of the saved session when this memory last wrote or read it; None if there was none."""

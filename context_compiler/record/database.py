@@ -62,6 +62,10 @@ class Database(Protocol):
         """A transaction in which rows are removed, while nobody else writes."""
         ...
 
+    def hold_session(self, session: int) -> None:
+        """Keep other transactions from changing a session before this one ends."""
+        ...
+
     def next_number(self, table: str) -> int:
         """The number of a new row."""
         ...

@@ -119,11 +119,6 @@ class Component:
     migrations: Sequence[Sequence[str]]
 
 
-def is_url(place: object) -> bool:
-    """True for an address of a PostgreSQL database."""
-    return isinstance(place, str) and place.startswith(("postgresql://", "postgres://"))
-
-
 class Postgres:
     """A database, for many tasks, event loops and threads at once; nothing is opened before it is used.
 

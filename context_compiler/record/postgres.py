@@ -313,6 +313,10 @@ class PostgresDatabase:
         with self._between(f"BEGIN; {self._patience()} SELECT pg_advisory_xact_lock({APPLICATION_ID}, 1)"):
             yield
 
+    def hold_session(self, session: int) -> None:
+        """Keep other transactions from changing a session before this one ends."""
+        self.run(f"SELECT 1 FROM {self.schema}.sessions WHERE id = $1 FOR UPDATE", session)
+
     def next_number(self, table: str) -> int:
         """The number of a new row."""
         return self.run(f"SELECT nextval('{self.schema}.{table}_numbers')").fetchone()[0]
@@ -476,11 +480,12 @@ class PostgresStore(SQLStore):
         self.read_only = read_only
 
     def __repr__(self) -> str:
-        return f"PostgresStore({self.database.place!r}{', read_only=True' if self.read_only else ''})"
+        owner = "" if self.owner == "" else f", owner={self.owner!r}"
+        return f"PostgresStore({self.database.place!r}{', read_only=True' if self.read_only else ''}{owner})"
 
     @property
-    def path(self) -> str:
-        """The place of the record, for messages."""
+    def place(self) -> str:
+        """The address without its password."""
         return self.database.place
 
     async def perform(self, work: Callable[[Database], T], *, patient: bool = False) -> T:
@@ -507,6 +512,7 @@ class PostgresStore(SQLStore):
         self, work: Callable[[Database], T], timeout: float | None, used: list[PostgresDatabase], connection: Connection
     ) -> T:
         db = PostgresDatabase(connection, self.database.schema, timeout)
+        db.owner = self.owner
         used.append(db)
         for _ in range(ATTEMPTS - 1):
             with suppress(*CONFLICTS):

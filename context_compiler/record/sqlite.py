@@ -57,6 +57,9 @@ class SQLiteDatabase(sqlite3.Connection):
             self.executescript("PRAGMA incremental_vacuum")  # `execute` would stop after the first page
             self.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchall()
 
+    def hold_session(self, session: int) -> None:
+        """Do nothing: no two transactions write at once."""
+
     def next_number(self, table: str) -> int:
         """The number of a new row."""
         return int(self.execute(f"SELECT ifnull(max(rowid), 0) + 1 FROM {table}").fetchone()[0])

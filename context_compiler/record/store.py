@@ -12,13 +12,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from threading import RLock
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
 from weakref import finalize
 
-from context_compiler.errors import StoreError
+from context_compiler.errors import SettingsError, StoreError
 from context_compiler.record import conversations, maintenance, queries, sessions
 from context_compiler.record.actions import Action
 from context_compiler.record.background import hold_at_fork
@@ -27,6 +29,9 @@ from context_compiler.record.files import FAILURES, File, explain, locate, open_
 from context_compiler.record.owners import check_owner, work_for
 from context_compiler.record.schema import version_of
 from context_compiler.record.values import Chain, Compile, Cycle, Entry, OwnerInfo, Record, SessionInfo
+
+if TYPE_CHECKING:
+    from context_compiler.record.postgres import PostgresStore
 
 __all__ = [
     "Keeper",
@@ -225,11 +230,35 @@ class Tenants(Store, Protocol):
         ...
 
 
+def is_address(place: object) -> bool:
+    """True for the address of a PostgreSQL database."""
+    return isinstance(place, str) and place.startswith(("postgresql://", "postgres://"))
+
+
 def open_store(store: str | Path | Store | None) -> Store:
-    """The store itself, the SQLite file at a path, or a store in memory for None; no file is touched yet."""
+    """The store itself, or the one at a place, or one in memory for None; nothing is opened yet.
+
+    A place is the path of an SQLite file, or the address of a PostgreSQL database (`postgresql://…`).
+
+    Raises:
+        SettingsError: It is an address, and what is needed for it is not installed.
+    """
     if store is None:
         return MemoryStore()
-    return SQLiteStore(store) if isinstance(store, str | Path) else store
+    return open_place(store) if isinstance(store, str | Path) else store
+
+
+def open_place(
+    place: str | Path, *, read_only: bool = False, busy_timeout_ms: int = 2_000
+) -> SQLiteStore | PostgresStore:
+    """The store at a place; an SQLite file waits `busy_timeout_ms` for another process that is writing."""
+    if not is_address(place):
+        return SQLiteStore(place, read_only=read_only, busy_timeout_ms=busy_timeout_ms)
+    if missing := [name for name in ("asyncpg", "greenlet") if find_spec(name) is None]:
+        raise SettingsError(
+            f'{" and ".join(missing)} not installed: pip install "pydantic-ai-context-compiler[postgres]"'
+        )
+    return import_module("context_compiler.record.postgres").PostgresStore(place, read_only=read_only)
 
 
 def _for_owner(owner: str | None, work: Callable[[Database], T], db: Database) -> T:
@@ -246,6 +275,11 @@ class SQLStore(Protocol):
     """Owner of whom this store is; None is every owner."""
     _origin: object = None
     """Store that this one was scoped from, which closes the connection of both."""
+
+    @property
+    def place(self) -> str:
+        """Where the record is, for messages: a path, or an address without its password."""
+        ...
 
     async def perform(self, work: Callable[[Database], T]) -> T:
         """Run a function on the connection, for the owner of this store and without interruption."""
@@ -370,6 +404,8 @@ class SQLiteStore(SQLStore):
     ) -> None:
         if str(path) == ":memory:":
             raise StoreError("':memory:' is no file; use MemoryStore()")
+        if is_address(str(path)):
+            raise StoreError("an address is no file; use PostgresStore(address), or give it as store=")
         self.path = Path(os.path.abspath(Path(path).expanduser()))
         self.read_only = read_only
         self.busy_timeout_ms = busy_timeout_ms
@@ -379,6 +415,11 @@ class SQLiteStore(SQLStore):
     def __repr__(self) -> str:
         owner = "" if self.owner == "" else f", owner={self.owner!r}"
         return f"SQLiteStore({str(self.path)!r}{', read_only=True' if self.read_only else ''}{owner})"
+
+    @property
+    def place(self) -> str:
+        """The path."""
+        return str(self.path)
 
     async def perform(self, work: Callable[[Database], T]) -> T:
         """Run a function on the connection, without interruption; memories of the same file use it too."""
@@ -429,6 +470,11 @@ class MemoryStore(SQLStore):
 
     def __repr__(self) -> str:
         return "MemoryStore()"
+
+    @property
+    def place(self) -> str:
+        """A name for messages."""
+        return "the record in memory"
 
     async def perform(self, work: Callable[[Database], T]) -> T:
         """Run a function on the connection, without interruption."""

@@ -12,15 +12,19 @@ import pytest
 
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.manager.memory import SQLiteMemory
+from context_compiler.record.postgres import PostgresStore
 from context_compiler.record.store import MemoryStore, SQLiteStore, Tenants
 from tests.record.entries import NOW, Talk, ask, compiled, cycle, days_ago, request, talk
 
 ANN, BOB = "ann@example.org", "bob"
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 async def tenants(request: pytest.FixtureRequest, tmp_path: Path):
-    made: Tenants = MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "context.db")
+    if request.param == "postgres":
+        made: Tenants = PostgresStore(request.getfixturevalue("postgres_url"))
+    else:
+        made = MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "context.db")
     yield made
     assert await made.verify() == ()
     await made.close()
@@ -137,7 +141,7 @@ async def test_an_export_holds_the_rows_of_its_owner(tenants: Tenants):
 
 
 async def test_memories_of_two_owners_are_apart(tenants: Tenants):
-    assert isinstance(tenants, SQLiteStore | MemoryStore)
+    assert isinstance(tenants, SQLiteStore | MemoryStore | PostgresStore)
     ann, bob = (SQLiteMemory("s", tenants.scoped(name)) for name in (ANN, BOB))
     for memory, what in ((ann, "tea"), (bob, "coffee")):
         await memory.remember("the user lives in Oslo")
