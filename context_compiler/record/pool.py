@@ -304,8 +304,8 @@ async def migrate(
                 f"CREATE TABLE IF NOT EXISTS {schema}.components (name TEXT PRIMARY KEY, version BIGINT NOT NULL)"
             )
             version = await _version(connection, component, schema)
-            for statement in (one for step in component.migrations[version:] for one in step):
-                await connection.execute(statement.replace("{schema}", schema))
+            for step in component.migrations[version:]:
+                await connection.execute(";".join(step).replace("{schema}", schema))
             await connection.execute(
                 f"INSERT INTO {schema}.components VALUES ($1, $2)"
                 " ON CONFLICT (name) DO UPDATE SET version = greatest(components.version, excluded.version)",

@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
 from math import log
 from typing import Any, TypeVar, cast
@@ -27,6 +26,7 @@ from greenlet import getcurrent, greenlet
 from context_compiler.errors import StoreError
 from context_compiler.record import maintenance, queries
 from context_compiler.record.database import Database
+from context_compiler.record.dialect import NO_NULLS, Statement, translate
 from context_compiler.record.pool import ATTEMPTS, CONFLICTS, FAILURES, LOST, SCHEMA, Connection, Pool, Postgres
 from context_compiler.record.postgres_tables import RECORD, REFERENCES, TABLES
 from context_compiler.record.rows import PLAIN
@@ -40,95 +40,6 @@ MARK, NUL = "\ufdd0", "\0"
 
 PART, OVERLAP, WORD = 1_000, 16, 200
 """Words in a row of the search index, words that two rows share so that phrases cross them, and letters of a word."""
-
-NO_NULLS: frozenset[int] = frozenset()
-
-NUMBERS = {
-    "contents": "hash",
-    **dict.fromkeys(("cycles", "layers", "conversations", "actions"), "rowid"),
-    "spaces": "session",
-}
-"""The columns in place of SQLite's `rowid`, where it is not `id`."""
-
-_PIECES = re.compile(r"('(?:[^']|'')*')")
-_TABLE = re.compile(rf"\b(FROM|JOIN|INTO|UPDATE|TABLE)(\s+)({'|'.join(TABLES)})\b", re.IGNORECASE)
-_NAMED = re.compile(rf"\b(?:FROM|JOIN|INTO|UPDATE)\s+({'|'.join(TABLES)})\b", re.IGNORECASE)
-_LIST = re.compile(r"IN \(SELECT value FROM json_each\((\?\d*)\)\)")
-_TIPS = re.compile(r"json_each\((\?\d*)\) AS tip")
-_MARKED = re.compile(r"(IN \(SELECT value FROM json_each\(\?\d*\)\)|json_each\(\?\d*\) AS tip|\?\d* IS NULL|\?\d*)")
-_WORDS = (
-    (re.compile(r"\bifnull\("), "coalesce("),
-    (re.compile(r"\binstr\("), "strpos("),
-    (re.compile(r"(?<!IS )\bNOT NULL\b"), "IS NOT NULL"),
-    (re.compile(r"\bLIMIT (\$\d+)"), r"LIMIT nullif(\1::bigint, -1)"),
-    (re.compile(r"\bOFFSET (\$\d+)"), r"OFFSET \1::bigint"),
-    (re.compile(r"\bcoalesce\((\$\d+), 0\)"), r"coalesce(\1::bigint, 0)"),
-    (re.compile(r"\bjson_each\(([\w.]+)\) (\w+)"), r"json_array_elements_text(\1::json) AS \2 (value)"),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
-    """A statement in PostgreSQL's words."""
-
-    text: str
-    returns_rows: bool
-    lists: frozenset[int]
-    """Positions of parameters that are lists, as JSON."""
-    body: int | None
-    """Position of a parameter that is the stored form of a body."""
-
-
-@lru_cache(maxsize=1_000)
-def translate(sql: str, schema: str, nulls: frozenset[int] = NO_NULLS) -> Statement:
-    """A statement of SQLite, as far as this package writes them, for the tables of a schema.
-
-    `nulls` are the positions of parameters that are NULL, of which a statement may ask: the type of a parameter that
-    is only asked for that is unknown.
-    """
-    markers: list[int] = []
-    lists: set[int] = set()
-
-    def marker(found: str) -> str:
-        markers.append(int(found[1:]) if len(found) > 1 else len(markers) + 1)
-        return f"${markers[-1]}"
-
-    def plain(text: str) -> str:
-        pieces = re.split(
-            r"(IN \(SELECT value FROM json_each\(\?\d*\)\)|json_each\(\?\d*\) AS tip|\?\d* IS NULL|\?\d*)", text
-        )
-        for at, piece in enumerate(pieces):
-            if at % 2 == 0:
-                continue
-            if found := _LIST.fullmatch(piece):
-                pieces[at] = f"= ANY({marker(found[1])})"
-                lists.add(markers[-1] - 1)
-            elif found := _TIPS.fullmatch(piece):
-                pieces[at] = f"unnest({marker(found[1])}::text[]) WITH ORDINALITY AS tip (value, key)"
-                lists.add(markers[-1] - 1)
-            elif piece.endswith(" IS NULL"):
-                marker(piece.removesuffix(" IS NULL"))
-                pieces[at] = "TRUE" if markers[-1] - 1 in nulls else "FALSE"
-            else:
-                pieces[at] = marker(piece)
-        text = "".join(pieces)
-        for pattern, word in _WORDS:
-            text = pattern.sub(word, text)
-        return _TABLE.sub(rf"\1\2{schema}.\3", text)
-
-    named = _NAMED.search(sql)
-    number = NUMBERS.get(named[1].lower(), "id") if named else "id"
-    parts = _PIECES.split(re.sub(r"\browid\b", number, sql))
-    text = "".join(piece if at % 2 else plain(piece) for at, piece in enumerate(parts)).strip()
-    if "INSERT OR IGNORE" in text:
-        text = text.replace("INSERT OR IGNORE", "INSERT") + " ON CONFLICT DO NOTHING"
-    writes = re.match(r"(INSERT|UPDATE|DELETE)\b", re.sub(r"^WITH\b.*\)\s*(?=DELETE)", "", text, flags=re.S))
-    return Statement(
-        text=text,
-        returns_rows=writes is None,
-        lists=frozenset(lists),
-        body=1 if re.match(r"INSERT\s+INTO \w+\.contents\b", text) else None,
-    )
 
 
 class Row:
@@ -220,7 +131,7 @@ class PostgresDatabase:
         while not fiber.dead:
             try:
                 value = await step
-            except BaseException as error:  # also the end of the task, so that the transaction is rolled back
+            except (*FAILURES, asyncio.CancelledError, TypeError) as error:  # so that the transaction is rolled back
                 step = fiber.throw(error)
             else:
                 step = fiber.switch(value)
@@ -281,16 +192,16 @@ class PostgresDatabase:
     @contextmanager
     def _between(self, begin: str) -> Generator[None]:
         self.wait(self.connection.execute(begin, timeout=self.timeout))
+        open_ = True
         try:
             yield
             self.committing = True
             self.wait(self.connection.execute("COMMIT", timeout=self.timeout))
-            self.committing = False
-        except BaseException:
-            with suppress(*FAILURES):  # the connection may be gone, and the transaction with it
-                if not self.connection.is_closed():
+            self.committing = open_ = False
+        finally:
+            if open_ and not self.connection.is_closed():
+                with suppress(*FAILURES):  # the connection may be gone, and the transaction with it
                     self.wait(self.connection.execute("ROLLBACK", timeout=self.timeout))
-            raise
 
     def _patience(self) -> str:
         return "" if self.timeout is None else f"SET LOCAL lock_timeout = {self.timeout * 1_000:.0f};"

@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from context_compiler.record.postgres import PostgresStore
+from context_compiler.record.postgres_tables import NUMBERED, TABLES
 from context_compiler.record.store import MemoryStore, SQLiteStore, Store
 from tests.record.entries import Talk, compiled, cycle, request, talk
+from tests.support.postgres import Cluster
+
+STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.slow)]
+EMPTY = f"TRUNCATE {', '.join(f'context_compiler.{table}' for table in TABLES)};" + "".join(
+    f"ALTER SEQUENCE context_compiler.{table}_numbers RESTART;" for table in NUMBERED
+)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+@pytest.fixture(scope="session")
+def record_database(postgres: Cluster) -> Iterator[str]:
+    """The name of a database with the tables of a record, for one test after the other."""
+    name = f"record_{uuid4().hex}"
+    postgres.run(f"CREATE DATABASE {name} TEMPLATE template0")
+    yield name
+    postgres.run(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def record_url(postgres: Cluster, record_database: str) -> Iterator[str]:
+    """The address of an empty record in PostgreSQL."""
+    yield postgres.url(record_database)
+    if postgres.run("SELECT 1 WHERE to_regclass('context_compiler.views') IS NOT NULL", record_database):
+        postgres.execute(EMPTY, record_database)
+
+
+def open_one(request: pytest.FixtureRequest, folder: Path) -> SQLiteStore | MemoryStore | PostgresStore:
+    """The empty store that a test asks for by its parameter."""
     if request.param == "postgres":
-        made: Store = PostgresStore(request.getfixturevalue("postgres_url"))
-    else:
-        made = MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "context.db")
+        return PostgresStore(request.getfixturevalue("record_url"))
+    return MemoryStore() if request.param == "memory" else SQLiteStore(folder / "context.db")
+
+
+@pytest.fixture(params=STORES)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    made = open_one(request, tmp_path)
     yield made
     assert await made.verify() == ()
     await made.close()

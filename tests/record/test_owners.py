@@ -14,17 +14,15 @@ from context_compiler.errors import SettingsError, StoreError
 from context_compiler.manager.memory import SQLiteMemory
 from context_compiler.record.postgres import PostgresStore
 from context_compiler.record.store import MemoryStore, SQLiteStore, Tenants
+from tests.record.conftest import STORES, open_one
 from tests.record.entries import NOW, Talk, ask, compiled, cycle, days_ago, request, talk
 
 ANN, BOB = "ann@example.org", "bob"
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=STORES)
 async def tenants(request: pytest.FixtureRequest, tmp_path: Path):
-    if request.param == "postgres":
-        made: Tenants = PostgresStore(request.getfixturevalue("postgres_url"))
-    else:
-        made = MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "context.db")
+    made = open_one(request, tmp_path)
     yield made
     assert await made.verify() == ()
     await made.close()

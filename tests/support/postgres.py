@@ -135,8 +135,12 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def run(self, statement: str, database: str = "postgres") -> list[Any]:
-        """Run a statement from a test that is not async, or from a fixture; its rows."""
-        return run_alone(_fetch(self.url(database), statement))
+        """Run a statement from anywhere; its rows."""
+        return run_alone(_run(self.url(database), "fetch", statement))
+
+    def execute(self, statements: str, database: str = "postgres") -> None:
+        """Run several statements from anywhere."""
+        run_alone(_run(self.url(database), "execute", statements))
 
 
 def run_alone(work: Coroutine[Any, Any, T]) -> T:
@@ -145,11 +149,11 @@ def run_alone(work: Coroutine[Any, Any, T]) -> T:
         return thread.submit(asyncio.run, work).result()
 
 
-async def _fetch(url: str, statement: str) -> list[Any]:
+async def _run(url: str, how: str, statement: str) -> Any:
     asyncpg = pytest.importorskip("asyncpg")
     connection = await asyncpg.connect(url)
     try:
-        return await connection.fetch(statement)
+        return await getattr(connection, how)(statement)
     finally:
         await connection.close()
 
