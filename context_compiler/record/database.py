@@ -62,8 +62,8 @@ class Database(Protocol):
         """A transaction in which rows are removed, while nobody else writes."""
         ...
 
-    def hold_session(self, session: int) -> None:
-        """Keep other transactions from changing a session before this one ends."""
+    def hold(self, name: str) -> None:
+        """Let other transactions that hold the same name wait for the end of this one."""
         ...
 
     def next_number(self, table: str) -> int:

@@ -224,9 +224,9 @@ class PostgresDatabase:
         with self._between(f"BEGIN; {self._patience()} SELECT pg_advisory_xact_lock({APPLICATION_ID}, 1)"):
             yield
 
-    def hold_session(self, session: int) -> None:
-        """Keep other transactions from changing a session before this one ends."""
-        self.run(f"SELECT 1 FROM {self.schema}.sessions WHERE id = $1 FOR UPDATE", session)
+    def hold(self, name: str) -> None:
+        """Let other transactions that hold the same name wait for the end of this one."""
+        self.run("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", _argument(name))
 
     def next_number(self, table: str) -> int:
         """The number of a new row."""

@@ -77,8 +77,7 @@ def save_layers(db: Database, session_id: str, vault_name: str, state: str, afte
         StoreError: the newest version is another one.
     """
     with db.transaction():
-        session = session_row(db, session_key(db, session_id, vault_name), datetime.now(UTC))
-        db.hold_session(session)
+        db.hold(rows.plain(session_id))
         found = load_layers(db, session_id, vault_name)
         version = 0 if found is None else found[1]
         if version != after:
@@ -86,6 +85,7 @@ def save_layers(db: Database, session_id: str, vault_name: str, state: str, afte
                 f"session {session_id!r}: its layers were changed meanwhile (version {version}, expected {after});"
                 " read them again and repeat the turn"
             )
+        session = session_row(db, session_key(db, session_id, vault_name), datetime.now(UTC))
         db.execute("DELETE FROM layers WHERE session = ?", (session,))
         insert(db, "layers", (session, after + 1, rows.to_bytes(state).decode("utf-8", "backslashreplace")))
     return after + 1

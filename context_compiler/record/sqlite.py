@@ -57,7 +57,7 @@ class SQLiteDatabase(sqlite3.Connection):
             self.executescript("PRAGMA incremental_vacuum")  # `execute` would stop after the first page
             self.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchall()
 
-    def hold_session(self, session: int) -> None:
+    def hold(self, name: str) -> None:
         """Do nothing: no two transactions write at once."""
 
     def next_number(self, table: str) -> int:
