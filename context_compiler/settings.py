@@ -150,6 +150,7 @@ KEYS = (
     "window",
     "fidelity",
     "every_turn",
+    "background",
     "model",
     "compile_spend_limit",
     "vault",

@@ -190,10 +190,19 @@ class Summaries:
             held, refused = await self._spending.reserve(archive, session, model, prompts, cap)
             if refused is not None:
                 return None
-            task = asyncio.create_task(self.ask(key, prompts, cast(Model, model), archive))
+            task = asyncio.create_task(self._alone(key, prompts, cast(Model, model), archive, session))
             task.add_done_callback(partial(self._settle, archive.owner, session, held))
         end_at_exit(task)
         return task
+
+    async def _alone(
+        self, key: str, prompts: Sequence[str], model: Model, archive: Archive, session: str
+    ) -> SummaryResponse:
+        """One summary while nobody compiles the conversation by hand."""
+        async with SESSIONS.hold(archive.conversation(session), shared=True) as mine:
+            if not mine:
+                return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
+            return await self.ask(key, prompts, model, archive)
 
     def _settle(self, owner: str | None, session: str, held: Decimal, task: asyncio.Task[SummaryResponse]) -> None:
         failed = task.cancelled() or task.exception() is not None

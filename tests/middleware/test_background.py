@@ -17,7 +17,8 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
-from context_compiler import View
+from context_compiler import MemoryStore, View
+from context_compiler.chat import ChatSession
 from context_compiler.errors import CompileError, SettingsError
 from context_compiler.record.values import Compile, Record
 from tests.support.agents import NOTES, Ran, Talker, compiler, run
@@ -225,6 +226,20 @@ async def test_a_conversation_is_known_again_by_what_was_said() -> None:
     assert used >= 2 and chat.gate.asked - used in (0, 1)
 
 
+async def test_a_compile_by_hand_waits_for_it_and_takes_its_place() -> None:
+    chat = Chat(Gate(), store=MemoryStore())
+    await chat.until(lambda: chat.gate.asked, conversation_id="one")
+    by_hand = asyncio.ensure_future(chat.ours.compile_now("one"))
+    await settle()
+    assert not by_hand.done() and chat.gate.asked == 1
+    chat.gate.open()
+    assert (await by_hand).done
+    assert (chat.gate.asked, chat.gate.most) == (2, 1), "one after the other"
+    await chat.turn(conversation_id="one")
+    assert "Goal" in chat.talker.last.text and not chat.errors
+    assert [one.status.partition(";")[0] for one in await chat.compiles()].count("skipped") == 1
+
+
 async def test_a_failure_is_reported_and_the_conversation_goes_on() -> None:
     chat = Chat(Gate(RuntimeError("no"), opened=True))
     await chat.until(lambda: chat.errors)
@@ -246,6 +261,22 @@ async def test_closing_ends_what_is_under_way() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()} and chat.gate.cancelled == 1
     chat.gate.open()
     await chat.until(lambda: chat.status == "compiled")
+
+
+async def test_closing_a_chat_ends_it_too(tmp_path: Path) -> None:
+    gate = Gate()
+    agent = Agent(Talker("I see.").model)
+    chat = ChatSession(
+        agent, endless=True, background=True, budget=BUDGET, model=gate.model, store=None, system=None, folder=tmp_path
+    )
+    for number in range(40):
+        if gate.asked:
+            break
+        await chat.say(f"Question {number}: {prose(number, 60)}")
+        await settle()
+    assert gate.asked == 1
+    await chat.close()
+    assert gate.cancelled == 1 and asyncio.all_tasks() == {asyncio.current_task()}
 
 
 PROGRAM = """

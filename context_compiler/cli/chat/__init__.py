@@ -58,6 +58,14 @@ def chat(
     every_turn: Annotated[
         bool, typer.Option("--every-turn", envvar="CONTEXT_COMPILER_EVERY_TURN", help="Compile in every turn.")
     ] = False,
+    background: Annotated[
+        bool,
+        typer.Option(
+            "--background",
+            envvar="CONTEXT_COMPILER_BACKGROUND",
+            help="Compile while the conversation goes on, so that no turn waits.",
+        ),
+    ] = False,
     compile_spend_limit: Annotated[
         str | None,
         typer.Option(
@@ -83,6 +91,7 @@ def chat(
         "store": db,
         "budget": None if budget is None else parse_budget(budget),
         "every_turn": every_turn,
+        "background": background,
         "compile_spend_limit": compile_spend_limit,
         "json": json,
     }
