@@ -30,7 +30,8 @@ async def kept(room: Room) -> list[str]:
 
 @pytest.mark.parametrize("endless", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_with_the_record_locked_the_chat_goes_on_and_catches_up(endless: bool, room: Room) -> None:
-    chat = room.chat(Model(), endless=endless)
+    store = SQLiteStore(room.path / "context.db", busy_timeout_ms=200)
+    chat = room.chat(Model(), endless=endless, store=store)
     await chat.say("One.")
     lock = sqlite3.connect(room.path / "context.db")
     lock.execute("BEGIN EXCLUSIVE")
@@ -43,12 +44,14 @@ async def test_with_the_record_locked_the_chat_goes_on_and_catches_up(endless: b
     lock.close()
     await chat.say("Four.")
     await chat.close()
+    await store.close()
     assert [text for text in await kept(room) if not text.startswith("You")] == ["One.", "Two.", "Three.", "Four."]
     assert "the record works again" in room.notices[told:]
 
 
 async def test_what_the_record_never_got_is_taken_up_from_the_transcript(room: Room) -> None:
-    chat = room.chat(Model())
+    store = SQLiteStore(room.path / "context.db", busy_timeout_ms=200)
+    chat = room.chat(Model(), store=store)
     await chat.say("One.")
     lock = sqlite3.connect(room.path / "context.db")
     lock.execute("BEGIN EXCLUSIVE")
@@ -56,6 +59,7 @@ async def test_what_the_record_never_got_is_taken_up_from_the_transcript(room: R
     lock.rollback()
     lock.close()
     chat.storage.transcript.close()  # the process is gone before it could write again
+    await store.close()
     again = room.chat(Model())
     await again.say("Three.")
     await again.close()

@@ -182,4 +182,4 @@ def test_any_sequence_of_steps_is_what_the_model_says(machine: type[Sessions]) -
 
 @pytest.mark.parametrize("machine", [Sessions, FileSessions], ids=["volatile", "sqlite"])
 def test_any_long_sequence_of_steps_is_what_the_model_says(machine: type[Sessions]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=50, derandomize=False))
+    run_state_machine_as_test(machine, settings=settings(max_examples=12, stateful_step_count=50, derandomize=False))

@@ -311,8 +311,7 @@ async def test_a_turn_that_is_edited_later_takes_the_conversation_back_to_it(pla
     life.assert_few_compiles(plain)
 
 
-@pytest.mark.parametrize("tools", [False, True])
-@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize(("where", "tools"), [("before", False), ("after", True)])
 async def test_what_an_application_adds_to_a_prompt_and_strips_from_its_history_is_no_other_conversation(
     where: str, tools: bool
 ) -> None:

@@ -24,10 +24,11 @@ from pydantic_ai.models.test import TestModel
 
 from context_compiler.cli.root import app
 from context_compiler.pipeline import SQLiteRuns
-from tests.pipeline.killing import WORKFLOW, compiled, files
+from tests.pipeline.killing import files
 from tests.pipeline.playing import prompt_of
 from tests.pipeline.resuming import told
 
+WORKFLOW = Path(__file__).parents[3] / "examples" / "release_notes.md"
 STEPS = 5
 HELPED = 2
 DEAD = -signal.SIGKILL
@@ -89,6 +90,14 @@ def forked(folder: Path, name: str, *, lines: int = 0, answers: int = 0) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def compiled(folder: Path) -> list[Any]:
+    """What was compiled, as the record tells: for which conversation, with what."""
+    query = """SELECT session_id, template_name, status FROM context_summaries
+               JOIN sessions ON sessions.id = context_summaries.session ORDER BY session_id"""
+    with closing(sqlite3.connect(folder / "context.db")) as db:
+        return [list(row) for row in db.execute(query)]
 
 
 def sent(folder: Path) -> list[Any]:
