@@ -8,6 +8,7 @@ Prints how many events there are, and at which of them the end was another one.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -66,6 +67,7 @@ def forked(where: str, folder: Path, kill_at: int) -> int:
 def main(base: Path, where: str, step: int = 1) -> None:
     (base / "whole").mkdir()
     asyncio.run(one(where, base / "whole", 0))  # in this process, so that children begin with everything loaded
+    gc.freeze()
     *wanted, events = json.loads((base / "whole" / "result.json").read_text())
     wrong: list[Any] = []
     for kill_at in range(1, events + 1, step):

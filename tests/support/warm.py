@@ -20,9 +20,11 @@ import sys
 import termios
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from fcntl import ioctl
 from functools import cache
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -121,7 +123,7 @@ def serve(path: str) -> None:
 
 
 def import_everything() -> None:
-    """Import the package and what its commands load when they run."""
+    """Import the package, and run a command for what is made on first use."""
     import context_compiler
     from context_compiler.tokens import TokenCounter
 
@@ -129,6 +131,8 @@ def import_everything() -> None:
         if "__main__" not in module.name:
             import_module(module.name)
     TokenCounter().text("the encoding")
+    with TemporaryDirectory() as folder, redirect_stdout(StringIO()), suppress(SystemExit):
+        import_module("context_compiler.cli.root").app(["demo", "--db", f"{folder}/context.db"])  # tables, schemas
 
 
 def run(

@@ -9,13 +9,14 @@ there were, how often a model answered, and at which of them the end was another
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import os
 import signal
 import sqlite3
 import sys
-from contextlib import closing
+from contextlib import closing, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,14 @@ def forked(folder: Path, name: str, *, lines: int = 0, answers: int = 0) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def warm_up(folder: Path) -> None:
+    """Run the workflow here, so that children begin with everything loaded."""
+    folder.mkdir()
+    with redirect_stdout(io.StringIO()), suppress(SystemExit):
+        app(command(folder, "run"))
+    gc.freeze()
+
+
 def compiled(folder: Path) -> list[Any]:
     """What was compiled, as the record tells: for which conversation, with what."""
     query = """SELECT session_id, template_name, status FROM context_summaries
@@ -145,6 +154,7 @@ def tried(folder: Path, wanted: list[Any], **death: int) -> str:
 
 def main(base: Path) -> None:
     """Kill it everywhere."""
+    warm_up(base / "first")
     assert forked(base / "whole", "run") == 0
     wanted = ended(base / "whole")
     lines = len((base / "whole" / "run.jsonl").read_text().splitlines())
