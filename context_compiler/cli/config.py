@@ -19,7 +19,7 @@ from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.settings import KEYS, Config, Settings, variable
 
-app = group("Show every setting, and where its value comes from.", shown="config show")
+app = group("Show every setting with the origin of its value.", shown="config show")
 
 DEFAULTS: dict[str, object] = {
     **{one.name: one.default for one in fields(Arguments) if one.name in KEYS},

@@ -42,7 +42,7 @@ COMMANDS = {
     "workflow": ("workflows", RUN, "Check, draw, run, resume and show workflows: markdown files."),
     "pipeline": ("pipelines", RUN, "Check, draw, run, submit, resume and show graphs of stages."),
     "worker": ("workers", RUN, "Run submitted pipelines until Ctrl-C; any number at once."),
-    "config": ("config", KEEP, "Show every setting, and where its value comes from."),
+    "config": ("config", KEEP, "Show every setting with the origin of its value."),
     "manager": ("manager", KEEP, "Log, checkpoint and rollback of a managed session."),
     "verify": ("maintenance", KEEP, "Verify that the record is as it was written."),
     "prune": ("maintenance", KEEP, "Remove old requests from the record."),
