@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from context_compiler.pipeline.state import ContextStore, RunResult, RunState
     from context_compiler.pipeline.stores import Event, MemoryRuns, RunInfo, RunStore
     from context_compiler.pipeline.stores.files import FileRuns, in_folder
+    from context_compiler.pipeline.stores.postgres import PostgresRuns
     from context_compiler.pipeline.stores.sql import SQLRuns
     from context_compiler.pipeline.stores.sqlite import SQLiteRuns
     from context_compiler.pipeline.stylesheet import StylesheetError, apply_stylesheet, parse_stylesheet
@@ -74,6 +75,7 @@ __all__ = [
     "Outcome",
     "PendingQuestion",
     "Pipeline",
+    "PostgresRuns",
     "Question",
     "QueueInterviewer",
     "RecordingInterviewer",
@@ -140,6 +142,7 @@ _HOMES = {
     "Outcome": "pipeline.outcome",
     "PendingQuestion": "pipeline.queue",
     "Pipeline": "pipeline.graph",
+    "PostgresRuns": "pipeline.stores.postgres",
     "Question": "pipeline.interviewers",
     "QueueInterviewer": "pipeline.interviewers",
     "RecordingInterviewer": "pipeline.interviewers",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from context_compiler.pipeline import (
     Outcome,
     RunConfig,
     RunQueue,
-    SQLiteRuns,
     SQLRuns,
     Stage,
     Submission,
@@ -23,17 +20,11 @@ from context_compiler.pipeline import (
     run_pipeline,
 )
 from context_compiler.pipeline.stores.sql import Statement
+from tests.pipeline.conftest import OpenSQL
 from tests.pipeline.playing import graph, no_wait
 from tests.pipeline.resuming import LONG, scripted, told
 
 GATE = graph('a; h [shape=hexagon]; b; start->a->h; h->b [label="[Y] go"]; h->a [label="[N] back"]; b->done')
-OpenSQL = Callable[[], SQLRuns]
-
-
-@pytest.fixture(params=["sqlite"])
-def open_runs(request: pytest.FixtureRequest, tmp_path: Path) -> OpenSQL:
-    """Opens the same database again and again, as processes do."""
-    return lambda: SQLiteRuns(tmp_path / "runs.db")
 
 
 def worker(runs: SQLRuns, **given: Any) -> tuple[Worker, list[tuple[str, str]]]:

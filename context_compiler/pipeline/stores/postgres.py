@@ -1,0 +1,220 @@
+"""Runs in PostgreSQL, for many machines: a run is owned by a lease, and every write of its owner is fenced.
+
+The lease has a number that grows with each owner. A write checks it in its own transaction, so that an owner that was
+taken for dead writes nothing more. All times are those of the database, whatever the clocks of the workers say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from functools import lru_cache, partial
+from typing import Any
+from uuid import uuid4
+
+from context_compiler.errors import PipelineError, RunOwnedError, StoreError
+from context_compiler.pipeline.stores import Event, Lost
+from context_compiler.pipeline.stores.sql import SCHEMA, SQLRuns, Statement, statements_of
+from context_compiler.record.pool import LOST, Component, Connection, Pool, Postgres
+
+log = logging.getLogger("context_compiler.pipeline")
+
+LEASE_S, PATIENCE_S = 30.0, 30.0
+"""Seconds until the run of a dead owner is taken over, and seconds to wait for a database that restarts."""
+PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+STARTING = "57P03"
+"""SQLSTATE of a server that starts or stops."""
+
+NOW = "(extract(epoch FROM clock_timestamp())::double precision)"
+_TABLES = re.compile(r"\b(runs|cells|events|contents|queue|questions|leases)\b")
+_LEASES = """
+CREATE TABLE leases (
+    run TEXT PRIMARY KEY, token BIGINT NOT NULL, holder TEXT NOT NULL, until DOUBLE PRECISION NOT NULL
+)
+"""
+_ACQUIRE = """
+INSERT INTO leases AS lease VALUES (?, 1, ?, NOW + ?)
+ON CONFLICT (run) DO UPDATE SET token = lease.token + 1, holder = excluded.holder, until = excluded.until
+WHERE lease.until <= NOW OR lease.holder = excluded.holder RETURNING token
+"""
+_RENEW = "UPDATE leases SET until = NOW + ? WHERE run = ? AND token = ? RETURNING token"
+_RELEASE = "UPDATE leases SET token = token + 1, until = 0 WHERE run = ? AND token = ?"
+_HELD = "SELECT 1 FROM leases WHERE run = ? AND token = ? FOR SHARE"
+_FREE = "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM leases WHERE run = ? AND until > NOW)"
+_OWNED = "SELECT run FROM leases WHERE until > NOW"
+_ADD = """
+WITH held AS (SELECT run FROM leases WHERE run = ? AND token = ? FOR SHARE),
+    quick AS (SELECT set_config('synchronous_commit', 'off', true) AS mode)
+INSERT INTO events SELECT held.run, ?, ? FROM held, quick
+ON CONFLICT (run, sequence) DO UPDATE SET body = excluded.body RETURNING sequence
+"""
+"""One round trip, and no wait for the disk: the next state that is saved takes the events before it along."""
+
+
+@lru_cache(maxsize=256)
+def translate(text: str, schema: str) -> str:
+    """A statement in the words of PostgreSQL: numbered arguments, its clock, tables with their schema."""
+    text = _TABLES.sub(rf"{schema}.pipeline_\1", text.replace("WITHOUT ROWID", ""))
+    pieces = re.sub(r"\bNOW\b", NOW, text).split("?")
+    return pieces[0] + "".join(f"${number}{piece}" for number, piece in enumerate(pieces[1:], 1))
+
+
+TABLES = Component(
+    name="runs",
+    migrations=[
+        [translate(one, "{schema}") for one in statements_of(SCHEMA)] + [translate(_LEASES, "{schema}")],
+    ],
+)
+
+
+class PostgresDatabase:
+    """Transactions on PostgreSQL; one that a restart of the server ends is repeated."""
+
+    def __init__(self, postgres: Postgres, *, patience: float) -> None:
+        self.postgres, self._patience = postgres, patience
+
+    @property
+    def name(self) -> str:
+        """Its address, without the password."""
+        return self.postgres.place
+
+    async def transact(self, *statements: Statement) -> list[Sequence[Sequence[Any]]]:
+        """Execute statements in one transaction."""
+        end, pause = time.monotonic() + self._patience, PAUSE_S
+        while True:
+            try:
+                return await self.postgres.run(partial(self._transact, statements), needs=TABLES)
+            except StoreError as error:
+                if not _is_away(error.__cause__) or time.monotonic() > end:
+                    raise PipelineError(f"{error}; what was saved before is intact") from error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _transact(self, statements: Sequence[Statement], connection: Connection) -> list[Sequence[Sequence[Any]]]:
+        if len(statements) == 1 and statements[0].rows is None:
+            return [await self._execute(connection, statements[0])]
+        async with connection.transaction():
+            return [await self._execute(connection, one) for one in statements]
+
+    async def _execute(self, connection: Connection, one: Statement) -> Sequence[Sequence[Any]]:
+        text = translate(one.text, self.postgres.schema)
+        if one.rows is not None:
+            if one.rows:
+                await connection.executemany(text, one.rows)
+            return ()
+        found = await connection.fetch(text, *one.args)
+        if one.missing is not None and not found:
+            raise one.missing
+        return [tuple(row) for row in found]
+
+    async def close(self) -> None:
+        """Close the connections, unless their pool is the caller's."""
+        await self.postgres.close()
+
+
+class PostgresRuns(SQLRuns):
+    """Runs in PostgreSQL.
+
+    Args:
+        source: An address (`postgresql://…`), a pool with asyncpg's interface, or a `Postgres`, which the record may
+            share.
+        lease: Seconds until the run of a dead owner is taken over; it is renewed three times as often.
+        patience: Seconds to wait for a database that is away.
+    """
+
+    def __init__(self, source: str | Pool | Postgres, *, lease: float = LEASE_S, patience: float = PATIENCE_S) -> None:
+        shared = isinstance(source, Postgres)
+        super().__init__(PostgresDatabase(source if shared else Postgres(source), patience=patience))
+        self._lease, self._shared = lease, shared
+        self._tokens: dict[str, int] = {}
+
+    @asynccontextmanager
+    async def own(self, run_id: str) -> AsyncGenerator[Lost]:
+        """Own a run, by a lease that is renewed until the context ends."""
+        (found,) = await self.database.transact(Statement(_ACQUIRE, (run_id, uuid4().hex, self._lease)))
+        if not found:
+            raise RunOwnedError(f"run {run_id!r} is under way elsewhere: wait for it, or end it")
+        token: int = found[0][0]
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._tokens[run_id] = token
+        self.forget(run_id)
+        renewing = asyncio.create_task(self._renew(run_id, token, lost))
+        try:
+            yield lost
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+            self._tokens.pop(run_id, None)
+            self.forget(run_id)
+            try:
+                await self.database.transact(Statement(_RELEASE, (run_id, token)))
+            except PipelineError as error:
+                log.warning("run %s stays owned until its lease ends: %s", run_id, error)
+
+    async def _renew(self, run_id: str, token: int, lost: asyncio.Future[str]) -> None:
+        """Renew a lease until it is lost, or has ended while the database was away."""
+        renewed = time.monotonic()
+        while not lost.done():
+            await asyncio.sleep(self._lease / 3)
+            asked = time.monotonic()
+            try:
+                (found,) = await asyncio.wait_for(
+                    self.database.transact(Statement(_RENEW, (self._lease, run_id, token))),
+                    max(
+                        self._lease / 3, renewed + self._lease - asked
+                    ),  # a late renewal is as good, if nobody followed
+                )
+            except (PipelineError, TimeoutError):
+                found = None
+            if found:
+                renewed = asked
+            elif found is not None:
+                lost.set_result(f"run {run_id!r} was taken over by another worker")
+            elif time.monotonic() - renewed >= self._lease:
+                lost.set_result(f"run {run_id!r}: its lease could not be renewed within {self._lease:g} s")
+
+    async def owned(self, run_ids: Sequence[str]) -> frozenset[str]:
+        """Those of the runs with a lease that has not ended."""
+        if not run_ids:
+            return frozenset()
+        (rows,) = await self.database.transact(Statement(_OWNED))
+        return frozenset(str(row[0]) for row in rows).intersection(run_ids)
+
+    def fence(self, run_id: str) -> Sequence[Statement]:
+        """Check the lease, and hold it until the transaction ends."""
+        token = self._tokens.get(run_id)
+        if token is None:
+            return (Statement(_FREE, (run_id,), missing=_lost(run_id)),)
+        return (Statement(_HELD, (run_id, token), missing=_lost(run_id)),)
+
+    def repeats(self, run_id: str) -> bool:
+        """True if this store owns the run, so that an equal one is its own."""
+        return run_id in self._tokens
+
+    async def add(self, run_id: str, event: Event) -> None:
+        """Append an event."""
+        token = self._tokens.get(run_id)
+        if token is None:
+            await super().add(run_id, event)
+            return
+        row = (run_id, token, event.sequence, json.dumps(event.document()))
+        await self.database.transact(Statement(_ADD, row, missing=_lost(run_id)))
+
+    async def close(self) -> None:
+        """Close the connections, unless they are shared."""
+        if not self._shared:
+            await super().close()
+
+
+def _is_away(error: BaseException | None) -> bool:
+    """True if the server is down, starting or out of reach."""
+    return isinstance(error, (OSError, TimeoutError, *LOST)) or getattr(error, "sqlstate", None) == STARTING
+
+
+def _lost(run_id: str) -> RunOwnedError:
+    return RunOwnedError(f"run {run_id!r} was taken over by another worker; nothing more of it is saved here")

@@ -1,0 +1,145 @@
+"""A run has one owner on many machines: one that is dead is followed, one that is slow writes nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import replace
+
+import pytest
+
+from context_compiler import pipeline
+from context_compiler.errors import PipelineError, RunOwnedError
+from context_compiler.pipeline import Event, Outcome, RunConfig, RunQueue, SQLRuns, Stage, Worker, run_pipeline
+from context_compiler.pipeline.stores.sql import Statement
+from tests.pipeline.conftest import opened
+from tests.pipeline.playing import graph, no_wait
+from tests.pipeline.resuming import LONG, scripted, told
+from tests.pipeline.test_kept import INFO, STATE
+from tests.pipeline.test_killed import kill_workers
+from tests.support.postgres import Cluster, programs
+
+SLOW = graph("a; b; start->a->b->done")
+
+
+async def expire(runs: SQLRuns, run_id: str) -> None:
+    """Let the lease of a run end, as if its owner had not been heard of for long."""
+    await runs.database.transact(Statement("UPDATE leases SET until = NOW - 1 WHERE run = ?", (run_id,)))
+
+
+async def test_a_slow_owner_writes_nothing_more(postgres_url: str) -> None:
+    slow, other = opened(postgres_url), opened(postgres_url)
+    event = Event(kind="stage_started", run_id="r", sequence=1, at="now")
+    async with slow.own("r"):
+        await slow.begin(INFO, {})
+        await slow.save(STATE)
+        await expire(slow, "r")
+        await slow.save(replace(STATE, context={"late": 1}))  # nobody has followed yet
+        async with other.own("r"):
+            for write in (slow.save(STATE), slow.add("r", event), slow.begin(replace(INFO, goal="x"), {})):
+                with pytest.raises(RunOwnedError, match="taken over"):
+                    await write
+            await other.save(replace(STATE, context={"mine": 1}))
+            await other.add("r", event)
+        with pytest.raises(RunOwnedError, match="taken over"):
+            await slow.save(STATE)
+    state = await other.load("r")
+    assert state is not None and state.context == {"mine": 1}
+    assert [one.sequence for one in await other.events("r")] == [1]
+    await slow.close()
+    await other.close()
+
+
+async def test_what_runs_is_stopped_when_its_run_is_taken_over(postgres_url: str) -> None:
+    slow, other = pipeline.PostgresRuns(postgres_url, lease=1.5), opened(postgres_url)
+    there, ended = asyncio.Event(), False
+
+    async def work(stage: Stage) -> Outcome:
+        nonlocal ended
+        there.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended = True
+        return Outcome()
+
+    running = asyncio.create_task(run_pipeline(SLOW, runs=slow, run_id="r", handlers={"codergen": work}))
+    await asyncio.wait({running, asyncio.ensure_future(there.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    assert there.is_set()
+    while True:
+        await expire(other, "r")
+        try:
+            async with other.own("r"):
+                with pytest.raises(RunOwnedError, match="taken over"):
+                    await running
+            break
+        except RunOwnedError:  # it renewed its lease in between
+            await asyncio.sleep(0)
+    assert ended
+    await slow.close()
+    await other.close()
+
+
+async def test_no_clock_of_a_worker_ends_a_lease(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = opened(postgres_url), opened(postgres_url)
+    clock = time.time
+    async with first.own("r"):
+        monkeypatch.setattr(time, "time", lambda: clock() + 86_400)
+        with pytest.raises(RunOwnedError, match="under way elsewhere"):
+            async with second.own("r"):
+                pass
+        assert await second.owned(["r", "other"]) == {"r"}
+    await first.close()
+    await second.close()
+
+
+async def test_nobody_writes_to_a_run_that_another_owns(postgres_url: str) -> None:
+    owner, other = opened(postgres_url), opened(postgres_url)
+    async with owner.own("r"):
+        await owner.begin(INFO, {})
+        with pytest.raises(PipelineError, match="taken over"):
+            await other.save(STATE)
+    await other.save(STATE)
+    await owner.close()
+    await other.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+def test_runs_whose_workers_are_killed_end_as_if_nobody_had_been(postgres_url: str) -> None:
+    said = kill_workers(postgres_url)
+    assert said["kills"] == 4 and said["wrong"] == [] and said["ok"]
+
+
+@pytest.mark.skipif(programs() is None, reason="PostgreSQL is not installed")
+async def test_a_database_that_restarts_delays_runs_and_loses_none() -> None:
+    pytest.importorskip("asyncpg")
+    cluster = Cluster(synchronous_commit="on")
+    await asyncio.to_thread(cluster.start)
+    restarts = iter((40, 90))
+    left = next(restarts)
+
+    async def listen(event: Event) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            left = next(restarts, 0)
+            await asyncio.to_thread(cluster.kill)
+            await asyncio.to_thread(cluster.start)
+
+    try:
+        runs = opened(cluster.url())
+        names = ["r0", "r1", "r2"]
+        for name in names:
+            await RunQueue(runs).submit(LONG, run_id=name, options={"auto_approve": True})
+        config = RunConfig(handlers=scripted(), sleep=no_wait, on_event=listen)
+        await Worker(runs=runs, configure=lambda taken: config, poll=0.02).run(until_empty=True)
+        for name in names:
+            state, whole = (
+                await runs.load(name),
+                await run_pipeline(LONG, run_id=name, handlers=scripted(), sleep=no_wait),
+            )
+            assert state is not None and told(state) == told(whole)
+        await runs.close()
+    finally:
+        await asyncio.to_thread(cluster.remove)
