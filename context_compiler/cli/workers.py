@@ -36,7 +36,8 @@ from context_compiler.errors import PipelineError, SettingsError
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers.agent import stage_model
 from context_compiler.pipeline.run import load_graph
-from context_compiler.pipeline.stores import has_runs, is_address, place_name
+from context_compiler.pipeline.stores import has_runs, place_name
+from context_compiler.record.store import is_address
 
 app = group("Run submitted pipelines.")
 

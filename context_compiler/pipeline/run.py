@@ -29,12 +29,13 @@ from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers import build_handlers
 from context_compiler.pipeline.routing import fail_run
 from context_compiler.pipeline.state import GRAPH_PATH, RunState, Thread, graph_hashes, initial_state, lineage_facts
-from context_compiler.pipeline.stores import Event, Lost, MemoryRuns, RunInfo, RunStore, is_address
+from context_compiler.pipeline.stores import Event, Lost, MemoryRuns, RunInfo, RunStore
 from context_compiler.pipeline.stores.files import FileRuns, in_folder
 from context_compiler.pipeline.stores.sqlite import SQLiteRuns
 from context_compiler.pipeline.stylesheet import StylesheetError, apply_stylesheet
 from context_compiler.pipeline.threads import load_session
 from context_compiler.pipeline.workflow import SUFFIXES, apply_directives, load_workflow
+from context_compiler.record.store import is_address
 from context_compiler.resilience import attempt, try_await
 
 T = TypeVar("T")

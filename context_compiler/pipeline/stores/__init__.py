@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from context_compiler.errors import PipelineError, RunOwnedError
 from context_compiler.paths import make_private
 from context_compiler.pipeline.state import RunState
+from context_compiler.record.store import is_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +111,6 @@ class RunStore(Protocol):
     async def close(self) -> None:
         """Release resources; the next use reopens them."""
         ...
-
-
-def is_address(place: object) -> bool:
-    """True for the address of a PostgreSQL database."""
-    return isinstance(place, str) and place.startswith(("postgresql://", "postgres://"))
 
 
 def has_runs(place: str) -> bool:
