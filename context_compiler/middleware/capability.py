@@ -13,8 +13,13 @@ from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
+from opentelemetry.trace import get_current_span
 from pydantic_ai import FunctionToolset, RunContext
-from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, durable_operation
+from pydantic_ai.capabilities import (
+    AbstractCapability,
+    CapabilityOrdering,
+    durable_operation,
+)
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
 from pydantic_ai.models import Model, ModelRequestContext
 
@@ -41,6 +46,9 @@ from context_compiler.middleware.state import Run
 from context_compiler.paths import warn_of_namesake
 from context_compiler.record.values import Record
 from context_compiler.resilience import attempt
+
+COMPACTED = "gen_ai.conversation.compacted"
+"""Attribute of the semantic conventions for a request whose conversation was compacted."""
 
 
 @dataclass
@@ -264,7 +272,11 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         with ctx.tracer.start_as_current_span("context_compiler.view") as span:
             view = await self._ware.view(self._run, self._request, self._host)
             span.set_attributes(_figures(view))
-        return given if self.dry_run else replace(given, messages=view.messages)
+        if self.dry_run:
+            return given
+        if not view.status.startswith("raw"):
+            _note_compacted()
+        return replace(given, messages=self._ware.mark_move(self._request, view))
 
     if RetryModelRequest is not None:
 
@@ -310,7 +322,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
     ) -> ModelResponse:
         """Learn how the model counts from what it reports."""
-        self._ware.learn(self._run, self._request, response.usage.input_tokens)
+        self._ware.learn(self._run, self._request, response.usage)
         count_response(response.model_name or "", response.provider_name, response.usage)
         return response
 
@@ -363,6 +375,13 @@ class _RunHost(Host):
         merged = _merged(self.framing(messages))
         usage = await given.model.count_tokens(merged, given.model_settings, given.model_request_parameters)
         return usage.input_tokens
+
+
+def _note_compacted() -> None:
+    """Set the standard's attribute on the host's span of a model request, where that is the current one."""
+    span = get_current_span()
+    if (getattr(span, "attributes", None) or {}).get("gen_ai.operation.name") == "chat":
+        span.set_attribute(COMPACTED, True)
 
 
 def _merged(messages: list[ModelMessage]) -> list[ModelMessage]:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models import Model
+from pydantic_ai.usage import RequestUsage
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.cycle import Cycle
@@ -42,7 +43,7 @@ from context_compiler.middleware.fallback import fallback
 from context_compiler.middleware.manual import Manual, Profile
 from context_compiler.middleware.metrics import count_error, count_view
 from context_compiler.middleware.off_loop import off_loop
-from context_compiler.middleware.prompt_cache import LastRequests
+from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import respond
@@ -327,11 +328,19 @@ class Middleware:
             "adopted": adopted,
         }
 
-    def learn(self, run: Run, request: Request | None, reported: int) -> None:
-        """Take a reported count in, if it is about a request of ours."""
-        if request is not None and run.sent and not self.arguments.dry_run:
+    def learn(self, run: Run, request: Request | None, usage: RequestUsage) -> None:
+        """Take a reported usage in, if it is about a request of ours."""
+        if request is None:
+            return
+        self._last_requests.report(request, usage.cache_read_tokens + usage.cache_write_tokens)
+        if run.sent and not self.arguments.dry_run:
             for ratios in (run.ratios, self._ratios):
-                ratios.learn(request.family, exact=run.sent, reported=reported)
+                ratios.learn(request.family, exact=run.sent, reported=usage.input_tokens)
+
+    def mark_move(self, request: Request, view: View) -> list[ModelMessage]:
+        """The messages of a view as they go out, marked where their beginning has moved on purpose."""
+        name = None if view.status.startswith("raw") else self._last_requests.moved(request)
+        return view.messages if name is None else mark_move(view.messages, name)
 
     async def finished(self, run: Run, ctx: RunContext[Any], messages: list[ModelMessage]) -> None:
         """Keep the raw history with the last answer of a run."""

@@ -2,16 +2,24 @@
 
 Estimated, for the record: what providers report is in the answers. Nothing is ever evicted in this estimate, for a view
 and for everything alike.
+
+The host's instrumentation and the harness take a cache that suddenly has less for a fault. They know one sign that a
+beginning has moved on purpose: a `CompactionPart` that was not there before. `mark_move` puts one into a view that is
+about to be sent, in a form that no provider is sent.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
+
+from pydantic_ai.messages import CompactionPart, ModelMessage, ModelResponse
 
 from context_compiler.cache import Memo
 from context_compiler.messages.history import Reader, load_messages
+from context_compiler.messages.items import CONTROL_KINDS, LOADS
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.request import Request
 from context_compiler.middleware.state import Result
@@ -31,6 +39,8 @@ class _Request:
     hash: str | None
     sent: Sequence[str]
     raw: Sequence[str]
+    moved: str | None = None
+    """Name of the newest request of the conversation that did not begin as the one before it."""
 
 
 class LastRequests:
@@ -39,6 +49,7 @@ class LastRequests:
     def __init__(self, archive: Archive, reader: Reader) -> None:
         """Look in `archive` at the first request of a conversation."""
         self._archive, self._reader = archive, reader
+        self._cached: Memo[tuple[str | None, str], bool] = Memo(SESSIONS)
         self._last: Memo[tuple[str | None, str], _Request] = Memo(SESSIONS)
 
     async def price_facts(self, request: Request, result: Result) -> dict[str, object]:
@@ -46,17 +57,32 @@ class LastRequests:
         place = request.owner, request.session_id
         before = self._last.get(place) or await self._recorded(request)
         one = _Request(hash=request.hash, sent=result.sent.view_chain.ids, raw=result.raw.chain.ids)
-        self._last.keep(place, one)
         sent = raw = 0
-        if before is not None and before.hash == request.hash:
-            sent = request.overhead + result.sent.sums[common(one.sent, before.sent)]
-            raw = request.overhead + result.raw.sums[common(one.raw, before.raw)]
+        if before is not None:
+            shared = common(one.sent, before.sent)
+            goes_on = before.sent and (one.sent[shared - 1] if shared else None) == before.sent[-1]
+            one = replace(one, moved=before.moved if goes_on else one.sent[-1] if one.sent else None)
+            if before.hash == request.hash:
+                sent = request.overhead + result.sent.sums[shared]
+                raw = request.overhead + result.raw.sums[common(one.raw, before.raw)]
+        self._last.keep(place, one)
         return {
             "model": request.model,
             "provider": request.provider,
             "cached": round(sent * result.ratio),
             "cached_raw": round(raw * result.ratio),
         }
+
+    def report(self, request: Request, cached: int) -> None:
+        """Note that a provider reported a prompt cache of the conversation."""
+        if cached:
+            self._cached.keep((request.owner, request.session_id), True)
+
+    def moved(self, request: Request) -> str | None:
+        """The name of the last request whose beginning moved, where a provider's cache would have kept it."""
+        place = request.owner, request.session_id
+        last = self._last.get(place) if self._cached.get(place) else None
+        return None if last is None else last.moved
 
     async def _recorded(self, request: Request) -> _Request | None:
         """The last request of a conversation as it is on the record, as far as that is quickly compared."""
@@ -73,6 +99,25 @@ class LastRequests:
         bodies = await archive.bodies(tip)
         names = self._reader.read(load_messages(bodies)).view_chain.ids if bodies else ()
         return names or _tip(tip)
+
+
+def mark_move(messages: Sequence[ModelMessage], name: str) -> list[ModelMessage]:
+    """Messages with a compaction of our own before their first answer.
+
+    Providers are sent compactions of their own only, so they are sent nothing of it. Where the host keeps notes of its
+    own in a history, nothing is marked: it reads them from the newest compaction on.
+    """
+    first = next((at for at, message in enumerate(messages) if isinstance(message, ModelResponse)), None)
+    noted = any(
+        part.part_kind in CONTROL_KINDS or part.part_kind == "compaction" or getattr(part, "tool_kind", None) in LOADS
+        for message in messages
+        for part in message.parts
+    )
+    if first is None or noted:
+        return list(messages)
+    answer = cast(ModelResponse, messages[first])
+    mark = CompactionPart(id=name, provider_name="context_compiler")
+    return [*messages[:first], replace(answer, parts=[mark, *answer.parts]), *messages[first + 1 :]]
 
 
 def _tip(name: str | None) -> Sequence[str]:
