@@ -10,16 +10,16 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from context_compiler import __version__
-from context_compiler.errors import ContextCompilerError
 from context_compiler.fidelity import Fidelity
 from context_compiler.record.browse import SessionFilter
 from context_compiler.web.compare import Comparisons, DiffPage, ReplayPage
 from context_compiler.web.compiles import CompilePage, load_compile
-from context_compiler.web.data import Inspector, RequestPage, SessionPage, SessionsPage, WhyPage
+from context_compiler.web.data import BadRequest, Inspector, RequestPage, SessionPage, SessionsPage, WhyPage
 from context_compiler.web.export import ExportPage, load_export
 from context_compiler.web.facts import FactPage, FactSearch
 from context_compiler.web.pipelines import RunPage, RunsPage, load_run, load_runs
 from context_compiler.web.sessions import LayersPage, ManagerPage, load_layers, load_manager
+from context_compiler.web.steering import SteeringPage, load_steering
 from context_compiler.web.templates import (
     TemplatePage,
     TemplateRow,
@@ -35,10 +35,6 @@ LARGEST = 2**53 - 1
 
 LONGEST = 2_000
 """Characters of a text parameter."""
-
-
-class BadRequest(ContextCompilerError):
-    """A parameter has a wrong value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +253,28 @@ RESOURCES: tuple[Resource, ...] = (
         load=lambda sources, given: load_layers(sources.inspector, given["number"]),
         page="layers.html",
         parameters=(_number("Number of the session."),),
+    ),
+    Resource(
+        path="/sessions/{number}/steering",
+        name="steering",
+        about="Pinned messages of a session, compiles and undos by hand, and a preview of a compile without a model.",
+        result=SteeringPage,
+        load=lambda sources, given: load_steering(
+            sources.inspector,
+            given["number"],
+            preview=given["preview"] == "yes",
+            focus=given["focus"],
+            start=given["start"],
+            page=given["page"],
+        ),
+        page="steering.html",
+        parameters=(
+            _number("Number of the session."),
+            Parameter(name="preview", about="yes for a preview.", default="", choices=("", "yes")),
+            Parameter(name="focus", about="Subject that the summary of the preview keeps.", default=""),
+            Parameter(name="start", about="Turn from which on the preview summarizes.", default=""),
+            PAGE,
+        ),
     ),
     Resource(
         path="/sessions/{number}/manager",

@@ -21,13 +21,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from context_compiler.errors import ContextCompilerError, StoreError, TemplateError
 from context_compiler.record.store import SQLiteStore
-from context_compiler.web.api import RESOURCES, BadRequest, Resource, Sources, openapi, to_json
+from context_compiler.web.api import RESOURCES, Resource, Sources, openapi, to_json
 from context_compiler.web.chat import CHAT_PATHS, Busy, ChatPages, Chats
-from context_compiler.web.data import Inspector, NotFound
+from context_compiler.web.data import BadRequest, Inspector, NotFound
 from context_compiler.web.export import FORMS
 from context_compiler.web.live import live_events
 from context_compiler.web.pages import render, static_files
 from context_compiler.web.pipelines import DRAWING_POLICY, load_drawing
+from context_compiler.web.steering import STEERING_PATHS, SteeringPages
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -177,6 +178,7 @@ def create_app(
     answers = [Route(f"/api{one.route}", _answer(one, sources)) for one in RESOURCES]
     app = Starlette(
         routes=[
+            *SteeringPages(inspector, chats.model if chats is not None else None).routes(),
             *(ChatPages(chats, inspector).routes() if chats is not None else [Route("/chat", _no_chat)]),
             Route("/", _home),
             *pages,
@@ -269,7 +271,7 @@ async def _home(request: Request) -> Response:
 
 async def _openapi(request: Request) -> Response:
     document = openapi()
-    return JSONResponse({**document, "paths": {**document["paths"], **CHAT_PATHS}})
+    return JSONResponse({**document, "paths": {**document["paths"], **CHAT_PATHS, **STEERING_PATHS}})
 
 
 async def _no_chat(request: Request) -> Response:

@@ -11,9 +11,9 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from markdown_it import MarkdownIt
 from pydantic_ai import Agent
@@ -24,15 +24,17 @@ from starlette.routing import Route
 
 from context_compiler.chat.reconcile import visible_turns
 from context_compiler.chat.session import ChatSession, Reply
+from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.view import View
-from context_compiler.errors import ContextCompilerError
+from context_compiler.errors import ContextCompilerError, SettingsError
 from context_compiler.messages.printable import safe
+from context_compiler.middleware.manual import CompileResult
 from context_compiler.record.browse import SessionFilter
 from context_compiler.resilience import attempt, try_await
 from context_compiler.tokens.prices import Budget
-from context_compiler.web.api import BadRequest
-from context_compiler.web.data import Inspector
+from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.pages import render
+from context_compiler.web.steering import STEERS, answer_json, body_field, checked, json_body, operations
 
 LONGEST_NAME = 200
 """Characters of a chat's name."""
@@ -71,6 +73,8 @@ class ShownTurn:
     """HTML of the answer, safe to show; empty if there was none."""
     request: int | None
     """Number of its last request on the record."""
+    pinned: bool = False
+    """Its prompt stays in every view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,7 @@ class Chat:
         self._answer: asyncio.Task[None] | None = None
         self._prompt = self._shown = ""
         self._requests: dict[int, int] = {}
+        self._pinned: set[int] = set()
         self.view: View | None = None
         self.session = ChatSession(
             agent_of(defaults.model),
@@ -181,6 +186,28 @@ class Chat:
             "status": record.status.split(";")[0] if record is not None else "",
         }
 
+    async def look_at_pins(self) -> None:
+        """Look up which turns are pinned, by whichever process."""
+        found = await try_await(self.session.pins())
+        self._pinned = {pin.turn for pin in found.value or ()}
+
+    async def steer(self, way: str, body: Mapping[str, Any]) -> CompileResult | Pin:
+        """Compile now, undo that, pin or unpin, and tell the listeners.
+
+        Raises:
+            Busy: an answer is still coming.
+            BadRequest: a field is wrong, or nothing was said yet.
+        """
+        if self._answer is not None:
+            raise Busy("an answer is still coming: wait for it, or stop it")
+        if not self.session.messages:
+            raise BadRequest("nothing was said in this chat yet")
+        result = await checked(STEERS[way](self.session, body))
+        await self.look_at_pins()
+        if isinstance(result, Pin) or (result.done and result.kind != "preview"):
+            self._tell("turns", {"turns": len(visible_turns(self.session.messages))})
+        return result
+
     def stop(self) -> bool:
         """Stop the answer that is coming; what was shown is kept. False if none is coming."""
         if self._answer is None:
@@ -200,6 +227,7 @@ class Chat:
                 user=safe(turn.user),
                 answer=markdown(turn.assistant or ""),
                 request=self._requests.get(at),
+                pinned=at + 1 in self._pinned,
             )
             for at, turn in enumerate(found[start:end], start)
         ]
@@ -276,6 +304,13 @@ class Chats:
         self._open: dict[str, Chat] = {}
         self._opening = asyncio.Lock()
 
+    def model(self, name: str) -> Model:
+        """The model of that name; SettingsError if it cannot be used."""
+        model = self._agent_of(name).model
+        if not isinstance(model, Model):
+            raise SettingsError(f"model={name!r}: there is no such model")
+        return model
+
     async def get(self, name: str) -> Chat:
         """The chat of that name, opened if need be."""
         async with self._opening:
@@ -314,32 +349,6 @@ def _name(request: Request) -> str:
     return name
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    """The JSON object of a request.
-
-    Raises:
-        BadRequest: it is none, or too long.
-    """
-    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-        raise BadRequest("send JSON, with content-type: application/json")
-    data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > 4 * LONGEST_PROMPT:
-            raise BadRequest(f"text: at most {LONGEST_PROMPT} characters")
-    found: object = attempt(lambda: json.loads(data)).value
-    if not isinstance(found, dict):
-        raise BadRequest("the body is no JSON object")
-    return cast("dict[str, Any]", found)
-
-
-def _field(body: Mapping[str, Any], name: str, default: Any) -> Any:
-    value = body.get(name, default)
-    if type(value) is not type(default):
-        raise BadRequest(f"{name}: give a {'boolean' if isinstance(default, bool) else 'string'}")
-    return value
-
-
 class ChatPages:
     """Endpoints of the chat page and of its API."""
 
@@ -355,6 +364,7 @@ class ChatPages:
             Route("/api/chat", self.say, methods=["POST"]),
             Route("/api/chat/events", self.events),
             Route("/api/chat/stop", self.stop, methods=["POST"]),
+            *(Route(f"/api/chat/{way}", partial(self.steer, way=way), methods=["POST"]) for way in STEERS),
         ]
 
     async def page(self, request: Request) -> Response:
@@ -362,6 +372,7 @@ class ChatPages:
         name = _name(request)
         known = await try_await(self.inspector.sessions(SessionFilter()))
         chat = await self.chats.get(name)
+        await chat.look_at_pins()
         turns, earlier = chat.turns()
         return HTMLResponse(
             render(
@@ -400,15 +411,15 @@ class ChatPages:
     async def say(self, request: Request) -> Response:
         """Begin to answer a prompt."""
         chat = await self.chats.get(_name(request))
-        body = await _body(request)
-        text = _field(body, "text", "")
+        body = await json_body(request)
+        text = body_field(body, "text", "")
         if not text.strip() or len(text) > LONGEST_PROMPT:
             raise BadRequest(f"text: give a prompt of at most {LONGEST_PROMPT} characters")
         chat.say(
             text,
-            endless=_field(body, "endless", chat.session.endless),
-            template=_field(body, "template", chat.session.template),
-            model=_field(body, "model", chat.model),
+            endless=body_field(body, "endless", chat.session.endless),
+            template=body_field(body, "template", chat.session.template),
+            model=body_field(body, "model", chat.model),
         )
         return JSONResponse({"session": chat.name}, 202)
 
@@ -417,19 +428,25 @@ class ChatPages:
         chat = await self.chats.get(_name(request))
         return JSONResponse({"stopped": chat.stop()})
 
+    async def steer(self, request: Request, way: str) -> Response:
+        """Compile now, undo that, pin or unpin."""
+        chat = await self.chats.get(_name(request))
+        return answer_json(await chat.steer(way, await json_body(request)))
+
+
+_SESSION: dict[str, Any] = {
+    "name": "session",
+    "in": "query",
+    "description": "Name of the chat.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME, "default": "main"},
+}
+
 
 def _operation(name: str, about: str, answers: Mapping[str, str], *, body: Mapping[str, Any] | None = None) -> Any:
     found: dict[str, Any] = {
         "operationId": name,
         "summary": about,
-        "parameters": [
-            {
-                "name": "session",
-                "in": "query",
-                "description": "Name of the chat.",
-                "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME, "default": "main"},
-            }
-        ],
+        "parameters": [_SESSION],
         "responses": {
             code: {"description": why, "content": {_MEDIA.get(name, "application/json"): {}}}
             for code, why in answers.items()
@@ -474,5 +491,6 @@ CHAT_PATHS: dict[str, Any] = {
     "/api/chat/stop": {
         "post": _operation("stop", "Stop the answer that is coming, and keep it.", {"200": "Whether one was coming."})
     },
+    **operations("/api/chat", _SESSION, busy=True),
 }
 """The part of the OpenAPI document that is about chats."""

@@ -69,6 +69,10 @@ CHAINS = 8
 """Chains of ids that are kept in memory."""
 
 
+class BadRequest(ContextCompilerError):
+    """A parameter has a wrong value."""
+
+
 class NotFound(ContextCompilerError):
     """The record has no such thing."""
 

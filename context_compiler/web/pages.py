@@ -39,7 +39,13 @@ REQUEST_TABS = (
 )
 """Views of one request: the end of the address, and the name."""
 
-SESSION_TABS = (("", "Requests"), ("fact", "Find a fact"), ("layers", "Layers"), ("manager", "Quality"))
+SESSION_TABS = (
+    ("", "Requests"),
+    ("fact", "Find a fact"),
+    ("steering", "Steer"),
+    ("layers", "Layers"),
+    ("manager", "Quality"),
+)
 """Views of one session: the end of the address, and the name."""
 
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}

@@ -89,8 +89,9 @@ class ManagerPage:
 async def load_layers(inspector: Inspector, number: int) -> LayersPage:
     """The layers of a session as all four kinds of node see them."""
     info = await inspector.read(partial(session_of, number=number))
-    found = await inspector.store.layers(info.session_id, info.vault_name)
-    state = cast("Mapping[str, Any]", await Layers(inspector.store, vault_name=info.vault_name).state(info.session_id))
+    store = inspector.store.scoped(info.owner)
+    found = await store.layers(info.session_id, info.vault_name)
+    state = cast("Mapping[str, Any]", await Layers(store, vault_name=info.vault_name).state(info.session_id))
     counter = as_counter(None)
     nodes: list[NodeRow] = []
     for role in NEEDS:

@@ -147,6 +147,33 @@ def test_two_tabs_chat_in_one_conversation(chromium: Any, tmp_path: Path) -> Non
         assert not [said for visit in visits for said in visit.complaints if "ERR_" not in said]
 
 
+def test_a_chat_is_compacted_undone_and_pinned_with_its_buttons(chromium: Any, tmp_path: Path) -> None:
+    with serving(chat_app(tmp_path)) as address:
+        visit = Visit(chromium, address)
+        page = visit.go("/chat")
+        for number in range(1, 6):
+            page.get_by_label("Message", exact=True).fill(f"Question {number} about ticket 47{number} of Maria?")
+            page.keyboard.press("Enter")
+            page.get_by_role("link", name=f"request {number}").wait_for()
+        page.locator("#turn-2").get_by_role("button", name="Keep always").click()
+        page.locator("#turn-2").get_by_role("button", name="Unpin").wait_for()
+        page.get_by_role("button", name="Compact…").click()
+        page.get_by_label("What to keep above all").fill("the tickets")
+        page.get_by_role("button", name="Preview").click()
+        page.get_by_text("nothing was changed").wait_for()
+        page.get_by_role("dialog").get_by_role("button", name="Compact", exact=True).click()
+        page.get_by_text("word for word, scripted:").wait_for()
+        page.get_by_role("button", name="Undo", exact=True).click()
+        page.get_by_text("the whole history is sent again").wait_for()
+        page.locator("#turn-3").get_by_role("button", name="Summarize from here").click()
+        assert page.get_by_label("Only from this turn on").input_value() == "turn 3"
+        page.get_by_role("button", name="Close").click()
+        visit.go("/sessions/1/steering")
+        page.get_by_role("button", name="Unpin").first.click()
+        page.get_by_text("No message is pinned").wait_for()
+        assert not visit.complaints
+
+
 def test_a_hostile_prompt_stays_text_in_the_chat(chromium: Any, tmp_path: Path) -> None:
     with serving(chat_app(tmp_path)) as address:
         visit = Visit(chromium, address)

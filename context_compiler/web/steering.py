@@ -1,0 +1,405 @@
+"""Conversations steered from the browser: compile now, preview, undo, and pins. The other pages only read.
+
+A write needs the same site and the same token as any request, and JSON: no form of another page can send that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol, cast
+
+from pydantic_ai.models import Model
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from context_compiler.compiler.steering import Pin
+from context_compiler.errors import SettingsError
+from context_compiler.messages.fences import one_line
+from context_compiler.messages.history import load_messages, reader_of
+from context_compiler.messages.printable import safe
+from context_compiler.middleware.capability import ContextCompiler
+from context_compiler.middleware.manual import CompileResult
+from context_compiler.record.browse import SessionRow
+from context_compiler.record.store import SQLiteStore
+from context_compiler.record.values import Drop
+from context_compiler.resilience import attempt
+from context_compiler.tokens import as_counter
+from context_compiler.tokens.prices import dollars
+from context_compiler.web.data import BadRequest, Inspector, Pages, session_of
+
+LONGEST_BODY = 2_000_000
+"""Bytes of the JSON that a request may bring."""
+
+EXCERPT = 160
+"""Characters of a prompt in the list."""
+
+ROWS = 50
+"""Prompts on one page."""
+
+STEPS = 50
+"""Newest actions that are listed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinRow:
+    """A message that stays in every view."""
+
+    turn: int
+    """From 1."""
+    role: str
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionRow:
+    """Something that a user did to the views of the session."""
+
+    number: int
+    kind: str
+    """compile, undo, pin or unpin."""
+    text: str
+    """Focus of a compile, or beginning of a message."""
+    before: int | None
+    after: int | None
+    compile: int | None
+    """Number of the compile that was made or undone."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRow:
+    """The prompt of one turn."""
+
+    turn: int
+    """From 1."""
+    message: int
+    """Its position in the raw history, from 0."""
+    text: str
+    tokens: int
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Outcome of a compile, a preview or an undo."""
+
+    kind: str
+    done: bool
+    why: str
+    focus: str
+    before: int
+    after: int
+    kept: int
+    turns: int
+    left_out: tuple[Drop, ...]
+    summary: str
+    model: str
+    usage: dict[str, int]
+    cost: str
+    """In US dollars, or "unknown"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteeringPage:
+    """Actions on the views of a session, its pins, and its prompts."""
+
+    session: SessionRow
+    pins: tuple[PinRow, ...]
+    actions: tuple[ActionRow, ...]
+    """Newest first."""
+    prompts: tuple[PromptRow, ...]
+    pages: Pages
+    preview: Outcome | None
+    """Without a model; None if none was asked for."""
+
+
+def outcome_of(result: CompileResult) -> Outcome:
+    """A result as the page and the API show it."""
+    return Outcome(
+        kind=result.kind,
+        done=result.done,
+        why=safe(result.why),
+        focus=safe(result.focus),
+        before=result.before,
+        after=result.after,
+        kept=result.kept,
+        turns=result.turns,
+        left_out=result.left_out,
+        summary=safe(result.summary),
+        model=result.model,
+        usage=dict(result.usage),
+        cost=dollars(result.cost) if result.usage else "$0",
+    )
+
+
+def pin_row(pin: Pin) -> PinRow:
+    """A pin as the page and the API show it."""
+    return PinRow(turn=pin.turn, role=pin.role, text=safe(pin.text), tokens=pin.tokens)
+
+
+def answer_json(result: CompileResult | Pin) -> Response:
+    """A result or a pin as JSON."""
+    if isinstance(result, Pin):
+        row = pin_row(result)
+        return JSONResponse({name: getattr(row, name) for name in PinRow.__dataclass_fields__})
+    found = outcome_of(result)
+    given = {name: getattr(found, name) for name in Outcome.__dataclass_fields__ if name != "left_out"}
+    drops = [{"what": drop.what, "reason": drop.reason, "tokens": drop.tokens} for drop in found.left_out]
+    return JSONResponse({**given, "left_out": drops})
+
+
+async def load_steering(
+    inspector: Inspector, number: int, *, preview: bool, focus: str, start: str, page: int
+) -> SteeringPage:
+    """Pins, actions and prompts of a session; with a `preview`, what a compile would come to.
+
+    Raises:
+        BadRequest: there is no such turn, or the focus is too long.
+    """
+    info = await inspector.read(partial(session_of, number=number))
+    store = inspector.store.scoped(info.owner)
+    compiler = _compiler(store, info)
+    actions = await store.actions(info.session_id, info.vault_name)
+    pins = await compiler.pins(info.session_id)
+    rows = _prompts(load_messages(await store.transcript(info.session_id, info.vault_name)), pins)
+    pages = Pages(page=page, size=ROWS, total=len(rows))
+    found = None
+    if rows and preview:
+        found = await checked(compiler.preview(info.session_id, focus, start=start or None))
+    return SteeringPage(
+        session=info,
+        pins=tuple(map(pin_row, pins)),
+        actions=tuple(_action_row(one) for one in reversed(actions[-STEPS:])),
+        prompts=tuple(rows[pages.offset : pages.offset + ROWS]),
+        pages=pages,
+        preview=None if found is None else outcome_of(found),
+    )
+
+
+def _prompts(messages: list[Any], pins: tuple[Pin, ...]) -> list[PromptRow]:
+    history = reader_of(as_counter(None)).read(messages)
+    tips = {pin.tip for pin in pins}
+    found: list[PromptRow] = []
+    for at, reading in enumerate(history.readings):
+        if reading.asks:
+            text = " ".join(item.text for item in reading.items if item.mark is None)
+            found.append(
+                PromptRow(
+                    turn=len(found) + 1,
+                    message=at,
+                    text=one_line(safe(text), EXCERPT),
+                    tokens=reading.tokens,
+                    pinned=history.ids[at] in tips,
+                )
+            )
+    return found
+
+
+def _action_row(action: Any) -> ActionRow:
+    state: dict[str, Any] = json.loads(action.state)
+    return ActionRow(
+        number=action.number,
+        kind=action.kind,
+        text=safe(str(state.get("focus") or state.get("text") or "")),
+        before=state.get("before"),
+        after=state.get("after"),
+        compile=action.summary_id,
+        created_at=action.created_at,
+    )
+
+
+def _compiler(store: SQLiteStore, info: SessionRow, model: Model | str = "none") -> ContextCompiler:
+    return ContextCompiler(store=store, owner=info.owner, vault_name=info.vault_name, model=model, system=None)
+
+
+async def checked(work: Awaitable[Any]) -> Any:
+    """Await something; wrong values are a bad request."""
+    try:
+        return await work
+    except SettingsError as error:
+        raise BadRequest(str(error)) from None
+
+
+async def json_body(request: Request) -> dict[str, Any]:
+    """The JSON object of a request.
+
+    Raises:
+        BadRequest: it is none, or too long.
+    """
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise BadRequest("send JSON, with content-type: application/json")
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > LONGEST_BODY:
+            raise BadRequest(f"the body: give at most {LONGEST_BODY:,} bytes")
+    found: object = attempt(lambda: json.loads(data)).value
+    if not isinstance(found, dict):
+        raise BadRequest("the body is no JSON object")
+    return cast("dict[str, Any]", found)
+
+
+def body_field(body: Mapping[str, Any], name: str, default: Any) -> Any:
+    """A field of a body, of the kind of its default.
+
+    Raises:
+        BadRequest: it is of another kind.
+    """
+    value = body.get(name, default)
+    if type(value) is not type(default):
+        raise BadRequest(f"{name}: give a {'boolean' if isinstance(default, bool) else 'string'}")
+    return value
+
+
+class Steered(Protocol):
+    """A conversation that can be steered, such as a chat."""
+
+    async def compact(self, focus: str = "", *, start: int | str | None = None, preview: bool = False) -> CompileResult:
+        """Compile now, or preview that."""
+        ...
+
+    async def undo(self) -> CompileResult:
+        """Go back to the view before the last compile."""
+        ...
+
+    async def pin(self, message: int | str) -> Pin:
+        """Keep a message in every view."""
+        ...
+
+    async def unpin(self, message: int | str) -> Pin:
+        """Treat it like any other again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recorded:
+    """A recorded session that is steered."""
+
+    compiler: ContextCompiler
+    session: str
+
+    async def compact(self, focus: str = "", *, start: int | str | None = None, preview: bool = False) -> CompileResult:
+        work = self.compiler.preview if preview else self.compiler.compile_now
+        return await work(self.session, focus, start=start)
+
+    async def undo(self) -> CompileResult:
+        return await self.compiler.undo_compile(self.session)
+
+    async def pin(self, message: int | str) -> Pin:
+        return await self.compiler.pin(self.session, message)
+
+    async def unpin(self, message: int | str) -> Pin:
+        return await self.compiler.unpin(self.session, message)
+
+
+Steer = Callable[[Steered, Mapping[str, Any]], Awaitable["CompileResult | Pin"]]
+
+
+async def _compact(steered: Steered, body: Mapping[str, Any]) -> CompileResult:
+    focus, start = body_field(body, "focus", ""), body_field(body, "start", "")
+    return await steered.compact(focus, start=start or None, preview=body_field(body, "preview", False))
+
+
+async def _undo(steered: Steered, body: Mapping[str, Any]) -> CompileResult:
+    return await steered.undo()
+
+
+async def _pin(steered: Steered, body: Mapping[str, Any]) -> Pin:
+    return await steered.pin(body_field(body, "message", ""))
+
+
+async def _unpin(steered: Steered, body: Mapping[str, Any]) -> Pin:
+    return await steered.unpin(body_field(body, "message", ""))
+
+
+STEERS: dict[str, Steer] = {"compact": _compact, "undo": _undo, "pin": _pin, "unpin": _unpin}
+"""Ways to steer a session, by the last part of their address."""
+
+
+class SteeringPages:
+    """Endpoints that steer the sessions of a record.
+
+    Args:
+        inspector: Reads the record, of the owner that the server is for.
+        model: Model by name, for a summary; raises `SettingsError` if it cannot be used. None offers none.
+    """
+
+    def __init__(self, inspector: Inspector, model: Callable[[str], Model] | None) -> None:
+        self._inspector, self._model = inspector, model
+
+    def routes(self) -> list[Route]:
+        """The routes of all endpoints."""
+        return [
+            Route(f"/api/sessions/{{number}}/{name}", partial(self._steer, work=work), methods=["POST"])
+            for name, work in STEERS.items()
+        ]
+
+    async def _steer(self, request: Request, work: Steer) -> Response:
+        given = request.path_params["number"]
+        if not (given.isascii() and given.isdigit() and len(given) < 16):
+            raise BadRequest("number: give a whole number")
+        body = await json_body(request)
+        info = await self._inspector.read(partial(session_of, number=int(given)))
+        name = body_field(body, "model", "none")
+        if name != "none" and self._model is None:
+            raise BadRequest("model: this server has no models; leave it out, and passages are quoted")
+        model = name if name == "none" or self._model is None else self._model(name)
+        store = SQLiteStore(self._inspector.store.path)
+        try:
+            compiler = _compiler(store.scoped(info.owner), info, model)
+            result = await checked(work(_Recorded(compiler=compiler, session=info.session_id), body))
+        finally:
+            await store.close()
+        return answer_json(result)
+
+
+_FOCUS = {"type": "string", "maxLength": 2_000, "description": "Subject that the summary and the quotes keep."}
+_START = {"type": "string", "description": "Summarize from this turn on, such as `turn 4`; what is before it stays."}
+_MODEL = {"type": "string", "description": "Model that writes the summary, or none.", "default": "none"}
+_MESSAGE = {"type": "string", "description": "`turn 3`, `m12`, or words that the message holds."}
+_PREVIEW = {"type": "boolean", "description": "Change nothing, and ask no model."}
+
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "compact": ("Compile now, or preview that.", {"focus": _FOCUS, "start": _START, "preview": _PREVIEW}),
+    "undo": ("Go back to the view before the last compile.", {}),
+    "pin": ("Keep a message in every view, word for word.", {"message": _MESSAGE}),
+    "unpin": ("Treat a pinned message like any other again.", {"message": _MESSAGE}),
+}
+"""Summary of each way to steer, and the fields of its body."""
+
+ANSWERS = {"200": "What it came to.", "400": "A field is wrong.", "404": "There is no such session."}
+
+
+def operations(path: str, parameter: Mapping[str, Any], *, busy: bool = False) -> dict[str, Any]:
+    """The part of the OpenAPI document for the endpoints below a path; a chat may be `busy`, and has a model."""
+    found: dict[str, Any] = {}
+    answers = {**ANSWERS, "409": "An answer is still coming."} if busy else ANSWERS
+    for name, (about, fields) in BODIES.items():
+        properties = fields if busy or name != "compact" else {**fields, "model": _MODEL}
+        found[f"{path}/{name}"] = {
+            "post": {
+                "operationId": f"{name}_{path.split('/')[2]}",
+                "summary": about,
+                "parameters": [parameter],
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": {"type": "object", "properties": properties}}},
+                },
+                "responses": {
+                    code: {"description": why, "content": {"application/json": {}}} for code, why in answers.items()
+                },
+            }
+        }
+    return found
+
+
+_NUMBER = {"name": "number", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 1}}
+
+STEERING_PATHS = operations("/api/sessions/{number}", _NUMBER)
+"""The part of the OpenAPI document that steers sessions."""

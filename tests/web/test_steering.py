@@ -1,0 +1,116 @@
+"""Steering from the browser: the session's page, the chat, and their JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from context_compiler.record.store import SQLiteStore
+from context_compiler.web.app import create_app
+from tests.web.browser import chat_app, serving
+from tests.web.conftest import FACT, HOSTILE, number_of
+from tests.web.test_chat import Tab
+
+
+def steer(client: TestClient, way: str, session: int, **body: Any) -> Any:
+    answer = client.post(f"/api/sessions/{session}/{way}", json=body)
+    return answer.json() if answer.status_code == 200 else (answer.status_code, answer.json()["error"])
+
+
+async def test_a_session_is_compacted_pinned_and_taken_back(client: TestClient, db: Path) -> None:
+    session = number_of(client, "long")
+    shown = steer(client, "compact", session, focus="the release code", preview=True)
+    assert shown["done"] and shown["kind"] == "preview" and shown["cost"] == "$0"
+    assert client.get(f"/api/sessions/{session}/steering").json()["actions"] == []
+    done = steer(client, "compact", session, focus="the release code")
+    assert done["done"] and done["before"] >= done["after"] and done["left_out"] and FACT in done["summary"]
+    pinned = steer(client, "pin", session, message=FACT)
+    assert pinned["turn"] == 2 and pinned["role"] == "user"
+    page = client.get(f"/sessions/{session}/steering").text
+    assert 'data-unpin="m' in page and "the release code" in page and 'data-open="compact"' in page
+    found = client.get(f"/api/sessions/{session}/steering").json()
+    assert [one["kind"] for one in found["actions"]] == ["pin", "compile"] and found["actions"][1]["compile"]
+    assert [one["turn"] for one in found["pins"]] == [2]
+    assert [one["turn"] for one in found["prompts"] if one["pinned"]] == [2] and found["prompts"][0]["message"] == 0
+    assert steer(client, "unpin", session, message="turn 2")["turn"] == 2
+    assert steer(client, "undo", session)["done"]
+    assert not await SQLiteStore(db).verify()
+
+
+def test_a_preview_has_an_address(client: TestClient) -> None:
+    session = number_of(client, "long")
+    found = client.get(f"/api/sessions/{session}/steering?preview=yes&focus=release&start=turn 9").json()["preview"]
+    assert found["kind"] == "preview" and found["focus"] == "release"
+    wrong = client.get(f"/api/sessions/{session}/steering?preview=yes&start=turn 900")
+    assert wrong.status_code == 400 and "no such message" in wrong.json()["error"]
+    bare = number_of(client, "bare")
+    assert "cannot be steered from here" in client.get(f"/sessions/{bare}/steering").text
+    assert steer(client, "compact", bare)[0] == 503
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}, {"content-type": "text/plain"}],
+)
+def test_another_site_steers_nothing(client: TestClient, headers: dict[str, str]) -> None:
+    session = number_of(client, "long")
+    for way in ("compact", "undo", "pin", "unpin"):
+        answer = client.post(f"/api/sessions/{session}/{way}", content='{"message": "turn 1"}', headers=headers)
+        assert answer.status_code in (400, 403)
+    assert client.get(f"/api/sessions/{session}/steering").json()["actions"] == []
+
+
+def test_without_the_token_nothing_is_steered(db: Path) -> None:
+    with TestClient(create_app(db, system=None, token="secret"), base_url="http://127.0.0.1") as guarded:
+        assert guarded.post("/api/sessions/1/pin", json={"message": "turn 1"}).status_code == 401
+        allowed = guarded.post(
+            "/api/sessions/1/pin", json={"message": "turn 1"}, headers={"authorization": "Bearer secret"}
+        )
+        assert allowed.status_code == 200
+
+
+def test_what_is_wrong_is_said(client: TestClient) -> None:
+    session = number_of(client, "long")
+    assert steer(client, "pin", session, message="turn 99")[0] == 400
+    assert steer(client, "pin", session, message=7) == (400, "message: give a string")
+    assert steer(client, "pin", 4_711, message="turn 1")[0] == 404
+    assert "no models" in steer(client, "compact", session, model="openai:gpt-5")[1]
+    assert client.post(f"/api/sessions/{session}/compact", json=[]).status_code == 400
+    assert client.get(f"/api/sessions/{session}/compact").status_code in (404, 405)
+    paths = client.get("/api/openapi.json").json()["paths"]
+    assert {"/api/sessions/{number}/undo", "/api/sessions/{number}/steering", "/api/chat/pin"} <= set(paths)
+
+
+def test_what_a_user_pins_is_shown_as_text(client: TestClient) -> None:
+    session = number_of(client, "long")
+    assert steer(client, "pin", session, message=HOSTILE)["turn"] == 6
+    assert HOSTILE not in client.get(f"/sessions/{session}/steering").text
+
+
+async def test_a_chat_is_steered_and_every_tab_hears_of_it(tmp_path: Path) -> None:
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address) as tab, httpx.AsyncClient(base_url=address, timeout=60) as client:
+            empty = await client.post("/api/chat/compact", json={})
+            assert empty.status_code == 400 and "nothing was said" in empty.json()["error"]
+            for number in range(1, 7):
+                await tab.say(f"Question {number} about ticket 47{number} of Maria?")
+                await tab.until("done", number)
+            assert 'data-pin="turn 2"' in await tab.page() and 'data-from="turn 2"' in await tab.page()
+            assert (await client.post("/api/chat/pin", json={"message": "turn 2"})).json()["turn"] == 2
+            assert 'data-unpin="turn 2"' in await tab.page()
+            shown = (await client.post("/api/chat/compact", json={"focus": "tickets", "preview": True})).json()
+            assert shown["kind"] == "preview" and shown["usage"]["input_tokens"] > 0
+            heard = len([name for name, _ in tab.heard if name == "turns"])
+            done = (await client.post("/api/chat/compact", json={"focus": "tickets"})).json()
+            assert done["done"] and done["model"] == "scripted" and "Said so far" in done["summary"]
+            await tab.until("turns", heard + 1)
+            assert (await client.post("/api/chat/undo", json={})).json()["done"]
+            assert (await client.post("/api/chat/undo", json={})).json()["done"] is False
+            await tab.say("Where do I look first?")
+            busy = await client.post("/api/chat/undo", json={})
+            assert busy.status_code in (200, 409)
+            await tab.until("done", 7)
