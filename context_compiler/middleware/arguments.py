@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Collection
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, Field, dataclass, fields
 from decimal import Decimal
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from reprlib import Repr
 from typing import Any, Literal, Self, cast
 
 from pydantic_ai import RunContext
@@ -47,6 +48,10 @@ CHOICES = {
     "record": ("full", "metadata", "off"),
 }
 """Words that an argument may be."""
+
+SHORT = Repr()
+SHORT.maxstring = SHORT.maxother = 60
+"""Values of arguments, as long as a line has room for."""
 
 SHIPPED = TemplateLibrary(system=None)
 """The templates that come with the package."""
@@ -90,7 +95,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
 """Types of the arguments that nothing else checks: a YAML spec passes any value."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Arguments:
     """The arguments of a compiler; nothing is opened or read before the first request."""
 
@@ -200,6 +205,12 @@ class Arguments:
                 what = f"{name}={value!r:.80} cannot be pickled ({error})"
                 raise pickle.PicklingError(f"{what}: make the compiler in the process that uses it") from error
         return _rebuild, (type(self), given)
+
+    def __repr__(self) -> str:
+        """The arguments that are not the default, each in short."""
+        changed = [one for one in fields(self) if one.init and one.repr and _differs(getattr(self, one.name), one)]
+        given = [f"{one.name}={SHORT.repr(getattr(self, one.name))}" for one in changed]
+        return f"{type(self).__name__}({', '.join(given)})"
 
     @property
     def place(self) -> str:
@@ -383,6 +394,10 @@ class Arguments:
 
 def _rebuild(kind: type[Arguments], given: dict[str, Any]) -> Arguments:
     return kind(**given)
+
+
+def _differs(value: object, argument: Field[Any]) -> bool:
+    return type(value) is not type(argument.default) or value != argument.default
 
 
 def _hash(choices: tuple[object, ...]) -> str:

@@ -51,11 +51,55 @@ COMPACTED = "gen_ai.conversation.compacted"
 """Attribute of the semantic conventions for a request whose conversation was compacted."""
 
 
-@dataclass
+@dataclass(repr=False)
 class ContextCompiler(Arguments, AbstractCapability[Any]):
     """Compiles what each model request carries, within a token budget.
 
     With `model=None` the run's own model writes the summaries, at its usual price; `model="none"` asks none.
+
+    Args:
+        template: A name, a path inside the roots, or a `Template`.
+        budget: Input tokens of one request, a share of the window, or `Money`; None is 0.8 of a known window,
+            else 32,000.
+        trigger: When to cut back, in tokens or as a share of the budget; None is the template's, else the
+            budget.
+        reserve: Tokens of a known window that stay free for the answer.
+        window: The model's context window in tokens, where the host does not know it.
+        counter: Token counter; None counts o200k exactly, "provider" asks the model's provider, too.
+        fidelity: Fidelity of the summary; None takes the template's.
+        every_turn: Compile at the first request of every user turn, which moves the prompt-cache prefix once a
+            turn.
+        compile_tool: Give the agent the tool `compile_context`, with which it has its own conversation
+            compiled.
+        background: Compile while the conversation goes on, before the threshold is reached, so that no request
+            waits for it.
+        model: The compiler's model; None is the run's own, "none" is no model.
+        compile_spend_limit: The most that the compiles of a session may cost; then no model is asked. Requests
+            do not count.
+        store: Store of the record: a path or a `Store`; None keeps it in memory.
+        vault: A folder whose `AssistantMD/ContextTemplates/` comes first.
+        system: A folder whose `ContextTemplates/` comes second.
+        vault_name: Name of the vault on the record; empty is none, or the role of a node with layers.
+        recent_turns: Turns before the active one to keep if they fit; None is the template's, "all" is all.
+        recent_tool_results: Tool results that a compile sees whole; None is the template's, "all" is all.
+        tool_history: Tool exchanges of kept turns: paired (verbatim), drop, or render (as text).
+        recall: The most that the recall block of a prompt may take: a share of the room for messages (1.0: all
+            that is free), or tokens; 0 recalls nothing.
+        reflections: Policy that fills `reflections` for a template that asks for them; None takes the last
+            three failed calls.
+        inject: The channel of the summary: user, system or compaction.
+        record: Content of the record: full, metadata, or off.
+        owner: Owner of the conversations, or a function from a run to it: nothing of one owner is found by
+            another. None is the owner of the store.
+        redact: Given a text, what of it may be kept on the record.
+        dry_run: Record and log what would be sent, and send raw history.
+        timeout: Seconds for one compile.
+        on_view: Called with every view before it is sent; may be async.
+        on_error: Called with everything that failed here; may be async.
+        layers: Source of the layers: `Layers`, or a function from a session to its state. What `role` needs of
+            them stands before each run's prompt.
+        role: Node of the agent: understand, think, act, reply, or a `Need` of your own.
+        id: Stable, because durable engines name their steps by it.
     """
 
     _: KW_ONLY

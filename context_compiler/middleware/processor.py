@@ -7,9 +7,10 @@ it: the next call continues from the raw history, not from our own output.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from inspect import signature
+from typing import Any, ParamSpec
 
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse
@@ -25,7 +26,8 @@ from context_compiler.middleware.request import Host, charge_run, processor_requ
 from context_compiler.middleware.state import Run
 from context_compiler.record.values import Record
 from context_compiler.resilience import try_await
-from context_compiler.template import Template
+
+Given = ParamSpec("Given")
 
 REMEMBERED = 64
 """Runs and conversations that are remembered."""
@@ -64,6 +66,10 @@ class CompilingHistoryProcessor:
         self._runs: Memo[str, Run] = Memo(REMEMBERED)
         self._raw: Memo[tuple[str | None, str], list[ModelMessage]] = Memo(REMEMBERED)
         self._stored: Memo[tuple[str | None, str], list[ModelMessage]] = Memo(REMEMBERED)
+
+    def __repr__(self) -> str:
+        """The arguments that are not the default."""
+        return repr(self._ware.arguments).replace("Arguments", type(self).__name__, 1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompilingHistoryProcessor:
         """A new processor of the same arguments, which are shared."""
@@ -140,9 +146,21 @@ class CompilingHistoryProcessor:
         return [*raw, *messages_after(messages, mark["responses"], mark["tail"])]
 
 
-def build_compiling_history_processor(
-    template: str | Template = "chat_compiler", **arguments: Any
-) -> CompilingHistoryProcessor:
+def _with_arguments_of(
+    arguments: Callable[Given, Arguments],
+) -> Callable[[Callable[..., CompilingHistoryProcessor]], Callable[Given, CompilingHistoryProcessor]]:
+    """Decorator: the signature of `arguments`, which editors and `help` then list in full."""
+
+    def decorate(build: Callable[..., CompilingHistoryProcessor]) -> Callable[Given, CompilingHistoryProcessor]:
+        whole = signature(arguments).replace(return_annotation=CompilingHistoryProcessor)
+        build.__signature__ = whole  # pyright: ignore[reportFunctionMemberAccess] # read by inspect
+        return build
+
+    return decorate
+
+
+@_with_arguments_of(Arguments)
+def build_compiling_history_processor(*args: Any, **arguments: Any) -> CompilingHistoryProcessor:
     """A history processor for `ProcessHistory`, with the arguments of `ContextCompiler`.
 
     Prefer `ContextCompiler`: it leaves the stored history alone. This one is for where only a processor can
@@ -152,7 +170,7 @@ def build_compiling_history_processor(
         SettingsError: A value is wrong.
         TemplateError: There is no template of that name.
     """
-    given = Arguments(template, **arguments)
+    given = Arguments(*args, **arguments)
     given.check()
     given.check_names()
     return CompilingHistoryProcessor(given)

@@ -263,7 +263,7 @@ def _edges_by(edges: Iterable[Edge], end: str) -> Mapping[str, tuple[Edge, ...]]
     return {name: tuple(some) for name, some in found.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Graph(Attributed):
     """A pipeline as written in its source."""
 
@@ -275,7 +275,7 @@ class Graph(Attributed):
     diagnostics: tuple[Diagnostic, ...] = field(default=(), compare=False)
     """Deviations that the parser tolerated."""
     path: str | None = field(default=None, compare=False)
-    source: str = field(default="", compare=False, repr=False)
+    source: str = field(default="", compare=False)
     """The text it was parsed from; empty for a graph built in Python."""
     _outgoing: Mapping[str, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
     _incoming: Mapping[str, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
@@ -283,6 +283,10 @@ class Graph(Attributed):
     def __post_init__(self) -> None:
         object.__setattr__(self, "_outgoing", _edges_by(self.edges, "source"))
         object.__setattr__(self, "_incoming", _edges_by(self.edges, "target"))
+
+    def __repr__(self) -> str:
+        """Name and size."""
+        return f"Graph({self.name!r}, {len(self.nodes)} nodes, {len(self.edges)} edges)"
 
     def spellings(self, name: str) -> tuple[str, ...]:
         """Other spellings of a graph attribute."""

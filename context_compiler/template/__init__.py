@@ -49,7 +49,7 @@ LARGEST = 256 * 1024
 """Bytes of a template file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Template:
     """One parsed and fully checked template."""
 
@@ -71,8 +71,12 @@ class Template:
     contract: str | None = None
     """The fenced yaml and json blocks of the body, as text. Nothing enforces them."""
     warnings: tuple[str, ...] = ()
-    offset: int = field(default=0, repr=False)
+    offset: int = 0
     """Lines of the file above the body."""
+
+    def __repr__(self) -> str:
+        """Name, origin and compiler; the body is long."""
+        return f"Template({self.name!r}, {self.source}, compiler={self.compiler!r}, {len(self.body):,} characters)"
 
     @classmethod
     def parse(cls, text: str, *, name: str, source: Origin = "inline", path: str | None = None) -> Self:
@@ -215,6 +219,10 @@ class TemplateLibrary:
         }
         self._system = folders["system"]
         self._roots = tuple(Root(source=source, folder=folder) for source, folder in folders.items() if folder)
+
+    def __repr__(self) -> str:
+        """Its folders, in the order in which they are looked into."""
+        return f"TemplateLibrary({', '.join(str(root.folder) for root in self._roots)})"
 
     def find(self, name: str | Template) -> Template:
         """The template of that name; one that is a template already is given back as it is.

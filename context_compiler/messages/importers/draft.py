@@ -158,7 +158,7 @@ UNDATED = datetime(1970, 1, 1, tzinfo=UTC)
 Json = dict[str, object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Transcript:
     """One conversation, read."""
 
@@ -169,6 +169,10 @@ class Transcript:
     messages: tuple[ModelMessage, ...]
     notes: tuple[str, ...] = ()
     """Notes on lenient reading: entries skipped, calls cut off, blocks of unknown type kept as text."""
+
+    def __repr__(self) -> str:
+        """Name, format and size; the messages are long."""
+        return f"Transcript({self.name!r}, {self.format}, {len(self.messages):,} messages, {len(self.notes)} notes)"
 
 
 def mapping(value: object) -> Json | None:
