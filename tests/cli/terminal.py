@@ -20,7 +20,7 @@ ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[
 WHERE = "\x1b[6n"
 """The question where the cursor is."""
 
-WAIT = 20.0
+WAIT = 120.0
 """Seconds for anything to appear."""
 
 

@@ -17,7 +17,7 @@ PROMPT = "›"
 MODES = pytest.mark.parametrize("mode", [(), ("--endless",)], ids=["normal", "endless"])
 
 
-def chat(folder: Path, *args: str, model: str = "scripted:0.01") -> object:
+def chat(folder: Path, *args: str, model: str = "scripted:0.002") -> object:
     return terminal(folder, "chat", "--model", model, "--budget", "900", *args)
 
 
