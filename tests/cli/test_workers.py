@@ -75,3 +75,15 @@ def test_a_place_without_a_queue_is_named(cc: Command, plan: Path, tmp_path: Pat
     cc("pipeline", "submit", plan, "--id", "login-1", "--simulate")
     unknown = cc("pipeline", "status", "login-2")
     assert unknown.code == 2 and "login-1" in unknown.err
+
+
+def test_the_commands_take_an_address_and_never_print_its_password(cc: Command, plan: Path, postgres_url: str) -> None:
+    runs = ("--runs", postgres_url.replace("postgres@", "postgres:secret@"))
+    assert cc("pipeline", "submit", plan, "--simulate", "--auto-approve", "--id", "first", *runs).out == "first\n"
+    assert cc(*WORKER, *runs).out == "taken first\nsuccess first\n"
+    assert cc("pipeline", "status", "first", "--json", *runs).json["state"] == "success"
+    assert cc("pipeline", "runs", "--json", *runs).json["runs"][0]["run_id"] == "first"
+    assert "success" in cc("pipeline", "show", "first", *runs).out
+    empty, wrong = cc("pipeline", "status", *runs), cc("pipeline", "status", "second", *runs)
+    assert empty.out.startswith("no open runs in postgresql://postgres@") and "secret" not in empty.out + wrong.err
+    assert wrong.code == 2 and "no submitted run 'second'" in wrong.err

@@ -39,6 +39,8 @@ def test_a_compile_is_replayed_and_what_the_run_began_with_too(tmp_path: Path) -
     result = json.loads(recovered.stdout)
     assert result["output"] == "done" and result["requests"] == 3
     assert (tmp_path / "compiled").read_text().splitlines() == ["once"]
+    sent = [json.loads(line) for line in (tmp_path / "sent").read_text().splitlines()]
+    assert len(sent) == 3 and all(later[: len(one)] == one for one, later in zip(sent, sent[1:], strict=False))
     ours = [step.rpartition(".")[2] for step in result["steps"] if "context_compiler" in step]
     assert ours == ["begin", "compile"]
     assert result["views"] == ["raw", "compiled", "cycle", "cycle"] and result["ratio"] > 1.3

@@ -43,6 +43,9 @@ async def notes(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
 def answer(body: Any) -> Any:
     said = [message for message in body["messages"] if message["role"] == "tool" and "survived" in str(message)]
     asked = "survive this" in str(body["messages"])
+    if asked:
+        with (FOLDER / "sent").open("a") as file:
+            file.write(json.dumps(body["messages"]) + "\n")
     return [("tool", {})] if asked and len(said) < 2 else "done"
 
 
