@@ -11,7 +11,7 @@ from context_compiler.compiler.advance import Advance, advance, decided_by, fail
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, reason_for_no_model, summary_request
 from context_compiler.errors import CompileError
-from context_compiler.middleware.request import Host
+from context_compiler.middleware.request import Host, response_of
 from context_compiler.middleware.state import PendingCompile, RequestContext
 from context_compiler.record.values import Compile
 
@@ -88,13 +88,12 @@ async def discard(context: RequestContext, host: Host) -> tuple[Compile | None, 
     one = pending(context)
     if one is None:
         return None, None
-    unfit, done = _unfit(context, one, host), one.task.done() and not one.task.cancelled()
+    unfit, made = _unfit(context, one, host), response_of(one.task) if one.task.done() else None
     if unfit is None:
-        return (await finish(context, one, host))[1:] if done and one.task.result().failure else (None, None)
+        return (await finish(context, one, host))[1:] if made is not None and made.failure else (None, None)
     spent: dict[str, int] = {}
-    if done:
-        response = replace(_due(context, one, one.task.result()), failure=None)
-        spent = host.charge(response).usage
+    if made is not None:
+        spent = host.charge(replace(_due(context, one, made), failure=None)).usage
     context.compiler.pending.take(one)
     one.cancel()
     return _row(one, CompileError(unfit, model=context.policy.model, phase="background", usage=spent), "skipped"), None

@@ -135,9 +135,7 @@ class Host(Protocol):
     async def land(self, task: asyncio.Task[SummaryResponse]) -> SummaryResponse:
         """Wait for what was launched."""
         await asyncio.wait({task})
-        if task.cancelled():
-            return SummaryResponse(text="", failure={"message": "it was cancelled", "model": "", "phase": "call"})
-        return task.result()
+        return response_of(task)
 
     def charge(self, response: SummaryResponse) -> SummaryResponse:
         """Pay for a summary that was launched, and return it.
@@ -317,6 +315,15 @@ def within_limits(ctx: RunContext[Any], given: int, answered: int) -> bool:
         (allowed.total_tokens_limit, used.total_tokens, given + answered),
     )
     return all(limit is None or 2 * tokens <= limit - spent for limit, spent, tokens in takes)
+
+
+def response_of(task: asyncio.Task[SummaryResponse]) -> SummaryResponse:
+    """The response of a task that is done, however it ended."""
+    error = None if task.cancelled() else task.exception()
+    if error is None and not task.cancelled():
+        return task.result()
+    why = "it was cancelled" if error is None else f"{type(error).__name__}: {error}"
+    return SummaryResponse(text="", failure={"message": why, "model": "", "phase": "call"})
 
 
 def is_durable(ctx: RunContext[Any]) -> bool:
