@@ -118,7 +118,7 @@ def test_the_command_line_of_the_benchmark_knows_this_memory(tmp_path: Path) -> 
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -64,7 +64,7 @@ def run(site: Path, *command: str) -> subprocess.CompletedProcess[str]:
         cwd=site,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

@@ -71,7 +71,7 @@ class Terminal:
     def kill(self) -> None:
         """End the program at once."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def ended(self) -> int:
         """Wait for the end; the exit code."""
@@ -100,5 +100,5 @@ def terminal(
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait(60)
         os.close(master)

@@ -51,7 +51,7 @@ class Hanging(VolatileMemory):
 
 @pytest.fixture(autouse=True)
 async def bounded() -> AsyncIterator[None]:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         yield
 
 

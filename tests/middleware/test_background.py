@@ -317,7 +317,7 @@ def test_a_program_that_ends_meanwhile_ends_without_a_word() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "asked\nasked\nended\nended\n", "")

@@ -97,7 +97,7 @@ def test_one_compiler_serves_several_loops_in_several_threads(tmp_path: Path) ->
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert not failures and notes.asked == 4
     assert max(sent.tokens for talker in talkers for sent in talker.sent) <= BUDGET
 
@@ -157,7 +157,7 @@ def in_threads(work: Callable[[int], Any], count: int) -> list[BaseException]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     return failures
 
 
@@ -168,7 +168,7 @@ def test_threads_that_want_the_same_compile_all_get_it(tmp_path: Path) -> None:
 
     async def work(number: int) -> None:
         agent = Agent(Talker("done").model, capabilities=[ours[number]])
-        together.wait(30)
+        together.wait(300)
         await run(agent, "question", message_history=past(1))
         view = ours[number].last_view
         assert view is not None and view.status.startswith("compiled") and "Goal" in view.summary
@@ -193,7 +193,7 @@ def test_a_thread_that_gives_up_takes_no_call_from_the_others(tmp_path: Path) ->
             task.cancel()
             await asyncio.wait({task})
             return
-        begun.wait(30)
+        begun.wait(300)
         await run(agent, "question", message_history=past(1))
         assert "Goal" in (ours[1].last_view or pytest.fail("no view")).summary
 

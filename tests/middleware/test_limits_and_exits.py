@@ -117,7 +117,7 @@ def test_a_script_that_is_done_ends_and_says_nothing(case: str, tmp_path: Path) 
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

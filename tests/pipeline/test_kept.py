@@ -239,5 +239,5 @@ asyncio.run(runs.close())
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files cannot be listed on this system")
 def test_a_forked_process_has_no_run_store_open(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FORKING, str(tmp_path / "runs.db")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.stdout, done.stderr) == ("0 []\n", "")

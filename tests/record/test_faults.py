@@ -74,7 +74,11 @@ async def main():
 asyncio.run(main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "context.db"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, tmp_path / "context.db"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     error, rest = done.stdout.splitlines()
     assert error.startswith(f"{tmp_path}/context.db: ") and "disk" in error
@@ -174,7 +178,7 @@ async def test_a_folder_that_may_not_be_written_can_be_read_and_refuses_the_rest
         (folder / "context.db").chmod(0o444)
         folder.chmod(0o555)
         command = [sys.executable, "-c", UNPRIVILEGED, name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         folder.chmod(0o755)
         lines = done.stdout.splitlines()
         assert len(lines) == 4 and lines[0] == "2", (done.returncode, done.stdout, done.stderr)

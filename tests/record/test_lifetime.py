@@ -22,7 +22,7 @@ from tests.record.entries import Talk, ask, compiled, cycle, request, talk
 def alone(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own that must end by itself."""
     command = [sys.executable, "-W", "error", "-c", script, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_a_store_outlives_the_event_loop_that_opened_it(tmp_path: Path):

@@ -15,7 +15,7 @@ Message = dict[str, Any]
 def post(server: LoopbackServer, body: object, path: str | None = None) -> tuple[int, dict[str, Any]]:
     """A raw request: status and JSON."""
     port = int(server.base_url.split(":")[2].split("/")[0])
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         connection.request("POST", path or server.path, raw, {"content-type": "application/json"})
         response = connection.getresponse()

@@ -54,7 +54,7 @@ def address() -> str:
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def end() -> None:
-        process.communicate(timeout=10)
+        process.communicate(timeout=300)
         folder.cleanup()
 
     atexit.register(end)

@@ -39,7 +39,7 @@ print(refused)
 def run(package: Path, before: str = "") -> subprocess.CompletedProcess[str]:
     program = PROGRAM.format(before=before)
     command = [sys.executable, "-c", program]
-    return subprocess.run(command, cwd=package.parent, capture_output=True, text=True, check=True, timeout=60)
+    return subprocess.run(command, cwd=package.parent, capture_output=True, text=True, check=True, timeout=300)
 
 
 def copied(to: Path) -> Path:
@@ -96,6 +96,6 @@ def test_an_estimate_is_no_less_than_the_count_of_ordinary_text(tmp_path: Path) 
     ]
     program = f"from context_compiler.tokens import TokenCounter as C; print([C().text(text) for text in {texts!r}])"
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
     estimates = [int(number) for number in done.stdout.strip("[]\n").split(",")]
     assert all(estimate >= TokenCounter().text(text) for estimate, text in zip(estimates, texts, strict=True))

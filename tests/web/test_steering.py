@@ -93,7 +93,7 @@ def test_what_a_user_pins_is_shown_as_text(client: TestClient) -> None:
 
 async def test_a_chat_is_steered_and_every_tab_hears_of_it(tmp_path: Path) -> None:
     with serving(chat_app(tmp_path)) as address:
-        async with Tab(address) as tab, httpx.AsyncClient(base_url=address, timeout=60) as client:
+        async with Tab(address) as tab, httpx.AsyncClient(base_url=address, timeout=300) as client:
             empty = await client.post("/api/chat/compact", json={})
             assert empty.status_code == 400 and "nothing was said" in empty.json()["error"]
             for number in range(1, 7):
