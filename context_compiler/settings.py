@@ -160,6 +160,7 @@ KEYS = (
     "recent_tool_results",
     "tool_history",
     "recall",
+    "recall_across",
     "inject",
     "record",
     "owner",

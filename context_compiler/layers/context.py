@@ -289,6 +289,8 @@ class LayerBlock:
     """Cost in a request, in exact tokens."""
     sections: tuple[Quote, ...] = ()
     drops: tuple[Drop, ...] = ()
+    others: int = 0
+    """Those of its tokens that quote other conversations."""
 
 
 NO_LAYERS = LayerBlock()
@@ -374,7 +376,9 @@ def with_layer_tokens(sections: dict[str, int], block: LayerBlock) -> dict[str, 
     """Tokens of a view by section, with the layers apart from the other messages."""
     if not block.text:
         return sections
-    return {**sections, "layers": block.tokens, "messages": sections["messages"] - block.tokens}
+    own = {"layers": block.tokens - block.others, "other conversations": block.others}
+    named = {name: tokens for name, tokens in own.items() if tokens}
+    return {**sections, **named, "messages": sections["messages"] - block.tokens}
 
 
 def insert_block(messages: Sequence[ModelMessage], block: LayerBlock) -> list[ModelMessage]:
@@ -393,4 +397,12 @@ def insert_block(messages: Sequence[ModelMessage], block: LayerBlock) -> list[Mo
 
 def drop_block(block: LayerBlock, reason: str) -> LayerBlock:
     """Empty block, with the reason."""
-    return replace(NO_LAYERS, drops=(*block.drops, Drop(what="layers", reason=reason, tokens=block.tokens)))
+    what = "passages of other conversations" if block.others and block.others == block.tokens else "layers"
+    return replace(NO_LAYERS, drops=(*block.drops, Drop(what=what, reason=reason, tokens=block.tokens)))
+
+
+def with_others(block: LayerBlock, text: str, quotes: Sequence[Quote], counter: TokenCounter) -> LayerBlock:
+    """Block with passages of other conversations before it."""
+    both = f"{text}\n\n{block.text}" if block.text else text
+    tokens = counter.text(both) + MESSAGE_OVERHEAD
+    return replace(block, text=both, tokens=tokens, sections=(*block.sections, *quotes), others=tokens - block.tokens)

@@ -22,7 +22,9 @@ from context_compiler.compiler.summary import SummaryResponse
 from context_compiler.errors import StoreError
 from context_compiler.messages.history import History, Reader, load_messages
 from context_compiler.middleware.arguments import Arguments
+from context_compiler.middleware.others import other_mentions
 from context_compiler.middleware.state import Result
+from context_compiler.recall.others import Mention
 from context_compiler.record.actions import Action
 from context_compiler.record.redaction import Redactor
 from context_compiler.record.rows import BrokenReference
@@ -272,6 +274,12 @@ class Archive:
             known = reader.read(load_messages(bodies)) if bodies else None
             start = None if known is None else _window_start(known, window)
         return known.messages[: start or 0] if known is not None else ()
+
+    async def others(self, session_id: str, prompt: str) -> list[tuple[float, Mention]]:
+        """Passages of other conversations of the owner that answer a prompt; none if the store fails."""
+        if self._arguments.record == "off":
+            return []
+        return await self._tried(lambda: other_mentions(self.store, session_id, prompt)) or []
 
     async def _conversation(self, session_id: str) -> list[bytes] | None:
         """Messages of a conversation of the host's store; None if there is none of that name."""

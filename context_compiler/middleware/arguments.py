@@ -141,6 +141,9 @@ class Arguments:
     recall: Amount = RECALL
     """The most that the recall block of a prompt may take: a share of the room for messages (1.0: all that is free),
     or tokens; 0 recalls nothing."""
+    recall_across: Amount = 0
+    """The most that passages of the owner's other conversations may take before a prompt that asks: a share of the
+    room, or tokens; 0, the default, quotes none."""
     reflections: ReflectionPolicy | None = None
     """Policy that fills `reflections` for a template that asks for them; None takes the last three failed calls."""
     inject: str = "user"
@@ -258,7 +261,8 @@ class Arguments:
             _check_count(name, getattr(self, name))
         for name in ("tool_history", "inject"):
             _check_choice(name, getattr(self, name))
-        _check_recall(self.recall)
+        _check_recall("recall", self.recall)
+        _check_recall("recall_across", self.recall_across)
         _check_choice("record", self.record)
 
     def check_names(self) -> None:
@@ -409,10 +413,10 @@ def _check_choice(name: str, value: object) -> None:
         raise SettingsError(f"{name}={value!r}: use one of {', '.join(map(repr, CHOICES[name]))}")
 
 
-def _check_recall(value: object) -> None:
+def _check_recall(name: str, value: object) -> None:
     share = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
     if not share and (not isinstance(value, int) or not 1 < value <= MOST):
-        raise SettingsError(f"recall={value!r}: give a share from 0 (nothing) to 1, or tokens as an int")
+        raise SettingsError(f"{name}={value!r}: give a share from 0 (nothing) to 1, or tokens as an int")
 
 
 def _check_count(name: str, value: object) -> None:

@@ -22,9 +22,10 @@ from pydantic_ai.usage import RequestUsage
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.recall_block import asking_part, asks
 from context_compiler.compiler.steering import base_config, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
-from context_compiler.compiler.view import View
+from context_compiler.compiler.view import Quote, View
 from context_compiler.errors import BudgetError, CompileError, ContextCompilerError, SettingsError
 from context_compiler.layers.context import (
     NO_LAYERS,
@@ -34,6 +35,7 @@ from context_compiler.layers.context import (
     layer_block,
     layers_room,
     node_template,
+    with_others,
 )
 from context_compiler.layers.session import Layers, LayerSource, load_state
 from context_compiler.middleware.archive import Archive
@@ -43,6 +45,7 @@ from context_compiler.middleware.fallback import fallback
 from context_compiler.middleware.manual import Manual, Profile
 from context_compiler.middleware.metrics import count_error, count_view
 from context_compiler.middleware.off_loop import off_loop
+from context_compiler.middleware.others import quoted_mentions
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
@@ -50,6 +53,7 @@ from context_compiler.middleware.respond import respond
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.spending import Spending
 from context_compiler.middleware.state import CompilerState, Result, Run
+from context_compiler.recall.question import question_text
 from context_compiler.record.costs import PRICE, compile_cost, request_cost
 from context_compiler.record.owners import check_owner
 from context_compiler.record.values import Compile, Record, now, with_null_reasons
@@ -228,16 +232,36 @@ class Middleware:
         stay as they are until the run ends.
         """
         layers, role = self.arguments.layers, self.arguments.role
-        if layers is None or role is None:
-            return request
         if run.layers is None:
-            outcome = await try_await(self._layer_block(run, request, layers, role))
-            if outcome.error is not None:
-                await self.report(outcome.error)
-                run.attach(drop_block(NO_LAYERS, f"could not be told: {type(outcome.error).__name__}"))
-            else:
-                run.attach(outcome.value or NO_LAYERS)
+            block = NO_LAYERS
+            if layers is not None and role is not None:
+                outcome = await try_await(self._layer_block(run, request, layers, role))
+                block = outcome.value or NO_LAYERS
+                if outcome.error is not None:
+                    await self.report(outcome.error)
+                    block = drop_block(NO_LAYERS, f"could not be told: {type(outcome.error).__name__}")
+            run.attach(await self._with_others(run, request, block))
         return replace(request, layers=run.layers or NO_LAYERS)
+
+    async def _with_others(self, run: Run, request: Request, block: LayerBlock) -> LayerBlock:
+        """The block with what the owner's other conversations hold for the prompt, if that is asked for."""
+        share, counter = self.arguments.recall_across, self.state.counter
+        if not share or request.owner is None:
+            return block
+        last = self.state.reader.one(request.messages[-1])
+        prompt = asking_part(question_text(last), counter) if last.asks else ""
+        if not asks(prompt, counter):
+            return block
+        budget, _ = self.arguments.whole_budget(**request.terms)
+        room = int(budget / run.ratios.of(request.family)) - request.overhead - block.tokens
+        most = min(int(share * room) if isinstance(share, float) else share, room - last.tokens)
+        found = await self.archive.scoped(request.owner).others(request.session_id, prompt)
+        text, taken = quoted_mentions(found, most, counter)
+        quotes = [
+            Quote(what=f"conversation {one.session}", why=f"recalled with score {score:.2f}", text=one.text)
+            for score, one in taken
+        ]
+        return with_others(block, text, quotes, counter) if text else block
 
     async def _layer_block(self, run: Run, request: Request, layers: LayerSource, role: str | Need) -> LayerBlock:
         layers = layers.scoped(request.owner) if isinstance(layers, Layers) and request.owner else layers

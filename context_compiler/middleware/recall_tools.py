@@ -1,7 +1,8 @@
 """`Recall`: two tools with which an agent reads what its views leave out.
 
-They read the raw history of the run that calls them and nothing else: no other conversation can be named.
-What they return is data, fenced, attributed and bounded, whatever it says.
+They read the raw history of the run that calls them, and where that is asked for, the other conversations that its
+owner has on the record: nobody else's can be named. What they return is data, fenced, attributed and bounded, whatever
+it says.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from pydantic_ai import FunctionToolset, RunContext
+from pydantic_ai import FunctionToolset, RunContext, Tool
 from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.embeddings import Embedder
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
@@ -21,10 +23,14 @@ from context_compiler.messages.fences import fence
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.items import Item, Kind
 from context_compiler.messages.turns import Outline, outline, pair
+from context_compiler.middleware.arguments import Owner
+from context_compiler.middleware.others import other_mentions, quoted_mentions
 from context_compiler.middleware.request import JOINED, session_of
 from context_compiler.recall import Question, Ranking, Relevance, indexed
 from context_compiler.recall.embeddings import Likeness
+from context_compiler.recall.others import Mention
 from context_compiler.recall.passages import Passage, Quotation, passages, quoted
+from context_compiler.record.store import Store, Tenants, open_store
 from context_compiler.resilience import try_await
 from context_compiler.tokens import TokenCounter
 
@@ -51,6 +57,12 @@ class Recall(AbstractCapability[Any]):
     """Limit of one result, in tokens."""
     embedder: Embedder | None = None
     """Ranks by meaning too; None, the default, ranks by words alone and asks nobody."""
+    scope: str = "conversation"
+    """"conversation", or "owner": `recall_search` also finds what was said in the owner's other conversations."""
+    store: str | Path | Store | None = None
+    """With `scope="owner"`, the store of the record: a path or a `Store`, the one that the compiler was given."""
+    owner: Owner = None
+    """Owner of the conversations, as for `ContextCompiler`; None is the owner of the store."""
     transcript: Transcript | None = None
     """Source of the whole raw history; None takes the run's own, whole unless a history processor is attached."""
     id: str | None = "recall"
@@ -66,12 +78,50 @@ class Recall(AbstractCapability[Any]):
         """
         if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or self.tokens < 100:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SettingsError(f"tokens={self.tokens!r}: give at least 100 tokens as an int")
+        if self.scope not in ("conversation", "owner"):
+            raise SettingsError(f'scope={self.scope!r}: use "conversation" or "owner"')
+        if (self.scope == "owner") != (self.store is not None):
+            raise SettingsError(f'scope={self.scope!r}, store={self.store!r}: give a store with scope="owner" alone')
         self._reader = Reader(TokenCounter())
         self._likeness = Likeness(self.embedder) if self.embedder is not None else None
 
     def get_toolset(self) -> FunctionToolset[Any]:
         """The two tools."""
-        return FunctionToolset[Any]([self.recall_search, self.recall_read], id=self.id)
+        if self.scope == "conversation":
+            return FunctionToolset[Any]([self.recall_search, self.recall_read], id=self.id)
+        search = Tool(self._search_everywhere, name="recall_search")
+        return FunctionToolset[Any]([search, self.recall_read], id=self.id)
+
+    async def _search_everywhere(self, ctx: RunContext[Any], query: str) -> str:
+        """Search everything said and done earlier in this conversation, and what was said in other conversations.
+
+        Use it before saying that something is unknown or asking again. The result quotes passages word for word,
+        each with its turn, those of other conversations with their name and day; `recall_read` shows a whole turn of
+        this conversation.
+
+        Args:
+            ctx: The run.
+            query: What to look for: names, ids, paths and words as they were used.
+        """
+        own = await self.recall_search(ctx, query)
+        outcome = await try_await(self._elsewhere(ctx, query))
+        if outcome.error is not None:
+            return f"{own}\n\nOther conversations cannot be searched now."
+        others, _ = quoted_mentions(outcome.value or [], self.tokens, self._reader.counter)
+        return f"{own}\n\n{others}" if others else own
+
+    async def _elsewhere(self, ctx: RunContext[Any], query: str) -> list[tuple[float, Mention]]:
+        """Passages of the owner's other conversations, best first."""
+        store = open_store(self.store)
+        try:
+            owner = self.owner(ctx) if callable(self.owner) else self.owner
+            if not isinstance(store, Tenants) or (callable(self.owner) and owner is None):
+                return []
+            scoped = store if owner is None else store.scoped(owner)
+            return await other_mentions(scoped, session_of(ctx), query)
+        finally:
+            if store is not self.store:
+                await store.close()
 
     async def recall_search(self, ctx: RunContext[Any], query: str) -> str:
         """Search everything said and done earlier in this conversation, also what is no longer shown.

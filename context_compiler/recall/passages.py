@@ -194,7 +194,7 @@ def _quotable_pieces(item: Item, exchange: str) -> tuple[str, list[str]]:
         return "", []
     text = _unlabelled((answer or item.text).strip())
     speaker = _SPEAKERS.get(item.kind, "assistant")
-    return speaker, [piece for piece in _pieces(text) if not piece.isspace()] if text else []
+    return speaker, [piece for piece in text_pieces(text) if not piece.isspace()] if text else []
 
 
 def answer_text(item: Item) -> str:
@@ -211,7 +211,7 @@ def _unlabelled(text: str) -> str:
     return _LABEL.sub(r"\1> ", text) if "[" in text else text
 
 
-def _pieces(text: str) -> Iterator[str]:
+def text_pieces(text: str) -> Iterator[str]:
     """The text in pieces that end where a sentence or line does, else between words, else where they must."""
     start = 0
     while len(text) - start > WIDTH:

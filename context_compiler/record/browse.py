@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from context_compiler.record import rows
 from context_compiler.record.database import Database
-from context_compiler.record.owners import owner_of, prefix
+from context_compiler.record.owners import owner_of, prefix, writer_of
 from context_compiler.record.queries import OWNED, SUMMARIES, VIEWS, compiles_of, record_of
 from context_compiler.record.values import Compile, Drop, Record
 
@@ -381,6 +381,35 @@ def matching_nodes(db: Database, words: str, limit: int) -> list[tuple[str, str]
         return []
     owner = owner_of(db)
     return db.find_messages(pieces, limit, prefix=None if owner is None else prefix(owner))
+
+
+CONVERSATIONS = 500
+"""Newest conversations of an owner that are looked at together."""
+
+
+def newest_conversations(db: Database) -> list[tuple[int, str, str]]:
+    """Number, name and end of the newest conversations of an owner that have content."""
+    found = db.execute(
+        "SELECT id, session_id, raw_tip FROM sessions WHERE owner = ? AND raw_tip NOT NULL ORDER BY id DESC LIMIT ?",
+        (writer_of(db), CONVERSATIONS),
+    )
+    return [(row[0], row[1], row[2]) for row in found]
+
+
+def messages_since(db: Database, tip: str, known: str | None, most: int) -> tuple[list[bytes], bool]:
+    """The newest messages up to `tip`, oldest first and without instructions: those after `known`, or at most `most`.
+
+    The second value says if they follow `known` directly.
+    """
+    found = db.execute(
+        "WITH RECURSIVE up (id, parent, content, place) AS (SELECT id, parent, content, 1 FROM nodes WHERE id = ?1"
+        " UNION ALL SELECT n.id, n.parent, n.content, up.place + 1 FROM up JOIN nodes n ON n.id = up.parent"
+        " WHERE up.place < ?2 AND up.parent <> ?3)"
+        " SELECT up.parent, t.body FROM up JOIN contents t ON t.hash = up.content ORDER BY up.place DESC",
+        (tip, most, known or ""),
+    ).fetchall()
+    goes_on = bool(found) and known is not None and found[0][0] == known
+    return [rows.unpack(row[1]) for row in found], goes_on
 
 
 def root_of(db: Database, node: str) -> str | None:

@@ -277,6 +277,11 @@ class SQLStore(Protocol):
     """Store that this one was scoped from, which closes the connection of both."""
 
     @property
+    def origin(self) -> object:
+        """The store that was opened: the same for every owner."""
+        return self._origin or self
+
+    @property
     def place(self) -> str:
         """Where the record is, for messages: a path, or an address without its password."""
         ...
