@@ -280,7 +280,7 @@ from context_compiler.chat.transcript import Transcript
 transcript = Transcript(sys.argv[1], "talk")
 assert transcript.acquire()
 print("taken", flush=True)
-time.sleep(20)
+time.sleep(3_600)
 """
 
 

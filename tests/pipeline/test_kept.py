@@ -202,7 +202,7 @@ from pathlib import Path
 from context_compiler.pipeline.stores import own_run
 with own_run(Path(sys.argv[1]), "r"):
     print("owned", flush=True)
-    time.sleep(20)
+    time.sleep(3_600)
 """
 
 
