@@ -200,7 +200,7 @@ async def _replay_all(
 
 
 class Everything(AbstractCapability[Any]):
-    """What the host would send of each request without a compiler, noted on the way to one."""
+    """Requests as the host would send them without a compiler, noted on the way to one."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
