@@ -61,6 +61,7 @@ VIEWS = (
     Column("template", elastic=True, spare=4),
     Column("fidelity", spare=5),
 )
+KEPT = (Column("why", style="green"), Column("messages", right=True))
 LEFT_OUT = (
     Column("why", style="yellow", elastic=True),
     Column("how many", right=True),
@@ -190,6 +191,10 @@ def _null_reasons(status: str) -> str:
 def _print_ledger(screen: Screen, record: Record) -> None:
     screen.heading("Tokens")
     screen.table(TOKEN_COLUMNS, token_rows(record.ledger, record.tokens_sent))
+    kept = cast("Mapping[str, int]", record.ledger.get("kept") or {})
+    if kept:
+        screen.heading("Kept")
+        screen.table(KEPT, kept.items())
     dropped = record.ledger.get("dropped")
     lines = cast("list[Mapping[str, Any]]", dropped) if isinstance(dropped, list) else []
     if lines:

@@ -284,9 +284,12 @@ def save(db: Database, entry: Entry) -> Record:
         record = rows.complete_record(entry)
         made = record.compile and replace(record.compile, owner=key[2])
         record = replace(record, owner=key[2], compile=made)
-        if entry.compile is not None and rows.reusable_key(entry.compile):
+        known = _find_view(db, record, session)
+        if known is None:
+            return _insert_view(db, record, session, entry)
+        if entry.compile is not None and (key := rows.reusable_key(entry.compile)) and not _has_key(db, key):
             compile_row(db, entry.compile, session)  # can be reused even if the request is known already
-        return _find_view(db, record, session) or _insert_view(db, record, session, entry)
+        return known
 
 
 def archive(db: Database, session_id: str, vault_name: str, raw: Chain) -> None:
@@ -476,6 +479,11 @@ def _insert_view(db: Database, record: Record, session: int, entry: Entry) -> Re
     if entry.raw is not None and entry.raw.ids:
         advance(db, session, stored(db, entry.raw.ids[-1]))
     return replace(record, id=insert(db, "views", rows.view_row(record, session, prefix(writer_of(db)))))
+
+
+def _has_key(db: Database, cache_key: str) -> bool:
+    query = "SELECT 1 FROM context_summaries WHERE cache_key = ?"
+    return db.execute(query, (stored(db, cache_key),)).fetchone() is not None
 
 
 def compile_row(db: Database, compile: Compile, session: int) -> int:

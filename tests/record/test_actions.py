@@ -1,0 +1,75 @@
+"""Actions of users on the views of a conversation: append-only, in order, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from context_compiler.errors import StoreError
+from context_compiler.record.actions import Action
+from context_compiler.record.store import Steered, Store
+from tests.record.entries import NOW, compiled, cycle, request, talk
+
+
+def action(kind: str = "pin", **given: Any) -> Action:
+    return Action(**{"kind": kind, "tip": "c1:7", "state": '{"a": "ä"}', "created_at": NOW, **given})
+
+
+async def test_actions_are_kept_in_order(store: Any):
+    assert isinstance(store, Steered) and isinstance(store, Store)
+    assert await store.actions("s") == []
+    first = await store.save_action("s", "", action(), after=0)
+    second = await store.save_action("s", "", action("unpin"), after=1)
+    assert await store.actions("s") == [first, second] and [first.number, second.number] == [1, 2]
+    assert first == replace(action(), number=1)
+    assert await store.actions("s", "vault") == [] and await store.actions("t") == []
+    assert [row["kind"] async for row in store.export() if row["table"] == "actions"] == ["pin", "unpin"]
+
+
+async def test_who_does_not_know_the_newest_action_adds_none(store: Any):
+    await store.save_action("s", "", action(), after=0)
+    for after in (0, 2):
+        with pytest.raises(StoreError, match="somebody compiled, undid or pinned in it meanwhile"):
+            await store.save_action("s", "", action(), after=after, compile=compiled())
+    assert len(await store.actions("s")) == 1 and await store.summaries("s") == []
+    given = [store.save_action("s", "", action(state=str(at)), after=1) for at in range(5)]
+    results = await asyncio.gather(*given, return_exceptions=True)
+    assert sum(isinstance(result, Action) for result in results) == 1
+
+
+async def test_a_compile_that_was_undone_is_not_found_again(store: Any):
+    done = await store.save_action("s", "", action("compile"), after=0, compile=compiled(cache_key="k"))
+    assert done.summary_id == 1 and (await store.find_compile("k"))[0] == 1
+    await store.save_action("s", "", action("undo", summary_id=1), after=1)
+    assert await store.find_compile("k") is None
+    again = await store.save(request(talk(1), compile=compiled(cache_key="k", summary="another")))
+    assert again.summary_id == 2 and await store.find_compile("k") is None
+    assert [made.cache_key for made in await store.summaries("s")] == [None, "k"]
+
+
+async def test_the_cycles_of_a_conversation_are_listed_oldest_first(store: Any):
+    raw = talk(4)
+    for at in (2, 4):
+        await store.save(request(raw, request_index=at, cycle=cycle(raw.ids[at], f"at {at}")))
+    assert await store.session_cycles("s") == [cycle(raw.ids[2], "at 2"), cycle(raw.ids[4], "at 4")]
+    assert await store.session_cycles("t") == []
+
+
+async def test_actions_go_with_their_conversation_and_hold_their_compile(store: Any):
+    await store.save(request(talk(1)))
+    await store.save_action("s", "", action("compile"), after=0, compile=compiled(turn_index=7))
+    await store.prune(keep_last=1)
+    assert len(await store.summaries("s")) == 1
+    await store.delete("s")
+    assert await store.actions("s") == [] and await store.summaries("s") == []
+
+
+async def test_no_owner_sees_the_actions_of_another(store: Any):
+    ann, bob = store.scoped("ann"), store.scoped("bob")
+    await ann.save_action("s", "", action(), after=0)
+    assert await bob.actions("s") == [] and await store.actions("s") == []
+    await bob.save_action("s", "", action("unpin"), after=0)
+    assert [one.kind for one in await ann.actions("s")] == ["pin"]
