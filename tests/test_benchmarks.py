@@ -410,7 +410,7 @@ def benchmarked(out: Path, *more: str) -> str:
         text=True,
         cwd=ROOT,
         env={**os.environ, "CONTEXT_COMPILER_DATA": str(out / "nothing")},
-        timeout=250,
+        timeout=800,
         check=False,
     )
     assert run.returncode == 0, run.stderr
