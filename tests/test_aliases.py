@@ -13,13 +13,13 @@ from tests.support.pages import PAGES, ROOT, page
 
 PATHS = {
     "context_compiler": (
-        "ContextCompiler ContextCompilerError ContextConfig ContextManager Fidelity MemoryStore Money Recall Record "
-        "RecordHistory SQLiteStore Settings Store Template TemplateLibrary TokenCounter View "
-        "build_compiling_history_processor build_fidelity_preamble compile_view fidelity_on_resume "
+        "ContextCompiler ContextCompilerError ContextConfig ContextManager Fidelity MemoryStore Money PostgresStore "
+        "Recall Record RecordConversationStore RecordHistory SQLiteStore Settings Store Template TemplateLibrary "
+        "TokenCounter View build_compiling_history_processor build_fidelity_preamble compile_view fidelity_on_resume "
         "list_templates resolve_fidelity resolve_thread_id"
     ),
     "context_compiler.chat": (
-        "ChatSession Failure Occasion Reflection ReflectionPolicy Said ScriptedModel Transcript safe_id"
+        "ChatSession Failure Occasion Reflection ReflectionPolicy Reply Said ScriptedModel Transcript safe_id"
     ),
     "context_compiler.errors": (
         "BudgetError CompileError ContextCompilerError ContextMemoryError FidelityError GraphError "
@@ -48,10 +48,10 @@ PATHS = {
     ),
     "context_compiler.pipeline": (
         "AnswerValue ArtifactStore AutoApprove CallbackInterviewer Condition ConsoleInterviewer ContextStore "
-        "Diagnostic Edge Engine Event Graph Handler Interviewer Node Option Outcome Pipeline Question "
-        "QueueInterviewer RecordingInterviewer Reply RunConfig RunInfo RunResult RunState RunStore SQLiteRuns "
-        "Session Severity Stage StageStatus Verdict apply_stylesheet open_runs parse_condition parse_dot "
-        "parse_stylesheet read_checkpoint resume_pipeline run_pipeline select_edge to_dot to_svg validate "
+        "DBOSRuns Diagnostic Edge Engine Event Graph Handler Interviewer Node Option Outcome Pipeline Question "
+        "QueueInterviewer RecordingInterviewer Reply RunConfig RunInfo RunQueue RunResult RunState RunStore "
+        "SQLiteRuns Session Severity Stage StageStatus Verdict Worker apply_stylesheet open_runs parse_condition "
+        "parse_dot parse_stylesheet read_checkpoint resume_pipeline run_pipeline select_edge to_dot to_svg validate "
         "validate_or_raise"
     ),
     "context_compiler.settings": "Settings",

@@ -18,7 +18,7 @@ OURS = "pydantic-ai-context-compiler"
 OTHERS = {"pydantic-ai-slim": "the host, whose extras are the providers that we name none for"}
 """Names of other people's packages that a hint may have, and why."""
 
-HINT = re.compile(r"pip install((?: -{1,2}[a-z-]+)*) +[\"']?([\w.{}-]+)(?:\[([^\]]*)\])?")
+HINT = re.compile(r"pip install((?: -{1,2}[a-zA-Z-]+)*) +[\"']?([\w.{}-]+)(?:\[([^\]]*)\])?")
 
 
 def hints() -> Iterator[tuple[str, str, list[str]]]:

@@ -105,8 +105,9 @@ async def load_layers(inspector: Inspector, number: int) -> LayersPage:
 async def load_manager(inspector: Inspector, number: int) -> ManagerPage:
     """Scores and commits of a managed session; both empty for any other."""
     info = await inspector.read(partial(session_of, number=number))
-    scores = await inspector.read(partial(stored.scores, name=info.session_id))
-    commits = await inspector.read(partial(stored.commit_log, name=info.session_id, limit=COMMITS))
+    store = inspector.store.scoped(info.owner)
+    scores = await store.perform(partial(stored.scores, name=info.session_id))
+    commits = await store.perform(partial(stored.commit_log, name=info.session_id, limit=COMMITS))
     return ManagerPage(
         session=info,
         scores=tuple(
