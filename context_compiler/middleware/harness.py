@@ -5,23 +5,35 @@ The one module that loads the harness, which comes with the extra `harness`, whe
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler.messages.history import load_messages
+from context_compiler.errors import StoreError
+from context_compiler.messages.history import load_messages, reader_of
+from context_compiler.messages.items import plain_text, user_content
 from context_compiler.record.store import Store, open_store
 from context_compiler.record.values import SessionInfo
+from context_compiler.tokens import as_counter
 
 T = TypeVar("T")
+_READER = reader_of(as_counter(None))
+
+SUMMARY, RECEIPT = "pydantic-ai-harness.compaction.summary.v1", "pydantic-ai-harness.compaction.receipt.v1"
+"""Metadata of what a compaction of the harness writes into a history."""
 
 
 class RecordHistory:
     """Raw histories of the record as a `HistorySource` of the harness: whole, whatever the views have left out.
 
+    What a compaction of the harness has taken out of the stored history is there too; what a user took back is not.
     A conversation is one run, whose id is that of the conversation; with a vault, `vault/conversation`.
     """
 
@@ -44,17 +56,12 @@ class RecordHistory:
         ]
 
     async def run_history(self, *, run_id: str) -> list[ModelMessage]:
-        """The raw history of a conversation as last seen; empty if it is unknown.
+        """Everything that was said in a conversation, in order; empty if it is unknown.
 
         Raises:
             StoreError: The record cannot be read.
         """
-
-        async def bodies(store: Store) -> list[bytes]:
-            known = next((one for one in await store.sessions() if _run_id(one) == run_id), None)
-            return [] if known is None else await store.transcript(known.session_id, known.vault_name)
-
-        return load_messages(await self._read(bodies))
+        return _everything(await self._read(partial(_versions, run_id=run_id)))
 
     async def _read(self, work: Callable[[Store], Awaitable[T]]) -> T:
         """Read from the store, which is closed again if it was opened here."""
@@ -64,6 +71,64 @@ class RecordHistory:
         finally:
             if store is not self._store:
                 await store.close()
+
+
+async def _versions(store: Store, run_id: str) -> list[list[ModelMessage]]:
+    """The histories of a conversation of which none continues another, oldest first."""
+    known = next((one for one in await store.sessions() if _run_id(one) == run_id), None)
+    if known is None:
+        return []
+    found = [load_messages(await store.transcript(known.session_id, known.vault_name))]
+    named = set(_READER.read(found[0]).chain.ids)
+    for view in await store.views(known.session_id):
+        if view.vault_name != known.vault_name or view.raw_tip is None or view.raw_tip in named:
+            continue
+        with suppress(StoreError):  # pruned
+            found.append(load_messages(await store.chain(view.raw_tip)))
+            named |= {view.raw_tip, *_READER.read(found[-1]).chain.ids}
+    return found[::-1]
+
+
+def _everything(versions: Iterable[Sequence[ModelMessage]]) -> list[ModelMessage]:
+    """All parts of the versions of a history once, in the order in which they came.
+
+    Parts that are not there any more were taken out by a compaction, and come back. Where the last prompt has gone too
+    and nothing says that there was a compaction, the user took them back.
+    """
+    said: dict[Hashable, tuple[ModelMessage, Any]] = {}
+    before: dict[Hashable, tuple[ModelMessage, Any]] = {}
+    for messages in versions:
+        found = {_name(message, part): (message, part) for message in messages for part in message.parts}
+        artifacts = {name for name, (_, part) in found.items() if _is_artifact(part)}
+        prompt = next((name for name, (_, part) in reversed(before.items()) if part.part_kind == "user-prompt"), None)
+        if prompt is not None and prompt not in found and artifacts <= before.keys():
+            for name in before.keys() - found.keys():
+                said.pop(name, None)
+        said |= {name: one for name, one in found.items() if name not in said and name not in artifacts}
+        before = found
+    groups = groupby(said.values(), key=lambda one: id(one[0]))
+    return [_with_parts([*group]) for _, group in groups]
+
+
+def _with_parts(group: Sequence[tuple[ModelMessage, Any]]) -> ModelMessage:
+    parts: list[Any] = [part for _, part in group]
+    return replace(group[0][0], parts=parts)
+
+
+def _name(message: ModelMessage, part: Any) -> Hashable:
+    """A name that a part keeps when the host folds its message into another."""
+    when = getattr(part, "timestamp", None) or message.timestamp
+    said = getattr(part, "content", None), getattr(part, "args", None)
+    return part.part_kind, when, getattr(part, "tool_call_id", None), plain_text(said)
+
+
+def _is_artifact(part: Any) -> bool:
+    """True for a summary or a receipt of the harness, which nobody said."""
+    metadata: Any = getattr(part, "metadata", None)
+    if part.part_kind == "compaction":
+        return isinstance(metadata, dict) and SUMMARY in metadata
+    pieces = user_content(part.content) if part.part_kind == "user-prompt" else ()
+    return any(getattr(piece, "metadata", None) == RECEIPT for piece in pieces)
 
 
 def _run_id(session: SessionInfo) -> str:

@@ -10,7 +10,7 @@ import pytest
 from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import ModelMessage, ModelRequest, TextContent, ToolReturnPart, UserPromptPart
 
-from context_compiler import ContextCompiler, MemoryStore, compile_view
+from context_compiler import ContextCompiler, MemoryStore, RecordHistory, compile_view
 from context_compiler.messages.items import PIN
 from tests.support.agents import Talker, compiler, run
 from tests.support.histories import assistant, long_history, prose, user
@@ -119,8 +119,6 @@ async def test_pins_of_the_harness_survive_beside_its_own_compaction() -> None:
 async def test_conversation_search_finds_what_no_view_has(tmp_path: Path) -> None:
     from pydantic_ai_harness import ConversationSearch
 
-    from context_compiler import RecordHistory
-
     store = tmp_path / "record.db"
     talker = Talker([[("search_conversation_history", {"query": "store room key flowerpot"})], "done"])
     agent = Agent(
@@ -148,8 +146,6 @@ async def test_the_record_is_a_source_and_the_compiler_a_provider_of_handles() -
     from pydantic_ai_harness.compaction import TranscriptHandleProvider
     from pydantic_ai_harness.conversation_search import HistorySource
 
-    from context_compiler import RecordHistory
-
     store = MemoryStore()
     source = RecordHistory(store)
     assert isinstance(source, HistorySource) and isinstance(compiler(), TranscriptHandleProvider)
@@ -164,3 +160,51 @@ async def test_the_record_is_a_source_and_the_compiler_a_provider_of_handles() -
     ]
     assert "This is home one." in str(await source.run_history(run_id="home/one"))
     assert await source.run_history(run_id="nobody") == []
+
+
+async def chatted(store: MemoryStore, *others: Any, turns: int = 14) -> tuple[list[ModelMessage], str]:
+    """The stored history of a conversation with other capabilities, and what the record has of it."""
+    agent = Agent(Talker("I see.").model, capabilities=[*others, compiler(store=store)])
+    history: list[ModelMessage] = []
+    for number in range(turns):
+        history = (await run(agent, f"Say {number}.", message_history=history, conversation_id="one")).messages
+    return history, str(await RecordHistory(store).run_history(run_id="one"))
+
+
+@pytest.mark.harness
+@needs_harness
+@pytest.mark.parametrize("receipts", [False, True])
+@pytest.mark.parametrize("way", ["window", "summary", "summary of all", "pin"])
+async def test_what_a_compaction_of_the_harness_took_out_is_found(way: str, receipts: bool) -> None:
+    from pydantic_ai_harness import SlidingWindowCompaction, SummarizingCompaction
+    from pydantic_ai_harness.compaction import pin as theirs
+
+    if way.startswith("summary"):
+        keep = 1 if way.endswith("all") else 4
+        writer = Talker("All was said.").model
+        other: Any = SummarizingCompaction(model=writer, max_messages=8, keep_messages=keep, receipts=receipts)
+    else:
+        other = SlidingWindowCompaction(max_messages=8, keep_messages=4, receipts=receipts)
+    store = MemoryStore()
+    if way == "pin":
+        agent = Agent(Talker("I see.").model, capabilities=[other, compiler(store=store)])
+        history: list[ModelMessage] = [ModelRequest(parts=[theirs(PINNED)])]
+        for number in range(14):
+            history = (await run(agent, f"Say {number}.", message_history=history, conversation_id="one")).messages
+        found = str(await RecordHistory(store).run_history(run_id="one"))
+        assert found.count(PINNED) == 1
+    else:
+        history, found = await chatted(store, other)
+    assert len(history) < 20, "the stored history is a part"
+    assert [found.count(f"'Say {number}.'") for number in range(14)] == [1] * 14
+    assert "All was said" not in found and "History before this point" not in found
+
+
+async def test_what_a_user_took_back_is_not_found() -> None:
+    store = MemoryStore()
+    agent = Agent(Talker("I see.").model, capabilities=[compiler(store=store)])
+    said = (await run(agent, "Keep this.", conversation_id="two")).messages
+    await run(agent, "Forget what I say here, please.", message_history=said, conversation_id="two")
+    await run(agent, "Instead this.", message_history=said, conversation_id="two")
+    found = str(await RecordHistory(store).run_history(run_id="two"))
+    assert "Keep this." in found and "Instead this." in found and "Forget" not in found
