@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from benchmarks import dial, facts, goals, lived, page, waiting
+from benchmarks import dial, facts, goals, lived, money, page, waiting
 from benchmarks.approaches import HOMES, Approach, Missing, load
 from benchmarks.charges import PointedCache
 from benchmarks.data import Data, generated_conversations, generated_sessions
@@ -326,6 +327,16 @@ def test_the_rows_of_lived_conversations_are_compared_with_one_view_at_the_same_
 
 
 # --- approaches
+
+
+def test_a_session_has_its_price_as_sent_and_as_everything() -> None:
+    chat = replace(generated_conversations()[0], questions=())
+    tokens = money.measure(chat, 1_500, {})
+    sent, everything = tokens.input_cost("openai:gpt-5")
+    assert 0 < sent and 0 < everything and len(tokens.sent) == len(tokens.everything)
+    assert 0 < tokens.compile_cost("openai:gpt-5-nano") < tokens.compile_cost("openai:gpt-5")
+    with pytest.raises(SystemExit, match="no price is known for nobody-1"):
+        tokens.input_cost("nobody-1")
 
 
 def test_no_turn_waits_where_compiles_are_made_in_the_background() -> None:

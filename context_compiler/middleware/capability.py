@@ -7,10 +7,10 @@ the run goes on: with the last good view, with raw history, or with the least th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, cast
 from weakref import WeakValueDictionary
 
 from opentelemetry.trace import get_current_span
@@ -424,7 +424,8 @@ class _RunHost(Host):
 def _note_compacted() -> None:
     """Set the standard's attribute on the host's span of a model request, where that is the current one."""
     span = get_current_span()
-    if (getattr(span, "attributes", None) or {}).get("gen_ai.operation.name") == "chat":
+    attributes = cast("Mapping[str, object]", getattr(span, "attributes", None) or {})
+    if attributes.get("gen_ai.operation.name") == "chat":
         span.set_attribute(COMPACTED, True)
 
 

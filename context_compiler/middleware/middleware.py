@@ -184,11 +184,11 @@ class Middleware:
 
         That goes without layers where they need the room of the least that can be sent.
         """
-        ratio = await self._counts.calibrate(run, request, host)
+        counted = await self._counts.calibrate(run, request, host)
         outcome = await try_await(self._respond(run, request, host))
         result = outcome.value
         if result is not None:
-            result = await self._counts.verify(run, request, host, result, ratio)
+            result = await self._counts.verify(run, request, host, result, counted)
             self._settle(run, request, result)
             if result.fault is not None:
                 await self.report(result.fault)

@@ -45,8 +45,8 @@ class ProviderCounts:
         self._begun: set[str] = set()
         """Families of which a request was counted."""
 
-    async def calibrate(self, run: Run, request: Request, host: Host) -> float | None:
-        """Learn the ratio of a family that is not known yet; the exact ratio of this request if it fits as it is."""
+    async def calibrate(self, run: Run, request: Request, host: Host) -> int | None:
+        """Learn the ratio of a family that is not known yet; the count of this request if it fits as it is."""
         if not self.on or not host.counts or self._settled(run, request):
             return None
         self._begun.add(request.family)
@@ -55,7 +55,7 @@ class ProviderCounts:
         if found is None or counted is None:
             return None
         self._measure(run, request, found.cost, counted)
-        return counted / found.cost if found.view.status == "raw" and found.cost else None
+        return counted if found.view.status == "raw" else None
 
     def _settled(self, run: Run, request: Request) -> bool:
         """True if no count is needed before this request.
@@ -70,7 +70,7 @@ class ProviderCounts:
         raw = attempt(lambda: self._state.reader.read(request.messages, last=run.raw)).value
         return raw is not None and (request.fixed + raw.tokens) * PLAUSIBLE[1] <= budget
 
-    async def verify(self, run: Run, request: Request, host: Host, result: Result, raw: float | None) -> Result:
+    async def verify(self, run: Run, request: Request, host: Host, result: Result, raw: int | None) -> Result:
         """The result with the provider's count of it, cut back again where that is over the budget.
 
         Args:
@@ -78,10 +78,10 @@ class ProviderCounts:
             request: The request.
             host: Sends it.
             result: Answers it.
-            raw: The exact ratio of the raw request, where it has been counted.
+            raw: The count of the raw request, where there is one.
         """
-        if result.view.status == "raw" and raw is not None:
-            return replace(result, ratio=raw)
+        if result.view.status == "raw" and raw is not None and result.cost:
+            return replace(result, ratio=raw / result.cost)
         if not self.on or not result.began or not host.counts:
             return result
         counted = await self._count(request, host, result.view.messages)
