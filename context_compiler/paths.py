@@ -1,4 +1,4 @@
-"""Folders: private ones for recorded content, and the one that this package is installed in."""
+"""Places: private folders for recorded content, addresses of databases, and the folder of this package."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 NAME, EVERYTHING = ".gitignore", b"*\n"
 NAMESAKE = "context_compiler-*.dist-info/RECORD"
@@ -62,3 +63,18 @@ def warn_of_namesake() -> None:
                     " context-compiler, then pip install --force-reinstall --no-deps pydantic-ai-context-compiler",
                     package,
                 )
+
+
+def is_address(place: object) -> bool:
+    """True for the address of a PostgreSQL database."""
+    return isinstance(place, str) and place.startswith(("postgresql://", "postgres://"))
+
+
+def place_name(place: str | Path) -> str:
+    """A place for messages: a path, or an address without password and options."""
+    if not isinstance(place, str) or not is_address(place):
+        return str(place)
+    parts = urlsplit(place)
+    user, _, host = parts.netloc.rpartition("@")
+    name = user.partition(":")[0]
+    return f"postgresql://{name + '@' if name else ''}{host}{parts.path}"

@@ -6,7 +6,6 @@ import asyncio
 import json as json_
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pydantic_ai.messages import ModelMessage
 
@@ -22,6 +21,7 @@ from context_compiler.cli.options import (
     Json,
     LayersOf,
     ModelName,
+    Place,
     PrintAs,
     RecentTurns,
     RecordIn,
@@ -123,7 +123,7 @@ def compile_(
     _print(found, view, Format.JSON if json else format, explaining=explain, db=db)
 
 
-async def compile_transcript(found: Transcript, wish: ViewRequest, db: Path | None, owner: str) -> View:
+async def compile_transcript(found: Transcript, wish: ViewRequest, db: Place | None, owner: str) -> View:
     """Compile a conversation, and record the view in `db`, if given."""
     named = replace(wish, session=wish.layers or wish.session or found.name)
     if db is None:
@@ -173,7 +173,7 @@ def headline(name: str, view: View, raw: History) -> str:
     )
 
 
-def _print(found: Transcript, view: View, format: Format, *, explaining: bool, db: Path | None) -> None:
+def _print(found: Transcript, view: View, format: Format, *, explaining: bool, db: Place | None) -> None:
     screen = Screen()
     if format is Format.JSON:
         screen.raw(json_text(view_document(view)))

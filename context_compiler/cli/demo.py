@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
@@ -14,7 +13,7 @@ import typer
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cli.compile import ViewRequest, compile_messages, view_document
-from context_compiler.cli.options import DB, Db, Json, example, group, open_record
+from context_compiler.cli.options import DB, Db, Json, Place, example, group, open_record
 from context_compiler.cli.screen import Column, Piece, Screen
 from context_compiler.cli.show import DROP_COLUMNS, dropped_rows, print_messages, read_history
 from context_compiler.cli.text import json_text, number, one_line, plural, share
@@ -106,7 +105,7 @@ def demo(
     )
 
 
-async def _views(found: Transcript, db: Path) -> tuple[list[View], Sequence[ModelMessage]]:
+async def _views(found: Transcript, db: Place) -> tuple[list[View], Sequence[ModelMessage]]:
     """The views, and the newest messages that fit into the largest of their budgets."""
     template = TemplateLibrary(system=None).find("extractive")
     async with open_record(db, "", writing=True) as store:
@@ -241,7 +240,7 @@ def _prove(screen: Screen, checks: Sequence[Check]) -> None:
         screen.line("  ", sign, check.what)
 
 
-def _go_on(screen: Screen, views: Sequence[View], db: Path) -> None:
+def _go_on(screen: Screen, views: Sequence[View], db: Place) -> None:
     numbers = [view.record.id for view in views if view.record]
     where = "" if db == DB else f" --db {quote(str(db))}"
     screen.heading("On the record")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from context_compiler.cli.inputs import print_notes, read_conversations, select_conversation
 from context_compiler.cli.options import (
@@ -14,6 +13,7 @@ from context_compiler.cli.options import (
     Db,
     FormatName,
     Json,
+    Place,
     Select,
     SessionName,
     TranscriptPath,
@@ -80,7 +80,7 @@ def import_(
     print_look(screen, db)
 
 
-async def _import_all(found: Sequence[Transcript], db: Path, owner: str, session: str | None) -> list[ImportResult]:
+async def _import_all(found: Sequence[Transcript], db: Place, owner: str, session: str | None) -> list[ImportResult]:
     done: list[ImportResult] = []
     with progress_bar("importing", len(found)) as progress:
         async with open_record(db, owner, writing=True) as store:

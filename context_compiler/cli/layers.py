@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -15,6 +14,7 @@ from context_compiler.cli.options import (
     Db,
     Json,
     Owner,
+    Place,
     System,
     Vault,
     example,
@@ -77,7 +77,7 @@ def show_(
     screen.indented(layer_prompt(role, state, "…", template=template))
 
 
-async def _state(db: Path, owner: str | None, session: str, vault_name: str) -> TurnState:
+async def _state(db: Place, owner: str | None, session: str, vault_name: str) -> TurnState:
     async with open_record(db, owner) as store:
         (known, *_) = await find_session(store, session)
         return await Layers(store.scoped(known.owner), vault_name=vault_name).state(known.session_id)

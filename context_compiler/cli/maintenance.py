@@ -6,12 +6,11 @@ import asyncio
 import re
 import sys
 from contextlib import aclosing
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from context_compiler.cli.options import DB, Db, Json, Owner, Yes, confirm, example, group, open_record
+from context_compiler.cli.options import DB, Address, Db, Json, Owner, Place, Yes, confirm, example, group, open_record
 from context_compiler.cli.screen import Screen, print_error, print_result, progress_bar, step
 from context_compiler.cli.text import json_text, one_line, plural, suggestions
 from context_compiler.errors import SettingsError, StoreError
@@ -53,7 +52,7 @@ def verify(db: Db = DB, json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-async def _verify(db: Path) -> tuple[tuple[str, ...], int]:
+async def _verify(db: Place) -> tuple[tuple[str, ...], int]:
     with progress_bar(f"verifying {db}"):
         async with open_record(db) as store:
             return await store.verify(), await store.perform(inexact_requests)
@@ -78,20 +77,23 @@ def prune(
     before = _size(db)
     removed = asyncio.run(_prune(db, owner, days, keep_last))
     after = _size(db)
-    done = f"{db}: {plural(removed, 'request')} removed, {before // 1024:,} → {after // 1024:,} kB"
+    sizes = "" if before is None or after is None else f", {before // 1024:,} → {after // 1024:,} kB"
+    done = f"{db}: {plural(removed, 'request')} removed{sizes}"
     print_result({"db": str(db), "removed": removed, "bytes_before": before, "bytes": after}, done, json=json)
 
 
-async def _prune(db: Path, owner: str | None, days: float | None, keep_last: int | None) -> int:
+async def _prune(db: Place, owner: str | None, days: float | None, keep_last: int | None) -> int:
     async with open_record(db) as looked:  # a missing record is an error and not a new one
         await looked.sessions()
-        path = looked.path
     with progress_bar(f"pruning {db}"):
-        async with open_record(path, owner, writing=True) as store:
+        async with open_record(db, owner, writing=True) as store:
             return await store.prune(older_than_days=days, keep_last=keep_last)
 
 
-def _size(db: Path) -> int:
+def _size(db: Place) -> int | None:
+    """Bytes of a file; None for a database, whose server sees to that."""
+    if isinstance(db, Address):
+        return None
     files = (db, db.with_name(db.name + "-wal"))
     return sum(file.stat().st_size for file in files if file.exists())
 
@@ -117,12 +119,12 @@ def delete(
     print_result(facts, f"{db}: {what} of owner {one_line(owner, 60)} deleted", json=json)
 
 
-async def _load_owners(db: Path) -> list[OwnerInfo]:
+async def _load_owners(db: Place) -> list[OwnerInfo]:
     async with open_record(db) as store:
         return await store.owners()
 
 
-async def _erase(db: Path, owner: str) -> int:
+async def _erase(db: Place, owner: str) -> int:
     async with open_record(db, owner, writing=True) as store:
         return await store.erase()
 
@@ -133,7 +135,7 @@ def export(db: Db = DB, owner: Owner = None, json: Json = False) -> None:
     asyncio.run(_export(db, owner))
 
 
-async def _export(db: Path, owner: str | None) -> None:
+async def _export(db: Place, owner: str | None) -> None:
     with progress_bar(f"exporting {db}", quiet=sys.stdout.isatty()) as progress:
         async with open_record(db, owner) as store, aclosing(store.export()) as rows:
             async for row in rows:

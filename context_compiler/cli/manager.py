@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +15,7 @@ from context_compiler.cli.options import (
     Db,
     Json,
     Owner,
+    Place,
     Yes,
     confirm,
     example,
@@ -125,7 +125,7 @@ def _commit_named(name: str, commits: list[Commit]) -> str:
 
 @asynccontextmanager
 async def _open_manager(
-    db: Path, owner: str | None, session: str, *, writing: bool
+    db: Place, owner: str | None, session: str, *, writing: bool
 ) -> AsyncGenerator[tuple[ContextManager, SQLiteMemory]]:
     """Open the manager of a stored session.
 
@@ -134,29 +134,29 @@ async def _open_manager(
     """
     async with open_record(db, owner) as looked:
         found = (await find_session(looked, session))[0]
-        session, path = found.session_id, looked.path
-    async with open_record(path, found.owner, writing=writing) as store:
+        session = found.session_id
+    async with open_record(db, found.owner, writing=writing) as store:
         memory = SQLiteMemory(session, store)
         manager = ContextManager.with_versioning(memory, memory, "none", session_id=session)
         if not await manager.resume():
             raise StoreError(
-                f"{path}: session {one_line(session, 60)!r} is not managed; a ContextManager over"
+                f"{db}: session {one_line(session, 60)!r} is not managed; a ContextManager over"
                 " SQLiteMemory(session, path) stores one"
             )
         yield manager, memory
 
 
-async def _log(db: Path, owner: str | None, session: str, limit: int | None) -> _Log:
+async def _log(db: Place, owner: str | None, session: str, limit: int | None) -> _Log:
     async with _open_manager(db, owner, session, writing=False) as (manager, memory):
         return _Log(commits=await memory.log(limit), next=manager.next_checkpoint, turns=manager.turn_count)
 
 
-async def _checkpoint(db: Path, owner: str | None, session: str, message: str) -> tuple[str | None, int]:
+async def _checkpoint(db: Place, owner: str | None, session: str, message: str) -> tuple[str | None, int]:
     async with _open_manager(db, owner, session, writing=True) as (manager, _):
         return await manager.checkpoint(message), manager.turn_count
 
 
-async def _rollback(db: Path, owner: str | None, session: str, commit: str | None) -> tuple[RollbackResult, int]:
+async def _rollback(db: Place, owner: str | None, session: str, commit: str | None) -> tuple[RollbackResult, int]:
     async with _open_manager(db, owner, session, writing=True) as (manager, _):
         return await manager.rollback(commit), manager.turn_count
 

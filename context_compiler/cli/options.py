@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -18,13 +18,39 @@ from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import expand, one_line, suggestions
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.fidelity import Fidelity
-from context_compiler.record.store import DEFAULT_PATH, SQLiteStore
+from context_compiler.paths import is_address, place_name
+from context_compiler.record.store import DEFAULT_PATH, SQLiteStore, SQLStore, open_place
 from context_compiler.record.values import Record, SessionInfo
 from context_compiler.settings import Amount, Count, check_amount, parse_count
 from context_compiler.tokens.prices import Budget, Money
 
+if TYPE_CHECKING:
+    from context_compiler.record.postgres import PostgresStore
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Db = Annotated[Path, typer.Option("--db", envvar="CONTEXT_COMPILER_DB", help="File of the record.")]
+
+
+class Address(str):
+    """The address of a database, which is printed without its password."""
+
+    def __str__(self) -> str:
+        return place_name(self[:])
+
+    def __format__(self, form: str) -> str:
+        return format(place_name(self[:]), form)
+
+
+Place = Path | Address
+"""Where a record is: a file, or a PostgreSQL database."""
+
+
+def parse_place(text: str) -> Place:
+    """Parse the place of a record: the path of a file, or `postgresql://USER@HOST/DATABASE`."""
+    return Address(text) if is_address(text) else Path(text)
+
+
+PLACE: Any = {"envvar": "CONTEXT_COMPILER_DB", "parser": parse_place, "metavar": "PATH"}
+Db = Annotated[Any, typer.Option("--db", help="File of the record, or postgresql://USER@HOST/DB.", **PLACE)]
 System = Annotated[
     Path, typer.Option("--system", envvar="CONTEXT_COMPILER_SYSTEM", help="Folder that holds ContextTemplates/.")
 ]
@@ -103,16 +129,18 @@ def confirm(question: str) -> bool:
 
 
 @asynccontextmanager
-async def open_record(db: Path, owner: str | None = None, *, writing: bool = False) -> AsyncGenerator[SQLiteStore]:
-    """Open the record in a file, of one owner or of every one, read-only unless `writing`, and close it."""
-    store = SQLiteStore(db, read_only=not writing, busy_timeout_ms=5_000 if writing else 250)
+async def open_record(
+    db: Place, owner: str | None = None, *, writing: bool = False
+) -> AsyncGenerator[SQLiteStore | PostgresStore]:
+    """Open the record at a place, of one owner or of every one, read-only unless `writing`, and close it."""
+    store = open_place(db, read_only=not writing, busy_timeout_ms=5_000 if writing else 250)
     try:
         yield store.scoped(owner)
     finally:
         await store.close()
 
 
-async def find_session(store: SQLiteStore, session: str) -> list[SessionInfo]:
+async def find_session(store: SQLStore, session: str) -> list[SessionInfo]:
     """A session, once per vault; its name may be abbreviated as in a table.
 
     Raises:
@@ -124,23 +152,23 @@ async def find_session(store: SQLiteStore, session: str) -> list[SessionInfo]:
     if len(meant) > 1:
         some = ", ".join(repr(one_line(name, 60)) for name in meant[:3])
         asked = f"session {one_line(session, 60)!r} matches {len(meant)}, such as {some}"
-        raise StoreError(f"{store.path}: {asked}; give more of its name")
+        raise StoreError(f"{store.place}: {asked}; give more of its name")
     if not meant:
         known = (
-            suggestions(session, names, list_command=list_command("sessions list", store.path))
+            suggestions(session, names, list_command=list_command("sessions list", store.place))
             or "; it holds no sessions"
         )
-        raise StoreError(f"{store.path}: no session {one_line(session, 60)!r}{known}")
+        raise StoreError(f"{store.place}: no session {one_line(session, 60)!r}{known}")
     found = [info for info in every if info.session_id == meant[0]]
     if len(owners := sorted({info.owner for info in found})) > 1:
         some = ", ".join(repr(one_line(name, 60)) for name in owners[:3])
         raise StoreError(
-            f"{store.path}: {len(owners)} owners have a session {meant[0]!r}, such as {some}; give --owner"
+            f"{store.place}: {len(owners)} owners have a session {meant[0]!r}, such as {some}; give --owner"
         )
     return found
 
 
-async def find_view(store: SQLiteStore, number: int) -> Record:
+async def find_view(store: SQLStore, number: int) -> Record:
     """One request with its compile.
 
     Raises:
@@ -149,11 +177,11 @@ async def find_view(store: SQLiteStore, number: int) -> Record:
     record = await store.view(number)
     if record is None:
         numbers = sorted(one.id for one in await store.views() if one.id is not None)
-        raise StoreError(f"{store.path}: no view {number}; {_nearest_views(number, numbers, store.path)}")
+        raise StoreError(f"{store.place}: no view {number}; {_nearest_views(number, numbers, store.place)}")
     return record
 
 
-def _nearest_views(wrong: int, numbers: Sequence[int], db: Path) -> str:
+def _nearest_views(wrong: int, numbers: Sequence[int], db: str) -> str:
     """The end of an error message: the views that exist."""
     if not numbers:
         return "it holds no views"
@@ -167,18 +195,20 @@ def _nearest_views(wrong: int, numbers: Sequence[int], db: Path) -> str:
     return f"{hint}; `{list_command('views list', db)}` lists them"
 
 
-def list_command(command: str, db: Path) -> str:
+def list_command(command: str, db: Place | str) -> str:
     """A list command for this record, ready to be copied."""
-    return f"context-compiler {command}" + ("" if db in (DB, DB.absolute()) else f" --db {quote(str(db))}")
+    return f"context-compiler {command}" + (
+        "" if str(db) in (str(DB), str(DB.absolute())) else f" --db {quote(str(db))}"
+    )
 
 
-def print_look(screen: Screen, db: Path) -> None:
+def print_look(screen: Screen, db: Place) -> None:
     """Print how to look at a record in the browser; only on a terminal, so that other output stays as it is."""
     if screen.rich:
         screen.line(("look at it: ", "dim"), (list_command("serve", db), "cyan"))
 
 
-async def recorded_messages(store: SQLiteStore, record: Record, *, raw: bool) -> list[bytes]:
+async def recorded_messages(store: SQLStore, record: Record, *, raw: bool) -> list[bytes]:
     """The bodies of the messages of a request: its raw history (`raw`), or the view it sent.
 
     Raises:
@@ -187,7 +217,7 @@ async def recorded_messages(store: SQLiteStore, record: Record, *, raw: bool) ->
     tip = record.raw_tip if raw else record.view_tip
     if tip is None:
         raise StoreError(
-            f"{store.path}: view {record.id} was recorded without its messages ({one_line(record.status, 120)}); "
+            f"{store.place}: view {record.id} was recorded without its messages ({one_line(record.status, 120)}); "
             "only its metadata can be listed"
         )
     return await store.scoped(record.owner).chain(tip)
@@ -278,10 +308,8 @@ ModelName = Annotated[
     ),
 ]
 RecordIn = Annotated[
-    Path | None,
-    typer.Option(
-        "--db", envvar="CONTEXT_COMPILER_DB", help="Record the view in this file; without it, nothing is recorded."
-    ),
+    Any,
+    typer.Option("--db", help="Record the view in this file or database; default: nowhere.", **PLACE),
 ]
 SessionName = Annotated[str | None, typer.Option("--session", help="Name of the conversation on the record.")]
 RecentTurns = Annotated[str | None, typer.Option("--recent-turns", help="Turns to keep if they fit: a number, or all.")]

@@ -16,7 +16,7 @@ import typer
 
 from context_compiler import pipeline
 from context_compiler.cli.inputs import chat_model, check_stage_model
-from context_compiler.cli.options import DB, SYSTEM, Json, System, Vault, check_run_name, print_look
+from context_compiler.cli.options import DB, PLACE, SYSTEM, Json, System, Vault, check_run_name, print_look
 from context_compiler.cli.progress import RunProgress
 from context_compiler.cli.screen import Screen, print_note
 from context_compiler.cli.text import json_text, one_line
@@ -36,8 +36,8 @@ Runs = Annotated[
 ]
 Logs = Annotated[Path | None, typer.Option("--logs", help="Folder for the files of this run.")]
 Db = Annotated[
-    Path,
-    typer.Option("--db", envvar="CONTEXT_COMPILER_DB", help="File in which the requests of the stages are recorded."),
+    Any,
+    typer.Option("--db", help="File or database in which the requests of the stages are recorded.", **PLACE),
 ]
 ModelName = Annotated[
     str | None, typer.Option("--model", help="Model of the stages that name none; `scripted` needs no key.")

@@ -20,6 +20,7 @@ from context_compiler.cli.options import (
     Json,
     ModelName,
     Owner,
+    Place,
     System,
     Vault,
     Yes,
@@ -217,7 +218,7 @@ def pins(session: SessionId, db: Db = DB, owner: Owner = None, json: Json = Fals
 
 
 async def _steer(
-    db: Path,
+    db: Place,
     owner: str | None,
     session: str,
     work: Callable[[ContextCompiler, str], Awaitable[T]],
@@ -245,22 +246,26 @@ def _print_outcome(result: CompileResult, *, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _find_transcripts(session: str, db: Path, vault: Path | None, system: Path) -> list[Path]:
+def _find_transcripts(session: str, db: Place, vault: Path | None, system: Path) -> list[Path]:
     """Transcripts of a session, in the folders where a chat may have written them."""
     if not session.strip():
         return []
-    folders = (transcript_folder(None, db.parent), transcript_folder(None, system), transcript_folder(vault, system))
+    folders = (
+        transcript_folder(None, db.parent if isinstance(db, Path) else system),
+        transcript_folder(None, system),
+        transcript_folder(vault, system),
+    )
     found = (Transcript(folder, session).path for folder in folders)
     return list({path.resolve(): path for path in found if path.is_file()}.values())
 
 
-async def _load_sessions(db: Path, owner: str | None) -> list[SessionInfo]:
+async def _load_sessions(db: Place, owner: str | None) -> list[SessionInfo]:
     async with open_record(db, owner) as store:
         return await store.sessions()
 
 
 async def _load_session(
-    db: Path, owner: str | None, session: str
+    db: Place, owner: str | None, session: str
 ) -> tuple[list[SessionInfo], list[Record], list[Compile], list[bytes]]:
     async with open_record(db, owner) as every:
         infos = await find_session(every, session)
@@ -269,7 +274,7 @@ async def _load_session(
         return infos, records, await store.summaries(name), await store.transcript(name)
 
 
-async def _delete(db: Path, owner: str, session: str) -> int:
+async def _delete(db: Place, owner: str, session: str) -> int:
     async with open_record(db, owner, writing=True) as store:
         return await store.delete(session)
 

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
-from context_compiler.cli.options import DB, Db, Json, Owner, example, find_session, group, open_record
+from context_compiler.cli.options import DB, Db, Json, Owner, Place, example, find_session, group, open_record
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import first_word, json_text, number, plural, share
 from context_compiler.record import sessions
@@ -157,7 +156,7 @@ def stats(
         screen.line((f"{what} {counted} not counted: nothing was sent", "dim"))
 
 
-async def _load_totals(db: Path, owner: str | None, session: str | None) -> tuple[list[Totals], Totals]:
+async def _load_totals(db: Place, owner: str | None, session: str | None) -> tuple[list[Totals], Totals]:
     async with open_record(db, owner) as store:
         infos: list[SessionInfo] = await (find_session(store, session) if session else store.sessions())
         name = infos[0].session_id if session else None

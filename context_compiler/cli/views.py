@@ -6,7 +6,6 @@ import asyncio
 import json as json_
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -22,6 +21,7 @@ from context_compiler.cli.options import (
     Json,
     ModelName,
     Owner,
+    Place,
     System,
     Vault,
     ViewId,
@@ -102,7 +102,7 @@ def list_(
     print_list({"db": str(db), "views": found}, VIEWS, map(record_row, found), json=json, empty=none)
 
 
-async def _load_views(db: Path, owner: str | None, session: str | None, limit: int) -> list[Record]:
+async def _load_views(db: Place, owner: str | None, session: str | None, limit: int) -> list[Record]:
     async with open_record(db, owner) as store:
         if session is not None:
             session = (await find_session(store, session))[0].session_id
@@ -133,7 +133,7 @@ def show_(
     print_messages(screen, history)
 
 
-async def _load_view(db: Path, owner: str | None, number: int, *, raw: bool) -> tuple[Record, list[bytes]]:
+async def _load_view(db: Place, owner: str | None, number: int, *, raw: bool) -> tuple[Record, list[bytes]]:
     async with open_record(db, owner) as store:
         record = await find_view(store, number)
         return record, await recorded_messages(store, record, raw=raw)
@@ -225,7 +225,7 @@ def diff(
         print_comparison(screen, compared)
 
 
-async def _load_two(db: Path, owner: str | None, view: int, other: int) -> tuple[History, History]:
+async def _load_two(db: Place, owner: str | None, view: int, other: int) -> tuple[History, History]:
     async with open_record(db, owner) as store:
         records = [await find_view(store, number) for number in (view, other)]
         first, second = [await recorded_messages(store, record, raw=False) for record in records]
@@ -294,7 +294,7 @@ def replay(
 
 
 async def _replay(
-    db: Path, owner: str | None, number: int, replay_request: Callable[[Record], ViewRequest], *, record: bool
+    db: Place, owner: str | None, number: int, replay_request: Callable[[Record], ViewRequest], *, record: bool
 ) -> tuple[Record, ViewRequest, View, Comparison]:
     async with AsyncExitStack() as stack:
         looked = await stack.enter_async_context(open_record(db, owner))
@@ -302,7 +302,7 @@ async def _replay(
         raw = load_messages(await recorded_messages(looked, old, raw=True))
         sent = load_messages(await recorded_messages(looked, old, raw=False))
         wish = replay_request(old)
-        writing = open_record(looked.path, old.owner, writing=True)
+        writing = open_record(db, old.owner, writing=True)
         store = await stack.enter_async_context(writing) if record else None
         made = await compile_messages(store, raw, wish)
     names = (f"view {number}", f"template {wish.template.name}")

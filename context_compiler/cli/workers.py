@@ -87,7 +87,7 @@ def worker(
     that is stopped gives its runs back. A worker runs the commands of the graphs that are submitted to it.
     """
     default = RunOptions(model=model, simulate=simulate, db=db, vault=vault, system=system)
-    place = runs or (str(db) if is_address(str(db)) else RUNS)
+    place = runs or (db if is_address(db) else RUNS)
     screen = Screen()
 
     def show(run_id: str, change: str, reason: str) -> None:

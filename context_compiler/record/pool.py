@@ -13,10 +13,10 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
-from urllib.parse import urlsplit
 from weakref import finalize
 
 from context_compiler.errors import StoreError
+from context_compiler.paths import place_name
 from context_compiler.record.background import Background, current, retrieve_error, submit, wait_out
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.schema import APPLICATION_ID
@@ -140,7 +140,7 @@ class Postgres:
             raise StoreError(f"schema={schema!r}: give a name of lower-case letters, digits and underscores")
         self.schema = schema
         self.patience_s = patience_s
-        self.place = place_of(source) if isinstance(source, str) else "the database of the pool"
+        self.place = place_name(source) if isinstance(source, str) else "the database of the pool"
         self._own = _OwnPool(source, size, patience_s) if isinstance(source, str) else None
         self._pool = None if isinstance(source, str) else source
         self._loop = _running_loop()
@@ -257,14 +257,6 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-def place_of(url: str) -> str:
-    """An address without password and options."""
-    parts = urlsplit(url)
-    user, _, host = parts.netloc.rpartition("@")
-    name = user.partition(":")[0]
-    return f"postgresql://{name + '@' if name else ''}{host}{parts.path}"
 
 
 def explain(error: Exception, place: str) -> StoreError:

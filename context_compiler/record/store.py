@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
 from weakref import finalize
 
 from context_compiler.errors import SettingsError, StoreError
+from context_compiler.paths import is_address
 from context_compiler.record import conversations, maintenance, queries, sessions
 from context_compiler.record.actions import Action
 from context_compiler.record.background import hold_at_fork
@@ -230,11 +231,6 @@ class Tenants(Store, Protocol):
         ...
 
 
-def is_address(place: object) -> bool:
-    """True for the address of a PostgreSQL database."""
-    return isinstance(place, str) and place.startswith(("postgresql://", "postgres://"))
-
-
 def open_store(store: str | Path | Store | None) -> Store:
     """The store itself, or the one at a place, or one in memory for None; nothing is opened yet.
 
@@ -375,6 +371,10 @@ class SQLStore(Protocol):
     async def conversation(self, session_id: str) -> list[bytes] | None:
         """Message bodies of a conversation of the host's store; None if it has none of that name."""
         return await self.perform(partial(conversations.whole_history, conversation_id=session_id))
+
+    def export(self) -> AsyncGenerator[Mapping[str, object]]:
+        """Every row as of now, ready for JSON."""
+        ...
 
     async def delete(self, session_id: str) -> int:
         """Remove a conversation and everything only it used; the number of requests removed."""

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from context_compiler.errors import ContextCompilerError, StoreError, TemplateError
-from context_compiler.record.store import SQLiteStore
+from context_compiler.record.store import open_place
 from context_compiler.web.api import RESOURCES, Resource, Sources, openapi, to_json
 from context_compiler.web.chat import CHAT_PATHS, Busy, ChatPages, Chats
 from context_compiler.web.data import BadRequest, Inspector, NotFound
@@ -159,7 +159,7 @@ def create_app(
     """The application for one record.
 
     Args:
-        db: File of the record; opened read-only, and not before the first request.
+        db: The record, a file or an address; opened read-only, and not before the first request.
         system: Folder whose `ContextTemplates/` comes second.
         vault: Folder whose `AssistantMD/ContextTemplates/` comes first.
         hosts: Names under which the server is reached, beside those of loopback.
@@ -169,7 +169,7 @@ def create_app(
         owner: Owner whose sessions are shown; None shows those of all. Runs of pipelines, which no owner has, are shown
             to nobody else.
     """
-    store = SQLiteStore(db, read_only=True).scoped(owner)
+    store = open_place(db, read_only=True).scoped(owner)
     inspector = Inspector(
         store, vault=None if vault is None else Path(vault), system=None if system is None else Path(system)
     )
@@ -212,7 +212,7 @@ def _page(resource: Resource, sources: Sources) -> Endpoint:
         sources.inspector.warm()
         value = await resource.load(sources, given)
         more = {name: await other.load(sources, given) for name, other in others.items()}
-        db = str(sources.inspector.store.path)
+        db = str(sources.inspector.store.place)
         return HTMLResponse(render(resource.page, it=value, here=resource.name, db=db, **more))
 
     return answer

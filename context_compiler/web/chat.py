@@ -87,7 +87,7 @@ class ChatDefaults:
     budget: Budget | None = None
     writer: Model | str | None = None
     """Model that writes the summaries; None is the one that answers."""
-    db: Path
+    db: Path | str
     system: Path
     vault: Path | None = None
 

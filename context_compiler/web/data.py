@@ -43,7 +43,7 @@ from context_compiler.messages.history import Reader, Reading, load_messages, re
 from context_compiler.record import browse
 from context_compiler.record.browse import Node, RequestRow, SessionFilter, SessionRow
 from context_compiler.record.database import Database
-from context_compiler.record.store import SQLiteStore
+from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Compile, Record
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens import as_counter
@@ -198,7 +198,7 @@ class Inspector:
         system: Folder whose templates come second.
     """
 
-    def __init__(self, store: SQLiteStore, *, vault: Path | None = None, system: Path | None = None) -> None:
+    def __init__(self, store: SQLStore, *, vault: Path | None = None, system: Path | None = None) -> None:
         self.store = store
         self.template_library = TemplateLibrary(vault=vault, system=system)
         self._reader: Reader = reader_of(as_counter(None))
