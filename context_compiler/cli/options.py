@@ -41,7 +41,7 @@ class Address(str):
 
 
 Place = Path | Address
-"""Where a record is: a file, or a PostgreSQL database."""
+"""Place of a record: a file, or a PostgreSQL database."""
 
 
 def parse_place(text: str) -> Place:

@@ -54,7 +54,7 @@ REMEDIES = {
     "55": "another transaction holds it: try again",
     "57": "the server was stopped, or cancelled it: try again",
 }
-"""What to do, by the class of an SQLSTATE."""
+"""Remedies by the class of an SQLSTATE."""
 
 
 class Connection(Protocol):

@@ -399,6 +399,10 @@ class PostgresStore(SQLStore):
         """The address without its password."""
         return self.database.place
 
+    def writer(self) -> PostgresStore:
+        """A store of the same database that writes, with connections of the same pool."""
+        return PostgresStore(self.database)
+
     async def perform(self, work: Callable[[Database], T], *, patient: bool = False) -> T:
         """Run a function on a connection; once more if its transaction met another one, or its server has gone.
 

@@ -279,7 +279,11 @@ class SQLStore(Protocol):
 
     @property
     def place(self) -> str:
-        """Where the record is, for messages: a path, or an address without its password."""
+        """Place of the record, for messages: a path, or an address without its password."""
+        ...
+
+    def writer(self) -> SQLStore:
+        """A store of the same record that writes, for the owner ``""``."""
         ...
 
     async def perform(self, work: Callable[[Database], T]) -> T:
@@ -426,6 +430,10 @@ class SQLiteStore(SQLStore):
         """The path."""
         return str(self.path)
 
+    def writer(self) -> SQLiteStore:
+        """A store of the same file that writes."""
+        return SQLiteStore(self.path)
+
     async def perform(self, work: Callable[[Database], T]) -> T:
         """Run a function on the connection, without interruption; memories of the same file use it too."""
         with self._explaining():
@@ -480,6 +488,10 @@ class MemoryStore(SQLStore):
     def place(self) -> str:
         """A name for messages."""
         return "the record in memory"
+
+    def writer(self) -> MemoryStore:
+        """This store."""
+        return self
 
     async def perform(self, work: Callable[[Database], T]) -> T:
         """Run a function on the connection, without interruption."""

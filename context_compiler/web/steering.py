@@ -25,7 +25,7 @@ from context_compiler.messages.printable import safe
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.record.browse import SessionRow
-from context_compiler.record.store import SQLiteStore
+from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Drop
 from context_compiler.resilience import attempt
 from context_compiler.tokens import as_counter
@@ -214,7 +214,7 @@ def _action_row(action: Any) -> ActionRow:
     )
 
 
-def _compiler(store: SQLiteStore, info: SessionRow, model: Model | str = "none") -> ContextCompiler:
+def _compiler(store: SQLStore, info: SessionRow, model: Model | str = "none") -> ContextCompiler:
     return ContextCompiler(store=store, owner=info.owner, vault_name=info.vault_name, model=model, system=None)
 
 
@@ -350,7 +350,7 @@ class SteeringPages:
         if name != "none" and self._model is None:
             raise BadRequest("model: this server has no models; leave it out, and passages are quoted")
         model = name if name == "none" or self._model is None else self._model(name)
-        store = SQLiteStore(self._inspector.store.path)
+        store = self._inspector.store.writer()
         try:
             compiler = _compiler(store.scoped(info.owner), info, model)
             result = await checked(work(_Recorded(compiler=compiler, session=info.session_id), body))
