@@ -39,18 +39,24 @@ ABOUT_POSIX = {
     "test_chat_terminal": "pseudo-terminals",
     "fork": "forks",
     "killed": "SIGKILL of a group",
+    "with_its_children": "process groups",
     "private": "modes of files",
     "readable_by": "modes of files",
 }
 """Parts of the ids of tests that are about POSIX, and the subject of each."""
 
 
-def without(module: ModuleType, names: list[str], **instead: Any) -> ModuleType:
-    """A copy of a module that lacks some names."""
-    copy = ModuleType(module.__name__)
-    copy.__dict__.update({name: value for name, value in vars(module).items() if name not in names})
-    copy.__dict__.update(instead)
-    return copy
+class Partial(ModuleType):
+    """A module that lacks some names; all others are looked up when they are used, as tests may replace them."""
+
+    def __init__(self, module: ModuleType, names: list[str], **instead: Any) -> None:
+        super().__init__(module.__name__)
+        self.__dict__.update(instead, _whole=module, _hidden=frozenset(names))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._hidden:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}", name=name)
+        return getattr(self._whole, name)
 
 
 def refuse(name: str) -> None:
@@ -71,10 +77,10 @@ def find_spec(name: str, package: str | None = None) -> Any:
 
 
 INSTEAD = {
-    "os": without(os, FUNCTIONS, name="nt"),
-    "signal": without(signal, SIGNALS),
-    "importlib": without(importlib, [], import_module=import_module),
-    "importlib.util": without(importlib.util, [], find_spec=find_spec),
+    "os": Partial(os, FUNCTIONS, name="nt"),
+    "signal": Partial(signal, SIGNALS),
+    "importlib": Partial(importlib, [], import_module=import_module),
+    "importlib.util": Partial(importlib.util, [], find_spec=find_spec),
 }
 INSTEAD["importlib"].util = INSTEAD["importlib.util"]  # type: ignore[attr-defined]
 
