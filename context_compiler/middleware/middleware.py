@@ -137,7 +137,7 @@ class Middleware:
         request, result = await self._result(run, await self._attach_layers(run, request), host)
         if result.view.status == "floor_over_budget":
             await self.report(BudgetError(f"even the least is over the budget of {result.view.budget} tokens"))
-        view = await self._kept(run, request, result, (time.perf_counter() - started) * 1000)
+        view = await self._record_view(run, request, result, (time.perf_counter() - started) * 1000)
         run.count()
         if view.record is not None:
             count_view(view.record)
@@ -276,7 +276,7 @@ class Middleware:
             counter=self.state.counter,
         )
 
-    async def _kept(self, run: Run, request: Request, result: Result, latency: float) -> View:
+    async def _record_view(self, run: Run, request: Request, result: Result, latency: float) -> View:
         """The view with its record, which is on disk before the request goes out."""
         cycle = result.cycle
         price = (await try_await(self._last_requests.price_facts(request, result))).value
@@ -496,13 +496,13 @@ def _log(record: Record, result: Result) -> None:
         f" ({round(recalled):,} recalled, {recalled / sent:.0%})" if recalled else "",
         kept,
         "turn" if kept == 1 else "turns",
-        _asked(result.row),
+        _compile_label(result.row),
         record.latency_ms / 1000,
         _cost_text(record, result.row),
     )
 
 
-def _asked(row: Compile | None) -> str:
+def _compile_label(row: Compile | None) -> str:
     if row is None or not row.compiled_prompt:
         return "no model asked"
     if row.status.startswith("refused") and not row.usage:
