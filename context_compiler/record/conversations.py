@@ -110,6 +110,7 @@ def write_conversation(
     messages = [(entry, _message(entry, text_of)) for entry in entries]
     with db.transaction():
         db.hold(rows.plain(given.conversation_id))
+        db.hold(given.conversation_id)
         known = find_conversation(db, given.conversation_id)
         if (None if known is None else known.revision) != expected:
             return False

@@ -165,6 +165,9 @@ def _forget(db: Database, sessions: Sequence[int]) -> None:
         db.execute("UPDATE context_summaries SET session = ? WHERE id = ?", (row["heir"], row["id"]))
         reseal(db, "context_summaries", row["id"])
     _remove(db, "context_summaries", "session", sessions)
+    query = "SELECT id FROM live_memories WHERE session IN (SELECT value FROM json_each(?))"
+    for number in _numbers(db, query, (json.dumps(sessions),)):
+        db.unindex_memory(number)
     for table in ("cycles", "copies", "layers", "scores", "live_memories", "spaces", "commits", "conversations"):
         _remove(db, table, "session", sessions)
     _remove(db, "sessions", "id", sessions)

@@ -18,6 +18,7 @@ from contextvars import copy_context
 from functools import partial
 from itertools import islice
 from math import log
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
@@ -27,6 +28,7 @@ from context_compiler.errors import StoreError
 from context_compiler.record import maintenance, queries
 from context_compiler.record.database import Database
 from context_compiler.record.dialect import NO_NULLS, Statement, translate
+from context_compiler.record.owners import prefix
 from context_compiler.record.pool import ATTEMPTS, CONFLICTS, FAILURES, LOST, SCHEMA, Connection, Pool, Postgres
 from context_compiler.record.postgres_tables import RECORD, REFERENCES, TABLES
 from context_compiler.record.rows import PLAIN
@@ -370,6 +372,10 @@ def _bm25(documents: Sequence[Sequence[str]], asked: Sequence[str]) -> Callable[
     return score
 
 
+SETTINGS = "SELECT set_config('context_compiler.owner', $1, false), set_config('context_compiler.prefix', $2, false)"
+"""The owner of a connection, for the policy of `row_security.sql`."""
+
+
 class PostgresStore(SQLStore):
     """A store in PostgreSQL, for many tasks, event loops, processes and machines at once.
 
@@ -381,14 +387,23 @@ class PostgresStore(SQLStore):
             `Postgres` that has either.
         schema: The schema of the tables.
         read_only: Never write; a missing record is an error.
+        row_security: Say in each transaction which owner it is for, as the policy of `row_security.sql` wants.
 
     Raises:
         StoreError: From every method, with place and remedy, if the database cannot be used.
     """
 
-    def __init__(self, source: Postgres | Pool | str, *, schema: str = SCHEMA, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        source: Postgres | Pool | str,
+        *,
+        schema: str = SCHEMA,
+        read_only: bool = False,
+        row_security: bool = False,
+    ) -> None:
         self.database = source if isinstance(source, Postgres) else Postgres(source, schema=schema)
         self.read_only = read_only
+        self.row_security = row_security
 
     def __repr__(self) -> str:
         owner = "" if self.owner == "" else f", owner={self.owner!r}"
@@ -429,14 +444,34 @@ class PostgresStore(SQLStore):
         db = PostgresDatabase(connection, self.database.schema, timeout)
         db.owner = self.owner
         used.append(db)
+        if self.row_security:
+            given = ("", "") if self.owner is None else (f"o:{self.owner}", f"p:{prefix(self.owner)}")
+            await connection.execute(SETTINGS, *given, timeout=timeout)
         for _ in range(ATTEMPTS - 1):
             with suppress(*CONFLICTS):
                 return await db.perform(work)
         return await db.perform(work)
 
+    async def enable_row_security(self) -> None:
+        """Let each role but the owner of the tables see the rows of one owner only; run it as the owner of the tables.
+
+        Raises:
+            StoreError: The role may not change the tables.
+        """
+        policy = Path(__file__).with_name("row_security.sql").read_text(encoding="utf-8")
+
+        async def enable(connection: Connection) -> None:
+            await connection.execute(policy.replace("{schema}", self.database.schema))
+
+        await self.database.run(enable, needs=RECORD)
+
     async def delete(self, session_id: str) -> int:
         """Remove a conversation and everything only it used; the number of requests removed."""
         return await self.perform(partial(maintenance.delete, session_id=session_id), patient=True)
+
+    async def erase(self) -> int:
+        """Remove everything of the owner; the number of requests removed."""
+        return await self.perform(maintenance.erase, patient=True)
 
     async def prune(self, *, older_than_days: float | None = None, keep_last: int | None = None) -> int:
         """Remove old requests; no kept chain is ever broken."""

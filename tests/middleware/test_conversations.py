@@ -31,7 +31,7 @@ from tests.support.agents import Talker, compiler
 from tests.support.histories import long_history
 
 
-@pytest.fixture(params=["host", "memory", "sqlite", "owned"])
+@pytest.fixture(params=["host", "memory", "sqlite", "owned", pytest.param("postgres", marks=pytest.mark.slow)])
 async def store(request: pytest.FixtureRequest, tmp_path: Path):
     """The host's own store, which says what the contract is, and ours."""
     made: ConversationStore = {
@@ -39,6 +39,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path):
         "memory": lambda: RecordConversationStore(MemoryStore()),
         "sqlite": lambda: RecordConversationStore(tmp_path / "context.db"),
         "owned": lambda: RecordConversationStore(tmp_path / "context.db", owner="ann"),
+        "postgres": lambda: RecordConversationStore(request.getfixturevalue("postgres_url")),
     }[request.param]()
     yield made
     if isinstance(made, RecordConversationStore):

@@ -1,0 +1,45 @@
+-- Row-level security for the record: a role that is not the owner of the tables sees and writes the rows of one owner.
+-- `PostgresStore(…, row_security=True)` says in each transaction which one that is:
+--   context_compiler.owner   'o:' and the owner
+--   context_compiler.prefix  'p:' and the prefix of the names of the owner's messages, contents and memories
+-- A connection that says nothing sees nothing. The owner of the tables, superusers and roles with BYPASSRLS see everything.
+-- Replace {schema} by the schema of the record, which is context_compiler unless another was given, or run
+-- `await store.enable_row_security()` as the owner of the tables. Then let the application connect as another role:
+--   GRANT USAGE ON SCHEMA {schema} TO application;
+--   GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO application;
+--   GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO application;
+-- Running it again changes nothing.
+DO $$
+DECLARE
+    own CONSTANT TEXT := '''o:'' || owner = current_setting(''context_compiler.owner'', true)';
+    of_session CONSTANT TEXT := 'session IN (SELECT id FROM {schema}.sessions)';
+    named CONSTANT TEXT := '''p:'' || left(%1$I, strpos(%1$I, ''/'')) = current_setting(''context_compiler.prefix'', true)';
+    of_memory CONSTANT TEXT := 'id IN (SELECT id FROM {schema}.live_memories)';
+    one RECORD;
+BEGIN
+    FOR one IN SELECT * FROM (VALUES
+        ('sessions', own),
+        ('entries', own),
+        ('contents', format(named, 'hash')),
+        ('nodes', format(named, 'id')),
+        ('memories', format(named, 'id')),
+        ('messages_fts', format(named, 'node')),
+        ('copies', of_session),
+        ('context_summaries', of_session),
+        ('cycles', of_session),
+        ('views', of_session),
+        ('layers', of_session),
+        ('actions', of_session),
+        ('commits', of_session),
+        ('spaces', of_session),
+        ('scores', of_session),
+        ('live_memories', of_session),
+        ('conversations', of_session),
+        ('memories_fts', of_memory)
+    ) AS policies (name, condition)
+    LOOP
+        EXECUTE format('ALTER TABLE {schema}.%I ENABLE ROW LEVEL SECURITY', one.name);
+        EXECUTE format('DROP POLICY IF EXISTS one_owner ON {schema}.%I', one.name);
+        EXECUTE format('CREATE POLICY one_owner ON {schema}.%I USING (%s) WITH CHECK (%s)', one.name, one.condition, one.condition);
+    END LOOP;
+END $$;
