@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -79,6 +81,37 @@ async def test_what_runs_is_stopped_when_its_run_is_taken_over(postgres_url: str
     assert ended
     await slow.close()
     await other.close()
+
+
+class Gated:
+    """A database whose renewals of leases end when they are let to."""
+
+    name = "gated"
+
+    def __init__(self) -> None:
+        self.asked, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def transact(self, *statements: Statement) -> list[Sequence[Sequence[Any]]]:
+        if statements[0].text.startswith("UPDATE leases SET until = NOW"):
+            self.asked.set()
+            await self.gate.wait()
+        return [[(1,)]]
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_run_is_let_go_at_any_step_of_a_renewal(steps: int) -> None:
+    pytest.importorskip("asyncpg")
+    runs, database = pipeline.PostgresRuns("postgresql://nobody@localhost/none", lease=0.01), Gated()
+    runs.database = database
+    async with asyncio.timeout(10):
+        async with runs.own("r"):
+            await database.asked.wait()
+            database.gate.set()
+            for _ in range(steps):
+                await asyncio.sleep(0)
 
 
 async def test_no_clock_of_a_worker_ends_a_lease(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,13 +162,10 @@ class PostgresRuns(SQLRuns):
         while not lost.done():
             await asyncio.sleep(self._lease / 3)
             asked = time.monotonic()
+            left = renewed + self._lease - asked
             try:
-                (found,) = await asyncio.wait_for(
-                    self.database.transact(Statement(_RENEW, (self._lease, run_id, token))),
-                    max(
-                        self._lease / 3, renewed + self._lease - asked
-                    ),  # a late renewal is as good, if nobody followed
-                )
+                async with asyncio.timeout(max(self._lease / 3, left)):  # a late renewal is as good, if nobody followed
+                    (found,) = await self.database.transact(Statement(_RENEW, (self._lease, run_id, token)))
             except (PipelineError, TimeoutError):
                 found = None
             if found:
