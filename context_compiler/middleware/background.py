@@ -34,23 +34,30 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
     decided = decided_by(chosen)
     if not decided or reason_for_no_model(chosen, context.turn) is not None:
         return False
-    wanted = summary_request(chosen)
-    task = await host.launch(wanted) if affordable(context, wanted, host) else None
-    if task is None:
+    wanted, all_pending = summary_request(chosen), context.compiler.pending
+    if not affordable(context, wanted, host):
         return False
-    run.ask(context.turn)
-    context.compiler.pending.add(
-        PendingCompile(
-            context=context,
-            where=context.where,
-            limits=limits,
-            previous=previous,
-            request=wanted,
-            decided=decided,
-            tip=context.history.ids[decided - 1],
-            task=task,
+    if not all_pending.begin(context.conversation):
+        return True  # another run of this conversation does
+    try:
+        task = await host.launch(wanted)
+        if task is None:
+            return False
+        run.ask(context.turn)
+        all_pending.add(
+            PendingCompile(
+                context=context,
+                where=context.where,
+                limits=limits,
+                previous=previous,
+                request=wanted,
+                decided=decided,
+                tip=context.history.ids[decided - 1],
+                task=task,
+            )
         )
-    )
+    finally:
+        all_pending.begun(context.conversation)
     return True
 
 

@@ -247,6 +247,18 @@ class Pending:
     def __init__(self) -> None:
         """Start with none."""
         self._all: dict[Conversation, PendingCompile] = {}
+        self._begun: set[Conversation] = set()
+
+    def begin(self, conversation: Conversation) -> bool:
+        """True for the one who may begin a compile of a conversation, until `begun`."""
+        if conversation in self._begun:
+            return False
+        self._begun.add(conversation)
+        return True
+
+    def begun(self, conversation: Conversation) -> None:
+        """A compile has been added, or there is none."""
+        self._begun.discard(conversation)
 
     def find(self, conversation: Conversation, history: History, config: str) -> PendingCompile | None:
         """The compile of a conversation: by its name, else, where the host names each run anew, by what was said."""

@@ -136,6 +136,19 @@ async def test_there_is_one_at_a_time_for_a_conversation_and_each_is_used_once()
     assert all(view.tokens <= BUDGET for view in chat.views)
 
 
+async def test_two_runs_of_one_conversation_begin_one(tmp_path: Path) -> None:
+    first = Chat(Gate())
+    await first.until(lambda: first.gate.asked)
+    history = first.messages[:-2]
+    await first.ours.aclose()
+    chat = Chat(Gate(), store=tmp_path / "record.db")
+    given = {"message_history": history, "conversation_id": "one"}
+    await asyncio.gather(*(run(chat.agent, f"And now? {prose(1, words)}", **given) for words in (80, 160, 240)))
+    await settle()
+    assert chat.gate.asked == 1
+    await chat.ours.aclose()
+
+
 async def test_conversations_do_not_wait_for_each_other() -> None:
     chat = Chat(Gate())
     await chat.until(lambda: chat.gate.asked, conversation_id="a")
