@@ -367,6 +367,10 @@ class Manual:
             after=found.size(before),
             summary=summary_of(before) if before is not None else "",
         )
+        budget = found.context.limits().budget * found.ratio
+        if result.after > budget:
+            why = f"that is over the budget of {int(budget):,}, so the next request is cut and quoted, without a model"
+            result = replace(result, why=why)
         state = {"cycle": before.to_json() if before is not None else None, "before": result.before}
         action = Action(
             kind=UNDO,

@@ -195,7 +195,8 @@ def _carry_on(context: RequestContext, cycle: Cycle, whole: bool = False) -> Res
     most = limits.budget if whole else limits.high
     if known is None or known.own.turn != context.turn:
         plain = assemble_view(context, cycle, "cycle")
-        if plain.cost > most or attempt(lambda: crowded(context, limits, cycle, plain.cost)).value:
+        narrow = not context.rests and attempt(lambda: crowded(context, limits, cycle, plain.cost)).value
+        if plain.cost > most or narrow:
             return None
         return _with_recall(context, cycle, plain)
     result = assemble_view(context, cycle, "cycle", blocks=known)

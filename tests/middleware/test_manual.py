@@ -187,6 +187,20 @@ async def test_after_an_undo_nothing_is_compiled_by_itself_until_the_budget_dema
     assert talk.notes.asked > asked  # a long time after, the compiler is trusted again
 
 
+async def test_after_an_undo_not_even_a_question_cuts_the_view_back() -> None:
+    talk = Talk(
+        notes=Notes(lambda number: f"- **Goal**: notes number {number}"), budget=2_000, trigger=None, recall=0.5
+    )
+    await talk.say("Remember: the door code of the archive is ORCHID-7731.")
+    while talk.notes.asked < 2:
+        await talk.say(*prompts(1, len(talk.views)))
+    await talk.say(*prompts(2, 70))
+    back = await talk.ours.undo_compile("talk")
+    assert back.done and back.before < back.after < 2_000 and not back.why
+    text = await talk.say("What is the door code of the archive, and what was asked in question 5 and 6 about?")
+    assert talk.views[-1].status == "cycle" and "notes number 1" in text and talk.notes.asked == 2
+
+
 async def test_a_summary_that_was_undone_is_no_longer_shared_with_other_conversations() -> None:
     talk = await talked(name=None, notes=Notes(BAD))
     other = Talk(name=None, notes=talk.notes, store=talk.ours._ware.archive.store)  # pyright: ignore[reportPrivateUsage]
