@@ -1,4 +1,4 @@
-"""`verify`, `prune` and `export`: maintenance of the record."""
+"""`verify`, `prune`, `copy` and `export`: maintenance of the record."""
 
 from __future__ import annotations
 
@@ -6,14 +6,29 @@ import asyncio
 import re
 import sys
 from contextlib import aclosing
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
-from context_compiler.cli.options import DB, Address, Db, Json, Owner, Place, Yes, confirm, example, group, open_record
+from context_compiler.cli.options import (
+    DB,
+    Address,
+    Db,
+    Json,
+    Owner,
+    Place,
+    Yes,
+    confirm,
+    example,
+    group,
+    open_record,
+    parse_place,
+)
 from context_compiler.cli.screen import Screen, print_error, print_result, progress_bar, step
 from context_compiler.cli.text import json_text, one_line, plural, suggestions
 from context_compiler.errors import SettingsError, StoreError
+from context_compiler.record.copying import CopyResult, copy_record
 from context_compiler.record.maintenance import inexact_requests
 from context_compiler.record.values import OwnerInfo
 
@@ -142,3 +157,29 @@ async def _export(db: Place, owner: str | None) -> None:
                 sys.stdout.write(json_text(row, indent=None) + "\n")
                 step(progress)
     sys.stdout.flush()
+
+
+@app.command(name="copy", epilog=example("copy system/context.db postgresql://app@db.example.org/agents"))
+def copy_(
+    source: Annotated[Any, typer.Argument(metavar="SOURCE", parser=parse_place, help="File or address to read.")],
+    target: Annotated[Any, typer.Argument(metavar="TARGET", parser=parse_place, help="File or address to add it to.")],
+    json: Json = False,
+) -> None:
+    """Copy a record to another file or database, and verify the copy. What is there already stays; repeat to resume."""
+    if source == target:
+        raise SettingsError(f"{source}: give two places")
+    result = asyncio.run(_copy(source, target))
+    added, present = sum(result.copied.values()), sum(result.present.values())
+    done = f"{target}: {plural(added, 'row')} copied, {present:,} there already, " + (
+        plural(len(result.defects), "defect") if result.defects else "sound"
+    )
+    facts = {"source": str(source), "target": str(target), **asdict(result)}
+    print_result(facts, "\n".join([done, *(f"  {defect}" for defect in result.defects)]), json=json)
+    if result.defects:
+        raise typer.Exit(1)
+
+
+async def _copy(source: Place, target: Place) -> CopyResult:
+    with progress_bar(f"copying {source}") as progress:
+        async with open_record(source) as old, open_record(target, "", writing=True) as new:
+            return await copy_record(old, new, lambda table: step(progress))

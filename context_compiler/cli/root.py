@@ -47,6 +47,7 @@ COMMANDS = {
     "verify": ("maintenance", KEEP, "Verify that the record is as it was written."),
     "prune": ("maintenance", KEEP, "Remove old requests from the record."),
     "delete": ("maintenance", KEEP, "Delete everything of one owner from the record."),
+    "copy": ("maintenance", KEEP, "Copy the record to another file or database."),
     "export": ("maintenance", KEEP, "Write the whole record as JSON lines."),
 }
 """Commands: module, heading and summary of each. A summary is at most 66 characters, so that it is one line of 80."""

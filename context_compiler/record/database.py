@@ -97,6 +97,14 @@ class Database(Protocol):
         """Memories in the index with a phrase: `number`, `memory`, `id`, `created_at` and `body`."""
         ...
 
+    def message_texts(self, after: int, limit: int) -> list[tuple[int, str, str]]:
+        """Texts of the search index beyond a row of it: row, name of the message, text."""
+        ...
+
+    def live_memories(self) -> list[tuple[int, str, str | None]]:
+        """Memories of every session in order: session, name, and terms if the index has them."""
+        ...
+
     def clean_indexes(self) -> None:
         """Remove from the search indexes what is gone from the tables."""
         ...

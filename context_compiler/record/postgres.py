@@ -296,6 +296,19 @@ class PostgresDatabase:
             _argument(phrase),
         ).fetchall()
 
+    def message_texts(self, after: int, limit: int) -> list[tuple[int, str, str]]:
+        """Texts of the search index beyond a row of it."""
+        query = "SELECT number, node, text FROM messages_fts WHERE number > ? AND text NOT NULL ORDER BY number LIMIT ?"
+        return [(row[0], row[1], row[2]) for row in self.execute(query, (after, limit))]
+
+    def live_memories(self) -> list[tuple[int, str, str | None]]:
+        """Memories of every session in order."""
+        query = (
+            "SELECT l.session, l.memory, array_to_string(f.terms, ' ') FROM live_memories l"
+            " LEFT JOIN memories_fts f ON f.id = l.id ORDER BY l.id"
+        )
+        return [(row[0], row[1], row[2]) for row in self.execute(query)]
+
     def clean_indexes(self) -> None:
         """Remove from the search indexes what is gone from the tables."""
         self.execute("DELETE FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)")

@@ -103,6 +103,19 @@ class SQLiteDatabase(sqlite3.Connection):
             (_quoted(phrase), session),
         ).fetchall()
 
+    def message_texts(self, after: int, limit: int) -> list[tuple[int, str, str]]:
+        """Texts of the search index beyond a row of it."""
+        query = "SELECT rowid, node, text FROM messages_fts WHERE rowid > ? ORDER BY rowid LIMIT ?"
+        return [(row[0], row[1], row[2]) for row in self.execute(query, (after, limit))]
+
+    def live_memories(self) -> list[tuple[int, str, str | None]]:
+        """Memories of every session in order."""
+        query = (
+            "SELECT l.session, l.memory, f.terms FROM live_memories l LEFT JOIN memories_fts f ON f.rowid = l.id"
+            " ORDER BY l.id"
+        )
+        return [(row[0], row[1], row[2]) for row in self.execute(query)]
+
     def clean_indexes(self) -> None:
         """Remove from the search indexes what is gone from the tables."""
         if self.execute("DELETE FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)").rowcount:

@@ -1,0 +1,155 @@
+"""PostgreSQL killed, cut off and fully used: runs go on, and what was acknowledged is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from context_compiler import ContextCompiler
+from context_compiler.errors import StoreError
+from context_compiler.record.pool import Postgres
+from context_compiler.record.postgres import PostgresStore
+from context_compiler.record.values import Entry, Record
+from tests.record.entries import compiled, request, talk
+from tests.support.postgres import Cluster
+
+
+class Heard(PostgresStore):
+    """A store that remembers what it acknowledged."""
+
+    saved: list[int]
+
+    async def save(self, entry: Entry) -> Record:
+        kept = await super().save(entry)
+        self.saved.append(kept.id or 0)
+        return kept
+
+
+@pytest.fixture
+def cluster(postgres: Cluster) -> Iterator[Cluster]:
+    """A cluster that a test may kill."""
+    own = Cluster(fsync="on", synchronous_commit="on", full_page_writes="on")
+    own.start()
+    yield own
+    own.remove()
+
+
+def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    return ModelResponse(parts=[TextPart(f"answer {len(messages)}")])
+
+
+async def talk_on(compiler: ContextCompiler, name: str, turns: int) -> None:
+    """A conversation whose runs all have to succeed."""
+    agent = Agent(FunctionModel(answer), capabilities=[compiler])
+    history: list[ModelMessage] = []
+    for turn in range(turns):
+        done = await agent.run(f"question {turn}", message_history=history, conversation_id=name)
+        history = done.all_messages()
+    assert len(history) == 2 * turns
+
+
+async def test_a_server_that_is_killed_under_load_loses_nothing_that_was_acknowledged(cluster: Cluster):
+    store = Heard(cluster.url())
+    store.saved = []
+    compilers = [ContextCompiler(store=store, system=None) for _ in range(4)]
+    load = [asyncio.create_task(talk_on(each, f"talk {at}", 25)) for at, each in enumerate(compilers)]
+    while len(store.saved) < 12:
+        await asyncio.sleep(0.001)
+    await asyncio.to_thread(cluster.kill)
+    before = list(store.saved)
+    await asyncio.to_thread(cluster.start)
+    await asyncio.gather(*load)
+    await talk_on(ContextCompiler(store=store, system=None), "later", 2)
+    recorded = {record.id for record in await store.views()}
+    assert before and set(store.saved) <= recorded
+    assert {record.session_id for record in await store.views("later")} == {"later"}
+    assert await store.verify() == ()
+    await store.close()
+
+
+async def test_a_pool_that_is_fully_used_stops_no_run(record_url: str):
+    errors: list[Exception] = []
+    async with asyncpg.create_pool(record_url, min_size=0, max_size=1) as pool:
+        store = PostgresStore(Postgres(pool, patience_s=0.1))
+        compiler = ContextCompiler(store=store, system=None, on_error=errors.append)
+        async with pool.acquire():
+            await talk_on(compiler, "talk", 1)
+        assert errors and all(isinstance(error, StoreError) for error in errors)
+        assert await store.views() == []
+        await talk_on(ContextCompiler(store=store, system=None), "talk", 2)
+        assert len(await store.views()) == 2
+
+
+class Line:
+    """A connection through loopback that can be cut without being closed."""
+
+    def __init__(self) -> None:
+        self.whole = asyncio.Event()
+        self.whole.set()
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while piece := await reader.read(65_536):
+                await self.whole.wait()
+                writer.write(piece)
+                await writer.drain()
+        except (ConnectionError, RuntimeError):
+            pass
+        finally:
+            writer.close()
+
+    @asynccontextmanager
+    async def to(self, port: int) -> AsyncIterator[int]:
+        """The port at which the line begins."""
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+            tasks.update(
+                {asyncio.create_task(self.carry(reader, back)), asyncio.create_task(self.carry(there, writer))}
+            )
+
+        async with await asyncio.start_server(meet, "127.0.0.1", 0) as server:
+            yield server.sockets[0].getsockname()[1]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_network_that_is_cut_stops_no_run(postgres: Cluster, record_url: str):
+    name = record_url.partition("?")[0].rpartition("/")[2]
+    line, errors = Line(), list[Exception]()
+    async with line.to(postgres.port) as port:
+        store = PostgresStore(Postgres(postgres.url(name, port=port), patience_s=0.5))
+        compiler = ContextCompiler(store=store, system=None, on_error=errors.append)
+        await talk_on(compiler, "before", 1)
+        line.whole.clear()
+        await talk_on(compiler, "meanwhile", 2)
+        assert errors and all(isinstance(error, StoreError) for error in errors)
+        line.whole.set()
+        await talk_on(ContextCompiler(store=store, system=None), "after", 1)
+        sessions = {info.session_id for info in await store.sessions()}
+        assert sessions >= {"before", "after"}
+        assert await store.verify() == ()
+        await store.close()
+
+
+async def test_two_that_compile_the_same_span_at_once_share_the_first(record_url: str):
+    stores = [PostgresStore(record_url) for _ in range(6)]
+    raw = talk(3)
+    entries = [
+        request(raw, session_id="s", run_id=str(at), compile=compiled(raw.ids[0], cache_key="k", summary=f"by {at}"))
+        for at in range(6)
+    ]
+    saved = await asyncio.gather(*(store.save(entry) for store, entry in zip(stores, entries, strict=True)))
+    assert {record.summary_id for record in saved} == {saved[0].summary_id}
+    assert len(await stores[0].summaries("s")) == 1
+    assert await stores[0].verify() == ()
+    await asyncio.gather(*(store.close() for store in stores))
