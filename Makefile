@@ -5,7 +5,7 @@ PYTHON = $(VENV)/bin/python
 export CONTEXT_COMPILER_DATA ?= $(abspath ../shared/data)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quick test lint types docs docs-site marks ci
+.PHONY: help install quick test lint types docs docs-site marks ci audit release
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -40,3 +40,19 @@ marks:  ## Measure the tests again and write down which are slow
 
 ci:  ## Everything, in fresh environments, on the newest and on the lowest host
 	bash .ci/run
+
+audit:  ## Check dependencies for known vulnerabilities, and the workflows
+	$(VENV)/bin/pip install -q pip-audit zizmor
+	$(VENV)/bin/pip-audit --skip-editable
+	$(VENV)/bin/zizmor --offline .github
+
+release:  ## Build and check everything up to the upload: dist/, and build/sbom.json
+	rm -rf dist build/release
+	$(VENV)/bin/pip install -q build twine check-wheel-contents cyclonedx-bom
+	$(PYTHON) -m build -o dist
+	$(VENV)/bin/twine check --strict dist/*
+	$(VENV)/bin/check-wheel-contents dist/*.whl
+	python3 -m venv build/release
+	build/release/bin/pip install -q dist/*.whl
+	build/release/bin/context-compiler --version
+	$(VENV)/bin/cyclonedx-py environment build/release --output-file build/sbom.json

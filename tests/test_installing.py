@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import context_compiler
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OURS = "pydantic-ai-context-compiler"
@@ -47,6 +49,13 @@ def test_the_extras_of_those_installations_exist() -> None:
 
 def test_the_distribution_has_the_name_that_the_texts_have() -> None:
     assert PROJECT["name"] == OURS and PROJECT["urls"]
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    citation = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)
+    newest = re.search(r"^## (\S+) \(", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert citation and newest
+    assert PROJECT["version"] == context_compiler.__version__ == citation[1] == newest[1]
 
 
 @pytest.fixture
