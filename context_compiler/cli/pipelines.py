@@ -32,12 +32,13 @@ from context_compiler.cli.screen import Column, Screen, print_list
 from context_compiler.cli.text import json_text, one_line, plural, safe, suggestions
 from context_compiler.cli.workers import add_queue_commands
 from context_compiler.errors import GraphError, PipelineError, SettingsError
+from context_compiler.paths import place_name
 from context_compiler.pipeline.attributes import as_text
 from context_compiler.pipeline.check import Rule, validate
 from context_compiler.pipeline.dot import parse_dot
 from context_compiler.pipeline.draw import to_svg
 from context_compiler.pipeline.graph import HANDLERS, Diagnostic, Graph, Severity
-from context_compiler.pipeline.stores import has_runs, place_name
+from context_compiler.pipeline.stores import has_runs
 from context_compiler.pipeline.workflow import SUFFIXES, load_workflow
 from context_compiler.template import TemplateLibrary
 

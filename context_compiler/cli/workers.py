@@ -33,11 +33,11 @@ from context_compiler.cli.runs import (
 from context_compiler.cli.screen import Column, Screen, print_list, print_result
 from context_compiler.cli.text import json_text, one_line, suggestions
 from context_compiler.errors import PipelineError, SettingsError
+from context_compiler.paths import is_address, place_name
 from context_compiler.pipeline.graph import Graph
 from context_compiler.pipeline.handlers.agent import stage_model
 from context_compiler.pipeline.run import load_graph
-from context_compiler.pipeline.stores import has_runs, place_name
-from context_compiler.record.store import is_address
+from context_compiler.pipeline.stores import has_runs
 
 app = group("Run submitted pipelines.")
 

@@ -29,8 +29,9 @@ from context_compiler.cli.runs import (
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import json_text, one_line
 from context_compiler.errors import PipelineError
+from context_compiler.paths import place_name
 from context_compiler.pipeline.state import graph_hashes
-from context_compiler.pipeline.stores import has_runs, place_name
+from context_compiler.pipeline.stores import has_runs
 from context_compiler.template import TemplateLibrary
 from context_compiler.workflow import apply_directives, load_workflow
 

@@ -19,7 +19,7 @@ from opentelemetry.metrics import get_meter
 
 from context_compiler.errors import GraphError, PipelineError, RunOwnedError
 from context_compiler.middleware.middleware import log_text
-from context_compiler.paths import make_private
+from context_compiler.paths import is_address, make_private
 from context_compiler.pipeline.check import validate_or_raise
 from context_compiler.pipeline.checkpoint import FILE, CheckpointFolder, read_checkpoint
 from context_compiler.pipeline.config import RequestMeter, RunConfig, advance_plainly
@@ -35,7 +35,6 @@ from context_compiler.pipeline.stores.sqlite import SQLiteRuns
 from context_compiler.pipeline.stylesheet import StylesheetError, apply_stylesheet
 from context_compiler.pipeline.threads import load_session
 from context_compiler.pipeline.workflow import SUFFIXES, apply_directives, load_workflow
-from context_compiler.record.store import is_address
 from context_compiler.resilience import attempt, try_await
 
 T = TypeVar("T")

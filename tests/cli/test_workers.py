@@ -80,7 +80,7 @@ def test_a_place_without_a_queue_is_named(cc: Command, plan: Path, tmp_path: Pat
 def test_the_commands_take_an_address_and_never_print_its_password(cc: Command, plan: Path, postgres_url: str) -> None:
     runs = ("--runs", postgres_url.replace("postgres@", "postgres:secret@"))
     assert cc("pipeline", "submit", plan, "--simulate", "--auto-approve", "--id", "first", *runs).out == "first\n"
-    assert cc(*WORKER, *runs).out == "taken first\nsuccess first\n"
+    assert cc(*WORKER, "--db", runs[1]).out == "taken first\nsuccess first\n"
     assert cc("pipeline", "status", "first", "--json", *runs).json["state"] == "success"
     assert cc("pipeline", "runs", "--json", *runs).json["runs"][0]["run_id"] == "first"
     assert "success" in cc("pipeline", "show", "first", *runs).out

@@ -11,14 +11,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
-from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 
 from context_compiler.errors import PipelineError, RunOwnedError
-from context_compiler.paths import make_private
+from context_compiler.paths import is_address, make_private
 from context_compiler.pipeline.state import RunState
-from context_compiler.record.store import is_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,15 +114,6 @@ class RunStore(Protocol):
 def has_runs(place: str) -> bool:
     """True if a store of runs is there, or is a database that may have some."""
     return is_address(place) or Path(place).exists()
-
-
-def place_name(place: str) -> str:
-    """A store of runs as it may be shown: an address without its password."""
-    parts = urlsplit(place) if is_address(place) else None
-    if parts is None or not parts.password:
-        return place
-    user, _, host = parts.netloc.rpartition("@")
-    return parts._replace(netloc=f"{user.partition(':')[0]}@{host}").geturl()
 
 
 def update_info(info: RunInfo, state: RunState, at: str) -> RunInfo:

@@ -17,6 +17,8 @@ from functools import lru_cache, partial
 from typing import Any
 from uuid import uuid4
 
+import asyncpg  # pyright: ignore[reportMissingTypeStubs]
+
 from context_compiler.errors import PipelineError, RunOwnedError, StoreError
 from context_compiler.pipeline.stores import Event, Lost
 from context_compiler.pipeline.stores.sql import SCHEMA, SQLRuns, Statement, statements_of
@@ -209,8 +211,9 @@ class PostgresRuns(SQLRuns):
 
 
 def _is_away(error: BaseException | None) -> bool:
-    """True if the server is down, starting or out of reach."""
-    return isinstance(error, (OSError, TimeoutError, *LOST)) or getattr(error, "sqlstate", None) == STARTING
+    """True if the server is down, starting or out of reach, or has gone in the middle of a transaction."""
+    away = (OSError, TimeoutError, asyncpg.InterfaceError, *LOST)
+    return isinstance(error, away) or getattr(error, "sqlstate", None) == STARTING
 
 
 def _lost(run_id: str) -> RunOwnedError:
