@@ -1,0 +1,137 @@
+"""What it costs to remember a request in PostgreSQL: against the least that a commit costs there, and against a file.
+
+    python -m benchmarks.postgres [--messages 400] [--requests 200] [--processes 8] [--sessions 200]
+
+A cluster of its own, with `fsync` on, is started for it, and removed after it. The floor is one INSERT of as many bytes
+as a request adds, committed by itself, over the same Unix socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import asyncpg
+
+from benchmarks.store import chain, entries, prose, recorded
+from context_compiler.record.store import SQLStore, open_place
+from context_compiler.record.values import Entry
+from tests.support.postgres import Cluster
+
+TURNS = 5
+"""Requests of each session of a process."""
+
+
+async def floor(url: str, size: int, count: int) -> list[float]:
+    """Milliseconds of single commits."""
+    connection = await asyncpg.connect(url)
+    await connection.execute("CREATE TABLE least (n BIGSERIAL PRIMARY KEY, body TEXT)")
+    body, times = random.Random(1).randbytes(size // 2).hex(), list[float]()
+    for _ in range(count):
+        start = time.perf_counter()
+        await connection.execute("INSERT INTO least (body) VALUES ($1)", body)
+        times.append((time.perf_counter() - start) * 1_000)
+    await connection.close()
+    return times
+
+
+async def saves(store: SQLStore, messages: int, requests: int) -> tuple[list[float], int]:
+    """Milliseconds of the saves of a growing session, and the bytes that each adds."""
+    times, new = list[float](), 0
+    for entry, added in entries(messages, requests, prose(random.Random(1)), True):
+        start = time.perf_counter()
+        await store.save(entry)
+        times.append((time.perf_counter() - start) * 1_000)
+        new += added if len(times) > 1 else 0
+    assert await store.verify() == ()
+    await store.close()
+    return times[1:], new // requests
+
+
+def short_sessions(process: int, sessions: int) -> Iterator[Entry]:
+    """The requests of one process, of one session after the other."""
+    draw = random.Random(process)
+    text = prose(draw)
+    for session in range(sessions):
+        texts = [text() for _ in range(2 * TURNS - 1)]
+        for turn in range(TURNS):
+            raw = chain(texts[: 2 * turn + 1], 0, True)
+            yield Entry(record=replace(recorded(turn, raw, raw), session_id=f"{process}-{session}"), raw=raw, view=raw)
+
+
+async def write(place: str, process: int, sessions: int) -> None:
+    """Save what one process has to, ten sessions at a time; print the seconds it took."""
+    store, waiting = open_place(place), list(short_sessions(process, sessions))
+    start = time.perf_counter()
+    lanes = [waiting[at::10] for at in range(10)]
+
+    async def save(lane: Sequence[Entry]) -> None:
+        for entry in lane:
+            await store.save(entry)
+
+    await asyncio.gather(*map(save, lanes))
+    print(time.perf_counter() - start)
+    await store.close()
+
+
+async def together(place: str, processes: int, sessions: int) -> float:
+    """Requests a second of several processes on one store, all of which are there afterwards."""
+    command = [sys.executable, "-m", "benchmarks.postgres", "--write", place, "--sessions", str(sessions), "--process"]
+    start = time.perf_counter()
+    running = [subprocess.Popen([*command, str(at)], stdout=subprocess.DEVNULL) for at in range(processes)]
+    assert [one.wait() for one in running] == [0] * processes
+    taken = time.perf_counter() - start
+    store = open_place(place)
+    found = sum(info.requests for info in await store.sessions())
+    assert found == processes * sessions * TURNS, f"{found} requests are there"
+    await store.close()
+    return found / taken
+
+
+async def measure(url: str, folder: Path, given: argparse.Namespace) -> None:
+    """Print the figures."""
+    postgres, size = await saves(open_place(url), given.messages, given.requests)
+    file, _ = await saves(open_place(folder / "one.db"), given.messages, given.requests)
+    least = await floor(url, size, given.requests)
+    middle = statistics.median(least)
+    for name, times in (("floor of a commit", least), ("save, PostgreSQL", postgres), ("save, file", file)):
+        p95 = statistics.quantiles(times, n=20)[18]
+        print(f"{name:20} median {statistics.median(times):6.2f} ms  p95 {p95:6.2f} ms")
+    print(f"PostgreSQL is {statistics.median(postgres) / middle:.2f} of its floor; {size:,} bytes a request")
+    if given.processes:
+        rates = [
+            await together(place, given.processes, given.sessions)
+            for place in (url.replace("/postgres?", "/template1?"), str(folder / "many.db"))
+        ]
+        print(f"{given.processes} processes: PostgreSQL {rates[0]:.0f} requests a second, one file {rates[1]:.0f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What it costs to remember a request in PostgreSQL.")
+    for name, usual in (("messages", 400), ("requests", 200), ("processes", 8), ("sessions", 200), ("process", 0)):
+        parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--write", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.write:
+        asyncio.run(write(given.write, given.process, given.sessions))
+        return
+    cluster = Cluster(fsync="on", synchronous_commit="on", full_page_writes="on", autovacuum="on")
+    cluster.start()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            asyncio.run(measure(cluster.url(), Path(folder), given))
+    finally:
+        cluster.remove()
+
+
+if __name__ == "__main__":
+    main()
