@@ -85,6 +85,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         tool_history: Tool exchanges of kept turns: paired (verbatim), drop, or render (as text).
         recall: The most that the recall block of a prompt may take: a share of the room for messages (1.0: all
             that is free), or tokens; 0 recalls nothing.
+        recall_across: The most that passages of the owner's other conversations may take before a prompt that asks:
+            a share of the same room, or tokens; 0 looks into none.
         reflections: Policy that fills `reflections` for a template that asks for them; None takes the last
             three failed calls.
         inject: The channel of the summary: user, system or compaction.
