@@ -22,6 +22,7 @@ DATA = (
     "data/NOTICE",
     "data/demo.json",
     "pipeline/dot.lark",
+    "record/row_security.sql",
     "py.typed",
     ".agents/skills/context-compiler/SKILL.md",
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from context_compiler.record.store import MemoryStore, SQLiteStore, Store, open_store
-from context_compiler.record.values import Chain, Compile, Cycle, Drop, Entry, Record, SessionInfo
+from context_compiler.record.store import MemoryStore, SQLiteStore, Store, Tenants, open_store
+from context_compiler.record.values import Chain, Compile, Cycle, Drop, Entry, OwnerInfo, Record, SessionInfo
 
 __all__ = [
     "Chain",
@@ -12,9 +12,11 @@ __all__ = [
     "Drop",
     "Entry",
     "MemoryStore",
+    "OwnerInfo",
     "Record",
     "SQLiteStore",
     "SessionInfo",
     "Store",
+    "Tenants",
     "open_store",
 ]

@@ -46,6 +46,8 @@ def test_everybody_is_shown_without_an_owner(db: Path) -> None:
     client = TestClient(create_app(db, system=None), base_url="http://localhost")
     assert {one["owner"] for one in client.get("/api/sessions").json()["sessions"]} == {"ann", "bob"}
     assert [client.get(f"/api/requests/{number}").status_code for number in (1, 2)] == [200, 200]
+    assert "of ann" in client.get("/sessions/1").text
+    assert all(owner in client.get("/sessions").text for owner in ("ann", "bob"))
 
 
 def test_runs_are_not_shown_to_one_owner(db: Path) -> None:
