@@ -63,5 +63,6 @@ async def test_the_pages_show_it(url: str, tmp_path: Path):
 
 
 def test_an_address_that_leads_nowhere_is_one_line():
+    pytest.importorskip("asyncpg")
     said = run("verify", "--db", "postgresql://ann:secret@127.0.0.1:1/x", code=2)
     assert "secret" not in said and "check that the server runs" in said and len(said.splitlines()) == 1

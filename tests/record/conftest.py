@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from context_compiler.record.postgres import PostgresStore
-from context_compiler.record.postgres_tables import NUMBERED, TABLES
-from context_compiler.record.store import MemoryStore, SQLiteStore, Store
+from context_compiler.record.store import MemoryStore, SQLiteStore, Store, open_place
 from tests.record.entries import Talk, compiled, cycle, request, talk
 from tests.support.postgres import Cluster
 
 STORES = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.slow)]
-EMPTY = f"TRUNCATE {', '.join(f'context_compiler.{table}' for table in TABLES)};" + "".join(
-    f"ALTER SEQUENCE context_compiler.{table}_numbers RESTART;" for table in NUMBERED
-)
 
 
 @pytest.fixture(scope="session")
@@ -32,15 +28,18 @@ def record_database(postgres: Cluster) -> Iterator[str]:
 @pytest.fixture
 def record_url(postgres: Cluster, record_database: str) -> Iterator[str]:
     """The address of an empty record in PostgreSQL."""
+    tables = pytest.importorskip("context_compiler.record.postgres_tables", exc_type=ImportError)
     yield postgres.url(record_database)
     if postgres.run("SELECT 1 WHERE to_regclass('context_compiler.views') IS NOT NULL", record_database):
-        postgres.execute(EMPTY, record_database)
+        named = ", ".join(f"context_compiler.{table}" for table in tables.TABLES)
+        numbers = "".join(f"ALTER SEQUENCE context_compiler.{table}_numbers RESTART;" for table in tables.NUMBERED)
+        postgres.execute(f"TRUNCATE {named};{numbers}", record_database)
 
 
-def open_one(request: pytest.FixtureRequest, folder: Path) -> SQLiteStore | MemoryStore | PostgresStore:
+def open_one(request: pytest.FixtureRequest, folder: Path) -> SQLiteStore | MemoryStore | Any:
     """The empty store that a test asks for by its parameter."""
     if request.param == "postgres":
-        return PostgresStore(request.getfixturevalue("record_url"))
+        return open_place(request.getfixturevalue("record_url"))
     return MemoryStore() if request.param == "memory" else SQLiteStore(folder / "context.db")
 
 

@@ -7,13 +7,13 @@ import sqlite3
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.manager.memory import SQLiteMemory
-from context_compiler.record.postgres import PostgresStore
-from context_compiler.record.store import MemoryStore, SQLiteStore, Tenants
+from context_compiler.record.store import MemoryStore, SQLiteStore, SQLStore, Tenants
 from tests.record.conftest import STORES, open_one
 from tests.record.entries import NOW, Talk, ask, compiled, cycle, days_ago, request, talk
 
@@ -139,8 +139,7 @@ async def test_an_export_holds_the_rows_of_its_owner(tenants: Tenants):
 
 
 async def test_memories_of_two_owners_are_apart(tenants: Tenants):
-    assert isinstance(tenants, SQLiteStore | MemoryStore | PostgresStore)
-    ann, bob = (SQLiteMemory("s", tenants.scoped(name)) for name in (ANN, BOB))
+    ann, bob = (SQLiteMemory("s", cast(SQLStore, tenants.scoped(name))) for name in (ANN, BOB))
     for memory, what in ((ann, "tea"), (bob, "coffee")):
         await memory.remember("the user lives in Oslo")
         await memory.remember(f"the user drinks {what}")

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-import asyncpg
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
@@ -14,11 +13,14 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler import ContextCompiler
 from context_compiler.errors import StoreError
-from context_compiler.record.pool import Postgres
-from context_compiler.record.postgres import PostgresStore
 from context_compiler.record.values import Entry, Record
 from tests.record.entries import compiled, request, talk
 from tests.support.postgres import Cluster
+
+asyncpg = pytest.importorskip("asyncpg")
+pool_module = pytest.importorskip("context_compiler.record.pool", exc_type=ImportError)
+postgres_module = pytest.importorskip("context_compiler.record.postgres", exc_type=ImportError)
+Postgres, PostgresStore = pool_module.Postgres, postgres_module.PostgresStore
 
 
 class Heard(PostgresStore):
