@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from context_compiler.tokens import TokenCounter
     from context_compiler.tokens.prices import Money
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ContextCompiler",
