@@ -65,7 +65,7 @@ def test_a_conversation_is_typed_and_answered(mode: tuple[str, ...], tmp_path: P
 
 def test_a_chat_greets_and_shows_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with chat(tmp_path, "--endless") as screen:
-        assert "main, a chat with scripted:0.01: each request is a view within 900 tokens\n/help" in screen.wait_for(
+        assert "main, a chat with scripted:0.002: each request is a view within 900 tokens\n/help" in screen.wait_for(
             PROMPT
         )
         say(screen, "What about the queue?")

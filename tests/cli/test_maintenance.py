@@ -83,7 +83,7 @@ def test_stats_of_one_session_leave_out_the_others(recorded: Command) -> None:
     assert recorded("stats", "--json").json["total"]["requests"] == 4
     assert recorded("stats", "--session", "other", "--json").json["total"]["requests"] == 1
     rows = recorded("stats").out.splitlines()
-    assert [line.split()[0] for line in rows] == ["session", "other", "demo", "all", "compiled:"]
+    assert [line.split()[0] for line in rows] == ["session", "other", "demo", "all", "compiled:", "cost"]
 
 
 def test_an_import_counts_as_no_request(recorded: Command) -> None:
