@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage
 
@@ -265,7 +265,7 @@ class Archive:
         """
         if not self.whole or not window.ids:
             return ()
-        known = self._raws.get((self.owner, session_id))
+        known = self._raws.get((self.owner, session_id)) if named else None
         start = None if known is None else _window_start(known, window)
         if start is None:
             bodies = await self._tried(lambda: self._conversation(session_id))
@@ -335,7 +335,7 @@ def _scoped(store: Store, owner: str | None) -> Store:
     Raises:
         StoreError: It knows no owners.
     """
-    if isinstance(store, Tenants):
+    if isinstance(store, Tenants) and isinstance(cast(object, store.owner), str | None):
         return store if owner == store.owner else store.scoped(owner)
     if owner:
         raise StoreError(f"{store!r} knows no owners: give a path, or a store that has `scoped`")

@@ -226,7 +226,8 @@ class Arguments:
     def static_owner(self) -> str:
         """The owner that needs no run to be known; "" where a function names the owner of each run."""
         if self.owner is None:
-            return (isinstance(self.store, Tenants) and self.store.owner) or ""
+            owner: object = self.store.owner if isinstance(self.store, Tenants) else ""
+            return owner if isinstance(owner, str) else ""
         return "" if callable(self.owner) else self.owner
 
     def given(self) -> dict[str, Any]:
