@@ -130,6 +130,7 @@ async def test_a_run_is_begun_once(open_store: Open) -> None:
         (json.dumps({**checkpoint_document(STATE), "node_outcomes": {"a": {}}}), "damaged"),
         ("[" * 100_000, "damaged"),
     ],
+    ids=["half", "a list", "empty", "newer", "version of letters", "no context", "an outcome without a status", "deep"],
 )
 def test_a_checkpoint_that_cannot_be_read_says_why(tmp_path: Path, body: str, why: str) -> None:
     (tmp_path / "checkpoint.json").write_text(body)
