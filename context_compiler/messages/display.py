@@ -41,6 +41,11 @@ FORMS: Mapping[str, str] = {
 }
 """Forms in which a text can be in a request, and their names, the fullest first."""
 
+FEWEST = 8
+"""Characters from which on a line is taken for a quotation of the message that holds it."""
+
+_LABELLED = re.compile(r"\A(?:\[[^\]\n]{1,200}\] )+(?:> )?")
+
 FENCES: Mapping[str, str] = {
     "QUOTED FROM EARLIER TURNS": QUOTED,
     "RECALLED FROM EARLIER TURNS": RECALLED,
@@ -183,6 +188,16 @@ def _quoted(text: str) -> Iterator[Segment]:
             return
         yield Segment(form=form, text=block)
         rest = after
+
+
+def quoted_lines(text: str) -> Iterator[tuple[str, str]]:
+    """Form and words of each line in which a text that was written for a view repeats what was said before."""
+    for piece in segments(text):
+        if piece.form in (QUOTED, RECALLED, INSTRUCTION):
+            for line in piece.text.split("\n"):
+                words = _LABELLED.sub("", line).strip().strip("…").strip()
+                if len(words) >= FEWEST:
+                    yield piece.form, words
 
 
 def bars(sections: Mapping[str, int], whole: int) -> list[Bar]:

@@ -35,6 +35,7 @@ from context_compiler.messages.display import (
     Bar,
     ShownMessage,
     bars,
+    quoted_lines,
     role,
     show_parts,
     time_of,
@@ -155,6 +156,18 @@ class RawMessage:
 
     message: ShownMessage
     fate: Fate
+    echoes: tuple[Echo, ...]
+    """Texts of the view that repeat words of it, where it is not in the view word for word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """A message of a view that repeats words of an earlier one."""
+
+    form: str
+    """quoted, recalled or instruction."""
+    sent: int
+    """Position in the view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,10 +324,12 @@ class Inspector:
         messages, readings = self.read_nodes(db, [sent.raw[at] for at in places])
         longest = longest_part(readings, PAGE)
         before, after = browse.neighbours(db, row)
+        lines = self._quoted(db, sent)
         shown = [
             RawMessage(
                 message=show(at, message, reading, form=forms[at], why="", raw=None, longest=longest),
                 fate=fate_of(sent, at),
+                echoes=() if forms[at] == VERBATIM else echoes(lines, reading),
             )
             for at, message, reading in zip(places, messages, readings, strict=True)
         ]
@@ -329,6 +344,18 @@ class Inspector:
             pages=pages,
             only=only,
         )
+
+    def _quoted(self, db: Database, sent: Sent) -> list[tuple[Echo, str]]:
+        """Lines of a view that repeat what was said before it."""
+        written = [at for at, form in enumerate(sent.form) if form in (RECALLED, SUMMARY) or sent.origin[at] is None]
+        _, readings = self.read_nodes(db, [sent.view[at] for at in written])
+        return [
+            (Echo(form=form, sent=at), " ".join(words.split()))
+            for at, reading in zip(written, readings, strict=True)
+            for item in reading.items
+            if item.mark is not None
+            for form, words in quoted_lines(item.text)
+        ]
 
     def chain(self, db: Database, tip: str | None, session: int) -> tuple[Node, ...]:
         """A chain without its bodies, from memory where it is known."""
@@ -433,6 +460,12 @@ def forms_of(sent: Sent) -> list[str]:
         if origin is not None:
             found[origin] = VERBATIM if form == RECALLED else form
     return found
+
+
+def echoes(lines: Sequence[tuple[Echo, str]], reading: Reading) -> tuple[Echo, ...]:
+    """Texts of a view that repeat words of a message, each once."""
+    said = " ".join(searchable(reading).split())
+    return tuple(dict.fromkeys(echo for echo, words in lines if words in said))
 
 
 def fate_of(sent: Sent, at: int) -> Fate:

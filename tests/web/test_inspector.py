@@ -149,3 +149,17 @@ async def test_every_reason_of_the_cut_order_has_its_step() -> None:
                 assert step is not None, drop
                 used.add(step.number)
     assert len(used) >= 5
+
+
+def test_a_message_that_is_quoted_is_not_called_absent(client: TestClient) -> None:
+    asked = requests_of(client, "long")[-1]["id"]
+    page = client.get(f"/api/requests/{asked}/why").json()
+    (said,) = [one for one in page["messages"] if FACT in json.dumps(one["message"]) and one["fate"]["form"] == "absent"]
+    echo = said["echoes"][0]
+    assert echo["form"] in ("recalled", "quoted")
+    view = client.get(f"/api/requests/{asked}").json()["messages"]
+    assert FACT in json.dumps(next(one for one in view if one["index"] == echo["sent"]))
+    shown = client.get(f"/requests/{asked}/why?only=absent").text
+    assert "Not as a message" in shown and "words of it are there" in shown
+    others = client.get(f"/api/requests/{asked}/why", params={"only": "verbatim"}).json()["messages"]
+    assert others and not any(one["echoes"] for one in others)
