@@ -164,7 +164,6 @@ KEYS = (
     "inject",
     "record",
     "owner",
-    "background",
     "compile_tool",
     "dry_run",
     "timeout",

@@ -230,7 +230,7 @@ def _look_inside(screen: Screen, raw: History, view: View) -> None:
     rest = ranked[BIGGEST:]
     if rest:
         cost = sum(drop.tokens for drop in rest)
-        screen.line((f"and {len(rest)} more with {number(cost)} tokens; --explain tells of each", "dim"))
+        screen.line((f"and {len(rest)} more with {number(cost)} tokens; `compile FILE --explain` lists all of a transcript", "dim"))
 
 
 def _prove(screen: Screen, checks: Sequence[Check]) -> None:
