@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
@@ -95,7 +96,7 @@ class Database(Protocol):
         ...
 
 
-class SQLRuns:
+class SQLRuns(ABC):
     """Runs in a database, and the queue of those that wait for a worker."""
 
     def __init__(self, database: Database) -> None:
@@ -103,13 +104,15 @@ class SQLRuns:
         self._saved: dict[str, RunState] = {}
         self._infos: dict[str, RunInfo] = {}
 
+    @abstractmethod
     def own(self, run_id: str) -> AbstractAsyncContextManager[Lost]:
         """Own a run."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     async def owned(self, run_ids: Sequence[str]) -> frozenset[str]:
         """Those of the runs that somebody owns."""
-        raise NotImplementedError
+        ...
 
     def fence(self, run_id: str) -> Sequence[Statement]:
         """Statements that fail unless this store may write to a run; the first ones of every write."""
