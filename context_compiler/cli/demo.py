@@ -230,7 +230,9 @@ def _look_inside(screen: Screen, raw: History, view: View) -> None:
     rest = ranked[BIGGEST:]
     if rest:
         cost = sum(drop.tokens for drop in rest)
-        screen.line((f"and {len(rest)} more with {number(cost)} tokens; `compile FILE --explain` lists all of a transcript", "dim"))
+        screen.line(
+            (f"and {len(rest)} more with {number(cost)} tokens; `compile FILE --explain` lists them all", "dim")
+        )
 
 
 def _prove(screen: Screen, checks: Sequence[Check]) -> None:
