@@ -10,13 +10,13 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from context_compiler import __version__
+from context_compiler.compiler.facts import FactPage, FactSearch
 from context_compiler.fidelity import Fidelity
 from context_compiler.record.browse import SessionFilter
 from context_compiler.web.compare import Comparisons, DiffPage, ReplayPage
 from context_compiler.web.compiles import CompilePage, load_compile
 from context_compiler.web.data import BadRequest, Inspector, RequestPage, SessionPage, SessionsPage, WhyPage
 from context_compiler.web.export import ExportPage, load_export
-from context_compiler.web.facts import FactPage, FactSearch
 from context_compiler.web.pipelines import RunPage, RunsPage, load_run, load_runs
 from context_compiler.web.sessions import LayersPage, ManagerPage, load_layers, load_manager
 from context_compiler.web.steering import SteeringPage, load_steering

@@ -19,11 +19,12 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from context_compiler.compiler.trace import NotFound
 from context_compiler.errors import ContextCompilerError, StoreError, TemplateError
 from context_compiler.record.store import open_place
 from context_compiler.web.api import RESOURCES, Resource, Sources, openapi, to_json
 from context_compiler.web.chat import CHAT_PATHS, Busy, ChatPages, Chats
-from context_compiler.web.data import BadRequest, Inspector, NotFound
+from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.export import FORMS
 from context_compiler.web.live import live_events
 from context_compiler.web.pages import render, static_files

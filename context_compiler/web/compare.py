@@ -11,6 +11,7 @@ from typing import cast
 
 from pydantic_ai.messages import ModelMessage
 
+from context_compiler.compiler.trace import Sent, request_of, session_of
 from context_compiler.compiler.view import View, places, show_message
 from context_compiler.errors import SettingsError
 from context_compiler.fidelity import Fidelity
@@ -23,7 +24,7 @@ from context_compiler.record.browse import RequestRow, SessionRow
 from context_compiler.record.database import Database
 from context_compiler.template import Template
 from context_compiler.tokens import as_counter
-from context_compiler.web.data import PAGE, Inspector, Pages, Sent, request_of, session_of
+from context_compiler.web.data import PAGE, Inspector, Pages
 
 NEAR = 1
 """Equal messages that stay unfolded on each side of a difference."""

@@ -10,6 +10,7 @@ from typing import cast
 
 from context_compiler.compiler.cycle import positions
 from context_compiler.compiler.specifics import TextSet, mentions
+from context_compiler.compiler.trace import NotFound, session_of
 from context_compiler.messages.history import History, reader_of
 from context_compiler.messages.turns import outline, pair
 from context_compiler.record import browse
@@ -19,7 +20,7 @@ from context_compiler.record.owners import prefix
 from context_compiler.record.values import Compile
 from context_compiler.tokens import as_counter
 from context_compiler.tokens.prices import cost_of
-from context_compiler.web.data import Inspector, NotFound, session_of
+from context_compiler.web.data import Inspector
 
 LONGEST = 3_000
 """Messages of a history in which lost identifiers are looked for."""

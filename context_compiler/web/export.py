@@ -9,11 +9,12 @@ from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart
 
+from context_compiler.compiler.trace import request_of, session_of
 from context_compiler.messages.history import message_body
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow, SessionRow
 from context_compiler.record.database import Database
-from context_compiler.web.data import Inspector, request_of, session_of
+from context_compiler.web.data import Inspector
 
 FORMS = {
     "json": (".json", "application/json"),

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from context_compiler.compiler.trace import NotFound
 from context_compiler.paths import place_name
 from context_compiler.pipeline import RunConfig, RunStore, open_runs, parse_dot
 from context_compiler.pipeline.draw import STYLE, to_svg
 from context_compiler.pipeline.stores import Event, RunInfo, has_runs
-from context_compiler.web.data import PAGE, NotFound, Pages
+from context_compiler.web.data import PAGE, Pages
 
 DRAWING_POLICY = (
     f"default-src 'none'; style-src 'sha256-{b64encode(sha256(STYLE.encode()).digest()).decode()}'; "

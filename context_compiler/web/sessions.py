@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from context_compiler.compiler.trace import session_of
 from context_compiler.layers.context import NEEDS, layer_prompt, layer_texts, node_template
 from context_compiler.layers.session import Layers
 from context_compiler.record import sessions as stored
 from context_compiler.record.browse import SessionRow
 from context_compiler.tokens import as_counter
-from context_compiler.web.data import Inspector, session_of
+from context_compiler.web.data import Inspector
 
 COMMITS = 100
 """Newest commits that are shown."""

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from context_compiler.compiler.steering import Pin
+from context_compiler.compiler.trace import session_of
 from context_compiler.errors import SettingsError
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import load_messages, reader_of
@@ -30,7 +31,7 @@ from context_compiler.record.values import Drop
 from context_compiler.resilience import attempt
 from context_compiler.tokens import as_counter
 from context_compiler.tokens.prices import dollars
-from context_compiler.web.data import BadRequest, Inspector, Pages, session_of
+from context_compiler.web.data import BadRequest, Inspector, Pages
 
 LONGEST_BODY = 2_000_000
 """Bytes of the JSON that a request may bring."""

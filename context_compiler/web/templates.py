@@ -11,11 +11,12 @@ from pathlib import Path
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
+from context_compiler.compiler.trace import request_of
 from context_compiler.compiler.view import View
 from context_compiler.errors import ContextCompilerError, TemplateError
 from context_compiler.middleware.one_shot import compile_view
 from context_compiler.template import Template
-from context_compiler.web.data import Inspector, request_of
+from context_compiler.web.data import Inspector
 
 ANSWER = "(the answer would stand here)"
 

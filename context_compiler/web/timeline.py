@@ -9,11 +9,12 @@ from decimal import Decimal
 from pydantic_ai.messages import ModelResponse
 
 from context_compiler.cache import Memo
+from context_compiler.compiler.trace import session_of
 from context_compiler.record import browse
 from context_compiler.record.browse import RequestRow, SessionRow
 from context_compiler.record.database import Database
 from context_compiler.tokens.prices import cost_of, price_of
-from context_compiler.web.data import Inspector, session_of
+from context_compiler.web.data import Inspector
 
 POINTS = 240
 """Requests of one chart."""

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import groupby
 
 from context_compiler.cache import Memo
+from context_compiler.compiler.trace import Tracer, fate_of, request_of, session_of
 from context_compiler.messages.display import (
     FORMS,
     SHORTENED,
@@ -21,7 +22,6 @@ from context_compiler.messages.items import Item
 from context_compiler.record import browse
 from context_compiler.record.browse import Node, RequestTips, SessionRow
 from context_compiler.record.database import Database
-from context_compiler.web.data import Inspector, fate_of, request_of, session_of
 
 ORDER = tuple(FORMS)
 """Forms, the fullest first; a set of them is a number with one bit for each."""
@@ -109,21 +109,21 @@ class Chains:
 
 
 class FactSearch:
-    """Searches the record of an inspector, and keeps what it read of the last sessions."""
+    """Searches a record, and keeps what it read of the last sessions."""
 
-    def __init__(self, inspector: Inspector) -> None:
-        self.inspector = inspector
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
         self._chains: Memo[int, Chains] = Memo(400_000, lambda chains: len(chains.nodes))
         self._roots: dict[str, list[int]] = {}
         self._rooted = 0
 
     async def session(self, number: int, fact: str) -> FactPage:
         """Fate of a fact in a session."""
-        return await self.inspector.read(partial(self._session, number=number, fact=fact.strip()))
+        return await self.tracer.read(partial(self._session, number=number, fact=fact.strip()))
 
     async def sessions(self, text: str) -> tuple[int, ...]:
         """Row numbers of the sessions in whose raw history a text was said, by the newest matches of the index."""
-        return await self.inspector.read(partial(self._sessions, text=text.strip()))
+        return await self.tracer.read(partial(self._sessions, text=text.strip()))
 
     def _sessions(self, db: Database, text: str) -> tuple[int, ...]:
         for session, tip in browse.first_tips(db, self._rooted):
@@ -204,7 +204,7 @@ class FactSearch:
         holding = [
             content for content, body in zip(written, browse.bodies(db, written), strict=True) if _may(body, folded)
         ]
-        _, readings = self.inspector.read_nodes(db, [Node("", content) for content in holding])
+        _, readings = self.tracer.read_nodes(db, [Node("", content) for content in holding])
         for content, reading in zip(holding, readings, strict=True):
             if mask := sum(_bit(form) for form in set(_forms_in(reading, folded))):
                 found[content] = mask
@@ -219,9 +219,9 @@ class FactSearch:
         fact: str,
     ) -> tuple[list[Mention], int]:
         tip = next((one.raw_tip for one in reversed(tips) if one.raw_tip is not None), None)
-        chain = self.inspector.chain(db, tip, info.id)
+        chain = self.tracer.chain(db, tip, info.id)
         places = [at for at, node in enumerate(chain) if own.get(node.content, 0) & _bit(VERBATIM)]
-        _, readings = self.inspector.read_nodes(db, [chain[at] for at in places[:MENTIONS]])
+        _, readings = self.tracer.read_nodes(db, [chain[at] for at in places[:MENTIONS]])
         found = [_mention(at, reading, fact) for at, reading in zip(places, readings, strict=False)]
         return found, len(places)
 
@@ -255,7 +255,7 @@ class FactSearch:
 
     def _reason(self, db: Database, number: int, mentions: Sequence[int]) -> tuple[str, int]:
         row, record = request_of(db, number)
-        sent = self.inspector.trace(db, row, record)
+        sent = self.tracer.trace(db, row, record)
         fates = [fate_of(sent, at) for at in mentions if at < len(sent.raw)]
         gone = [fate for fate in fates if fate.reason]
         return (gone[0].reason, gone[0].step.number if gone[0].step else 0) if gone else ("", 0)
