@@ -201,9 +201,9 @@ class Blocks:
             return None
 
 
-def holding(blocks: Blocks | None, history: History, config: str) -> Blocks | None:
+def holding(blocks: Blocks, history: History, config: str) -> Blocks | None:
     """The blocks, if the prompt of the newest is in this history and views are still written in the same way."""
-    if blocks is None or blocks.config != config or not blocks.own.at < len(history):
+    if blocks.config != config or not blocks.own.at < len(history):
         return None
     if history.ids[blocks.own.at] != blocks.own.name:
         return None

@@ -14,7 +14,7 @@ from typing import Any
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.messages.history import History
 from context_compiler.messages.turns import Outline
-from context_compiler.record.actions import COMPILE, PIN, UNDO, UNPIN, Action
+from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action
 
 PINS = 4
 """Divisor of the room for messages that pinned messages may take."""

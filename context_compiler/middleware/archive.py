@@ -25,11 +25,10 @@ from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.others import other_mentions
 from context_compiler.middleware.state import Result
 from context_compiler.recall.others import Mention
-from context_compiler.record.actions import Action
 from context_compiler.record.redaction import Redactor
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.store import SQLStore, Steered, Store, Tenants, open_store
-from context_compiler.record.values import Compile, Entry, Record, with_null_reasons
+from context_compiler.record.values import Action, Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
 from context_compiler.resilience import Breaker, Report, try_await
 
@@ -170,8 +169,12 @@ class Archive:
         return True
 
     async def _tried(self, work: Callable[[], Awaitable[Any]], *, writes: bool = False) -> Any:
-        """Result of a store operation; None if it failed or the breaker is open."""
-        if self._breaker.open or self.owner is None:
+        """Result of a store operation; None if it failed or the breaker is open.
+
+        A record in memory holds nothing before it is first written to.
+        """
+        blank = self._arguments.store is None and not self._opened and not writes
+        if blank or self._breaker.open or self.owner is None:
             return None
         outcome = await try_await(_done(work))
         if outcome.error is None:
@@ -226,10 +229,12 @@ class Archive:
 
     async def actions(self, session_id: str) -> list[Action]:
         """Actions of users on a conversation, oldest first; where the record has none, those of this process."""
-        store, place, found = self.store if self.whole else None, self._arguments.place, None
-        if isinstance(store, Steered):
-            found = await self._tried(lambda: store.actions(session_id, place))
+        found = await self._tried(lambda: self._stored_actions(session_id)) if self.whole else None
         return list(self._actions.get((self.owner, session_id)) or ()) if found is None else found
+
+    async def _stored_actions(self, session_id: str) -> list[Action] | None:
+        store = self.store
+        return await store.actions(session_id, self._arguments.place) if isinstance(store, Steered) else None
 
     async def save_action(self, session_id: str, action: Action, *, after: int, row: Compile | None = None) -> Action:
         """Keep an action of a user on a conversation, with the compile that it made.

@@ -24,9 +24,9 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import NEEDS, Need
 from context_compiler.layers.session import Layers, LayerSource
 from context_compiler.messages.failures import ReflectionPolicy
-from context_compiler.record.owners import check_owner
 from context_compiler.record.redaction import Redact
 from context_compiler.record.store import Store, Tenants
+from context_compiler.record.values import check_owner
 from context_compiler.resilience import attempt
 from context_compiler.settings import MOST, Amount, Config, Count, Settings, check_amount
 from context_compiler.template import Template, TemplateLibrary

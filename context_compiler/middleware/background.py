@@ -35,7 +35,7 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
     if not decided or reason_for_no_model(chosen, context.turn) is not None:
         return False
     wanted, all_pending = summary_request(chosen), context.compiler.pending
-    if not affordable(context, wanted, host):
+    if not context.affords(wanted, host):
         return False
     if not all_pending.begin(context.conversation):
         return True  # another run of this conversation does
@@ -59,12 +59,6 @@ async def start(context: RequestContext, previous: Cycle | None, host: Host) -> 
     finally:
         all_pending.begun(context.conversation)
     return True
-
-
-def affordable(context: RequestContext, wanted: SummaryRequest, host: Host) -> bool:
-    """True if the run's usage limits leave room for a compile and the request itself."""
-    given = sum(map(context.counter.text, wanted.prompts)) + wanted.cap * (len(wanted.prompts) - 1)
-    return host.affords(given + context.request.overhead, wanted.cap * len(wanted.prompts))
 
 
 async def finish(

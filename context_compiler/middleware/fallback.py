@@ -76,7 +76,7 @@ async def _last(read: Read) -> Result | None:
     cycle = fitting(run.cycle, context.history, run.cycle.config) if run.cycle else None
     if cycle is None:
         return None
-    blocks = holding(run.blocks, context.history, cycle.config)
+    blocks = run.blocks and holding(run.blocks, context.history, cycle.config)
     blocks = blocks if blocks is not None and blocks.own.turn == context.turn else None
     carried = attempt(lambda: assemble_view(context, cycle, "fallback", blocks=blocks))
     if carried.error is not None:

@@ -34,10 +34,8 @@ from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.request import Host, Request, is_long, named_scope
 from context_compiler.middleware.respond import assemble_view
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
-from context_compiler.middleware.spending import Spending
 from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
-from context_compiler.record.actions import COMPILE, PIN, UNDO, UNPIN, Action
-from context_compiler.record.values import Drop, Record, now
+from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action, Drop, Record, now
 from context_compiler.resilience import Report, try_await
 from context_compiler.tokens import Ratios
 from context_compiler.tokens.prices import cost_of, dollars
@@ -301,7 +299,7 @@ class Manual:
 
         async def ask(wanted: SummaryRequest) -> SummaryResponse:
             arguments = found.context.compiler.arguments
-            summaries = Summaries(arguments, Spending(arguments, self._state.counter, self._report))
+            summaries = Summaries(arguments, self._state.counter, self._report)
             answer = await summaries.answer(
                 wanted.key, wanted.prompts, found.writer, self._archive, session=found.id, cap=wanted.cap
             )

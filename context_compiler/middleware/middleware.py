@@ -23,7 +23,7 @@ from pydantic_ai.usage import RequestUsage
 from context_compiler.cache import Memo
 from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.recall_block import asking_part, asks
-from context_compiler.compiler.steering import base_config, steering_of
+from context_compiler.compiler.steering import MARK, NONE, base_config, steering_of
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import Quote, View
 from context_compiler.errors import BudgetError, CompileError, ContextCompilerError, SettingsError
@@ -51,15 +51,13 @@ from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
 from context_compiler.middleware.respond import respond
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
-from context_compiler.middleware.spending import Spending
 from context_compiler.middleware.state import CompilerState, Result, Run
 from context_compiler.recall.question import question_text
 from context_compiler.record.costs import PRICE, compile_cost, request_cost
-from context_compiler.record.owners import check_owner
-from context_compiler.record.values import Compile, Record, now, with_null_reasons
+from context_compiler.record.values import Compile, Record, check_owner, now, with_null_reasons
 from context_compiler.resilience import attempt, try_await
 from context_compiler.settings import Settings
-from context_compiler.tokens import Ratios
+from context_compiler.tokens import PROVIDER, Ratios
 from context_compiler.tokens.prices import dollars
 
 T = TypeVar("T")
@@ -87,9 +85,11 @@ class Middleware:
         self.archive = Archive(arguments, self.report)
         """The record of the owner that is known before any run; `scoped` gives those of others."""
         self._last_requests = LastRequests(self.archive, self.state.reader)
-        self._summaries = Summaries(arguments, Spending(arguments, self.state.counter, self.report))
+        self._summaries = Summaries(arguments, self.state.counter, self.report)
         self._ratios = Ratios()
-        self._counts = ProviderCounts(arguments, self.state, self._ratios, self.report, self._off_loop)
+        self._counts: ProviderCounts | None = None
+        if arguments.counter == PROVIDER:
+            self._counts = ProviderCounts(arguments, self.state, self._ratios, self.report, self._off_loop)
         self._profiles: Memo[tuple[str | None, str], Profile] = Memo(PROFILES)
         self._ready = False
         self._unpriced: set[str] = set()
@@ -184,11 +184,13 @@ class Middleware:
 
         That goes without layers where they need the room of the least that can be sent.
         """
-        counted = await self._counts.calibrate(run, request, host)
+        counts = self._counts if host.counts else None
+        counted = await counts.calibrate(run, request, host) if counts else None
         outcome = await try_await(self._respond(run, request, host))
         result = outcome.value
         if result is not None:
-            result = await self._counts.verify(run, request, host, result, counted)
+            if counts:
+                result = await counts.verify(run, request, host, result, counted)
             self._settle(run, request, result)
             if result.fault is not None:
                 await self.report(result.fault)
@@ -292,7 +294,7 @@ class Middleware:
             known = run.record(cycle, record.summary_id, linked=not idle)
             if known is not None:
                 self.archive.scoped(request.owner).remember_cycle(known, request.session_id)
-        if result.began or result.row is not None:
+        if (result.began or result.row is not None) and LOG.isEnabledFor(logging.INFO):
             _log(record, result)
         if result.began and not self._short:
             self._short = _warn_of_fewer_turns(self.arguments, result)
@@ -338,8 +340,12 @@ class Middleware:
         With it go the wishes of the user, and the cycle of the last compile or undo by hand until another is made.
         """
         archive = self.archive.scoped(owner)
-        steering, chosen = steering_of(await archive.actions(session))
-        base, config = base_config(config), steering.config(config)
+        actions = await archive.actions(session)
+        steering, chosen, base = NONE, None, config
+        steered = bool(actions) or MARK in config
+        if steered:
+            steering, chosen = steering_of(actions)
+            base, config = base_config(config), steering.config(config)
         cycle = await archive.cycle(ids, config, None if steering.generation else self.state.former.get(base))
         adopted = chosen is not None and chosen.tip in ids and (cycle is None or _earlier(cycle, chosen, ids))
         cycle = replace(chosen, config=config) if chosen is not None and adopted else cycle
@@ -348,7 +354,7 @@ class Middleware:
             "cycle": cycle.to_json() if cycle else None,
             "blocks": blocks.to_json() if blocks else None,
             "ratios": self._ratios.state(),
-            "steering": steering.to_data(),
+            "steering": steering.to_data() if steered else None,
             "adopted": adopted,
         }
 

@@ -23,7 +23,7 @@ from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.respond import advance_again, sample
 from context_compiler.middleware.state import CompilerState, Result, Run
 from context_compiler.resilience import Breaker, Report, attempt, try_await
-from context_compiler.tokens import PLAUSIBLE, PROVIDER, Ratios
+from context_compiler.tokens import PLAUSIBLE, Ratios
 
 Work = Callable[[Run, Request, Host, Callable[..., Coroutine[Any, Any, Result]]], Awaitable[Result]]
 """Does some work with a request and its host, off the event loop where it is long."""
@@ -36,8 +36,7 @@ class ProviderCounts:
     """Counts by the providers of one compiler."""
 
     def __init__(self, arguments: Arguments, state: CompilerState, ratios: Ratios, report: Report, work: Work) -> None:
-        """Ask nobody unless the counter is the provider's; put what is learnt into `ratios` and those of the run."""
-        self.on = arguments.counter == PROVIDER
+        """Ask nobody yet; put what is learnt into `ratios` and those of the run."""
         self._arguments, self._state, self._ratios = arguments, state, ratios
         self._report, self._work = report, work
         self._breakers: dict[str, Breaker] = {}
@@ -47,7 +46,7 @@ class ProviderCounts:
 
     async def calibrate(self, run: Run, request: Request, host: Host) -> int | None:
         """Learn the ratio of a family that is not known yet; the count of this request if it fits as it is."""
-        if not self.on or not host.counts or self._settled(run, request):
+        if self._settled(run, request):
             return None
         self._begun.add(request.family)
         found = (await try_await(self._work(run, request, host, partial(sample, self._state, run, request)))).value
@@ -82,7 +81,7 @@ class ProviderCounts:
         """
         if result.view.status == "raw" and raw is not None and result.cost:
             return replace(result, ratio=raw / result.cost)
-        if not self.on or not result.began or not host.counts:
+        if not result.began:
             return result
         counted = await self._count(request, host, result.view.messages)
         if counted is None or not result.cost:

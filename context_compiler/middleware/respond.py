@@ -51,7 +51,7 @@ from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History
 from context_compiler.messages.shapes import WHOLE
 from context_compiler.messages.turns import pair
-from context_compiler.middleware.background import affordable, discard, finish, pending, start
+from context_compiler.middleware.background import discard, finish, pending, start
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.state import (
     CompilerState,
@@ -148,7 +148,7 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
         found = fitting(Cycle.from_json(start["cycle"]), history, config) if start["cycle"] else None
         blocks = Blocks.from_json(start["blocks"], config) if start.get("blocks") else None
         adopted = bool(start.get("adopted"))
-        run.start(found, holding(blocks, history, config), start["ratios"], adopted=adopted)
+        run.start(found, blocks and holding(blocks, history, config), start["ratios"], adopted=adopted)
         if found is not None and adopted:
             found = replace(found, ratio=run.ratios.of(context.request.family))
     whole = mended(found, context.pairing, context.base) if found is not None else None
@@ -206,7 +206,8 @@ def _carry_on(context: RequestContext, cycle: Cycle, whole: bool = False) -> Res
 
 
 def _known_blocks(context: RequestContext) -> Blocks | None:
-    return holding(context.run.blocks, context.history, context.policy.config)
+    blocks = context.run.blocks
+    return blocks and holding(blocks, context.history, context.policy.config)
 
 
 def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Advance | None = None) -> Result:
@@ -349,7 +350,7 @@ def asking(context: RequestContext, host: Host) -> Ask | None:
         if context.rests:
             return SummaryResponse(text="", refused="the last compile of this conversation was undone")
         run.ask(context.turn)
-        if not affordable(context, wanted, host):
+        if not context.affords(wanted, host):
             return SummaryResponse(text="", refused="the run's usage limits leave too little for a compile")
         try:
             return await host.ask(wanted)

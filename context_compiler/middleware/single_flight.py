@@ -24,7 +24,8 @@ from context_compiler.errors import CompileError
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.spending import Spending
-from context_compiler.resilience import Breaker, try_await
+from context_compiler.resilience import Breaker, Report, try_await
+from context_compiler.tokens import TokenCounter
 
 PATIENCE_S = 1.0
 """Grace of a call to end once nobody waits for it any more."""
@@ -154,9 +155,10 @@ async def _end(task: asyncio.Task[Any]) -> None:
 class Summaries:
     """The summaries of one compiler."""
 
-    def __init__(self, arguments: Arguments, spending: Spending) -> None:
-        """Ask nobody yet; what `spending` does not allow is refused."""
-        self._arguments, self._spending = arguments, spending
+    def __init__(self, arguments: Arguments, counter: TokenCounter, report: Report) -> None:
+        """Ask nobody yet; where there is a limit in money, prompts are counted with `counter`."""
+        self._arguments, limit = arguments, arguments.spend_limit()
+        self._spending = None if limit is None else Spending(arguments, limit.amount, counter, report)
         self._breaker = Breaker()
 
     async def answer(
@@ -166,6 +168,8 @@ class Summaries:
         known = await archive.answered(key)
         if known is not None:
             return known
+        if self._spending is None:
+            return await self.ask(key, prompts, cast(Model, model), archive)
         held, refused = await self._spending.reserve(archive, session, model, prompts, cap)
         if refused is not None:
             return SummaryResponse(text="", refused=refused)
@@ -187,11 +191,14 @@ class Summaries:
         if known is not None:
             task = asyncio.create_task(_answered(known))
         else:
-            held, refused = await self._spending.reserve(archive, session, model, prompts, cap)
+            held, refused = Decimal(0), None
+            if self._spending is not None:
+                held, refused = await self._spending.reserve(archive, session, model, prompts, cap)
             if refused is not None:
                 return None
             task = asyncio.create_task(self._alone(key, prompts, cast(Model, model), archive, session))
-            task.add_done_callback(partial(self._settle, archive.owner, session, held))
+            if self._spending is not None:
+                task.add_done_callback(partial(_settle, self._spending, archive.owner, session, held))
         end_at_exit(task)
         return task
 
@@ -203,10 +210,6 @@ class Summaries:
             if not mine:
                 return SummaryResponse(text="", refused="a compile of this conversation by hand is under way")
             return await self.ask(key, prompts, model, archive)
-
-    def _settle(self, owner: str | None, session: str, held: Decimal, task: asyncio.Task[SummaryResponse]) -> None:
-        failed = task.cancelled() or task.exception() is not None
-        self._spending.settle(owner, session, held, None if failed else task.result())
 
     async def ask(self, key: str, prompts: Sequence[str], model: Model, archive: Archive) -> SummaryResponse:
         """One summary that is not remembered: shared with another run that wants the same, or made."""
@@ -230,6 +233,13 @@ class Summaries:
         if outcome.value.text:
             archive.remember(key, outcome.value)
         return outcome.value
+
+
+def _settle(
+    spending: Spending, owner: str | None, session: str, held: Decimal, task: asyncio.Task[SummaryResponse]
+) -> None:
+    failed = task.cancelled() or task.exception() is not None
+    spending.settle(owner, session, held, None if failed else task.result())
 
 
 async def _answered(known: SummaryResponse) -> SummaryResponse:

@@ -29,11 +29,9 @@ Place = tuple[str | None, str]
 class Spending:
     """Costs of the compiles of one compiler, by session."""
 
-    def __init__(self, arguments: Arguments, counter: TokenCounter, report: Report) -> None:
-        """Count prompts with `counter`; call `report` once a session whose limit is reached."""
-        limit = arguments.spend_limit()
-        self._limit = None if limit is None else limit.amount
-        self._arguments, self._counter, self._report = arguments, counter, report
+    def __init__(self, arguments: Arguments, limit: Decimal, counter: TokenCounter, report: Report) -> None:
+        """Count prompts with `counter`; call `report` once a session whose limit, in US dollars, is reached."""
+        self._arguments, self._limit, self._counter, self._report = arguments, limit, counter, report
         self._spent: Memo[Place, Decimal] = Memo(SESSIONS)
         self._under_way: dict[Place, Decimal] = {}
         self._reported: Memo[Place, bool] = Memo(SESSIONS)
@@ -50,8 +48,6 @@ class Spending:
             prompts: All that the model will be asked.
             cap: The most tokens of each answer.
         """
-        if self._limit is None:
-            return Decimal(0), None
         place = archive.owner, session
         alias = model_alias(self._arguments.model if self._arguments.model is not None else model)  # pyright: ignore[reportArgumentType]
         price = price_of(alias, getattr(model, "system", None) if self._arguments.model is None else None)
@@ -83,7 +79,7 @@ class Spending:
         usage = response.usage if response is not None else {}
         alias = model_alias(self._arguments.model) if self._arguments.model is not None else ""
         cost = cost_of(alias, usage) if usage else Decimal(0)
-        if self._limit is not None and (cost is None or cost):
+        if cost is None or cost:
             self._spent.keep(place, (self._spent.get(place) or Decimal(0)) + (held if cost is None else cost))
 
     async def _tell(self, place: Place, why: str) -> str:

@@ -363,6 +363,11 @@ class RequestContext(Plan):
         )
         return self.policy.trigger is None and self.host is not None and half and self.tools
 
+    def affords(self, wanted: SummaryRequest, host: Host) -> bool:
+        """True if the run's usage limits leave room for a compile and the request itself."""
+        given = sum(map(self.counter.text, wanted.prompts)) + wanted.cap * (len(wanted.prompts) - 1)
+        return host.affords(given + self.request.overhead, wanted.cap * len(wanted.prompts))
+
     @property
     def conversation(self) -> Conversation:
         """The conversation of this request."""
@@ -445,7 +450,8 @@ def read_request(
         refs=request.refs,
     )
     history = compiler.reader.read(request.messages, last=run.raw)
-    policy = replace(policy, config=run.steering.config(policy.config))
+    if run.steering is not NONE:
+        policy = replace(policy, config=run.steering.config(policy.config))
     return RequestContext(
         compiler=compiler,
         run=run,

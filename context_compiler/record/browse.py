@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, cast
 
 from context_compiler.record import rows
 from context_compiler.record.database import Database
-from context_compiler.record.owners import owner_of, prefix, writer_of
 from context_compiler.record.queries import OWNED, SUMMARIES, VIEWS, compiles_of, record_of
+from context_compiler.record.rows import prefix, writer_of
 from context_compiler.record.values import Compile, Drop, Record
 
 
@@ -125,7 +125,7 @@ _CHAIN = (
 
 def sessions_page(db: Database, wanted: SessionFilter, *, limit: int, offset: int = 0) -> tuple[list[SessionRow], int]:
     """Sessions, most recently used first, and how many there are in all."""
-    where, given = _conditions(wanted, owner_of(db))
+    where, given = _conditions(wanted, db.owner)
     with db.snapshot():
         (total,) = db.execute(f"SELECT count(*) FROM sessions s WHERE {where}", given).fetchone()
         found = db.execute(
@@ -169,13 +169,13 @@ def _in_order(db: Database, query: str, end: str, order: Sequence[int]) -> list[
 def find_session(db: Database, number: int) -> SessionRow | None:
     """The session in that row."""
     query = f"{_SESSIONS} WHERE s.id = ?1 AND {OWNED.format(2)} GROUP BY s.id"
-    row = db.execute(query, (number, owner_of(db))).fetchone()
+    row = db.execute(query, (number, db.owner)).fetchone()
     return None if row is None else _session(row)
 
 
 def session_number(db: Database, session_id: str, vault_name: str = "") -> int | None:
     """Row number of a session by its name; of several owners', if the connection sees all, that of the first."""
-    names = rows.plain(session_id), rows.plain(vault_name), owner_of(db)
+    names = rows.plain(session_id), rows.plain(vault_name), db.owner
     query = f"SELECT s.id FROM sessions s WHERE s.session_id = ?1 AND s.vault_name = ?2 AND {OWNED.format(3)}"
     row = db.execute(f"{query} ORDER BY s.owner LIMIT 1", names).fetchone()
     return None if row is None else row["id"]
@@ -185,7 +185,7 @@ def choices(db: Database) -> Mapping[str, list[str]]:
     """Templates and models that occur on the record."""
     own = f"context_summaries c JOIN sessions s ON s.id = c.session WHERE {OWNED.format(1)}"
     return {
-        name: [row[0] for row in db.execute(f"SELECT DISTINCT c.{column} FROM {own} ORDER BY 1", (owner_of(db),))]
+        name: [row[0] for row in db.execute(f"SELECT DISTINCT c.{column} FROM {own} ORDER BY 1", (db.owner,))]
         for name, column in (("template", "template_name"), ("model", "model_alias"))
     }
 
@@ -196,7 +196,7 @@ def requests_page(
     """Requests of a session, or of all, newest first, and how many there are in all."""
     where = "(?1 IS NULL OR v.session = ?1) AND (?2 = '' OR v.status = ?2 OR v.status LIKE ?2 || ';%')"
     with db.snapshot():
-        owner = owner_of(db)
+        owner = db.owner
         every = f"SELECT count(*) FROM views v JOIN sessions s ON s.id = v.session WHERE {where} AND {OWNED.format(3)}"
         (total,) = db.execute(every, (session, status, owner)).fetchone()
         found = db.execute(
@@ -211,7 +211,7 @@ def requests_after(db: Database, session: int | None, after: int, limit: int) ->
     found = db.execute(
         f"{_REQUESTS} WHERE v.id > ?1 AND (?2 IS NULL OR v.session = ?2) AND {OWNED.format(4)}"
         " ORDER BY v.id DESC LIMIT ?3",
-        (after, session, limit, owner_of(db)),
+        (after, session, limit, db.owner),
     )
     return [_request(row) for row in found]
 
@@ -219,7 +219,7 @@ def requests_after(db: Database, session: int | None, after: int, limit: int) ->
 def find_request(db: Database, number: int) -> tuple[RequestRow, Record] | None:
     """The request in that row, as a row and in full."""
     with db.snapshot():
-        row = db.execute(f"{_REQUESTS} WHERE v.id = ?1 AND {OWNED.format(2)}", (number, owner_of(db))).fetchone()
+        row = db.execute(f"{_REQUESTS} WHERE v.id = ?1 AND {OWNED.format(2)}", (number, db.owner)).fetchone()
         if row is None:
             return None
         full = db.execute(f"{VIEWS} WHERE v.id = ?", (number,)).fetchone()
@@ -257,7 +257,7 @@ def find_compile(db: Database, number: int) -> tuple[int, Compile] | None:
     """The compile in that row, and the row of its session."""
     with db.snapshot():
         query = f"{SUMMARIES} WHERE c.id = ?1 AND {OWNED.format(2)}"
-        row = db.execute(query, (number, owner_of(db))).fetchone()
+        row = db.execute(query, (number, db.owner)).fetchone()
         return None if row is None else (row["session"], compiles_of(db, [row])[number])
 
 
@@ -379,7 +379,7 @@ def matching_nodes(db: Database, words: str, limit: int) -> list[tuple[str, str]
     pieces = re.findall(r"\w+", words)
     if not pieces:
         return []
-    owner = owner_of(db)
+    owner = db.owner
     return db.find_messages(pieces, limit, prefix=None if owner is None else prefix(owner))
 
 
@@ -429,7 +429,7 @@ def first_tips(db: Database, after: int = 0) -> list[tuple[int, str]]:
         "SELECT s.id, coalesce((SELECT v.raw_tip FROM views v WHERE v.session = s.id AND v.raw_tip NOT NULL"
         " ORDER BY v.id LIMIT 1), s.raw_tip) AS tip FROM sessions s WHERE s.id > ?1"
         f" AND {OWNED.format(2)}",
-        (after, owner_of(db)),
+        (after, db.owner),
     )
     return [(row[0], row[1]) for row in found if row[1] is not None]
 

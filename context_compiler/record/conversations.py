@@ -18,7 +18,6 @@ from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
 from context_compiler.record.database import Database
-from context_compiler.record.owners import bare, owner_of, stored, work_for, writer_of
 from context_compiler.record.queries import (
     ALL,
     NewMessage,
@@ -28,6 +27,7 @@ from context_compiler.record.queries import (
     session_row,
     write_message,
 )
+from context_compiler.record.rows import bare, stored, writer_of
 
 FOUND = (
     "SELECT c.scope, c.head, c.tips, c.state, c.revision, c.updated_at, c.session, s.session_id, s.owner, s.raw_tip"
@@ -68,7 +68,7 @@ def find_conversation(db: Database, conversation_id: str) -> StoredConversation 
     Raises:
         StoreError: several owners have one of that id, and the store is of every owner.
     """
-    given = (owner_of(db), rows.plain(conversation_id))
+    given = (db.owner, rows.plain(conversation_id))
     found = db.execute(f"{FOUND} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchall()
     if len(found) > 1:
         raise StoreError(f"{len(found)} owners have a conversation {conversation_id!r}: name the owner")
@@ -79,7 +79,7 @@ def conversations(db: Database, scope: str | None, limit: int | None) -> list[St
     """Conversations, or those of a scope, the newest first."""
     found = db.execute(
         f"{FOUND} AND (?2 IS NULL OR c.scope = ?2) ORDER BY c.updated_at DESC, c.session DESC LIMIT ?3",
-        (owner_of(db), scope, ALL if limit is None else max(limit, 0)),
+        (db.owner, scope, ALL if limit is None else max(limit, 0)),
     )
     return [_conversation(row) for row in found.fetchall()]
 
@@ -114,7 +114,7 @@ def write_conversation(
         known = find_conversation(db, given.conversation_id)
         if (None if known is None else known.revision) != expected:
             return False
-        if known is not None and known.scope != given.scope and owner_of(db) is None:
+        if known is not None and known.scope != given.scope and db.owner is None:
             raise StoreError(f"conversation {given.conversation_id!r}: its scope is its owner, and stays")
         after = entries[0].parent if entries else given.head
         if given.head not in (after, *(entry.id for entry in entries)):
@@ -141,7 +141,7 @@ def read_log(db: Database, head: str, limit: int | None) -> list[LogEntry]:
 def whole_history(db: Database, conversation_id: str) -> list[bytes] | None:
     """Messages of a conversation, oldest first; None if the store has no conversation of that id."""
     with db.snapshot():
-        given = (owner_of(db), rows.plain(conversation_id))
+        given = (db.owner, rows.plain(conversation_id))
         row = db.execute(f"{FOUND} AND s.session_id = ?2 AND s.vault_name = ''", given).fetchone()
         if row is None or row["head"] is None:
             return None if row is None else []
@@ -194,18 +194,18 @@ def _entry(row: Any) -> LogEntry:
 @contextmanager
 def _as_owner(db: Database, scope: str) -> Generator[None]:
     """Work for the owner that a scope is, if the connection works for every owner."""
-    before = owner_of(db)
-    work_for(db, scope if before is None else before)
+    before = db.owner
+    db.owner = scope if before is None else before
     try:
         yield
     finally:
-        work_for(db, before)
+        db.owner = before
 
 
 def _owner_of_entry(db: Database, entry: str) -> str | None:
     """The owner of an entry; of a store of every owner, the first that has it: a copy is the same for all."""
     query = "SELECT owner FROM entries WHERE id = ?1 AND (?2 IS NULL OR owner = ?2) ORDER BY owner LIMIT 1"
-    found = db.execute(query, (entry, owner_of(db))).fetchone()
+    found = db.execute(query, (entry, db.owner)).fetchone()
     return None if found is None else found["owner"]
 
 

@@ -224,16 +224,6 @@ def _upgraded_copy(db: FileDatabase) -> FileDatabase:
     return copy
 
 
-def open_memory() -> SQLiteDatabase:
-    """An empty record in memory, for use by one thread at a time."""
-    db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=SQLiteDatabase)
-    db.row_factory = sqlite3.Row
-    db.execute("PRAGMA foreign_keys = ON")
-    db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    migrate(db)
-    return db
-
-
 def _reader(path: Path) -> FileDatabase:
     if not path.exists():
         raise StoreError("there is no record here; give the path of one, or run something that is recorded first")

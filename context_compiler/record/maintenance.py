@@ -18,8 +18,8 @@ from context_compiler import ids
 from context_compiler.record import rows
 from context_compiler.record.conversations import FOUND
 from context_compiler.record.database import Database
-from context_compiler.record.owners import bare, owner_of, prefix, prefix_of, writer_of
 from context_compiler.record.queries import OWNED, reseal
+from context_compiler.record.rows import bare, prefix, prefix_of, writer_of
 from context_compiler.record.sessions import commit_id, memory_diff
 
 DROP_NODES = f"""
@@ -83,7 +83,7 @@ WHERE rowid NOT IN (SELECT max(rowid) FROM cycles GROUP BY session, config) AND 
 
 def delete(db: Database, session_id: str) -> int:
     """Remove a conversation and everything only it used; the number of requests removed."""
-    return _delete(db, f"{SESSIONS} AND s.session_id = ?2", (owner_of(db), rows.plain(session_id)))
+    return _delete(db, f"{SESSIONS} AND s.session_id = ?2", (db.owner, rows.plain(session_id)))
 
 
 def erase(db: Database) -> int:
@@ -101,7 +101,7 @@ def delete_conversation(db: Database, conversation_id: str, expected: str) -> bo
         "SELECT o.id FROM sessions o JOIN sessions k ON k.session_id = o.session_id AND k.owner = o.owner"
         f" JOIN ({FOUND}) f ON f.session = k.id WHERE k.session_id = ?2 AND f.revision = ?3"
     )
-    given = (owner_of(db), rows.plain(conversation_id), expected)
+    given = (db.owner, rows.plain(conversation_id), expected)
     if not _numbers(db, query, given):
         return False
     with _sweep(db):
@@ -121,7 +121,7 @@ def _delete(db: Database, query: str, arguments: Sequence[object]) -> int:
 
 def prune(db: Database, older_than_days: float | None, keep_last: int | None) -> int:
     """Remove the requests that are both old and beyond the newest; the number of requests removed."""
-    limited, owner = older_than_days is not None or keep_last is not None, owner_of(db)
+    limited, owner = older_than_days is not None or keep_last is not None, db.owner
     age = None if older_than_days is None else rows.days_ago(older_than_days)
     with _sweep(db):
         old = _numbers(db, OLD_VIEWS, (owner, age, keep_last)) if limited else []

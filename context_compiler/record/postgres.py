@@ -28,10 +28,9 @@ from context_compiler.errors import StoreError
 from context_compiler.record import maintenance, queries
 from context_compiler.record.database import Database
 from context_compiler.record.dialect import NO_NULLS, Statement, translate
-from context_compiler.record.owners import prefix
 from context_compiler.record.pool import ATTEMPTS, CONFLICTS, FAILURES, LOST, SCHEMA, Connection, Pool, Postgres
 from context_compiler.record.postgres_tables import RECORD, REFERENCES, TABLES
-from context_compiler.record.rows import PLAIN
+from context_compiler.record.rows import PLAIN, prefix
 from context_compiler.record.schema import APPLICATION_ID
 from context_compiler.record.store import PAGE, SQLStore
 

@@ -13,7 +13,7 @@ from context_compiler import ids
 from context_compiler.errors import StoreError
 from context_compiler.record import rows
 from context_compiler.record.database import Database
-from context_compiler.record.owners import Names, bare, owner_of, prefix, stored, writer_of
+from context_compiler.record.rows import Names, bare, prefix, stored, writer_of
 from context_compiler.record.values import (
     Chain,
     Compile,
@@ -110,7 +110,7 @@ def view(db: Database, view_id: int) -> Record | None:
     """One request with its compile."""
     with db.snapshot():
         found = _records(
-            db, db.execute(f"{VIEWS} WHERE v.id = ?1 AND {OWNED.format(2)}", (view_id, owner_of(db))).fetchall()
+            db, db.execute(f"{VIEWS} WHERE v.id = ?1 AND {OWNED.format(2)}", (view_id, db.owner)).fetchall()
         )
     return found[0] if found else None
 
@@ -123,7 +123,7 @@ def views(db: Database, session_id: str | None, limit: int | None) -> list[Recor
             (
                 None if session_id is None else rows.plain(session_id),
                 ALL if limit is None else max(limit, 0),
-                owner_of(db),
+                db.owner,
             ),
         )
         return _records(db, found.fetchall())
@@ -134,7 +134,7 @@ def summaries(db: Database, session_id: str, limit: int | None) -> list[Compile]
     with db.snapshot():
         found = db.execute(
             f"{SUMMARIES} WHERE s.session_id = ?1 AND {OWNED.format(3)} ORDER BY c.id DESC LIMIT ?2",
-            (rows.plain(session_id), ALL if limit is None else max(limit, 0), owner_of(db)),
+            (rows.plain(session_id), ALL if limit is None else max(limit, 0), db.owner),
         )
         return [rows.to_compile(rows.mapping(row)) for row in found]
 
@@ -148,7 +148,7 @@ def sessions(db: Database) -> list[SessionInfo]:
         " (SELECT count(*) FROM context_summaries c WHERE c.session = s.id) AS compiles"
         " FROM sessions s LEFT JOIN views v ON v.session = s.id"
         f" WHERE {OWNED.format(1)} GROUP BY s.id ORDER BY max(v.id) DESC NULLS LAST, s.id DESC",
-        (owner_of(db),),
+        (db.owner,),
     )
     return [_session(row) for row in found]
 
@@ -158,7 +158,7 @@ def owners(db: Database) -> list[OwnerInfo]:
     found = db.execute(
         "SELECT s.owner, count(DISTINCT s.id) AS sessions, count(v.id) AS requests, max(v.created_at) AS last_at"
         f" FROM sessions s LEFT JOIN views v ON v.session = s.id WHERE {OWNED.format(1)} GROUP BY s.owner ORDER BY 1",
-        (owner_of(db),),
+        (db.owner,),
     )
     return [
         OwnerInfo(
@@ -178,14 +178,14 @@ def transcript(db: Database, session_id: str, vault_name: str | None = None) -> 
             "SELECT s.id, s.raw_tip FROM sessions s LEFT JOIN views v ON v.session = s.id"
             " WHERE s.session_id = ?1 AND s.vault_name = ifnull(?2, s.vault_name) AND s.raw_tip NOT NULL"
             f" AND {OWNED.format(3)} GROUP BY s.id ORDER BY max(v.id) DESC NULLS LAST LIMIT 1",
-            (rows.plain(session_id), None if vault_name is None else rows.plain(vault_name), owner_of(db)),
+            (rows.plain(session_id), None if vault_name is None else rows.plain(vault_name), db.owner),
         ).fetchone()
         return [] if row is None else read_chain(db, row["raw_tip"], row["id"])
 
 
 def export(db: Database) -> Generator[Mapping[str, object]]:
     """Every row of one snapshot, ready for JSON; contents as text."""
-    owner = owner_of(db)
+    owner = db.owner
     with db.snapshot():
         for table in EXPORTED:
             columns = f"rowid AS id, {', '.join((*rows.SEALED[table], 'seal'))}" if table in rows.SEALED else "*"

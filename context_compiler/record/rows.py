@@ -1,4 +1,9 @@
-"""Rows of the record from values and back, the checksums of rows, and transactions; `schema` has the tables."""
+"""Rows of the record from values and back, their names and checksums, and transactions; `schema` has the tables.
+
+A session belongs to an owner, and so do the rows that refer to it. Messages, contents and memories are named by what
+they hold; so that no two owners share one, an owner's names begin with a prefix of their own. The owner ``""``, whose
+names have none, has everything that no other owner has, such as all rows of earlier versions.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,18 @@ import re
 import sqlite3
 import time
 import zlib
+from base64 import b32encode
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, TypeVar, cast, overload
 
 from context_compiler import ids
 from context_compiler.errors import StoreError
-from context_compiler.record.actions import ACTION
-from context_compiler.record.owners import bare
+from context_compiler.record.database import Database
 from context_compiler.record.values import Chain, Compile, Drop, Entry, Record
 
 Column = str | int | float | None
@@ -36,6 +43,7 @@ SESSION = ("session_id", "vault_name", "raw_tip", "created_at", "owner")
 CYCLE = ("session", "raw_tip", "config", "state")
 LAYERS = ("session", "version", "state")
 CONVERSATION = ("session", "scope", "head", "tips", "state", "revision", "updated_at")
+ACTION = ("session", "number", "kind", "tip", "state", "summary", "created_at")
 SCORE = (
     *("session", "turn_index", "turns_tip", "quality", "health", "tokens", "summarized", "checkpoint"),
     *("rolled_back", "trouble", "created_at"),
@@ -78,6 +86,72 @@ TIPS = (
 
 TURN_TIPS = (("commits", "turns_tip"), ("spaces", "turns_tip"), ("scores", "turns_tip"))
 """The same columns of managed sessions."""
+
+
+_PREFIX = re.compile(r"[a-z2-7]{16}/")
+
+Name = TypeVar("Name", bound=str | None)
+
+
+@lru_cache(maxsize=10_000)
+def prefix(owner: str) -> str:
+    """The beginning of all names of an owner."""
+    if not owner:
+        return ""
+    return b32encode(blake2b(owner.encode(), digest_size=10).digest()).decode().lower() + "/"
+
+
+def prefix_of(name: str) -> str:
+    """The prefix of a stored name."""
+    found = _PREFIX.match(name)
+    return found[0] if found else ""
+
+
+def bare(name: Name) -> Name:
+    """A stored name without its prefix."""
+    return cast(Name, name[len(prefix_of(name)) :]) if isinstance(name, str) else name
+
+
+def writer_of(db: Database) -> str:
+    """The owner that a connection writes for.
+
+    Raises:
+        StoreError: It works for every owner.
+    """
+    owner = db.owner
+    if owner is None:
+        raise StoreError("a store of every owner only reads and removes; name the owner: scoped(owner)")
+    return owner
+
+
+def stored(db: Database, name: Name) -> Name:
+    """The name under which the connection's owner stores what is named so; as given for every owner."""
+    owner = db.owner
+    if owner is None or not isinstance(name, str) or not name:
+        return name
+    if not owner:
+        return cast(Name, f"/{name}") if prefix_of(name) else name  # another owner's, which this one has not
+    return cast(Name, prefix(owner) + name)
+
+
+@dataclass(frozen=True, slots=True)
+class Names(Sequence[str]):
+    """Names of a chain with a prefix, each put together when it is asked for."""
+
+    prefix: str
+    names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self.prefix + name for name in self.names[index]]
+        return self.prefix + self.names[index]
 
 
 PLAIN = b"="

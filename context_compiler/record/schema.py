@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 from context_compiler import ids
 from context_compiler.errors import StoreError
-from context_compiler.record.actions import create_actions
 from context_compiler.record.rows import (
     NOT_RECORDED,
     SESSION,
@@ -307,6 +306,23 @@ CONVERSATION_TABLES = (
     ) WITHOUT ROWID""",
     "CREATE INDEX entries_by_id ON entries (id)",
 )
+
+
+def create_actions(db: sqlite3.Connection) -> None:
+    """Create the table of actions."""
+    db.execute(
+        """CREATE TABLE actions (
+        session INTEGER NOT NULL REFERENCES sessions(id),
+        number INTEGER NOT NULL,
+        kind TEXT NOT NULL,
+        tip TEXT NOT NULL,              -- a chain id, as that of a cycle
+        state TEXT NOT NULL,
+        summary INTEGER REFERENCES context_summaries(id),
+        created_at TEXT NOT NULL,
+        seal TEXT NOT NULL,
+        UNIQUE (session, number)
+    )"""
+    )
 
 
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (

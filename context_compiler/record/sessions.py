@@ -15,9 +15,7 @@ from typing import Any
 from context_compiler import ids
 from context_compiler.errors import ContextMemoryError, StoreError
 from context_compiler.record import rows
-from context_compiler.record.actions import Action
 from context_compiler.record.database import Database
-from context_compiler.record.owners import bare, owner_of, stored, writer_of
 from context_compiler.record.queries import (
     ALL,
     KEY,
@@ -30,7 +28,8 @@ from context_compiler.record.queries import (
     session_key,
     session_row,
 )
-from context_compiler.record.values import Chain, Compile, Cycle
+from context_compiler.record.rows import bare, stored, writer_of
+from context_compiler.record.values import Action, Chain, Compile, Cycle
 
 IndexTerms = Callable[[str], str]
 """The terms by which a text is found, separated by blanks."""
@@ -349,7 +348,7 @@ def scores(db: Database, name: str | None) -> list[rows.Row]:
     found = db.execute(
         "SELECT c.*, s.session_id FROM scores c JOIN sessions s ON s.id = c.session"
         f" WHERE (?1 IS NULL OR s.session_id = ?1) AND {OWNED.format(2)} ORDER BY c.id",
-        (name, owner_of(db)),
+        (name, db.owner),
     )
     return [rows.mapping(row) for row in found]
 

@@ -156,3 +156,13 @@ class SQLiteDatabase(sqlite3.Connection):
 
 def _quoted(phrase: str) -> str:
     return '"' + phrase.replace('"', '""') + '"'
+
+
+def open_memory() -> SQLiteDatabase:
+    """An empty record in memory, for use by one thread at a time."""
+    db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=SQLiteDatabase)
+    db.row_factory = sqlite3.Row
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    migrate(db)
+    return db

@@ -23,13 +23,22 @@ from weakref import finalize
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.paths import is_address
 from context_compiler.record import conversations, maintenance, queries, sessions
-from context_compiler.record.actions import Action
 from context_compiler.record.background import hold_at_fork
 from context_compiler.record.database import Database
-from context_compiler.record.files import FAILURES, File, explain, locate, open_memory
-from context_compiler.record.owners import check_owner, work_for
+from context_compiler.record.files import FAILURES, File, explain, locate
 from context_compiler.record.schema import version_of
-from context_compiler.record.values import Chain, Compile, Cycle, Entry, OwnerInfo, Record, SessionInfo
+from context_compiler.record.sqlite import open_memory
+from context_compiler.record.values import (
+    Action,
+    Chain,
+    Compile,
+    Cycle,
+    Entry,
+    OwnerInfo,
+    Record,
+    SessionInfo,
+    check_owner,
+)
 
 if TYPE_CHECKING:
     from context_compiler.record.postgres import PostgresStore
@@ -259,7 +268,7 @@ def open_place(
 
 def _for_owner(owner: str | None, work: Callable[[Database], T], db: Database) -> T:
     """Run a function on a connection that belongs to one job at a time, for an owner."""
-    work_for(db, owner)
+    db.owner = owner
     return work(db)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Protocol, TypeVar, cast
 
+from context_compiler.errors import SettingsError
 from context_compiler.messages.display import bars, fragment
 
 
@@ -52,6 +53,27 @@ def positions_of(what: str) -> range:
     """Raw positions that a drop names; empty if it names none."""
     found = _RANGE.match(what)
     return range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+
+
+COMPILE, UNDO, PIN, UNPIN = "compile", "undo", "pin", "unpin"
+"""Kinds of actions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One action of a user on a conversation; a row of `actions`."""
+
+    kind: str
+    """compile, undo, pin or unpin."""
+    tip: str
+    """Chain id: the newest message that a compile decides on, that there was at an undo, or the pinned message."""
+    state: str
+    """JSON text, opaque to the store."""
+    created_at: datetime
+    summary_id: int | None = None
+    """Row number of the compile that was made or undone."""
+    number: int = 0
+    """Ordinal in its conversation, from 1, once stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,3 +255,22 @@ def with_null_reasons(row: Row, why: Mapping[str, str] | None = None) -> Row:
             reasons.setdefault(why.get(name) or WHY_EMPTY.get(name, "unknown"), []).append(name)
     notes = [f"{', '.join(names)}: {said}" for said, names in reasons.items()]
     return replace(row, status="; ".join([row.status, *notes]))
+
+
+LONGEST = 400
+"""Characters of the name of an owner."""
+
+
+def check_owner(owner: object) -> str | None:
+    """Return an owner that a store can keep.
+
+    Raises:
+        SettingsError: It is no such text.
+    """
+    if owner is None:
+        return None
+    if not isinstance(owner, str):
+        raise SettingsError(f"owner={owner!r:.80}: give a name, or None for every owner")
+    if len(owner) > LONGEST or "\x00" in owner or any("\ud800" <= char <= "\udfff" for char in owner):
+        raise SettingsError(f"owner={owner!r:.80}: give at most {LONGEST} characters of valid Unicode")
+    return owner

@@ -16,7 +16,7 @@ from context_compiler.messages.turns import outline, pair
 from context_compiler.record import browse
 from context_compiler.record.browse import SessionRow
 from context_compiler.record.database import Database
-from context_compiler.record.owners import prefix
+from context_compiler.record.rows import prefix
 from context_compiler.record.values import Compile
 from context_compiler.tokens import as_counter
 from context_compiler.tokens.prices import cost_of

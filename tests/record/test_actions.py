@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from context_compiler.errors import StoreError
-from context_compiler.record.actions import Action
 from context_compiler.record.store import Steered, Store
+from context_compiler.record.values import Action
 from tests.record.entries import NOW, compiled, cycle, request, talk
 
 
