@@ -107,20 +107,24 @@ class Archive:
         """True if the record keeps content unchanged, so that it can be reused."""
         return self._arguments.record == "full" and self._redactor is None and self.owner is not None
 
-    async def keep(self, record: Record, result: Result, cycle: Cycle | None, blocks: Blocks | None) -> Record:
-        """Keep one request; the record as it was kept, or as it was given when it could not be."""
+    async def keep(
+        self, record: Record, result: Result, cycle: Cycle | None, blocks: Blocks | None, tools: str | None
+    ) -> Record:
+        """Keep one request, sent with these tools; the record as it was kept, or as given when it could not be."""
         if self._arguments.record == "off":
             return with_null_reasons(record, {"summary_id": "record is off"})
-        kept = await self._tried(lambda: self._save(record, result, cycle, blocks), writes=True)
+        kept = await self._tried(lambda: self._save(record, result, cycle, blocks, tools), writes=True)
         if kept is None:
             return with_null_reasons(record, {"summary_id": "not stored"})
         return replace(kept, compile=result.row)
 
-    async def _save(self, record: Record, result: Result, cycle: Cycle | None, blocks: Blocks | None) -> Record:
+    async def _save(
+        self, record: Record, result: Result, cycle: Cycle | None, blocks: Blocks | None, tools: str | None
+    ) -> Record:
         if self._arguments.record == "metadata":
             entry = _bare(record, result.row)
         elif self._redactor is not None:
-            entry = _redacted(self._redactor, record, result)
+            entry = _redacted(self._redactor, record, result, tools)
         else:
             stored = StoredCycle(tip=cycle.tip, config=cycle.config, state=cycle.to_json()) if cycle else None
             entry = Entry(
@@ -132,6 +136,7 @@ class Archive:
                 blocks=StoredCycle(tip=blocks.own.name, config=_beside(blocks.config), state=blocks.to_json())
                 if blocks
                 else None,
+                tools=tools,
             )
         try:
             return await self.store.save(entry)
@@ -140,6 +145,15 @@ class Archive:
                 raise
         gone = with_null_reasons(replace(entry.record, summary_id=None), {"summary_id": "its row is gone"})
         return await self.store.save(replace(entry, record=gone))
+
+    async def announce_compile(self, session_id: str, model: str, seconds: float) -> None:
+        """Let those who look at the record see that a model writes a summary, for at most that long."""
+        if self._arguments.record != "off" and self.owner is not None:
+            await self._tried(lambda: self._announced(session_id, model, seconds))
+
+    async def _announced(self, session_id: str, model: str, seconds: float) -> bool:
+        place = self._arguments.place
+        return isinstance(self.store, SQLStore) and await self.store.announce_compile(session_id, place, model, seconds)
 
     async def last_request(self, session_id: str) -> Record | None:
         """The newest recorded request of a conversation."""
@@ -405,7 +419,7 @@ def _class_of(error: str | None) -> str | None:
     return error.partition(":")[0].partition("(")[0].strip() + (f"{sent}{what}" if sent else "")
 
 
-def _redacted(redactor: Redactor, record: Record, result: Result) -> Entry:
+def _redacted(redactor: Redactor, record: Record, result: Result, tools: str | None) -> Entry:
     """A request as `redact` leaves it."""
     raw, view, row = redactor.chain(result.raw.chain), redactor.chain(result.sent.view_chain), result.row
     kept = replace(
@@ -416,4 +430,4 @@ def _redacted(redactor: Redactor, record: Record, result: Result) -> Entry:
     )
     if row is not None:
         row = redactor.compile(row, dict(zip(result.raw.exact, raw.ids, strict=True)))
-    return Entry(record=kept, raw=raw, view=view, compile=row)
+    return Entry(record=kept, raw=raw, view=view, compile=row, tools=tools and redactor.tools(tools))

@@ -285,7 +285,7 @@ class Middleware:
         record = record_of(self.arguments, request, result, latency, request_index=run.requests, price=price)
         fresh = result.blocks if result.blocks is not run.recorded_blocks else None
         record = await self.archive.scoped(request.owner).keep(
-            record, result, cycle if cycle is not run.recorded else None, fresh
+            record, result, cycle if cycle is not run.recorded else None, fresh, request.tools
         )
         if record.id is not None:
             run.record_blocks(result.blocks)

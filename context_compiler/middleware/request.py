@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from hashlib import sha256
@@ -23,7 +23,7 @@ from context_compiler.errors import CompileError
 from context_compiler.layers.context import NO_LAYERS, LayerBlock
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, user_content
-from context_compiler.record.values import Drop
+from context_compiler.record.values import NATIVE, Drop, Tool
 from context_compiler.tokens import TokenCounter, model_family
 
 HOST_IDS = 7
@@ -72,6 +72,8 @@ class Request:
     """Exact tokens of instructions, tools and output schema."""
     hash: str | None = ""
     """SHA-256 of instructions, tools and settings; None where there is no request to a model."""
+    tools: str | None = None
+    """JSON of the tools and output schemas, as the record keeps them; None where they are not known."""
     refs: bool = False
     """The agent has the tool that reads what a view leaves out."""
     marked: bool = False
@@ -175,7 +177,9 @@ def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: To
     settings, parameters = model.prepare_request(context.model_settings, context.model_request_parameters)
     given: dict[str, object] = dict(settings or {})
     instructions = _instructions(parameters.instruction_parts, context.messages)
-    tools = [_tool(tool) for tool in (*parameters.function_tools, *parameters.output_tools)]
+    sent = (*parameters.function_tools, *parameters.output_tools)
+    facts = [_facts(tool) for tool in sent]
+    tools = list(map(_tool, facts))
     native = parameters.output_object if parameters.output_mode == "native" else None
     schema = json.dumps(native.json_schema, default=str) if native else ""
     stable = {key: value for key, value in given.items() if isinstance(value, str | int | float | bool)}
@@ -185,6 +189,7 @@ def host_request(ctx: RunContext[Any], context: ModelRequestContext, counter: To
         overhead=_overhead(instructions, tools, counter) + counter.text(schema),
         refs=any(tool.name == READ for tool in parameters.function_tools),
         hash=_hash([instructions, tools, schema, stable]),
+        tools=_tool_list([*map(_entry, sent, facts), *([_native(native, schema)] if native else [])]),
         cache_point=_cache_point(given, context.messages),
     )
 
@@ -230,12 +235,14 @@ def processor_request(ctx: RunContext[Any], messages: list[ModelMessage], counte
     instructions = [text] if (text := getattr(last, "instructions", None)) else []
     manager = getattr(ctx, "tool_manager", None)
     known = list(getattr(manager, "tool_defs", None) or ())
-    tools = [_tool(tool) for tool in known]
+    facts = list(map(_facts, known))
+    tools = list(map(_tool, facts))
     return replace(
         run_request(ctx, ctx.model, dict(ctx.model_settings or {}), messages),
         overhead=_overhead(instructions, tools, counter),
         refs=any(tool.name == READ for tool in known),
         hash=_hash([instructions, tools]),
+        tools=_tool_list(map(_entry, known, facts)),
         marked=True,
     )
 
@@ -269,9 +276,37 @@ def _overhead(instructions: Sequence[str], tools: Sequence[str], counter: TokenC
     return prose + sum(counter.text(tool) + TOOL_OVERHEAD for tool in tools)
 
 
-def _tool(tool: Any) -> str:
+def _facts(tool: Any) -> str:
     facts = {"name": tool.name, "description": tool.description, "parameters": tool.parameters_json_schema}
-    return json.dumps({"type": "function", "function": facts}, default=str)
+    return json.dumps(facts, default=str)
+
+
+def _tool(facts: str) -> str:
+    return f'{{"type": "function", "function": {facts}}}'
+
+
+def _entry(tool: Any, facts: str) -> str:
+    """A tool for the record: its facts, with what the host knows of it."""
+    return f'{{"kind": {json.dumps(tool.kind)}, "strict": {json.dumps(tool.strict)}, {facts[1:]}'
+
+
+def _native(output: Any, schema: str) -> str:
+    """The schema of an output that the provider enforces, for the record."""
+    name, description = json.dumps(output.name or "output"), json.dumps(output.description)
+    given = f'"strict": {json.dumps(output.strict)}, "name": {name}, "description": {description}'
+    return f'{{"kind": {json.dumps(NATIVE)}, {given}, "parameters": {schema}}}'
+
+
+def _tool_list(entries: Iterable[str]) -> str:
+    return f"[{', '.join(entries)}]"
+
+
+def tool_tokens(tool: Tool, counter: TokenCounter) -> int:
+    """Tokens that a recorded tool takes in a request."""
+    if tool.kind == NATIVE:
+        return counter.text(json.dumps(tool.parameters))
+    facts = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return counter.text(_tool(json.dumps(facts))) + TOOL_OVERHEAD
 
 
 def _positive(value: object) -> int | None:

@@ -169,12 +169,14 @@ class Summaries:
         if known is not None:
             return known
         if self._spending is None:
+            await self._announce(archive, session, model)
             return await self.ask(key, prompts, cast(Model, model), archive)
         held, refused = await self._spending.reserve(archive, session, model, prompts, cap)
         if refused is not None:
             return SummaryResponse(text="", refused=refused)
         response: SummaryResponse | None = None
         try:
+            await self._announce(archive, session, model)
             response = await self.ask(key, prompts, cast(Model, model), archive)
             return response
         finally:
@@ -200,7 +202,14 @@ class Summaries:
             if self._spending is not None:
                 task.add_done_callback(partial(_settle, self._spending, archive.owner, session, held))
         end_at_exit(task)
+        if known is None:
+            await self._announce(archive, session, model)
         return task
+
+    async def _announce(self, archive: Archive, session: str, model: object) -> None:
+        """Let those who look at the record see that a model writes a summary, until its row is there."""
+        compiler = self._arguments.model if self._arguments.model is not None else cast(Model, model)
+        await archive.announce_compile(session, model_alias(compiler), self._arguments.timeout)
 
     async def _alone(
         self, key: str, prompts: Sequence[str], model: Model, archive: Archive, session: str

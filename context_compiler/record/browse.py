@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
@@ -460,6 +460,33 @@ def compile_usage(db: Database, session: int, first: int, last: int) -> list[tup
         (session, first, last),
     )
     return [(row["model_alias"], json.loads(row["usage"])) for row in found]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """A call of a model that writes a summary now."""
+
+    session: int
+    session_id: str
+    model: str
+    started_at: datetime
+
+
+def compiles_under_way(db: Database, session: int | None = None) -> list[UnderWay]:
+    """Calls for summaries of a session, or of all, that have no outcome yet, the newest first.
+
+    The row of a compile is its outcome. A call without one is over when its time limit has passed.
+    """
+    found = db.execute(
+        "SELECT u.session, s.session_id, u.model, u.started_at FROM under_way u JOIN sessions s ON s.id = u.session"
+        f" WHERE u.expires_at > ?1 AND (?2 IS NULL OR u.session = ?2) AND {OWNED.format(3)} AND NOT EXISTS"
+        " (SELECT 1 FROM context_summaries c WHERE c.session = u.session AND c.created_at >= u.started_at)"
+        " ORDER BY u.started_at DESC",
+        (rows.stamp(datetime.now(UTC)), session, db.owner),
+    )
+    return [
+        UnderWay(session=row[0], session_id=row[1], model=row[2], started_at=rows.parse_stamp(row[3])) for row in found
+    ]
 
 
 def change_mark(db: Database) -> tuple[int, int]:

@@ -36,6 +36,7 @@ KEYS = {
     "scores": ("session", "turn_index", "created_at"),
     "conversations": ("session",),
     "actions": ("session", "number"),
+    "toolsets": ("session", "request_hash"),
 }
 """Columns by which a numbered row is found in the copy."""
 

@@ -21,6 +21,7 @@ from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED, reseal
 from context_compiler.record.rows import bare, prefix, prefix_of, writer_of
 from context_compiler.record.sessions import commit_id, memory_diff
+from context_compiler.record.values import parse_tools
 
 DROP_NODES = f"""
 WITH RECURSIVE kept (id) AS (
@@ -36,6 +37,7 @@ DELETE FROM contents WHERE hash NOT IN (
     UNION SELECT content FROM copies UNION SELECT state FROM cycles
     UNION SELECT content FROM entries WHERE content NOT NULL
     UNION SELECT content FROM memories UNION SELECT state FROM commits WHERE state NOT NULL
+    UNION SELECT content FROM toolsets
 )
 """
 DROP_ENTRIES = """
@@ -46,6 +48,11 @@ WITH RECURSIVE kept (owner, id) AS (
 DELETE FROM entries WHERE (owner, id) NOT IN (SELECT owner, id FROM kept WHERE id NOT NULL)
 """
 """Entries that neither a conversation nor a branch that it left reaches."""
+DROP_TOOLS = """
+DELETE FROM toolsets WHERE (session, request_hash) NOT IN (
+    SELECT session, request_hash FROM views WHERE request_hash NOT NULL
+)
+"""
 DROP_COPIES = "DELETE FROM copies WHERE node NOT IN (SELECT id FROM nodes)"
 DROP_MEMORIES = """
 WITH RECURSIVE kept (id) AS (
@@ -57,6 +64,12 @@ DELETE FROM memories WHERE id NOT IN (SELECT id FROM kept WHERE id NOT NULL)
 
 HELD = "SELECT session FROM spaces UNION SELECT session FROM layers UNION SELECT session FROM conversations"
 """Sessions that stay without requests."""
+
+OF_SESSION = (
+    *("cycles", "copies", "layers", "scores", "live_memories", "spaces", "commits", "conversations"),
+    *("toolsets", "under_way"),
+)
+"""Tables whose rows go with their session."""
 
 SESSIONS = f"SELECT s.id FROM sessions s WHERE {OWNED.format(1)}"
 """The sessions of the owner that a connection works for."""
@@ -145,7 +158,7 @@ def _sweep(db: Database) -> Generator[None]:
     """A transaction that ends by removing everything without a reference."""
     with db.sweep():
         yield
-        for statement in (DROP_ENTRIES, DROP_NODES, DROP_COPIES):
+        for statement in (DROP_ENTRIES, DROP_NODES, DROP_COPIES, DROP_TOOLS):
             db.execute(statement)
         db.clean_indexes()
         db.execute(DROP_MEMORIES)
@@ -168,7 +181,7 @@ def _forget(db: Database, sessions: Sequence[int]) -> None:
     query = "SELECT id FROM live_memories WHERE session IN (SELECT value FROM json_each(?))"
     for number in _numbers(db, query, (json.dumps(sessions),)):
         db.unindex_memory(number)
-    for table in ("cycles", "copies", "layers", "scores", "live_memories", "spaces", "commits", "conversations"):
+    for table in OF_SESSION:
         _remove(db, table, "session", sessions)
     _remove(db, "sessions", "id", sessions)
 
@@ -290,6 +303,20 @@ def check_memories(db: Database) -> Iterator[str]:
             yield f"live_memories {row['session']}: they are not what the session remembers"
 
 
+def check_tools(db: Database) -> Iterator[str]:
+    """Check that the tools of each session can be read, and are its owner's."""
+    for row in db.execute(
+        "SELECT t.id, t.content, s.owner, c.body FROM toolsets t JOIN sessions s ON s.id = t.session"
+        " LEFT JOIN contents c ON c.hash = t.content"
+    ):
+        if prefix_of(row["content"]) != prefix(row["owner"]):
+            yield f"toolsets {row['id']}: the tools are of another owner"
+        try:
+            parse_tools(rows.to_text(rows.unpack(row["body"])))
+        except (ValueError, TypeError, LookupError, zlib.error) as error:
+            yield f"toolsets {row['id']}: cannot be read ({error})"
+
+
 def check_conversations(db: Database) -> Iterator[str]:
     """Check that logs of conversations are whole, and that their messages follow one another."""
     reached: dict[tuple[str, str], str] = {}
@@ -316,6 +343,7 @@ CHECKS: tuple[Callable[[Database], Iterator[str]], ...] = (
     check_cache_keys,
     check_memories,
     check_conversations,
+    check_tools,
 )
 
 

@@ -205,7 +205,24 @@ CREATE = (
     "CREATE INDEX memories_by_term ON {schema}.memories_fts USING gin (terms)",
 )
 
-NUMBERED = (
+RECORD_TOOLS = (
+    f"""CREATE TABLE {{schema}}.toolsets (
+        id BIGINT PRIMARY KEY,
+        session BIGINT NOT NULL REFERENCES {{schema}}.sessions(id),
+        request_hash TEXT NOT NULL,
+        content {NAME} NOT NULL,
+        seal TEXT NOT NULL,
+        UNIQUE (session, request_hash)
+    )""",
+    f"""CREATE TABLE {{schema}}.under_way (
+        session BIGINT PRIMARY KEY REFERENCES {{schema}}.sessions(id),
+        model TEXT NOT NULL,
+        started_at {NAME} NOT NULL,
+        expires_at {NAME} NOT NULL
+    )""",
+)
+
+_FIRST = (
     "sessions",
     "context_summaries",
     "views",
@@ -216,6 +233,7 @@ NUMBERED = (
     "conversations",
     "actions",
 )
+NUMBERED = (*_FIRST, "toolsets")
 """Tables whose rows have numbers; a number is taken before its row is written, because the seal covers it."""
 
 TABLES = (
@@ -228,6 +246,8 @@ TABLES = (
         "live_memories",
         "conversations",
         "entries",
+        "toolsets",
+        "under_way",
         "messages_fts",
         "memories_fts",
     ),
@@ -250,10 +270,14 @@ REFERENCES = (
     ("live_memories", "memory", "memories", "id"),
     ("entries", "node", "nodes", "id"),
     ("entries", "content", "contents", "hash"),
+    ("toolsets", "content", "contents", "hash"),
 )
 """References that are no foreign keys: table and column, and the table and column they name."""
 
 RECORD = Component(
     name="record",
-    migrations=((*CREATE, *(f"CREATE SEQUENCE {{schema}}.{table}_numbers" for table in NUMBERED)),),
+    migrations=(
+        (*CREATE, *(f"CREATE SEQUENCE {{schema}}.{table}_numbers" for table in _FIRST)),
+        (*RECORD_TOOLS, "CREATE SEQUENCE {schema}.toolsets_numbers"),
+    ),
 )

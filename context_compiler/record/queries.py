@@ -22,6 +22,8 @@ from context_compiler.record.values import (
     OwnerInfo,
     Record,
     SessionInfo,
+    Tool,
+    parse_tools,
     with_null_reasons,
 )
 
@@ -39,7 +41,7 @@ UNDONE = "SELECT summary FROM actions WHERE kind = 'undo' AND summary NOT NULL"
 
 EXPORTED = (
     *("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layers", "actions"),
-    *("memories", "commits", "spaces", "scores", "entries", "conversations"),
+    *("toolsets", "memories", "commits", "spaces", "scores", "entries", "conversations"),
 )
 """Every table but the search indexes, each after those it refers to."""
 
@@ -113,6 +115,17 @@ def view(db: Database, view_id: int) -> Record | None:
             db, db.execute(f"{VIEWS} WHERE v.id = ?1 AND {OWNED.format(2)}", (view_id, db.owner)).fetchall()
         )
     return found[0] if found else None
+
+
+def tools(db: Database, view_id: int) -> tuple[Tool, ...] | None:
+    """Tools that a request was sent with; None if they are not on the record."""
+    row = db.execute(
+        "SELECT c.body FROM views v JOIN sessions s ON s.id = v.session"
+        " JOIN toolsets t ON t.session = v.session AND t.request_hash = v.request_hash"
+        f" JOIN contents c ON c.hash = t.content WHERE v.id = ?1 AND {OWNED.format(2)}",
+        (view_id, db.owner),
+    ).fetchone()
+    return None if row is None else parse_tools(rows.to_text(rows.unpack(row["body"])))
 
 
 def views(db: Database, session_id: str | None, limit: int | None) -> list[Record]:
@@ -478,7 +491,15 @@ def _insert_view(db: Database, record: Record, session: int, entry: Entry) -> Re
         _save_cycle(db, cycle, session)
     if entry.raw is not None and entry.raw.ids:
         advance(db, session, stored(db, entry.raw.ids[-1]))
+    if entry.tools is not None and record.request_hash is not None:
+        _save_tools(db, session, rows.plain(record.request_hash), entry.tools)
     return replace(record, id=insert(db, "views", rows.view_row(record, session, prefix(writer_of(db)))))
+
+
+def _save_tools(db: Database, session: int, request_hash: str, tools: str) -> None:
+    known = "SELECT 1 FROM toolsets WHERE session = ? AND request_hash = ?"
+    if db.execute(known, (session, request_hash)).fetchone() is None:
+        insert(db, "toolsets", (session, request_hash, keep_body(db, rows.to_bytes(tools))))
 
 
 def _has_key(db: Database, cache_key: str) -> bool:

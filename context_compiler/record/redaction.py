@@ -17,6 +17,8 @@ Redact = Callable[[str], str]
 
 CACHE_SIZE = 50_000_000
 """Size of the cache of redacted messages, in bytes and characters."""
+TOOLSETS = 100
+"""Sets of tools whose redacted form is remembered."""
 FREE = frozenset({"args", "content", "metadata", "provider_details", "vendor_metadata", "vendor_details"})
 """Fields of a message with user data, whose keys are user data too."""
 TEXTS = FREE | {
@@ -71,6 +73,7 @@ class Redactor:
         """Record what `redact` returns."""
         self.redact = redact
         self._done: Memo[str, tuple[str, bytes, str]] = Memo(CACHE_SIZE, lambda done: len(done[1]) + len(done[2]))
+        self._tools: Memo[str, str] = Memo(TOOLSETS)
 
     def __call__(self, text: str) -> str:
         """The part of a text that may be recorded."""
@@ -137,6 +140,18 @@ class Redactor:
         if not media_type.startswith("text/"):
             return data
         return base64.urlsafe_b64encode(self(content.decode("utf-8", "replace")).encode("utf-8", "replace")).decode()
+
+    def tools(self, text: str) -> str:
+        """Tools with every text of theirs redacted: names, descriptions, and schemas with their keys."""
+        done = self._tools.get(text)
+        if done is None:
+            done = json.dumps([self._tool(one) for one in json.loads(text)])
+            self._tools.keep(text, done)
+        return done
+
+    def _tool(self, given: dict[str, Any]) -> dict[str, Any]:
+        free = ("name", "description", "parameters")
+        return {key: self._user_data(one, fixed=False) if key in free else one for key, one in given.items()}
 
     def compile(self, row: Compile, names: Mapping[str, str]) -> Compile:
         """A redacted compile, never reused since its text has changed; `names` maps chain ids to redacted ones."""

@@ -30,6 +30,8 @@ BEGIN
         ('views', of_session),
         ('layers', of_session),
         ('actions', of_session),
+        ('toolsets', of_session),
+        ('under_way', of_session),
         ('commits', of_session),
         ('spaces', of_session),
         ('scores', of_session),

@@ -42,6 +42,7 @@ STEP_S = 0.003
 SESSION = ("session_id", "vault_name", "raw_tip", "created_at", "owner")
 CYCLE = ("session", "raw_tip", "config", "state")
 LAYERS = ("session", "version", "state")
+TOOLS = ("session", "request_hash", "content")
 CONVERSATION = ("session", "scope", "head", "tips", "state", "revision", "updated_at")
 ACTION = ("session", "number", "kind", "tip", "state", "summary", "created_at")
 SCORE = (
@@ -73,6 +74,7 @@ SEALED: Mapping[str, Sequence[str]] = {
     "scores": SCORE,
     "conversations": CONVERSATION,
     "actions": ACTION,
+    "toolsets": TOOLS,
 }
 """Columns under the `seal` of a row, in order, for the tables whose rows are not named by their content."""
 

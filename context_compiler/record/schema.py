@@ -325,6 +325,28 @@ def create_actions(db: sqlite3.Connection) -> None:
     )
 
 
+def create_tools(db: sqlite3.Connection) -> None:
+    """Create the table of tools, and that of compiles under way."""
+    db.execute(
+        """CREATE TABLE toolsets (           -- tools of the requests of a session with that hash
+        id INTEGER PRIMARY KEY,
+        session INTEGER NOT NULL REFERENCES sessions(id),
+        request_hash TEXT NOT NULL,
+        content TEXT NOT NULL REFERENCES contents(hash),
+        seal TEXT NOT NULL,
+        UNIQUE (session, request_hash)
+    )"""
+    )
+    db.execute(
+        """CREATE TABLE under_way (          -- the newest call of a model for a summary; no part of a copy
+        session INTEGER PRIMARY KEY REFERENCES sessions(id),
+        model TEXT NOT NULL,
+        started_at TEXT NOT NULL,
+        expires_at TEXT NOT NULL            -- the call has ended by then, whatever became of its process
+    )"""
+    )
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     create_record,
     create_memories,
@@ -332,6 +354,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     record_exactly,
     separate_owners,
     create_actions,
+    create_tools,
 )
 """In order; append only."""
 

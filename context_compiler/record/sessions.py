@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from context_compiler import ids
@@ -57,6 +57,9 @@ class _NoTurns:
 
 
 NO_TURNS = _NoTurns()
+
+LONGEST_S = 3_600.0
+"""Seconds for which a compile is shown at most."""
 
 
 def load_layers(db: Database, session_id: str, vault_name: str) -> tuple[str, int] | None:
@@ -129,6 +132,22 @@ def save_action(
         given = (session, saved.number, action.kind, action.tip, rows.plain(action.state), made)
         insert(db, "actions", (*given, rows.stamp(action.created_at)))
         return saved
+
+
+def announce_compile(db: Database, session_id: str, vault_name: str, model: str, seconds: float) -> bool:
+    """Show that a model writes a summary, for at most that long; False for a conversation without a record."""
+    now = datetime.now(UTC)
+    given = (rows.plain(model), rows.stamp(now), rows.stamp(now + timedelta(seconds=min(seconds, LONGEST_S))))
+    with db.transaction():
+        found = db.execute(f"SELECT id FROM sessions WHERE {KEY}", session_key(db, session_id, vault_name)).fetchone()
+        if found is not None:
+            db.execute(
+                "INSERT INTO under_way (session, model, started_at, expires_at) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (session) DO UPDATE SET model = excluded.model, started_at = excluded.started_at,"
+                " expires_at = excluded.expires_at",
+                (found["id"], *given),
+            )
+    return found is not None
 
 
 def session_cycles(db: Database, session_id: str, vault_name: str) -> list[Cycle]:

@@ -37,6 +37,7 @@ from context_compiler.record.values import (
     OwnerInfo,
     Record,
     SessionInfo,
+    Tool,
     check_owner,
 )
 
@@ -341,6 +342,10 @@ class SQLStore(Protocol):
         """One request with its compile."""
         return await self.perform(partial(queries.view, view_id=view_id))
 
+    async def tools(self, view_id: int) -> tuple[Tool, ...] | None:
+        """Tools and output schemas that a request was sent with; None if they are not on the record."""
+        return await self.perform(partial(queries.tools, view_id=view_id))
+
     async def views(self, session_id: str | None = None, *, limit: int | None = None) -> list[Record]:
         """Requests with their compiles, newest first."""
         return await self.perform(partial(queries.views, session_id=session_id, limit=limit))
@@ -369,6 +374,11 @@ class SQLStore(Protocol):
     async def actions(self, session_id: str, vault_name: str = "") -> list[Action]:
         """The actions on a conversation, oldest first."""
         return await self.perform(partial(sessions.actions, session_id=session_id, vault_name=vault_name))
+
+    async def announce_compile(self, session_id: str, vault_name: str, model: str, seconds: float) -> bool:
+        """Show that a model writes a summary, for at most that long; False for a conversation without a record."""
+        given = {"session_id": session_id, "vault_name": vault_name, "model": model, "seconds": seconds}
+        return await self.perform(partial(sessions.announce_compile, **given))
 
     async def save_action(
         self, session_id: str, vault_name: str, action: Action, *, after: int, compile: Compile | None = None

@@ -5,11 +5,12 @@ All are frozen and independent of the store.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from context_compiler.errors import SettingsError
 from context_compiler.messages.display import bars, fragment
@@ -184,6 +185,38 @@ class Record:
         return fragment(title, [fact for fact in facts if fact[1]], (), bars(sections, self.budget or 0))
 
 
+NATIVE = "native output"
+"""Kind of an output schema that a provider enforces, which is no tool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool, or an output schema, as the provider of a model was sent it."""
+
+    kind: str
+    """function, external, unapproved or output, as the host calls it, or `NATIVE`."""
+    name: str
+    description: str | None
+    parameters: Mapping[str, Any]
+    """JSON schema of its arguments."""
+    strict: bool | None = None
+
+
+def parse_tools(text: str) -> tuple[Tool, ...]:
+    """Tools of their JSON text."""
+    given = cast("Sequence[Mapping[str, Any]]", json.loads(text))
+    return tuple(
+        Tool(
+            kind=one["kind"],
+            name=one["name"],
+            description=one["description"],
+            parameters=one["parameters"],
+            strict=one.get("strict"),
+        )
+        for one in given
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """Everything that one request adds to the record; saved in one transaction."""
@@ -196,6 +229,8 @@ class Entry:
     cycle: Cycle | None = None
     blocks: Cycle | None = None
     """Recall blocks of this request's prompt, under the prompt's chain id."""
+    tools: str | None = None
+    """JSON of the tools that the request is sent with; None if they are not known, or may not be kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,9 @@ from context_compiler.record.values import Chain, Compile, Cycle, Drop, Entry, R
 
 NOW = datetime.now(UTC)
 
+TOOLS = """[{"kind": "function", "name": "forecast", "description": "The weather of a day.",
+ "parameters": {"type": "object", "properties": {"day": {"type": "string"}}}}]"""
+
 
 class Talk:
     """A chain of texts, the user's first and then in turn; remembers which bodies were read."""
@@ -105,7 +108,7 @@ def compiled(covered: str = "", **given: Any) -> Compile:
 
 def request(raw: Chain | None, view: Chain | None = None, **given: Any) -> Entry:
     """An entry of session `s`: one request per turn of `raw`, which is sent as it is unless there is a view."""
-    chains = {name: given.pop(name) for name in ("compile", "cycle") if name in given}
+    chains = {"tools": TOOLS, **{name: given.pop(name) for name in ("compile", "cycle", "tools") if name in given}}
     sent = view or raw
     turn = (len(raw.ids) - 1) // 2 if raw is not None else 0
     usual = Record(

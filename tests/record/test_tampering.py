@@ -56,6 +56,8 @@ TAMPERING = {
     "a node's position": f"UPDATE nodes SET position = 7 WHERE id = {NODE}",
     "a node's name": f"UPDATE nodes SET id = 'c1:x' WHERE id = {NODE}",
     "a missing node": "DELETE FROM nodes WHERE position = 1",
+    "a request's tools": "UPDATE toolsets SET content = (SELECT max(content) FROM nodes)",
+    "missing tools": "DELETE FROM contents WHERE hash = (SELECT content FROM toolsets LIMIT 1)",
     "a missing tip": "UPDATE views SET view_tip = 'c1:x' WHERE id = 1",
     "a covered tip": "UPDATE context_summaries SET covered_tip = 'c1:x'",
     "a raw tip": "UPDATE sessions SET raw_tip = 'c1:x'",
