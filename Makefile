@@ -18,7 +18,7 @@ quick:  ## Run the quick tests: seconds
 	$(PYTHON) -m pytest -q -n 2 -m "not slow"
 
 test:  ## Run every test: minutes
-	$(PYTHON) -m pytest -q -n 2
+	$(PYTHON) -m pytest -q -n 2 -p tests.support.slow
 
 lint:  ## Check style and the direction of imports
 	$(VENV)/bin/ruff check .
@@ -35,7 +35,7 @@ docs-site:  ## Build the site into build/site, offline, and check its links
 	$(VENV)/bin/pip install -q -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict -q
 
-marks:  ## Measure the tests again and write down which are slow
+marks:  ## Write down which tests are slow, by the last make test
 	$(PYTHON) -m tests.support.slow
 
 ci:  ## Everything, in fresh environments, on the newest and on the lowest host

@@ -317,6 +317,8 @@ def condition_syntax(graph: Graph) -> Iterator[Diagnostic]:
 
 def stylesheet_syntax(graph: Graph) -> Iterator[Diagnostic]:
     """The stylesheet is valid, and sets only properties of stages."""
+    if not graph.model_stylesheet:
+        return
     try:
         rules = parse_stylesheet(graph.model_stylesheet)
     except StylesheetError as error:

@@ -1,18 +1,20 @@
-"""Slow tests, by measurement: `python -m tests.support.slow` runs the suite and writes their names to `tests/slow.txt`.
+"""Slow tests, by measurement: a plugin that notes what tests take, and the list `tests/slow.txt` that follows from it.
 
-A test function that takes more than `LIMIT` in any of its cases, or more than `TOTAL` in all of them, is marked `slow`
-when the suite is collected. What is measured is CPU time, children included, so that the list is the same on a busy
-machine; `ASLEEP` finds those that wait. The quick tests then run once more: what a slow test set up for them is theirs
-now. Of each run the functions that take most are printed.
+`make test` notes; `make marks` writes the list from what was noted last, and prints the functions that take most. So
+does `pytest -p tests.support.slow` with any files: other functions stay as they are on the list. A function that takes
+more than `LIMIT` in any of its cases, or more than `TOTAL` in all of them, is marked `slow` when the suite is collected.
+What is measured is CPU time, children included, so that the list is the same on a busy machine; `ASLEEP` finds tests
+that wait. Quick tests run first, so that what they share with slow ones is counted as theirs.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -24,13 +26,15 @@ TOTAL = 0.4
 """Seconds of CPU time for all cases of a function."""
 
 ASLEEP = 1.0
-"""Seconds by the clock."""
+"""Seconds in which a case neither works nor waits for a processor."""
 
 TOP = 60
 """Functions that are printed."""
 
 TESTS = Path(__file__).parents[1]
 LIST = TESTS / "slow.txt"
+NOTES = TESTS.parent / "build" / "test-times"
+"""A file for every process of the last run."""
 
 
 def function_name(node_id: str) -> str:
@@ -48,50 +52,103 @@ def cpu_seconds() -> float:
     return time.process_time() + sum(os.times()[2:4])
 
 
+def queue_seconds() -> float:
+    """Time for which the main thread was ready to run and had no processor; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
+
+
+@dataclass(slots=True)
+class Taken:
+    """Seconds that a test function takes."""
+
+    cpu: float = 0.0
+    cases: int = 0
+    longest: float = 0.0
+    """CPU time of its longest case."""
+    asleep: float = 0.0
+    """The longest that a case waits."""
+
+    @property
+    def slow(self) -> bool:
+        """True above a limit."""
+        return self.longest > LIMIT or self.cpu > TOTAL or self.asleep > ASLEEP
+
+
 class Measure:
-    """A plugin that notes what test functions take."""
+    """Notes of one process."""
 
     def __init__(self) -> None:
-        self.cpu: Counter[str] = Counter()
-        self.cases: Counter[str] = Counter()
-        self._slow: set[str] = set()
+        self.taken: dict[str, Taken] = {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        busy, clock = cpu_seconds(), time.monotonic()
+        busy, idle = cpu_seconds(), time.monotonic() - queue_seconds()
         done = yield
-        name, busy = function_name(item.nodeid), cpu_seconds() - busy
-        self.cpu[name] += busy
-        self.cases[name] += 1
-        if busy > LIMIT or time.monotonic() - clock > ASLEEP:
-            self._slow.add(name)
+        busy = cpu_seconds() - busy
+        idle = time.monotonic() - queue_seconds() - idle - busy
+        taken = self.taken.setdefault(function_name(item.nodeid), Taken())
+        taken.cpu, taken.cases = taken.cpu + busy, taken.cases + 1
+        taken.longest, taken.asleep = max(taken.longest, busy), max(taken.asleep, idle)
         return done
 
-    def slow(self) -> set[str]:
-        """The functions above a limit."""
-        return self._slow | {name for name, seconds in self.cpu.items() if seconds > TOTAL}
-
-    def report(self) -> None:
-        """Print which functions take most."""
-        print(f"{sum(self.cpu.values()):.1f} s of CPU time for {sum(self.cases.values()):,} cases, most of it for")
-        for name, seconds in self.cpu.most_common(TOP):
-            print(f"{seconds:8.2f} s {self.cases[name]:5,} × {name}")
+    def pytest_sessionfinish(self) -> None:
+        if self.taken:
+            notes = {name: asdict(taken) for name, taken in self.taken.items()}
+            NOTES.mkdir(parents=True, exist_ok=True)
+            (NOTES / f"{os.getpid()}.json").write_text(json.dumps(notes), encoding="utf-8")
 
 
-def measure(*options: str) -> set[str]:
-    """The slow functions of one run in this process, by one worker."""
-    found = Measure()
-    if code := pytest.main(["-q", "-p", "no:cacheprovider", *options, str(TESTS)], plugins=[found]):
-        sys.exit(f"the suite fails ({code}): run it first")
-    found.report()
-    return found.slow()
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure this run, and forget the last."""
+    if not hasattr(config, "workerinput"):
+        for old in NOTES.glob("*.json"):
+            old.unlink()
+    config.pluginmanager.register(Measure())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what is not marked first."""
+    slow = slow_names()
+    items.sort(key=lambda item: function_name(item.nodeid) in slow)
+
+
+def times(notes: Iterable[Path]) -> dict[str, Taken]:
+    """What all processes of a run have noted."""
+    all_taken: dict[str, Taken] = {}
+    for path in notes:
+        for name, given in json.loads(path.read_text(encoding="utf-8")).items():
+            one, taken = Taken(**given), all_taken.setdefault(name, Taken())
+            taken.cpu, taken.cases = taken.cpu + one.cpu, taken.cases + one.cases
+            taken.longest, taken.asleep = max(taken.longest, one.longest), max(taken.asleep, one.asleep)
+    return all_taken
+
+
+def remaining(names: Iterable[str], taken: dict[str, Taken]) -> Iterator[str]:
+    """Names that were not measured, of functions that are still there."""
+    for name in names:
+        path, _, function = name.partition("::")
+        file = TESTS / path
+        if name not in taken and file.is_file() and f"def {function.rpartition('::')[2]}(" in file.read_text("utf-8"):
+            yield name
 
 
 def main() -> None:
-    """Measure all tests, then the quick ones alone."""
-    for options in ((), ("-m", "not slow")):
-        found = measure(*options) | (set(slow_names()) if options else set())
-        LIST.write_text("".join(f"{name}\n" for name in sorted(found)), encoding="utf-8")
+    """Write the list, and print which functions take most."""
+    taken = times(NOTES.glob("*.json"))
+    if not taken:
+        sys.exit("nothing is measured: run `make test` first")
+    listed = {name for name, one in taken.items() if one.slow} | set(remaining(slow_names(), taken))
+    LIST.write_text("".join(f"{name}\n" for name in sorted(listed)), encoding="utf-8")
+    total, quick = (
+        sum(one.cpu for name, one in taken.items() if some or name not in listed) for some in (True, False)
+    )
+    cases = sum(one.cases for one in taken.values())
+    print(f"{total:.1f} s of CPU time for {cases:,} cases, {quick:.1f} s without the slow ones; most of it for")
+    for name, one in sorted(taken.items(), key=lambda pair: -pair[1].cpu)[:TOP]:
+        print(f"{one.cpu:8.2f} s {one.cases:5,} × {name}")
 
 
 if __name__ == "__main__":
