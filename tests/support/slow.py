@@ -2,9 +2,9 @@
 
 `make test` notes; `make marks` writes the list from what was noted last, and prints the functions that take most. So
 does `pytest -p tests.support.slow` with any files: other functions stay as they are on the list. A function that takes
-more than `LIMIT` in any of its cases, or more than `TOTAL` in all of them, is marked `slow` when the suite is collected.
-What is measured is CPU time, children included, so that the list is the same on a busy machine; `ASLEEP` finds tests
-that wait. Quick tests run first, so that what they share with slow ones is counted as theirs.
+more than `LIMIT` in any of its cases, or more than `TOTAL` in all of them, is marked `slow` at collection. What is
+measured is CPU time, children included, so that the list is the same on a busy machine; `ASLEEP` finds tests that wait.
+Quick tests run first, so that what they share with slow ones is counted as theirs.
 """
 
 from __future__ import annotations
@@ -142,9 +142,7 @@ def main() -> None:
         sys.exit("nothing is measured: run `make test` first")
     listed = {name for name, one in taken.items() if one.slow} | set(remaining(slow_names(), taken))
     LIST.write_text("".join(f"{name}\n" for name in sorted(listed)), encoding="utf-8")
-    total, quick = (
-        sum(one.cpu for name, one in taken.items() if some or name not in listed) for some in (True, False)
-    )
+    total, quick = (sum(one.cpu for name, one in taken.items() if some or name not in listed) for some in (True, False))
     cases = sum(one.cases for one in taken.values())
     print(f"{total:.1f} s of CPU time for {cases:,} cases, {quick:.1f} s without the slow ones; most of it for")
     for name, one in sorted(taken.items(), key=lambda pair: -pair[1].cpu)[:TOP]:
