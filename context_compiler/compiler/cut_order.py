@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from context_compiler.compiler.plan import Draft
-from context_compiler.compiler.policy import PROMPT, Limits
+from context_compiler.compiler.policy import LARGE, PROMPT, Limits
 from context_compiler.messages.history import History
-from context_compiler.messages.items import Kind
+from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import Shape, largest, price
 from context_compiler.messages.turns import Group, Turn
 
@@ -21,6 +21,9 @@ SUMMARY_STEPS = (1_500, 600, 500)
 
 PROMPT_RESERVE, LEAST_RESERVE = 20, 64
 """Reserve that a prompt has to leave: a divisor of the room, and a minimum in tokens."""
+
+TRUNCATED = "clamped to fit"
+"""Reason for what the last steps shorten."""
 
 SMALLEST = 6
 """The least that the hardest truncation leaves of a part, in tokens."""
@@ -129,29 +132,53 @@ def release_pins(draft: Draft) -> Iterator[None]:
 
 
 def truncate_harder(draft: Draft) -> Iterator[None]:
-    """Open results, call arguments, what is tied to them, and at last the prompts are cut, harder each time.
+    """Open results, call arguments, what is tied to them and what came with a prompt are cut, harder each time.
 
-    A prompt that fits whole is not cut before the least is left of everything else.
+    A prompt keeps a quarter of the room; one that fits whole is not cut at all before the least is left of all else.
     """
     exchange, tied, prompts = _last_to_go(draft)
     whole = [index for index in prompts if _fits_whole(draft, index)]
-    yield from _truncated(draft, exchange, tied, [index for index in prompts if index not in whole])
-    yield from _truncated(draft, whole)
+    least = _least_of_prompts(draft)
+    for limit in _halves(draft):
+        for indices in (exchange, tied):
+            for index in indices:
+                draft.reshape(index, TRUNCATED, limit=limit)
+            yield
+        for index in prompts:
+            most = draft.history.readings[index].tokens if index in whole else max(limit, least)
+            draft.reshape(index, TRUNCATED, limit=limit, prompt=most)
+        yield
+    for limit in _halves(draft):
+        for index in whole:
+            draft.reshape(index, TRUNCATED, limit=SMALLEST, prompt=max(limit, least))
+        yield
 
 
-def _truncated(draft: Draft, *groups: Sequence[int]) -> Iterator[None]:
-    """Cut groups of messages in turn, each time to half of what they had."""
+def truncate_prompts(draft: Draft) -> Iterator[None]:
+    """At last the prompts are cut to less than a quarter of the room, harder each time."""
+    least = _least_of_prompts(draft)
+    for limit in _halves(draft):
+        for index in _last_to_go(draft)[2]:
+            if limit < least:
+                draft.reshape(index, TRUNCATED, limit=SMALLEST, prompt=limit)
+        yield
+
+
+def _least_of_prompts(draft: Draft) -> int:
+    """Tokens of a prompt's part that holds a quarter of the room."""
+    return draft.room // LARGE + MESSAGE_OVERHEAD
+
+
+def _halves(draft: Draft) -> Iterator[int]:
+    """Limits of truncation, each half of the one before."""
     limit = max(draft.room, 2 * SMALLEST)
     while limit > SMALLEST:
         limit = max(limit // 2, SMALLEST)
-        for indices in groups:
-            for index in indices:
-                draft.reshape(index, "clamped to fit", limit=limit)
-            yield
+        yield limit
 
 
 def _last_to_go(draft: Draft) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-    """Messages left at the end, in the order of truncation: results and calls, ties, prompts."""
+    """Messages left at the end: results and calls, ties, prompts."""
     active = draft.outline.active
     readings = draft.history.readings
     run = range(active.start, active.stop)
@@ -233,6 +260,7 @@ CUT_ORDER: tuple[Step, ...] = (
     truncate_harder,
     drop_untruncatable,
     drop_steering_prompts,
+    truncate_prompts,
     truncate_system_text,
 )
 

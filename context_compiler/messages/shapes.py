@@ -48,6 +48,8 @@ class Shape:
     """Kinds of part left out that nothing can shorten; what stays for others is never among them."""
     limit: int | None = None
     """The most tokens one part may have; longer ones keep head and tail."""
+    prompt: int | None = None
+    """The same for a user's own parts, where they may be longer than what they came with."""
     system: int | None = None
     """The same for system text of others, which no other limit touches."""
     skeleton: bool = False
@@ -106,8 +108,8 @@ def _part(part: Any, item: Item, shape: Shape, oversized: frozenset[str | None],
         return part
     if shape.skeleton:
         part, item = _tool_call_stub(part, item, truncator)
-    long = shape.limit is not None and item.tokens > shape.limit
-    return _truncate_part(part, item, shape.limit or 0, truncator) if long else part
+    limit = shape.prompt if shape.prompt is not None and item.kind is Kind.USER else shape.limit
+    return _truncate_part(part, item, limit, truncator) if limit is not None and item.tokens > limit else part
 
 
 def _truncate_part(part: Any, item: Item, limit: int, truncator: Truncator) -> Any:

@@ -362,7 +362,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     async def _tighter(self, error: BaseException) -> list[ModelMessage] | None:
         if self._request is None or self._host is None or not self._refused(error):
             return None
-        return (await self._ware.view(self._run, self._request, self._host)).messages
+        view = await self._ware.view(self._run, self._request, self._host)
+        return _merged(self._host.framing(_merged(view.messages)))  # as the host renders those of a first attempt
 
     async def after_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse

@@ -182,7 +182,8 @@ def _refusal(view: View, done: Advance | None) -> str:
     for index in range(draft.outline.active.start, draft.outline.active.stop):
         reading, shape = draft.history.readings[index], draft.here(index)
         longest = max((item.tokens for item in reading.items if item.kind is Kind.USER), default=0)
-        if reading.asks and (shape is None or (shape.limit is not None and longest > shape.limit)):
+        limit = None if shape is None else shape.limit if shape.prompt is None else shape.prompt
+        if reading.asks and (shape is None or (limit is not None and longest > limit)):
             return f"{view.budget} tokens are kept only by cutting the prompt, which takes {reading.tokens}"
     return ""
 

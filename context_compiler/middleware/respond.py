@@ -154,6 +154,8 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
     whole = mended(found, context.pairing, context.base) if found is not None else None
     whole = _with_pins(whole, context) if whole is not None and context.steering.pins else whole
     run.enter(whole, mended=found)
+    if whole is not None and run.refused and run.tight < whole.tight:
+        whole = replace(whole, tight=run.tight)  # what a provider refused holds for the rest of the cycle
     return context, whole
 
 
@@ -195,7 +197,8 @@ def _carry_on(context: RequestContext, cycle: Cycle, whole: bool = False) -> Res
     most = limits.budget if whole else limits.high
     if known is None or known.own.turn != context.turn:
         plain = assemble_view(context, cycle, "cycle")
-        narrow = not context.rests and attempt(lambda: crowded(context, limits, cycle, plain.cost)).value
+        keep = context.rests or cycle.tight < 1  # a new cycle would have the budget again that was refused
+        narrow = not keep and attempt(lambda: crowded(context, limits, cycle, plain.cost)).value
         if plain.cost > most or narrow:
             return None
         return _with_recall(context, cycle, plain)
@@ -267,15 +270,21 @@ async def _new_cycle(
     """
     context.run.relax()
     more, tries, row, result = _room_for_block(context, previous), 1, None, None
+    before = previous
     while True:
         done = first or await advance_request(context, previous, asking(context, host), more)
-        previous, row, first = done.cycle, row or done.row, None
+        before, previous, row, first = previous, done.cycle, row or done.row, None
         result = assemble_view(context, previous, "compiled", done, earlier=result)
         over = result.cost - result.limit
         if over <= 0 or not done.selection.fits or tries == TRIES:
             break
         unused = result.limit - context.request.fixed - more - done.selection.draft.total
         more, tries = more + over + max(0, unused), tries + 1
+    if over < 0 and tries > 1 and not done.selection.fits:  # the framing went with the text that it was for
+        less = await advance_request(context, before, None, more + over)
+        looser = assemble_view(context, less.cycle, "compiled", less, earlier=result)
+        if less.selection.fits and looser.cost <= looser.limit:
+            previous, result, done = less.cycle, looser, less
     if over > 0:
         result = replace(result, view=replace(result.view, status="floor_over_budget"))
     else:

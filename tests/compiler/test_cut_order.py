@@ -15,8 +15,8 @@ from pydantic_ai.messages import (
 
 from context_compiler.compiler import cut_order
 from context_compiler.compiler.cut_order import CUT_ORDER, MILD_STEPS, SMALLEST, reduce
-from context_compiler.messages.items import Kind
-from context_compiler.messages.shapes import WHOLE, Shape
+from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
+from context_compiler.messages.shapes import WHOLE, Shape, apply_shape
 from tests.compiler.benches import LONG, bench, checked, climb, gone
 from tests.support.builders import answer, assistant, call, exchange, long_history, prose, user
 from tests.support.histories import histories
@@ -125,8 +125,31 @@ def test_harder_clamps_take_exchanges_then_ties_then_prompts() -> None:
     on = bench([user("o"), assistant(call("look", "l", a=LONG)), user(LONG, answer("l"), run_id="s")], room=100)
     steps = [[index for index in range(3) if on.shapes[index] != WHOLE] for _ in cut_order.truncate_harder(on)]
     assert steps[:3] == [[], [1], [1, 2]]
-    assert on.shapes[1:] == [Shape(limit=12), Shape(limit=SMALLEST)]
+    quarter = 25 + MESSAGE_OVERHEAD
+    assert on.shapes[1:] == [Shape(limit=12), Shape(limit=25, prompt=quarter)], "a prompt keeps a quarter of the room"
+    climb(on, cut_order.truncate_prompts)
+    assert on.shapes[2] == Shape(limit=SMALLEST, prompt=SMALLEST)
     assert {drop.reason for drop in on.drops} == {"clamped to fit"}
+
+
+def test_a_prompt_of_a_quarter_of_the_room_stays_whole_while_what_came_with_it_can_be_cut() -> None:
+    ask, late = prose(1, 20), prose(2, 60)
+    on = bench([user("o"), assistant(call("look", "l")), user(ask, answer("l", late), run_id="s"), *exchange(3)])
+    on.room = 4 * on.counter.text(ask)
+    least = on.total - on.counter.text(late) + 2 * SMALLEST
+    assert reduce(on, least)
+    [result, prompt] = apply_shape(on.history.messages[2], on.history.readings[2], on.shapes[2], on.counter).parts
+    assert prompt.content == ask and result.content != late
+
+
+def test_a_picture_beside_a_prompt_goes_before_its_words() -> None:
+    ask = prose(1, 20)
+    on = bench([user(ask, PNG), *exchange(1), *exchange(2)])
+    on.room = 4 * on.counter.text(ask)
+    for _ in cut_order.truncate_harder(on):
+        pass
+    [prompt] = apply_shape(on.history.messages[0], on.history.readings[0], on.shapes[0], on.counter).parts
+    assert prompt.content[0] == ask and prompt.content[1:] != [PNG]
 
 
 def test_harder_clamps_start_at_half_of_the_room() -> None:
@@ -180,6 +203,7 @@ def test_the_steps_come_in_their_order() -> None:
         "truncate_harder",
         "drop_untruncatable",
         "drop_steering_prompts",
+        "truncate_prompts",
         "truncate_system_text",
     ]
     assert MILD_STEPS == CUT_ORDER[1:7]
@@ -200,7 +224,7 @@ def test_cutting_stops_at_the_first_step_that_fits() -> None:
 def test_where_nothing_helps_the_result_is_false() -> None:
     on = bench([user(LONG)], room=100, recent=0)
     assert not reduce(on, 2)
-    assert on.shapes == [Shape(limit=SMALLEST)]
+    assert on.shapes == [Shape(limit=SMALLEST, prompt=SMALLEST)]
 
 
 def test_a_giant_does_not_cost_the_turns_around_it() -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models.fallback import FallbackModel
+from pydantic_ai.models.function import AgentInfo
 from pydantic_ai.usage import UsageLimits
 
-from context_compiler import View
+from context_compiler import MemoryStore, View
 from context_compiler.middleware.overflow import is_overflow
+from tests.recall.test_blocks import past
 from tests.support.agents import WAYS, Notes, Talker, compiler, unstamped
 from tests.support.anthropic_server import AnthropicServer
+from tests.support.builders import assistant, exchange, user
 from tests.support.histories import long_history, prose
 from tests.support.openai_server import OpenAIServer
 
@@ -96,6 +101,29 @@ async def test_less_holds_for_the_rest_of_the_cycle_and_of_the_run(provider: str
         assert first and all(record and record.tokens_sent <= 0.7 * first.tokens_sent for record in rest)
 
 
+async def test_less_holds_for_the_rest_of_a_cycle_where_only_its_recall_block_was_cut() -> None:
+    window, refused = 10_000, 0
+
+    def answer(messages: list[ModelMessage], info: AgentInfo) -> str | ModelHTTPError:
+        nonlocal refused
+        if talker.last.tokens <= window:
+            return "fine"
+        refused += 1
+        return ModelHTTPError(400, "m", body={"code": "context_length_exceeded"})
+
+    talker, views = Talker(answer), list[View]()
+    ours = compiler(budget=4_000, trigger=1.0, recall=1.0, store=MemoryStore(), on_view=views.append)
+    agent, history = Agent(talker.model, capabilities=[ours]), past(60)
+    for number in (30, 40):
+        history = (await WAYS["run"](agent, f"What is at item {number}?", message_history=history)).messages
+    window = 3_400
+    for number in (10, 20, 35):
+        history = (await WAYS["run"](agent, f"What is at item {number}?", message_history=history)).messages
+    assert [view.status for view in views] == ["compiled", *["cycle"] * 5], "nothing but the block needed to be cut"
+    assert refused == 1, "the next run knows it from the record"
+    assert all(0 < view.ledger["tokens"]["recall"] < 1_000 for view in views[3:])
+
+
 @pytest.mark.parametrize("provider", SERVERS)
 async def test_any_other_refusal_passes_through(provider: str) -> None:
     kind, name = SERVERS[provider]
@@ -132,6 +160,18 @@ async def test_a_group_of_models_counts_when_one_of_them_says_so(way: str) -> No
         done = await WAYS[way](agent, "and now?", message_history=PAST)
         assert done.output == "fine"
         assert server.statuses == [400, 200] and other.statuses == [400]
+
+
+async def test_a_second_attempt_is_what_the_host_would_send() -> None:
+    """Requests in a row, which a view without tool exchanges may have, are one."""
+    history = [*long_history(4), user("look"), *exchange(1), user("and then?"), *exchange(2), assistant("done")]
+    script = [ModelHTTPError(400, "m", body={"code": "context_length_exceeded"}), "fine"]
+    talker, views = Talker(script), list[View]()
+    ours = compiler(budget=20_000, tool_history="drop", every_turn=True, recent_turns=3, on_view=views.append)
+    await WAYS["run"](Agent(talker.model, tools=[look], capabilities=[ours]), "and now?", message_history=history)
+    kinds = [[message.kind for message in view.messages] for view in views]
+    assert any("request" == one == other for one, other in pairwise(kinds[1])), "there are two in a row"
+    assert all(one != other for sent in talker.sent for one, other in pairwise(m.kind for m in sent.messages))
 
 
 async def test_a_dry_run_does_not_try_again() -> None:
