@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
@@ -27,8 +28,23 @@ DEFAULTS: dict[str, object] = {
     "runs": RUNS,
     "chat_model": CHAT_MODEL,
 }
-COLUMNS = (Column("setting", style="bold"), Column("value", elastic=True), Column("from"))
-UNSET = "-"
+EFFECTIVE = {
+    "budget": "0.8 of the model's window, or 32,000 tokens if that is unknown",
+    "trigger": "the template's, else about half of the room for messages",
+    "reserve": "the model's max_tokens, else 4,096; at most a quarter of the window",
+    "window": "the model's, if the host knows it",
+    "fidelity": "the template's",
+    "model": "the one that answers",
+    "compile_spend_limit": "no limit",
+    "vault": "no vault",
+    "vault_name": "no name",
+    "owner": "no owner",
+}
+"""What holds where a setting has no value of its own."""
+
+COLUMNS = (Column("setting", style="bold"), Column("value", wraps=True), Column("from"))
+UNSET = "none"
+_DEFAULT = re.compile(r"(?i)\bdefault: ([^;]+?)\.?$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +53,8 @@ class Origin:
 
     setting: str
     value: object
+    meaning: str
+    """What holds if there is no value; empty if there is one."""
     source: str
     """`default`, `argument`, the name of a variable, or the path of a file."""
 
@@ -69,14 +87,15 @@ def show(
         screen.raw(json_text({"file": config.path, "settings": found}))
         return
     screen.line(("file: ", "dim"), str(config.path or "none; context_compiler.toml would be read here"))
-    screen.table(COLUMNS, [(one.setting, UNSET if one.value is None else one.value, one.source) for one in found])
+    screen.table(COLUMNS, [(one.setting, one.meaning or str(one.value), one.source) for one in found])
 
 
 def _setting(key: str, sources: Mapping[str, str]) -> Origin:
     given = os.environ.get(variable(key), "").strip()
     if given:
-        return Origin(setting=key, value=given, source=sources[variable(key)])
-    return Origin(setting=key, value=DEFAULTS[key], source="default")
+        return Origin(setting=key, value=given, meaning="", source=sources[variable(key)])
+    value = DEFAULTS[key]
+    return Origin(setting=key, value=value, meaning=EFFECTIVE[key] if value in (None, "") else "", source="default")
 
 
 def _options(words: list[str], sources: Mapping[str, str]) -> list[Origin]:
@@ -102,4 +121,7 @@ def _option(option: Any, context: Any, sources: Mapping[str, str]) -> Origin:
     origin = "argument" if source == "COMMANDLINE" else "default"
     if source == "ENVIRONMENT":
         origin = sources.get(option.envvar, option.envvar)
-    return Origin(setting=max(option.opts, key=len), value=context.params[option.name], source=origin)
+    value = context.params[option.name]
+    named = _DEFAULT.search(option.help or "")
+    meaning = "" if value not in (None, "") else named[1] if named else UNSET
+    return Origin(setting=max(option.opts, key=len), value=value, meaning=meaning, source=origin)

@@ -223,13 +223,15 @@ Widths = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table; the last three fields apply on a narrow terminal."""
+    """A column of a table; the last four fields apply on a narrow terminal."""
 
     name: str
     right: bool = False
     style: str = ""
     elastic: bool = False
     """May be truncated, with an ellipsis."""
+    wraps: bool = False
+    """May be wrapped."""
     names: bool = False
     """Holds names that users type: may be truncated in the middle, by `abbreviate`."""
     spare: int = 0
@@ -240,7 +242,7 @@ def fit_columns(columns: Sequence[Column], widths: Sequence[int], cells: Sequenc
     """The columns that fit, and their widths; empty spare columns are hidden first."""
     fit = dict(enumerate(widths))
     least = [
-        min(width, int(room * NAMED) if column.names else LEAST if column.elastic else width)
+        min(width, int(room * NAMED) if column.names else LEAST if column.elastic or column.wraps else width)
         for column, width in zip(columns, widths, strict=True)
     ]
     empty = {at for at in fit if not any(row[at] for row in cells)}
@@ -264,7 +266,8 @@ def draw_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], fit: W
         column, values = columns[at], [row[at] for row in cells]
         justify = "right" if column.right else "left"
         table.add_column(Text(column.name), justify=justify, style=column.style or None, overflow="fold", width=width)
-        shown.append(abbreviate(values, width) if column.names else [one_line(cell, width) for cell in values])
+        whole = values if column.wraps else [one_line(cell, width) for cell in values]
+        shown.append(abbreviate(values, width) if column.names else whole)
     for row in zip(*shown, strict=True):
         table.add_row(*map(Text, row))
     return table

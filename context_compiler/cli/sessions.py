@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from context_compiler.chat.transcript import Transcript, transcript_folder
+from context_compiler.cli.facts import load_fact, plain_fact, print_fact
 from context_compiler.cli.inputs import chat_model
 from context_compiler.cli.options import (
     DB,
@@ -104,6 +105,22 @@ def show_(
         return
     rows = [(index, role(one), number(one.tokens), excerpt(one, 90)) for index, one in enumerate(history.readings)]
     screen.table(MESSAGES, rows)
+
+
+@app.command("find", epilog=example("sessions find demo 'my explicit yes'"))
+def find(
+    session: SessionId,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Words, a number or a path; found in any case.")],
+    db: Db = DB,
+    owner: Owner = None,
+    json: Json = False,
+) -> None:
+    """Find which requests of a conversation had a fact, in which form, and when and why it left."""
+    name, page = asyncio.run(load_fact(db, owner, session, text))
+    if json:
+        Screen().raw(json_text({"db": str(db), **plain_fact(name, page)}))
+    else:
+        print_fact(Screen(), name, page, db)
 
 
 @app.command("delete", epilog=example("sessions delete demo --yes"))
@@ -241,7 +258,7 @@ def _print_outcome(result: CompileResult, *, json: bool) -> None:
     if json:
         screen.raw(json_text({**asdict(result), "saved": result.saved}))
     else:
-        print_outcome(screen, result)
+        print_outcome(screen, result, rest="--json has all of it")
     if not result.done:
         raise typer.Exit(1)
 

@@ -21,31 +21,33 @@ PINS = (
 
 NO_PINS = "nothing is pinned"
 
+PLACES = 6
+"""Runs of messages that are named on a terminal."""
+
 LINES = 12
 """Lines of a summary that are shown."""
 
 
-def print_outcome(screen: Screen, result: CompileResult) -> None:
-    """Print what a compile, a preview or an undo came to, with the summary of a compile."""
+def print_outcome(screen: Screen, result: CompileResult, *, rest: str) -> None:
+    """Print what a compile, a preview or an undo came to, with the summary of a compile; `rest` shows all of it."""
     if not result.done:
         screen.line(
             ("nothing was changed: " if result.kind != "preview" else "nothing would change: ", "yellow"), result.why
         )
         return
-    screen.facts(_facts(result))
+    screen.facts(_facts(result, every=not screen.rich))
     if result.why:
         screen.line((result.why, "yellow"))
     if result.kind == "preview":
         screen.line(("a preview: no model was asked, and nothing was changed", "dim"))
     elif result.summary:
         lines = result.summary.strip().splitlines()
-        more = (
-            [f"… {plural(len(lines) - LINES, 'line')} more: /view full, or `views show`"] if len(lines) > LINES else []
-        )
-        screen.indented("\n".join([*lines[:LINES], *more]))
+        shown = lines if len(lines) <= LINES or not screen.rich else lines[:LINES]
+        more = [f"… {plural(len(lines) - LINES, 'line')} more: {rest}"] if len(shown) < len(lines) else []
+        screen.indented("\n".join([*shown, *more]))
 
 
-def _facts(result: CompileResult) -> list[tuple[str, object]]:
+def _facts(result: CompileResult, *, every: bool) -> list[tuple[str, object]]:
     most = "at most " if result.kind == "preview" and result.usage else ""
     facts: list[tuple[str, object]] = [
         ("next request", f"{number(result.before)} → {most}{number(result.after)} tokens, without its prompt")
@@ -57,7 +59,8 @@ def _facts(result: CompileResult) -> list[tuple[str, object]]:
     facts.append(("stays", kept))
     gone = sum(drop.tokens for drop in result.left_out)
     places = [str(what) for line in by_reason(result.left_out) for what in cast("list[str]", line["what"])]
-    facts.append(("goes", f"{', '.join(places[:6])} ({number(gone)} tokens)"))
+    more = [] if every or len(places) <= PLACES else [f"{len(places) - PLACES:,} more"]
+    facts.append(("goes", f"{', '.join([*(places if not more else places[:PLACES]), *more])} ({number(gone)} tokens)"))
     if result.focus:
         facts.append(("to keep", one_line(result.focus, 80)))
     if result.usage:

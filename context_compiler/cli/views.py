@@ -12,6 +12,7 @@ import typer
 
 from context_compiler.cli.compile import ViewRequest, compile_messages
 from context_compiler.cli.diff import Comparison, compare, comparison_document, print_comparison, print_diff, unified
+from context_compiler.cli.facts import load_why, print_why
 from context_compiler.cli.inputs import check_model
 from context_compiler.cli.options import (
     DB,
@@ -41,6 +42,7 @@ from context_compiler.cli.templates import choose_template, parse_fidelity, reco
 from context_compiler.cli.text import first_word, json_text, number, plural, share, timestamp
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
+from context_compiler.messages.display import reason_text
 from context_compiler.messages.history import History, load_messages, message_body
 from context_compiler.record.costs import compile_cost, request_cost
 from context_compiler.record.values import Record
@@ -66,8 +68,10 @@ LEFT_OUT = (
     Column("why", style="yellow", elastic=True),
     Column("how many", right=True),
     Column("tokens", right=True),
-    Column("what", style="dim", elastic=True),
+    Column("what", style="dim", wraps=True),
 )
+NAMED = 6
+"""Names of what was left out for one reason, on a terminal."""
 
 
 def record_row(record: Record) -> tuple[object, ...]:
@@ -100,6 +104,11 @@ def list_(
     found = asyncio.run(_load_views(db, owner, session, limit))
     none = f"{db} holds no views yet; `context-compiler compile --db` makes some"
     print_list({"db": str(db), "views": found}, VIEWS, map(record_row, found), json=json, empty=none)
+    screen = Screen()
+    if found and screen.rich and not json:
+        words = dict.fromkeys(first_word(record.status) for record in found)
+        for word in words:
+            screen.line((f"{word}: {STATUSES.get(word, '')}", "dim"))
 
 
 async def _load_views(db: Place, owner: str | None, session: str | None, limit: int) -> list[Record]:
@@ -113,6 +122,9 @@ async def _load_views(db: Place, owner: str | None, session: str | None, limit: 
 def show_(
     view: ViewId,
     raw: Annotated[bool, typer.Option("--raw", help="Show the raw history instead.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="On a terminal, name everything that was left out, not only the first few.")
+    ] = False,
     db: Db = DB,
     owner: Owner = None,
     json: Json = False,
@@ -126,7 +138,7 @@ def show_(
     print_facts(screen, record)
     raw = raw or IMPORTED in record.status
     if not raw:
-        _print_ledger(screen, record)
+        _print_ledger(screen, record, every=every or not screen.rich)
     history = read_history(load_messages(bodies))
     what = "Raw history" if raw else "Messages as sent"
     screen.heading(f"{what}: {len(history)}, {number(history.tokens)} tokens")
@@ -146,8 +158,8 @@ def print_facts(screen: Screen, record: Record) -> None:
     screen.line((f"view {record.id}", "bold"), f" of session {record.session_id}, turn {record.turn_index + 1}")
     print_result = [
         ("when", f"{timestamp(record.created_at)} UTC"),
-        ("status", first_word(record.status)),
-        ("not known", _null_reasons(record.status)),
+        ("status", _status(record.status)),
+        ("no value for", _null_reasons(record.status)),
         ("error", record.error),
         ("tokens", f"{number(record.tokens_raw)} raw{sent}"),
         ("cost of input", None if IMPORTED in record.status else _cost(record)),
@@ -165,7 +177,7 @@ def print_facts(screen: Screen, record: Record) -> None:
             ("fidelity", made.fidelity),
             ("model", made.model_alias),
             ("compile", first_word(made.status)),
-            ("not known of it", _null_reasons(made.status)),
+            ("no value for its", _null_reasons(made.status)),
             ("compile note", made.error),
             ("sections", ", ".join(made.sections_included)),
             ("left out of prompt", ", ".join(f"{one.what} ({one.reason})" for one in made.sections_dropped)),
@@ -183,12 +195,31 @@ def _cost(record: Record) -> str:
     return f"{dollars(cost.sent)} of {cost.model}, {cached}; everything {dollars(cost.everything)}"
 
 
+STATUSES = {
+    "raw": "everything fitted and was sent as it is",
+    "compiled": "turns were left out and summarized or quoted for this request",
+    "cycle": "the view of the last compile, and everything since",
+    "fallback": "something failed; see error",
+    "floor_over_budget": "even the least that can be sent is over the budget",
+    "dry_run": "the view is only recorded; everything was sent",
+    "imported": "from another tool; nothing was sent",
+}
+"""First words of a status, explained."""
+
+
+def _status(status: str) -> str:
+    word = first_word(status)
+    return f"{word}: {STATUSES[word]}" if word in STATUSES else word
+
+
 def _null_reasons(status: str) -> str:
-    """The notes of a status on NULL columns."""
-    return status.partition(";")[2].strip()
+    """The columns that have no value, and why; a request without an error needs no word of it."""
+    notes = [note.strip() for note in status.split(";")[1:]]
+    pairs = [note.partition(": ") for note in notes if note and note != "error: none"]
+    return ", ".join(f"{columns} ({why})" if why else columns for columns, _, why in pairs)
 
 
-def _print_ledger(screen: Screen, record: Record) -> None:
+def _print_ledger(screen: Screen, record: Record, *, every: bool) -> None:
     screen.heading("Tokens")
     screen.table(TOKEN_COLUMNS, token_rows(record.ledger, record.tokens_sent))
     kept = cast("Mapping[str, int]", record.ledger.get("kept") or {})
@@ -199,12 +230,41 @@ def _print_ledger(screen: Screen, record: Record) -> None:
     lines = cast("list[Mapping[str, Any]]", dropped) if isinstance(dropped, list) else []
     if lines:
         screen.heading("Left out")
-        screen.table(LEFT_OUT, map(_drop_row, lines))
+        screen.table(LEFT_OUT, [_drop_row(line, every=every) for line in lines])
 
 
-def _drop_row(line: Mapping[str, Any]) -> tuple[object, ...]:
-    what = cast("list[str]", line.get("what", []))
-    return line.get("reason", ""), line.get("count", ""), number(line.get("tokens", 0)), ", ".join(map(str, what[:6]))
+def _drop_row(line: Mapping[str, Any], *, every: bool) -> tuple[object, ...]:
+    tokens = number(line.get("tokens", 0))
+    return reason_text(line.get("reason", "")), line.get("count", ""), tokens, _named(line, every=every)
+
+
+def _named(line: Mapping[str, Any], *, every: bool) -> str:
+    """What was left out for one reason: all of it, or the first few and how many more."""
+    what = [str(one) for one in cast("list[object]", line.get("what", []))]
+    if every or len(what) <= NAMED:
+        return ", ".join(what)
+    return f"{', '.join(what[:NAMED])} … and {len(what) - NAMED} more (--all)"
+
+
+@app.command("why", epilog=example("views why 3 'my explicit yes'"))
+def why(
+    view: ViewId,
+    message: Annotated[
+        str | None,
+        typer.Argument(metavar="[MESSAGE]", help="`turn 3`, `m12`, or words; default: every message before it."),
+    ] = None,
+    db: Db = DB,
+    owner: Owner = None,
+    json: Json = False,
+) -> None:
+    """Show why a message or words are in a request, or are not: in which form, and the step that left them out."""
+    found = asyncio.run(load_why(db, owner, view, message))
+    screen = Screen()
+    if json:
+        session = found.record.session_id
+        screen.raw(json_text({"view": view, "session": session, "forms": found.forms, "messages": found.messages}))
+    else:
+        print_why(screen, found)
 
 
 @app.command("diff", epilog=example("views diff 2 3"))

@@ -90,7 +90,7 @@ class FactPage:
     requests: int
     had: int
     """Requests that had it, in any form."""
-    knew: int
+    requests_since: int
     """Requests whose raw history held it."""
     stretches: tuple[Stretch, ...]
     strip: tuple[Strip, ...]
@@ -151,7 +151,7 @@ class FactSearch:
                 mentioned=0,
                 requests=len(tips),
                 had=0,
-                knew=0,
+                requests_since=0,
                 stretches=(),
                 strip=(),
             )
@@ -169,7 +169,7 @@ class FactSearch:
             mentioned=mentioned,
             requests=len(tips),
             had=sum(bool(mask) for mask, _ in masks),
-            knew=sum(bool(raw) for _, raw in masks),
+            requests_since=sum(bool(raw) for _, raw in masks),
             stretches=tuple(self._stretches(db, tips, masks, [one.index for one in mentions])),
             strip=tuple(_strip(masks)),
         )

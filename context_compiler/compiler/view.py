@@ -324,6 +324,10 @@ def sections_of(cycle: Cycle, view: History, counter: TokenCounter, blocks: Iter
     return {"summary": note, "quotes": quotes, "recall": recall, "messages": messages}
 
 
+LISTED = 200
+"""Most runs of messages that the ledger names for one reason."""
+
+
 def by_reason(drops: Sequence[Drop]) -> list[dict[str, object]]:
     """Drops as the ledger shows them: one line a reason, with how many and how much."""
     lines: dict[str, dict[str, object]] = {}
@@ -335,7 +339,7 @@ def by_reason(drops: Sequence[Drop]) -> list[dict[str, object]]:
         before = positions_of(named[-1]) if named and places else range(0)
         if before and before.stop == places.start:
             named[-1] = f"messages {before.start}-{places[-1]}"
-        elif len(named) < 20:
+        elif len(named) < LISTED:
             named.append(drop.what)
     return list(lines.values())
 

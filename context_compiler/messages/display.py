@@ -41,6 +41,12 @@ FORMS: Mapping[str, str] = {
 }
 """Forms in which a text can be in a request, and their names, the fullest first."""
 
+_REASONS: Mapping[str, str] = {
+    "recent turn, over budget": "recent turn, no room left",
+    "tool exchange of this turn, over budget": "tool exchange of this turn, no room left",
+}
+"""Reasons as the record has them, and as they are shown: a compile cuts to the low threshold, not to the budget."""
+
 FEWEST = 8
 """Characters from which on a line is taken for a quotation of the message that holds it."""
 
@@ -116,6 +122,11 @@ class Bar:
     start: float
     """Per mille of the bar."""
     width: float
+
+
+def reason_text(reason: str) -> str:
+    """A recorded reason as it is shown."""
+    return _REASONS.get(reason, reason)
 
 
 def role(one: Reading) -> str:

@@ -48,7 +48,7 @@ PROMPT, EXCERPT = 400, 80
 
 NO_MODEL = "no model is known before the first request of this process: give model= to have one write the summary"
 
-_REF = re.compile(r"(?i)(turn|message|t|m)? ?#?(\d{1,9})")
+REFERENCE = re.compile(r"(?i)(turn|message|t|m)? ?#?(\d{1,9})")
 
 AS_IT_WAS = "the conversation is as it was"
 
@@ -182,7 +182,7 @@ class _Session:
         Raises:
             SettingsError: there is no such message.
         """
-        named = _REF.fullmatch(str(message).strip())
+        named = REFERENCE.fullmatch(str(message).strip())
         number = int(named[2]) if named else -1
         if isinstance(message, int) or (named and (named[1] or "t").lower().startswith("m")):
             found = number if 0 <= number < self.length else None
@@ -431,7 +431,7 @@ class Manual:
         words = " ".join(str(message).split()).casefold()
         pin = (
             None
-            if _REF.fullmatch(words)
+            if REFERENCE.fullmatch(words)
             else next((one for one in pins.values() if words in one.text.casefold()), None)
         )
         pin = pin or pins.get(found.find(message))

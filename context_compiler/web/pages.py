@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, FunctionLoader, StrictUndefined, select_autoescape
 
-from context_compiler.messages.display import FORMS, asset
+from context_compiler.messages.display import FORMS, asset, reason_text
 from context_compiler.messages.printable import safe, safe_line
 from context_compiler.web.api import STATUSES
 
@@ -63,6 +63,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     filters: dict[str, Any] = {"number": number, "percent": percent, "when": when, "line": safe_line, "plain": safe}
+    filters["reason"] = reason_text
     made.filters.update(filters)
     named: dict[str, Any] = {
         "forms": FORMS,

@@ -29,6 +29,9 @@ _COMPACT = re.compile(
     r"(?is)(?P<preview>--preview\b)? ?(?:--from (?P<start>(?:turn |message |m|t)?#?\d{1,9}))? ?(?P<focus>.*)"
 )
 
+REST = "/view full, after the next answer"
+"""Where the whole summary of a compile is shown."""
+
 LINES = 6
 """Lines of each message in `/view full`."""
 
@@ -175,10 +178,10 @@ class Commands:
             self._screen.line("Endless is off, so the whole history is sent: /endless on, then /compact")
             return
         result = await self._chat.compact(focus, start=start, preview=preview is not None)
-        print_outcome(self._screen, result)
+        print_outcome(self._screen, result, rest=REST)
 
     async def _undo(self, rest: str) -> None:
-        print_outcome(self._screen, await self._chat.undo())
+        print_outcome(self._screen, await self._chat.undo(), rest=REST)
 
     async def _pin(self, rest: str) -> None:
         if not rest:

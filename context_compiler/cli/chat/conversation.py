@@ -26,6 +26,11 @@ from context_compiler.tokens.prices import dollars
 RESUMED_WIDTH, RESUMED_LINES = 200, 6
 """Most of the last exchange that is shown of a conversation that is continued."""
 
+EXCERPT = 60
+"""Most of the last exchange that is shown on standard error."""
+
+ANEW = "`--session NAME` starts another"
+
 
 class Conversation:
     """One chat with its commands and output.
@@ -67,6 +72,7 @@ class Conversation:
         self.chat = ChatSession(agent, session, model=writer, vault=vault, system=system, notice=print_note, **options)
         self.commands = Commands(self.chat, self.screen, vault=vault, system=system)
         self.failed = False
+        self._announced = False
         self._answering: asyncio.Task[Any] | None = None
 
     @property
@@ -138,7 +144,7 @@ class Conversation:
             return
         last = turns[-1]
         when = f", the last of {timestamp(last.when)} UTC" if last.when else ""
-        self.screen.line((f"resumed: {plural(len(turns), 'turn')}{when}", "dim"))
+        self.screen.line((f"resumed: {plural(len(turns), 'turn')}{when}; {ANEW}", "dim"))
         self.screen.line()
         self.screen.line(("› ", "green"), one_line(last.user, RESUMED_WIDTH))
         lines = (last.assistant or "(no answer)").strip().splitlines()
@@ -148,10 +154,24 @@ class Conversation:
         self.screen.line()
 
     async def run_pipe(self) -> None:
-        """Answer each line of standard input."""
+        """Answer each line of standard input; a conversation that is continued is announced on standard error."""
         with suppress(Leave):
             while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+                if not self._announced:
+                    await self._announce()
                 await self.hear(line.decode("utf-8", "replace").rstrip("\r\n"))
+
+    async def _announce(self) -> None:
+        self._announced = True
+        if (await try_await(self.chat.open())).error is not None:
+            return  # the first answer reports it
+        turns = visible_turns(self.chat.messages)
+        if turns:
+            print_note(f"resumed {self.chat.session}: {plural(len(turns), 'turn')}; {ANEW}")
+            print_note(
+                f"the last prompt was {one_line(turns[-1].user, EXCERPT)!r}, the answer begins "
+                f"{one_line(turns[-1].assistant or '(no answer)', EXCERPT)!r}"
+            )
 
 
 async def _wait(task: asyncio.Task[Any]) -> None:

@@ -1,0 +1,237 @@
+"""Fate of messages and facts: `views why` for one request, `sessions find` for all requests of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from shlex import quote
+
+from context_compiler.cli.options import Place, find_session, find_view, list_command, open_record, recorded_messages
+from context_compiler.cli.screen import Column, Screen
+from context_compiler.cli.show import excerpt, read_history
+from context_compiler.cli.text import number, one_line, plural
+from context_compiler.compiler.facts import FactPage, FactSearch, Stretch
+from context_compiler.compiler.origins import Fate
+from context_compiler.compiler.trace import Echo, Tracer, echoes, fate_of, request_of
+from context_compiler.errors import SettingsError, StoreError
+from context_compiler.messages.display import ABSENT, CARRIED, FORMS, VERBATIM, reason_text, role
+from context_compiler.messages.history import History, Reading, load_messages
+from context_compiler.messages.turns import outline, pair
+from context_compiler.middleware.manual import REFERENCE
+from context_compiler.record import browse
+from context_compiler.record.database import Database
+from context_compiler.record.store import SQLStore
+from context_compiler.record.values import Record
+
+FATES = (
+    Column("message", right=True),
+    Column("role"),
+    Column("tokens", right=True, spare=1),
+    Column("in this request", style="bold", wraps=True),
+    Column("because", style="yellow", wraps=True),
+    Column("begins", style="dim", elastic=True),
+)
+STRETCHES = (
+    Column("views"),
+    Column("turns", spare=1),
+    Column("the words are", style="bold", wraps=True),
+    Column("because", style="yellow", wraps=True),
+)
+MENTIONS = (Column("message", right=True), Column("role"), Column("words", wraps=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageFate:
+    """A message of a raw history and what became of it in one request."""
+
+    index: int
+    role: str
+    tokens: int
+    fate: Fate
+    echoes: tuple[Echo, ...]
+    """Texts of the view that repeat words of it."""
+    begins: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """Fate of some messages in one request."""
+
+    record: Record
+    messages: tuple[MessageFate, ...]
+    forms: tuple[str, ...] | None
+    """Forms in which the words that were looked for are in the request; None if a message was named otherwise."""
+
+
+async def load_why(db: Place, owner: str | None, view: int, message: str | None) -> Why:
+    """Fate of the messages that are named, or of all, in a request.
+
+    Raises:
+        SettingsError: the raw history of the request has no such message.
+        StoreError: there is no such view, or it was recorded without content.
+    """
+    async with open_record(db, owner) as store:
+        record = await find_view(store, view)
+        raw = read_history(load_messages(await recorded_messages(store, record, raw=True)))
+        await recorded_messages(store, record, raw=False)
+        wanted = _find_messages(raw, message)
+        tracer = Tracer(store.scoped(record.owner))
+        found = await tracer.read(partial(_fates, tracer=tracer, view=view, raw=raw, wanted=wanted))
+        forms = None
+        if message is not None and not REFERENCE.fullmatch(message.strip()):
+            page = await _fact_page(store.scoped(record.owner), record.session_id, record.vault_name, message)
+            forms = next((one.forms for one in page.stretches if one.first <= view <= one.last), ())
+    return Why(record=record, messages=tuple(found), forms=forms)
+
+
+def _find_messages(raw: History, message: str | None) -> Sequence[int]:
+    if message is None:
+        return range(len(raw))
+    named = REFERENCE.fullmatch(message.strip())
+    words = " ".join(message.split()).casefold()
+    if named and (named[1] or "t").lower().startswith("m"):
+        found = [at for at in range(len(raw)) if at == int(named[2])]
+    elif named:
+        turns = outline(raw, pair(raw)).turns
+        found = [at for turn in turns if turn.index + 1 == int(named[2]) for at in range(turn.start, turn.stop)]
+    else:
+        found = [at for at, one in enumerate(raw.readings) if words and _holds(one, words)]
+    if not found:
+        what = f"turn 1, m0 to m{len(raw) - 1}, or words of a message"
+        raise SettingsError(f"{one_line(message, 60)!r}: no message of this request's raw history; give {what}")
+    return found
+
+
+def _holds(one: Reading, words: str) -> bool:
+    return any(words in " ".join(item.text.split()).casefold() for item in one.items)
+
+
+def _fates(db: Database, tracer: Tracer, view: int, raw: History, wanted: Sequence[int]) -> list[MessageFate]:
+    row, record = request_of(db, view)
+    sent = tracer.trace(db, row, record)
+    lines = tracer.quotations(db, sent)
+    found: list[MessageFate] = []
+    for at in wanted:
+        one, fate = raw.readings[at], fate_of(sent, at)
+        repeated = () if fate.form == VERBATIM else echoes(lines, one)
+        begins = excerpt(one, 200)
+        found.append(
+            MessageFate(index=at, role=role(one), tokens=one.tokens, fate=fate, echoes=repeated, begins=begins)
+        )
+    return found
+
+
+async def load_fact(db: Place, owner: str | None, session: str, text: str) -> tuple[str, FactPage]:
+    """Name of a session, and the fate of a fact in it.
+
+    Raises:
+        SettingsError: the text is empty.
+        StoreError: there is no such session.
+    """
+    if not text.strip():
+        raise SettingsError("TEXT is empty: give words, a number, or a path")
+    async with open_record(db, owner) as every:
+        info = (await find_session(every, session))[0]
+        page = await _fact_page(every.scoped(info.owner), info.session_id, info.vault_name, text)
+    return info.session_id, page
+
+
+async def _fact_page(store: SQLStore, session: str, vault_name: str, text: str) -> FactPage:
+    row = await store.perform(partial(browse.session_number, session_id=session, vault_name=vault_name))
+    if row is None:
+        raise StoreError(f"{store.place}: session {one_line(session, 60)!r} is gone")
+    return await FactSearch(Tracer(store)).session(row, text)
+
+
+def print_why(screen: Screen, why: Why) -> None:
+    """Print the fate of messages in one request."""
+    record = why.record
+    screen.line((f"view {record.id}", "bold"), f" of session {record.session_id}, turn {record.turn_index + 1}")
+    if why.forms is not None:
+        screen.line(f"the words are in it: {_names(why.forms)}" if why.forms else "the words are not in it")
+    screen.line()
+    rows = [
+        (
+            one.index,
+            one.role,
+            number(one.tokens),
+            _form(one),
+            "; ".join(_because(one.fate, record.id)),
+            one_line(one.begins, 60),
+        )
+        for one in why.messages
+    ]
+    screen.table(FATES, rows)
+
+
+def _form(one: MessageFate) -> str:
+    if one.fate.form in (ABSENT, CARRIED) and one.echoes:
+        return f"words of it: {_names(dict.fromkeys(echo.form for echo in one.echoes))}"
+    return FORMS[one.fate.form]
+
+
+def _names(forms: Sequence[str] | dict[str, None]) -> str:
+    return ", ".join(FORMS[form] for form in forms)
+
+
+def _because(fate: Fate, view: int | None) -> Iterator[str]:
+    if fate.step is not None and fate.step.number:
+        yield f"step {fate.step.number} of the cut order, {fate.step.name}"
+    if fate.reason:
+        yield reason_text(fate.reason)
+    elif fate.form != VERBATIM:
+        yield "the record does not name the reason"
+    if fate.request not in (None, view):
+        yield f"since view {fate.request}"
+
+
+def print_fact(screen: Screen, session: str, page: FactPage, db: Place) -> None:
+    """Print in which requests of a session a fact was, in which form, and when it left."""
+    fact = one_line(page.fact, 60)
+    if not page.mentioned and not page.had:
+        screen.line(f"nothing in session {session} holds {fact!r}, neither its raw history nor a request")
+        return
+    screen.line((f"{fact!r}", "bold"), f" in session {session}: said in {plural(page.mentioned, 'message')} so far")
+    missed = page.requests_since - page.had
+    lost = f", {number(missed)} did not" if missed > 0 else ""
+    screen.line(
+        f"of the {plural(page.requests_since, 'request')} since it was first said, {number(page.had)} had it{lost}"
+    )
+    screen.line()
+    screen.table(STRETCHES, map(_stretch_row, page.stretches))
+    screen.heading("Said in")
+    rows = [(one.index, one.role, f"{one.before}{one.fact}{one.after}") for one in page.mentions]
+    screen.table(MENTIONS, rows)
+    if page.mentioned > len(page.mentions):
+        screen.line(f"and {number(page.mentioned - len(page.mentions))} more")
+    last = page.stretches[-1].last
+    screen.line()
+    screen.line(("message by message: ", "dim"), (list_command(f"views why {last} {quote(page.fact)}", db), "cyan"))
+
+
+def plain_fact(session: str, page: FactPage) -> dict[str, object]:
+    """The fate of a fact, for JSON."""
+    return {
+        "session": session,
+        "fact": page.fact,
+        "said_in": page.mentioned,
+        "messages": page.mentions,
+        "requests": page.requests,
+        "requests_since": page.requests_since,
+        "had": page.had,
+        "stretches": page.stretches,
+    }
+
+
+def _stretch_row(one: Stretch) -> tuple[object, ...]:
+    if one.forms:
+        form = _names(one.forms)
+    else:
+        form = FORMS[ABSENT] if one.known else "not said yet"
+    step = f"step {one.step} of the cut order: " if one.step else ""
+    return (_span(one.first, one.last), _span(*one.turns), form, f"{step}{reason_text(one.reason)}")
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"

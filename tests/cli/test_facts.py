@@ -1,0 +1,120 @@
+"""Why a message or a fact was not in a request is answered on the command line, as on the pages."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from context_compiler.cli.root import app
+from context_compiler.web.app import create_app
+from tests.cli.conftest import DEMO, Command, one_line
+
+CODE = "orchid-7731"
+
+
+LINES = [
+    f"The release code is {CODE}, for you alone.",
+    *(f"What about part {number} of the plan?" for number in range(6)),
+    "What is the release code?",
+    "Thanks.",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A chat whose first prompt leaves its views, and comes back where a prompt asks for it."""
+    system = tmp_path_factory.mktemp("chat") / "system"
+    where = ["--db", str(system / "context.db"), "--system", str(system)]
+    made = CliRunner().invoke(
+        app,
+        ["chat", "--model", "scripted:0", "--endless", "--budget", "900", *where],
+        input="\n".join([*LINES, ""]),
+    )
+    assert made.exit_code == 0, made.output
+    return system
+
+
+@pytest.fixture
+def chatted(cc: Command, folder: Path, tmp_path: Path) -> Command:
+    """A command line beside a copy of that chat."""
+    shutil.copytree(folder, tmp_path / "system")
+    return cc
+
+
+def test_a_fact_is_followed_through_all_requests(chatted: Command) -> None:
+    found = chatted("sessions", "find", "main", CODE, "--json").json
+    forms = [one["forms"] for one in found["stretches"]]
+    assert forms[0] == ["verbatim"] and "verbatim" not in forms[1] and "recalled" in sum(forms, [])
+    left = found["stretches"][1]
+    assert left["reason"] and left["step"]
+    shown = chatted("sessions", "find", "main", CODE.upper())
+    assert f"step {left['step']} of the cut order" in shown.out and "recalled before a prompt" in shown.out
+    assert f"had it, {found['requests_since'] - found['had']} did not" in shown.out
+    assert f"views why {found['stretches'][-1]['last']} " in shown.out
+
+
+def test_the_command_line_and_the_pages_agree(chatted: Command) -> None:
+    found = chatted("sessions", "find", "main", CODE, "--json").json
+    with TestClient(create_app(Path("system/context.db")), base_url="http://localhost") as client:
+        page = client.get("/api/sessions/1/fact", params={"q": CODE}).json()
+        why = client.get(f"/api/requests/{page['stretches'][1]['first']}/why").json()["messages"][0]["fate"]
+    assert found["stretches"] == page["stretches"] and found["had"] == page["had"]
+    (one,) = chatted("views", "why", page["stretches"][1]["first"], "m0", "--json").json["messages"]
+    assert one["fate"]["reason"] == why["reason"] and one["fate"]["form"] == why["form"]
+
+
+def test_a_request_says_of_each_message_what_became_of_it(chatted: Command) -> None:
+    find = partial(chatted, "sessions", "find", "main", CODE, "--json")
+    number = next(one["first"] for one in find().json["stretches"] if one["known"] and not one["forms"])
+    words = chatted("views", "why", number, CODE)
+    assert "the words are not in it" in words.out and "not in the request" in words.out and "step " in words.out
+    every = chatted("views", "why", number, "--json").json
+    assert every["forms"] is None and len(every["messages"]) > 8
+    assert every["messages"][-1]["fate"]["form"] == "verbatim"
+    turn = chatted("views", "why", number, "turn 1", "--json").json["messages"]
+    assert [one["index"] for one in turn] == [0, 1]
+
+
+def test_words_in_a_recall_block_are_called_so(chatted: Command) -> None:
+    stretches = chatted("sessions", "find", "main", CODE, "--json").json["stretches"]
+    number = next(one["first"] for one in stretches if one["forms"] == ["recalled"])
+    shown = chatted("views", "why", number, CODE).out
+    assert "the words are in it: recalled before a prompt" in shown and "words of it: recalled" in shown
+
+
+def test_what_cannot_be_found_is_one_line(chatted: Command) -> None:
+    assert "m0 to m" in one_line(chatted("views", "why", 1, "zebra"))
+    assert "no view 99" in one_line(chatted("views", "why", 99))
+    assert "no session 'mian'" in one_line(chatted("sessions", "find", "mian", "code"))
+    assert "nothing in session main holds 'zebra'" in chatted("sessions", "find", "main", "zebra").out
+    assert "TEXT is empty" in one_line(chatted("sessions", "find", "main", " "))
+
+
+def test_a_pipe_gets_everything_and_a_terminal_is_told_how(cc: Command) -> None:
+    cc("compile", DEMO, "--budget", "9000", "--recent-turns", "all", "--db", "r.db")
+    show = partial(cc, "views", "show", 1, "--db", "r.db")
+    named = max((line["what"] for line in show("--json").json["view"]["ledger"]["dropped"]), key=len)
+    assert len(named) > 10 and ", ".join(named) in show().out
+    few = " ".join(show(terminal=240).plain.split())
+    assert f"{named[5]} … and {len(named) - 6} more (--all)" in few
+    every = show("--all", terminal=100).plain
+    assert all(name.split()[1] in every for name in named) and "more (--all)" not in every
+
+
+def test_the_reason_that_is_shown_is_true_below_the_budget(chatted: Command) -> None:
+    shown = [chatted("views", "show", one["id"]) for one in chatted("views", "list", "--json").json["views"]]
+    assert "recent turn, over budget" in chatted("views", "list", "--json").out, "the record keeps its words"
+    assert any("recent turn, no room left" in one.out for one in shown)
+    assert not any("recent turn, over budget" in one.out for one in shown)
+
+
+def test_a_pipe_is_told_that_a_chat_goes_on(chatted: Command) -> None:
+    again = chatted("chat", "--model", "scripted:0", input="And now?\n")
+    assert "resumed main: 9 turns" in again.err and "'Thanks.'" in again.err and "--session NAME" in again.err
+    assert "resumed" not in again.out
+    assert "resumed" not in chatted("chat", "--model", "scripted:0", "--session", "new", input="And now?\n").err
