@@ -1,10 +1,14 @@
 """Files of the package that one request enters: fewer files to open for a reader who follows it.
 
     python -m benchmarks.walks [-v]
+    python -m benchmarks.walks --structure
 
 Each walk runs once unmeasured, so that imports, tables and encoders are there, and once under a profiler that
 notes every function of the package that is called, in every thread. Followed are the first live request of a
 compiler whose history fits, one that a model summarises, and a pipeline of one stage; the record is in memory.
+
+The structure is that of the imports: rooms are packages and modules at the top level, floors the longest chain of
+imports between them, circles rooms that import each other in turn. Imports for types and lazy names do not count.
 """
 
 from __future__ import annotations
@@ -18,9 +22,11 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from graphlib import TopologicalSorter
 from pathlib import Path
 from types import FrameType
 
+from grimp import build_graph
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
@@ -108,11 +114,50 @@ async def walk(follow: Callable[[], Awaitable[set[str]]]) -> list[str]:
     return sorted(await follow())
 
 
+def structure() -> dict[str, int]:
+    """Figures of the package as its imports draw it."""
+    imports = build_graph("context_compiler", exclude_type_checking_imports=True, cache_dir=None)
+    below: dict[str, set[str]] = {}
+    for module in imports.modules - {"context_compiler", "context_compiler.__main__"}:
+        room = module.split(".")[1]
+        others = {name.split(".")[1] for name in imports.find_modules_directly_imported_by(module) if "." in name}
+        below.setdefault(room, set()).update(others - {room})
+    sorter, floors = TopologicalSorter(below), 0
+    circles: set[str] = set()
+    lengths = sorted(len(file.read_text(encoding="utf-8").splitlines()) for file in Path(PACKAGE).rglob("*.py"))
+    for room in below:
+        seen, left = set[str](), set(below[room])
+        while left:
+            seen |= (found := left - seen)
+            left = {name for one in found for name in below[one]} - seen
+        circles |= {room} & seen
+    if not circles:
+        sorter.prepare()
+        while sorter.is_active():
+            sorter.done(*sorter.get_ready())
+            floors += 1
+    return {
+        "rooms": len(below),
+        "floors": floors,
+        "arrows between rooms": sum(map(len, below.values())),
+        "rooms in circles": len(circles),
+        "files": len(lengths),
+        "lines of the middle file": lengths[len(lengths) // 2],
+        "lines of the longest file": lengths[-1],
+        "lines": sum(lengths),
+    }
+
+
 def main() -> None:
     """Follow every walk, and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-v", "--verbose", action="store_true", help="name the files too")
-    verbose: bool = parser.parse_args().verbose
+    parser.add_argument("--structure", action="store_true", help="print the figures of the package's structure instead")
+    given = parser.parse_args()
+    if given.structure:
+        print("| structure | |\n|---|---:|", *(f"| {name} | {n:,} |" for name, n in structure().items()), sep="\n")
+        return
+    verbose: bool = given.verbose
     found = {name: asyncio.run(walk(follow)) for name, follow in WALKS.items()}
     print("| walk | files entered |\n|---|---:|")
     for name, files in found.items():

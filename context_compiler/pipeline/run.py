@@ -32,7 +32,7 @@ from context_compiler.pipeline.state import GRAPH_PATH, RunState, Thread, graph_
 from context_compiler.pipeline.stores import Event, Lost, MemoryRuns, RunInfo, RunStore
 from context_compiler.pipeline.stores.files import FileRuns, in_folder
 from context_compiler.pipeline.stores.sqlite import SQLiteRuns
-from context_compiler.pipeline.stylesheet import StylesheetError, apply_stylesheet
+from context_compiler.pipeline.stylesheet import PROPERTIES, StylesheetError, apply_stylesheet
 from context_compiler.pipeline.threads import load_session
 from context_compiler.pipeline.workflow import SUFFIXES, apply_directives, load_workflow
 from context_compiler.resilience import attempt, try_await
@@ -450,11 +450,10 @@ def prepare(graph: Graph, config: RunConfig) -> Graph:
         GraphError: it has errors after the transforms.
     """
     known = tuple(build_handlers(config))
-    lowered = apply_directives(graph.with_ends())
-    try:
-        styled = apply_stylesheet(lowered)
-    except StylesheetError:
-        styled = lowered  # the check says what is wrong with it, and where
+    styled = apply_directives(graph.with_ends())
+    if any(styled.text(name) for name in ("model_stylesheet", *PROPERTIES)):
+        with suppress(StylesheetError):  # the check says what is wrong with it, and where
+            styled = apply_stylesheet(styled)
     for transform in config.transforms:
         styled = transform(styled)
     validate_or_raise(styled, config.rules, handlers=known)
