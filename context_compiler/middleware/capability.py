@@ -30,7 +30,6 @@ from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.compile_tool import GO_ON, compile_context
 from context_compiler.middleware.manual import CompileResult
-from context_compiler.middleware.metrics import count_response
 from context_compiler.middleware.middleware import Middleware
 from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
 from context_compiler.middleware.request import (
@@ -369,8 +368,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, response: ModelResponse
     ) -> ModelResponse:
         """Learn how the model counts from what it reports."""
-        self._ware.learn(self._run, self._request, response.usage)
-        count_response(response.model_name or "", response.provider_name, response.usage)
+        self._ware.learn(self._run, self._request, response)
         return response
 
     @durable_operation(name="compile")

@@ -15,10 +15,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from opentelemetry.metrics import get_meter_provider
 from pydantic_ai import RunContext
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model
-from pydantic_ai.usage import RequestUsage
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.cycle import Cycle
@@ -43,7 +43,7 @@ from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import BACKGROUND
 from context_compiler.middleware.fallback import fallback
 from context_compiler.middleware.manual import Manual, Profile
-from context_compiler.middleware.metrics import count_error, count_view
+from context_compiler.middleware.metrics import count_error, count_response, count_view
 from context_compiler.middleware.off_loop import off_loop
 from context_compiler.middleware.others import quoted_mentions
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
@@ -139,7 +139,7 @@ class Middleware:
             await self.report(BudgetError(f"even the least is over the budget of {result.view.budget} tokens"))
         view = await self._record_view(run, request, result, (time.perf_counter() - started) * 1000)
         run.count()
-        if view.record is not None:
+        if view.record is not None and _measured():
             count_view(view.record)
         self.last_view = view
         await self._tell(self.arguments.on_view, view)
@@ -358,8 +358,11 @@ class Middleware:
             "adopted": adopted,
         }
 
-    def learn(self, run: Run, request: Request | None, usage: RequestUsage) -> None:
-        """Take a reported usage in, if it is about a request of ours."""
+    def learn(self, run: Run, request: Request | None, response: ModelResponse) -> None:
+        """Count a reported usage, and take it in if it is about a request of ours."""
+        usage = response.usage
+        if _measured():
+            count_response(response.model_name or "", response.provider_name, usage)
         if request is None:
             return
         self._last_requests.report(request, usage.cache_read_tokens + usage.cache_write_tokens)
@@ -414,7 +417,8 @@ class Middleware:
     async def report(self, error: Exception) -> None:
         """Say what failed: in the log, and to `on_error`."""
         LOG.warning("context_compiler: %s", log_text(error))
-        count_error(error)
+        if _measured():
+            count_error(error)
         await self._tell(self.arguments.on_error, error)
 
     async def _tell(self, callback: Callable[[Any], Any] | None, what: Any) -> None:
@@ -471,6 +475,11 @@ def record_of(
 
 def _joined(request: Request) -> str:
     return f"; a window, joined with {request.joined} earlier messages of the record" if request.joined else ""
+
+
+def _measured() -> bool:
+    """True where an application has set a provider of metrics; those of the interface itself count nothing."""
+    return not type(get_meter_provider()).__module__.startswith("opentelemetry.metrics")
 
 
 async def _called(callback: Callable[[Any], Any], what: Any) -> None:
