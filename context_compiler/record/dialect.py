@@ -1,9 +1,10 @@
-"""Statements of SQLite in PostgreSQL's words, as far as this package writes them."""
+"""Statements of SQLite in the words of PostgreSQL, as far as this package writes them, and texts as that holds them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -101,3 +102,41 @@ class _Markers:
         if is_list:
             self.lists.add(number - 1)
         return f"${number}"
+
+
+MARK, NUL = "\ufdd0", "\0"
+"""A text cannot hold NUL here; it is written as the mark and `0`, and the mark, which is no character, twice."""
+
+PART, OVERLAP, WORD = 1_000, 16, 200
+"""Words in a row of the search index, words that two rows share so that phrases cross them, and letters of a word."""
+
+
+def escape(text: str) -> str:
+    """A text that PostgreSQL can hold."""
+    if NUL not in text and MARK not in text:
+        return text
+    return text.replace(MARK, MARK + MARK).replace(NUL, MARK + "0")
+
+
+def unescape(text: str) -> str:
+    """The text of `escape`."""
+    return re.sub(f"{MARK}(.)", lambda found: NUL if found[1] == "0" else MARK, text)
+
+
+def words_of(text: str) -> list[str]:
+    """Words of a text as the search index knows them: without case and accents."""
+    bare = text.casefold()
+    if not bare.isascii():
+        bare = "".join(one for one in unicodedata.normalize("NFKD", bare) if not unicodedata.combining(one))
+    return [word[:WORD] for word in re.findall(r"[^\W_]+", bare)]
+
+
+def search_rows(texts: Sequence[tuple[str, str]]) -> list[tuple[str, str | None, str]]:
+    """Rows of the search index for texts of messages: message, the text in its first row, words of this row."""
+    found: list[tuple[str, str | None, str]] = []
+    for node, text in texts:
+        words = words_of(text)
+        for start in range(0, max(len(words), 1), PART):
+            part = " ".join(f"'{word}':{at}" for at, word in enumerate(words[start : start + PART + OVERLAP], 1))
+            found.append((node, escape(text) if start == 0 else None, part))
+    return found

@@ -204,6 +204,14 @@ class Postgres:
         return await wait_out(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop)))
 
 
+class _Unchanged(asyncpg.Connection):
+    """A connection that is given back without a round trip: no work changes its session."""
+
+    def get_reset_query(self) -> str:
+        """No statement."""
+        return ""
+
+
 class _OwnPool:
     """A pool on the background loop."""
 
@@ -223,6 +231,7 @@ class _OwnPool:
                     self._url,
                     min_size=0,
                     max_size=self._size,
+                    connection_class=_Unchanged,
                     timeout=self._patience_s,
                     server_settings={"application_name": "context-compiler", "jit": "off"},
                 )

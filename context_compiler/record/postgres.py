@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,20 +26,25 @@ from greenlet import getcurrent, greenlet
 from context_compiler.errors import StoreError
 from context_compiler.record import maintenance, queries
 from context_compiler.record.database import Database
-from context_compiler.record.dialect import NO_NULLS, Statement, translate
+from context_compiler.record.dialect import (
+    MARK,
+    NO_NULLS,
+    Statement,
+    escape,
+    search_rows,
+    translate,
+    unescape,
+    words_of,
+)
 from context_compiler.record.pool import ATTEMPTS, CONFLICTS, FAILURES, LOST, SCHEMA, Connection, Pool, Postgres
+from context_compiler.record.postgres_save import save
 from context_compiler.record.postgres_tables import RECORD, REFERENCES, TABLES
 from context_compiler.record.rows import PLAIN, prefix
 from context_compiler.record.schema import APPLICATION_ID
 from context_compiler.record.store import PAGE, SQLStore
+from context_compiler.record.values import Entry, Record
 
 T = TypeVar("T")
-
-MARK, NUL = "\ufdd0", "\0"
-"""A text cannot hold NUL here; it is written as the mark and `0`, and the mark, which is no character, twice."""
-
-PART, OVERLAP, WORD = 1_000, 16, 200
-"""Words in a row of the search index, words that two rows share so that phrases cross them, and letters of a word."""
 
 
 class Row:
@@ -82,18 +86,6 @@ class Answer:
 
     def __iter__(self) -> Iterator[Any]:
         return self._rows
-
-
-def escape(text: str) -> str:
-    """A text that PostgreSQL can hold."""
-    if NUL not in text and MARK not in text:
-        return text
-    return text.replace(MARK, MARK + MARK).replace(NUL, MARK + "0")
-
-
-def unescape(text: str) -> str:
-    """The text of `escape`."""
-    return re.sub(f"{MARK}(.)", lambda found: NUL if found[1] == "0" else MARK, text)
 
 
 def _readable(row: Any) -> Any:
@@ -171,6 +163,16 @@ class PostgresDatabase:
         number = status.rpartition(" ")[2]
         return Answer((), int(number) if number.isdigit() else -1)
 
+    def commit(self, sql: str, *arguments: Any) -> None:
+        """Run one statement in PostgreSQL's words that is a transaction by itself."""
+        self.committing = True
+        try:
+            self.run(sql, *arguments)
+        except CONFLICTS:
+            self.committing = False
+            raise
+        self.committing = False
+
     def executemany(self, sql: str, parameters: Sequence[Sequence[Any]], /) -> None:
         """Run one statement for each of these parameters, in one round trip."""
         if parameters:
@@ -204,8 +206,13 @@ class PostgresDatabase:
                 with suppress(*FAILURES):  # the connection may be gone, and the transaction with it
                     self.wait(self.connection.execute("ROLLBACK", timeout=self.timeout))
 
+    @property
+    def patience_ms(self) -> str | None:
+        """Milliseconds to wait for a lock; None for as long as it takes."""
+        return None if self.timeout is None else f"{self.timeout * 1_000:.0f}"
+
     def _patience(self) -> str:
-        return "" if self.timeout is None else f"SET LOCAL lock_timeout = {self.timeout * 1_000:.0f};"
+        return "" if self.patience_ms is None else f"SET LOCAL lock_timeout = {self.patience_ms};"
 
     @contextmanager
     def transaction(self) -> Generator[None]:
@@ -235,13 +242,7 @@ class PostgresDatabase:
 
     def index_messages(self, texts: Sequence[tuple[str, str]]) -> None:
         """Add texts of messages to the search index, in rows of `PART` words."""
-        found: list[tuple[Any, ...]] = []
-        for node, text in texts:
-            words = words_of(text)
-            for start in range(0, max(len(words), 1), PART):
-                part = " ".join(f"'{word}':{at}" for at, word in enumerate(words[start : start + PART + OVERLAP], 1))
-                found.append((node, _argument(text) if start == 0 else None, part))
-        if found:
+        if found := search_rows(texts):
             self._run_many(
                 f"INSERT INTO {self.schema}.messages_fts (node, text, words)"
                 " VALUES ($1, $2, CAST($3::text AS tsvector))",
@@ -340,14 +341,18 @@ class PostgresDatabase:
     def _definitions(self, schema: str) -> dict[str, str]:
         """Columns, indexes and constraints of the record's tables in a schema."""
         found = self.run(
-            "WITH tables AS (SELECT oid, relname FROM pg_class WHERE relkind = 'r' AND relname = ANY($2)"
-            " AND relnamespace = CASE $1 WHEN 'pg_temp' THEN pg_my_temp_schema() ELSE to_regnamespace($1) END)"
+            "WITH place AS ("
+            " SELECT CASE $1::text WHEN 'pg_temp' THEN pg_my_temp_schema() ELSE to_regnamespace($1)::oid END AS number"
+            "), tables AS (SELECT pg_class.oid, relname FROM pg_class, place"
+            " WHERE relkind = 'r' AND relname = ANY($2) AND relnamespace = place.number)"
             " SELECT relname || '.' || attname, format_type(atttypid, atttypmod) || attnotnull"
             " FROM pg_attribute JOIN tables ON attrelid = tables.oid WHERE attnum > 0 AND NOT attisdropped"
             " UNION ALL SELECT 'index ' || indexrelid::regclass, pg_get_indexdef(indexrelid)"
             " FROM pg_index JOIN tables ON indrelid = tables.oid"
             " UNION ALL SELECT relname || ' ' || conname, pg_get_constraintdef(pg_constraint.oid)"
-            " FROM pg_constraint JOIN tables ON conrelid = tables.oid",
+            " FROM pg_constraint JOIN tables ON conrelid = tables.oid"
+            " UNION ALL SELECT proname || '(' || pg_get_function_arguments(oid) || ')', prosrc || prosecdef"
+            " FROM pg_proc, place WHERE pronamespace = place.number",
             schema,
             [*TABLES],
         )
@@ -360,12 +365,6 @@ class PostgresDatabase:
             yield f"messages_fts: {row['node']!r} is no known message"
         for row in self.execute("SELECT id FROM memories_fts WHERE id NOT IN (SELECT id FROM live_memories)"):
             yield f"memories_fts: {row['id']} is no known memory"
-
-
-def words_of(text: str) -> list[str]:
-    """Words of a text as the search index knows them: without case and accents."""
-    bare = "".join(one for one in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(one))
-    return [word[:WORD] for word in re.findall(r"[^\W_]+", bare)]
 
 
 def _bm25(documents: Sequence[Sequence[str]], asked: Sequence[str]) -> Callable[[Any], float]:
@@ -459,10 +458,18 @@ class PostgresStore(SQLStore):
         if self.row_security:
             given = ("", "") if self.owner is None else (f"o:{self.owner}", f"p:{prefix(self.owner)}")
             await connection.execute(SETTINGS, *given, timeout=timeout)
-        for _ in range(ATTEMPTS - 1):
-            with suppress(*CONFLICTS):
-                return await db.perform(work)
-        return await db.perform(work)
+        try:
+            for _ in range(ATTEMPTS - 1):
+                with suppress(*CONFLICTS):
+                    return await db.perform(work)
+            return await db.perform(work)
+        finally:
+            if self.row_security and not connection.is_closed():
+                await connection.execute("RESET ALL", timeout=timeout)
+
+    async def save(self, entry: Entry) -> Record:
+        """Save an entry in one transaction and return its record with `id` and `summary_id`."""
+        return await self.perform(partial(save, entry=entry))
 
     async def enable_row_security(self) -> None:
         """Let each role but the owner of the tables see the rows of one owner only; run it as the owner of the tables.

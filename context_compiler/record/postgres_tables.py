@@ -6,7 +6,10 @@ that may name it. `verify` checks these references. Names compare by their bytes
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from context_compiler.record.pool import Component
+from context_compiler.record.schema import APPLICATION_ID
 
 NAME = 'TEXT COLLATE "C"'
 
@@ -274,10 +277,13 @@ REFERENCES = (
 )
 """References that are no foreign keys: table and column, and the table and column they name."""
 
+SAVE = Path(__file__).with_name("save_request.sql").read_text(encoding="utf-8").replace("{lock}", str(APPLICATION_ID))
+
 RECORD = Component(
     name="record",
     migrations=(
         (*CREATE, *(f"CREATE SEQUENCE {{schema}}.{table}_numbers" for table in _FIRST)),
         (*RECORD_TOOLS, "CREATE SEQUENCE {schema}.toolsets_numbers"),
+        (SAVE,),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -327,27 +327,35 @@ def _additions(db: Database, key: SessionKey, raw: Chain | None, view: Chain | N
     for chain, is_raw in ((raw, True), (view, False)):
         if chain is None:
             continue
-        names = Names(own, chain.ids) if own else chain.ids
-        known = _known_prefix(db, names, fresh)
+        names = stored_names(chain, own)
+        known = known_prefix(db, names, fresh)
         start = _own_prefix(db, key, chain, names, known) if is_raw else known
         if start and names[start - 1] not in fresh:
             additions.anchors.append(names[start - 1])
-        for index in range(start, len(names)):
-            body, instructions = _body(chain, index)
-            additions.messages.append(
-                NewMessage(
-                    id=names[index],
-                    parent=names[index - 1] if index else None,
-                    position=index,
-                    content=own + ids.blob_id(body),
-                    body=rows.pack(body),
-                    instructions=instructions,
-                    raw=is_raw,
-                    text=chain.text(index) if is_raw else "",
-                )
-            )
+        additions.messages.extend(new_messages(chain, names, start, own, raw=is_raw))
         fresh.update(names[known:])
     return additions
+
+
+def stored_names(chain: Chain, prefix: str) -> Sequence[str]:
+    """The names under which the messages of a chain are stored."""
+    return Names(prefix, chain.ids) if prefix else chain.ids
+
+
+def new_messages(chain: Chain, names: Sequence[str], start: int, prefix: str, *, raw: bool) -> Iterator[NewMessage]:
+    """The messages of a chain from a position on, ready to be stored."""
+    for index in range(start, len(names)):
+        body, instructions = _body(chain, index)
+        yield NewMessage(
+            id=names[index],
+            parent=names[index - 1] if index else None,
+            position=index,
+            content=prefix + ids.blob_id(body),
+            body=rows.pack(body),
+            instructions=instructions,
+            raw=raw,
+            text=chain.text(index) if raw else "",
+        )
 
 
 def _body(chain: Chain, index: int) -> tuple[bytes, str | None]:
@@ -407,22 +415,22 @@ def write_message(db: Database, message: NewMessage, session: int) -> None:
 
 def _write(db: Database, messages: Sequence[NewMessage], known: Mapping[str, str], session: int) -> None:
     """Write messages, or this conversation's copies of those that another wrote with other times or run ids."""
+    own, write = prefix(writer_of(db)), db.executemany
     new = [message for message in messages if message.id not in known]
-    said = [(stored(db, ids.blob_id(body)), rows.pack(body)) for body in _instructions_of(new)]
+    said = instructions_of(new, own)
     other = [one for one in messages if one.raw and known.get(one.id, one.content) != one.content]
     same = [(session, one.id) for one in messages if one.raw and known.get(one.id) == one.content]
-    own, write = prefix(writer_of(db)), db.executemany
     write("INSERT OR IGNORE INTO contents VALUES (?, ?)", [(one.content, one.body) for one in (*new, *other)] + said)
     write(
         "INSERT INTO nodes VALUES (?, ?, ?, ?, ?)",
-        [(one.id, one.parent, one.content, one.position, _instructions_name(one, own)) for one in new],
+        [node_row(one, own) for one in new],
     )
     write(
         "INSERT INTO copies VALUES (?, ?, ?) ON CONFLICT (session, node) DO UPDATE SET content = excluded.content",
         [(session, one.id, one.content) for one in other],
     )
     write("DELETE FROM copies WHERE session = ? AND node = ?", same)
-    db.index_messages([(one.id, one.text.encode("utf-8", "replace").decode()) for one in new if one.text.strip()])
+    db.index_messages(searchable_texts(new))
 
 
 def _contents_of(db: Database, additions: Additions) -> dict[str, str]:
@@ -432,20 +440,29 @@ def _contents_of(db: Database, additions: Additions) -> dict[str, str]:
     return dict(db.execute(query, (json.dumps(names),)).fetchall()) if names else {}
 
 
-def _instructions_of(messages: Iterable[NewMessage]) -> list[bytes]:
+def instructions_of(messages: Iterable[NewMessage], prefix: str) -> list[tuple[str, bytes | str]]:
+    """Instructions of messages, each once: name and stored form."""
     found = dict.fromkeys(message.instructions for message in messages if message.instructions is not None)
-    return [rows.to_bytes(text) for text in found]
+    return [(prefix + ids.blob_id(body), rows.pack(body)) for body in map(rows.to_bytes, found)]
 
 
-def _instructions_name(message: NewMessage, prefix: str) -> str | None:
-    return None if message.instructions is None else prefix + ids.blob_id(rows.to_bytes(message.instructions))
+def node_row(message: NewMessage, prefix: str) -> tuple[str, str | None, str, int, str | None]:
+    """The row of a message in `nodes`."""
+    text = message.instructions
+    instructions = None if text is None else prefix + ids.blob_id(rows.to_bytes(text))
+    return message.id, message.parent, message.content, message.position, instructions
+
+
+def searchable_texts(messages: Iterable[NewMessage]) -> list[tuple[str, str]]:
+    """Texts of messages for the search index, each with the name of its message."""
+    return [(one.id, one.text.encode("utf-8", "replace").decode()) for one in messages if one.text.strip()]
 
 
 NEWEST, FURTHER = 16, 16
 """Names at the end of a history that are looked up first, and how many times more each further time."""
 
 
-def _known_prefix(db: Database, names: Sequence[str], fresh: set[str]) -> int:
+def known_prefix(db: Database, names: Sequence[str], fresh: set[str]) -> int:
     """Length of the known prefix, looked for from the end: a message is never known without all before it."""
     high, size = len(names), NEWEST
     while high:
@@ -453,11 +470,15 @@ def _known_prefix(db: Database, names: Sequence[str], fresh: set[str]) -> int:
         part = names[low:high]
         query = "SELECT id FROM nodes WHERE id IN (SELECT value FROM json_each(?))"
         known = {row[0] for row in db.execute(query, (json.dumps(list(part)),))} | fresh
-        length = bisect_left(range(len(part)), True, key=lambda at: part[at] not in known)
-        if length:
+        if length := prefix_in(part, known):
             return low + length
         high, size = low, size * FURTHER
     return 0
+
+
+def prefix_in(names: Sequence[str], known: Set[str]) -> int:
+    """Length of the known prefix of names."""
+    return bisect_left(range(len(names)), True, key=lambda at: names[at] not in known)
 
 
 KEY = "session_id = ? AND vault_name = ? AND owner = ?"
