@@ -23,7 +23,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from benchmarks import dial, facts, goals, lived, money, page, waiting
+from benchmarks import dial, facts, goals, lived, money, page, waiting, walks
 from benchmarks.approaches import HOMES, Approach, Missing, load
 from benchmarks.charges import PointedCache
 from benchmarks.data import Data, generated_conversations, generated_sessions
@@ -427,6 +427,18 @@ def benchmarked(out: Path, *more: str) -> str:
     assert run.returncode == 0, run.stderr
     assert "raises" not in run.stdout, run.stdout
     return run.stdout
+
+
+@pytest.mark.parametrize("name, files", [("a raw request", 27), ("a request with a summary", 50)])
+async def test_a_request_enters_few_files(name: str, files: int) -> None:
+    measured = {"middleware/metrics.py", "tokens/prices.py"}  # if a test has set a provider of metrics before
+    entered = set(await walks.walk(walks.WALKS[name])) - measured
+    assert 20 < len(entered) <= files, entered
+
+
+def test_the_rooms_of_the_package_are_on_floors() -> None:
+    figures = walks.structure()
+    assert figures["rooms in circles"] == 0 < figures["floors"] < figures["rooms"] < figures["arrows between rooms"]
 
 
 def test_the_command_measures_writes_and_goes_on(tmp_path: Path) -> None:
