@@ -434,6 +434,18 @@ def first_tips(db: Database, after: int = 0) -> list[tuple[int, str]]:
     return [(row[0], row[1]) for row in found if row[1] is not None]
 
 
+def is_before(db: Database, node: str, tip: str | None) -> bool:
+    """True if a message is in the chain that ends in `tip`."""
+    row = db.execute(
+        "WITH RECURSIVE up (id, parent, position) AS (SELECT id, parent, position FROM nodes WHERE id = ?1"
+        " UNION ALL SELECT n.id, n.parent, n.position FROM up JOIN nodes n ON n.id = up.parent"
+        " WHERE up.position > (SELECT position FROM nodes WHERE id = ?2))"
+        " SELECT 1 FROM up WHERE id = ?2",
+        (tip or "", node),
+    ).fetchone()
+    return row is not None
+
+
 def common_length(db: Database, one: str | None, other: str | None) -> int:
     """Number of messages that two chains have in common at their beginning."""
 

@@ -15,7 +15,15 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.record.browse import SessionFilter
 from context_compiler.web.compare import Comparisons, DiffPage, ReplayPage
 from context_compiler.web.compiles import CompilePage, load_compile
-from context_compiler.web.data import BadRequest, Inspector, RequestPage, SessionPage, SessionsPage, WhyPage
+from context_compiler.web.data import (
+    BadRequest,
+    Inspector,
+    MessagePage,
+    RequestPage,
+    SessionPage,
+    SessionsPage,
+    WhyPage,
+)
 from context_compiler.web.export import ExportPage, load_export
 from context_compiler.web.pipelines import RunPage, RunsPage, load_run, load_runs
 from context_compiler.web.sessions import LayersPage, ManagerPage, load_layers, load_manager
@@ -293,6 +301,18 @@ RESOURCES: tuple[Resource, ...] = (
         load=lambda sources, given: sources.inspector.request(given["number"], page=given["page"]),
         page="request.html",
         parameters=(_number("Number of the request."), PAGE),
+    ),
+    Resource(
+        path="/requests/{number}/messages/{index}",
+        name="message",
+        about="One message of a request, as it is shown and as it is on the record.",
+        result=MessagePage,
+        load=lambda sources, given: sources.inspector.message(given["number"], given["index"]),
+        page="message.html",
+        parameters=(
+            _number("Number of the request."),
+            Parameter(name="index", about="Position of the message, from 0.", number=True, least=0),
+        ),
     ),
     Resource(
         path="/requests/{number}/why",

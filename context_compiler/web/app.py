@@ -252,7 +252,12 @@ def _live(inspector: Inspector) -> Endpoint:
         asked = request.query_params.get("session", "")
         session = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 16 else None
         ending = request.app.state.is_ending
-        events = live_events(inspector, session, lambda rows: render("live.html", requests=rows), is_ending=ending)
+        events = live_events(
+            inspector,
+            session,
+            lambda rows, writing: render("live.html", requests=rows, under_way=writing),
+            is_ending=ending,
+        )
         return StreamingResponse(events, media_type="text/event-stream")
 
     return answer

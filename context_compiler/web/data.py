@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import cast
+from typing import Any, cast
 
 from pydantic_ai.messages import ModelMessage, ModelRequest
 
 from context_compiler.compiler.origins import Fate
 from context_compiler.compiler.trace import (
     Echo,
+    NotFound,
     Sent,
     Tracer,
     echoes,
@@ -38,11 +40,14 @@ from context_compiler.messages.display import (
     time_of,
 )
 from context_compiler.messages.history import Reading, searchable
-from context_compiler.record import browse
-from context_compiler.record.browse import RequestRow, SessionFilter, SessionRow
+from context_compiler.messages.items import MESSAGE_OVERHEAD
+from context_compiler.messages.printable import safe
+from context_compiler.middleware.request import tool_tokens
+from context_compiler.record import browse, queries
+from context_compiler.record.browse import RequestRow, SessionFilter, SessionRow, UnderWay
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore
-from context_compiler.record.values import Compile
+from context_compiler.record.values import Compile, Tool
 from context_compiler.template import TemplateLibrary
 
 PAGE = 50
@@ -98,6 +103,41 @@ class SessionPage:
     requests: tuple[RequestRow, ...]
     pages: Pages
     status: str
+    under_way: tuple[UnderWay, ...]
+    """A compile that a model is writing now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """An argument of a tool, as its schema describes it."""
+
+    name: str
+    kind: str
+    required: bool
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownTool:
+    """A tool or an output schema that a request was sent with."""
+
+    tool: Tool
+    tokens: int
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagePage:
+    """One message of a request, with its JSON as it is on the record."""
+
+    session: SessionRow
+    request: RequestRow
+    before: int | None
+    after: int | None
+    message: ShownMessage
+    total: int
+    """Messages of the request."""
+    json: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +167,11 @@ class RequestPage:
     biggest: tuple[Contributor, ...]
     """Messages that take most; empty for a very long view."""
     instructions: str
+    instructions_tokens: int
+    tools: tuple[ShownTool, ...] | None
+    """Tools and output schemas beside the messages; None if they are not on the record."""
+    steerable: bool
+    """Its messages are those of the session as last seen, so that they can be pinned by their position."""
     request_hash: str | None
     compile: Compile | None
 
@@ -156,6 +201,8 @@ class WhyPage:
     messages: tuple[RawMessage, ...]
     pages: Pages
     only: str
+    steerable: bool
+    """Its messages are those of the session as last seen, so that they can be pinned by their position."""
 
 
 class Inspector(Tracer):
@@ -201,13 +248,18 @@ class Inspector(Tracer):
             info = session_of(db, number)
             found, total = browse.requests_page(db, number, limit=PAGE, offset=(page - 1) * PAGE, status=status)
             pages = Pages(page=page, size=PAGE, total=total)
-            return SessionPage(session=info, requests=tuple(found), pages=pages, status=status)
+            writing = tuple(browse.compiles_under_way(db, number))
+            return SessionPage(session=info, requests=tuple(found), pages=pages, status=status, under_way=writing)
 
         return await self.read(query)
 
     async def request(self, number: int, *, page: int = 1) -> RequestPage:
         """One request and one page of its messages."""
         return await self.read(partial(self._request, number=number, page=page))
+
+    async def message(self, number: int, index: int) -> MessagePage:
+        """One message of a request, by its position."""
+        return await self.read(partial(self._message, number=number, index=index))
 
     async def why(self, number: int, *, page: int = 1, only: str = "") -> WhyPage:
         """One page of the raw history of a request, with what became of each message."""
@@ -219,6 +271,8 @@ class Inspector(Tracer):
         pages = Pages(page=page, size=PAGE, total=len(sent.view))
         places = range(len(sent.view))[pages.offset : pages.offset + PAGE]
         before, after = browse.neighbours(db, row)
+        instructions = self._instructions(db, sent)
+        counter = self._reader.counter
         return RequestPage(
             session=session_of(db, row.session),
             request=row,
@@ -229,9 +283,40 @@ class Inspector(Tracer):
             messages=tuple(self._show_view(db, sent, places)),
             pages=pages,
             biggest=tuple(self._biggest(db, sent)),
-            instructions=self._instructions(db, sent),
+            instructions=instructions,
+            instructions_tokens=counter.text(instructions) + MESSAGE_OVERHEAD if instructions else 0,
+            tools=self._tools(db, number),
+            steerable=_is_steerable(db, row),
             request_hash=record.request_hash,
             compile=record.compile,
+        )
+
+    def _tools(self, db: Database, number: int) -> tuple[ShownTool, ...] | None:
+        found = queries.tools(db, number)
+        if found is None:
+            return None
+        return tuple(
+            ShownTool(tool=tool, tokens=tool_tokens(tool, self._reader.counter), arguments=tuple(arguments(tool)))
+            for tool in found
+        )
+
+    def _message(self, db: Database, number: int, index: int) -> MessagePage:
+        row, record = request_of(db, number)
+        sent = self.trace(db, row, record)
+        if index >= len(sent.view):
+            raise NotFound(f"request {number} has no message {index}")
+        (body,) = browse.message_bodies(db, [sent.view[index]])
+        (shown,) = self._show_view(db, sent, [index])
+        before, after = browse.neighbours(db, row)
+        text = json.dumps(json.loads(body), indent=2, ensure_ascii=False)
+        return MessagePage(
+            session=session_of(db, row.session),
+            request=row,
+            before=before,
+            after=after,
+            message=shown,
+            total=len(sent.view),
+            json=safe(text.encode("utf-8", "backslashreplace").decode()),
         )
 
     def _show_view(self, db: Database, sent: Sent, places: Sequence[int]) -> list[ShownMessage]:
@@ -292,7 +377,41 @@ class Inspector(Tracer):
             messages=tuple(shown),
             pages=pages,
             only=only,
+            steerable=_is_steerable(db, row),
         )
+
+
+def _is_steerable(db: Database, row: RequestRow) -> bool:
+    """True if the raw history of a request is the beginning of that of its session."""
+    return row.raw_tip is not None and browse.is_before(db, row.raw_tip, browse.newest_raw_tip(db, row.session))
+
+
+def arguments(tool: Tool) -> Iterator[Argument]:
+    """Arguments that the schema of a tool names."""
+    required = _list(tool.parameters.get("required"))
+    for name, given in _mapping(tool.parameters.get("properties")).items():
+        about = _mapping(given)
+        text = str(about.get("description") or "")
+        yield Argument(name=name, kind=_kind(about), required=name in required, description=text)
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """The type of an argument in a few words."""
+    if values := _list(schema.get("enum")):
+        return " | ".join(map(json.dumps, values))
+    if choices := _list(schema.get("anyOf")) or _list(schema.get("oneOf")):
+        return " | ".join(_kind(_mapping(one)) for one in choices)
+    kind = schema.get("type") or str(schema.get("$ref", "any")).rpartition("/")[2]
+    items = _mapping(schema.get("items"))
+    return f"{kind} of {_kind(items)}" if items else str(kind)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> Sequence[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else ()
 
 
 def longest_part(readings: Sequence[Reading], shares: int = 1) -> int:

@@ -1,4 +1,4 @@
-"""Requests as they come, while an agent runs in another process, as server-sent events."""
+"""Requests and compiles as they come, while an agent runs in another process, as server-sent events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 from context_compiler.errors import StoreError
 from context_compiler.record import browse
-from context_compiler.record.browse import RequestRow
+from context_compiler.record.browse import RequestRow, UnderWay
 from context_compiler.web.data import Inspector
 
 PAUSE = 0.7
@@ -20,7 +20,8 @@ QUIET = 20
 MOST = 50
 """Requests of one event."""
 
-Render = Callable[[list[RequestRow]], str]
+Render = Callable[[list[RequestRow], list[UnderWay] | None], str]
+"""HTML of new requests, and of the compiles under way if those have changed."""
 
 
 async def live_events(
@@ -31,20 +32,22 @@ async def live_events(
     pause: float = PAUSE,
     is_ending: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[str]:
-    """New requests of a session, or of all, as events whose data is HTML, the newest first.
+    """New requests of a session, or of all, the newest first, and its compiles under way, as events with HTML.
 
     A record that cannot be read is looked at again: it may be made, moved or unlocked meanwhile.
     """
     seen: int | None = None
+    writing: list[UnderWay] | None = None
     quiet = 0
     while not is_ending():
         try:
             newest = (await inspector.read(browse.change_mark))[0]
+            rows, now = list[RequestRow](), await inspector.read(partial(browse.compiles_under_way, session=session))
             if seen is not None and newest > seen:
                 rows = await inspector.read(partial(browse.requests_after, session=session, after=seen, limit=MOST))
-                if rows:
-                    yield _event(render(rows))
-            seen = newest
+            if rows or now != writing:
+                yield _event(render(rows, now if now != writing else None))
+            seen, writing = newest, now
         except StoreError:
             seen = seen or 0
         quiet += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
@@ -22,7 +23,10 @@ MENU = (
     (
         "/sessions",
         "Sessions",
-        ("sessions", "session", "fact", "request", "why", "diff", "replay", "export", "compile", "layers", "manager"),
+        (
+            *("sessions", "session", "fact", "request", "message", "why", "diff", "replay", "export"),
+            *("compile", "layers", "manager"),
+        ),
     ),
     ("/templates", "Templates", ("templates", "template")),
     ("/pipelines", "Pipelines", ("pipelines", "pipeline")),
@@ -63,7 +67,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     filters: dict[str, Any] = {"number": number, "percent": percent, "when": when, "line": safe_line, "plain": safe}
-    filters["reason"] = reason_text
+    filters |= {"reason": reason_text, "pretty": pretty}
     made.filters.update(filters)
     named: dict[str, Any] = {
         "forms": FORMS,
@@ -81,6 +85,11 @@ def environment() -> Environment:
 def number(value: float) -> str:
     """A number with thousands separators."""
     return f"{value:,.0f}"
+
+
+def pretty(value: object) -> str:
+    """A value as JSON to read."""
+    return safe(json.dumps(value, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace").decode())
 
 
 def percent(part: float, whole: float) -> str:

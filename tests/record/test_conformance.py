@@ -219,7 +219,7 @@ async def test_everything_is_exported_each_row_after_those_it_points_to(store: S
     found = [row async for row in store.export()]
     assert json.loads(json.dumps(found)) == found
     tables = list(dict.fromkeys(row["table"] for row in found))
-    assert tables == ["contents", "nodes", "sessions", "context_summaries", "cycles", "views"]
+    assert tables == ["contents", "nodes", "sessions", "context_summaries", "cycles", "views", "toolsets"]
     bodies = {row["hash"]: row["body"] for row in found if row["table"] == "contents"}
     nodes = [row for row in found if row["table"] == "nodes"]
     assert [bodies[row["content"]].encode() for row in nodes] == raw.bodies

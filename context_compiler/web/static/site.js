@@ -26,6 +26,27 @@
     "[": () => open("a[rel=prev]"), "]": () => open("a[rel=next]"),
   };
 
+  async function toggle(link) {
+    const message = link.closest(".cc-message");
+    const shown = message.querySelector(":scope > .code");
+    if (shown) shown.remove();
+    else {
+      const raw = document.createElement("pre");
+      raw.className = "code";
+      raw.tabIndex = 0;
+      raw.textContent = "…";
+      message.append(raw);
+      try {
+        const answer = await fetch(`/api${link.pathname}`);
+        const given = await answer.json();
+        raw.textContent = answer.ok ? given.json : given.error;
+      } catch (error) {
+        raw.textContent = error.message;
+      }
+    }
+    message.classList.toggle("both", !shown);
+    link.setAttribute("aria-expanded", String(!shown));
+  }
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
     const tab = /^[1-9]$/.test(event.key) ? document.querySelectorAll(".tabs a")[event.key - 1] : null;
@@ -33,6 +54,13 @@
     if (act) { event.preventDefault(); act(); }
   });
   document.addEventListener("DOMContentLoaded", () => {
+    for (const link of document.querySelectorAll(".messages a.raw")) link.setAttribute("aria-expanded", "false");
+    document.addEventListener("click", (event) => {
+      const link = event.target.closest(".messages a.raw");
+      if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      toggle(link);
+    });
     const button = document.getElementById("theme");
     const label = () => button.setAttribute("aria-label", `Colours: ${themes[remembered()]}`);
     label();

@@ -35,6 +35,11 @@
     if (root.dataset.reload) location.reload();
     else say(at("notices"), text);
   }
+  function swap(button, pin, unpin) {
+    delete button.dataset[pin ? "pin" : "unpin"];
+    button.dataset[pin ? "unpin" : "pin"] = pin || unpin;
+    button.textContent = pin ? "Unpin" : "Keep always";
+  }
   async function act(place, work) {
     try {
       await work();
@@ -80,6 +85,7 @@
       act(at("notices"), async () => {
         const given = await post(pin ? "pin" : "unpin", { message: pin || unpin });
         changed(pin ? `turn ${given.turn} stays in every view` : `turn ${given.turn} is pinned no longer`);
+        if (button.closest(".cc-acts")) swap(button, pin, unpin);
       });
     }
   });
