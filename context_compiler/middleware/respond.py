@@ -232,7 +232,8 @@ def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Adv
         most = wanted(context, limits, cycle, question_text(history.readings[at]))
         earlier = carried_on(_known_blocks(context), context, limits, plain.cost, most) if done is None else ()
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
-        room, shown = min(most, free(context, limits, cost)), [block.text for block in earlier]
+        saved = context.request.fixed + history.tokens - cost  # more than that, and the raw history would cost less
+        room, shown = min(most, free(context, limits, cost), saved), [block.text for block in earlier]
         fill = FILL if most > SMALL * limits.room else 0
         outcome = attempt(lambda: recalled(context, cycle, at, room, shown, fill=fill))
         text, fault = outcome.value or "", outcome.error

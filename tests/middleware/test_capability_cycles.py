@@ -24,6 +24,21 @@ def assert_stable(sent: Sequence[Sent], views: Sequence[View]) -> None:
         assert view.status == "compiled" or extends(earlier, later)
 
 
+async def test_what_is_recalled_never_makes_a_view_larger_than_the_raw_history() -> None:
+    ours = compiler(budget=3_000)
+    rest = "The rest is in the log. " * 8
+    answer = [f"{at}: ticket {4700 + at % 7} is Maria's, queue q{at}. {rest}" for at in range(18)]
+    agent = Agent(Talker(answer).model, capabilities=[ours])
+    history: list[ModelMessage] = []
+    for number in range(18):
+        prompt = f"What about ticket {4700 + number % 7} of Maria? The queue, the retries, please."
+        history = (await agent.run(prompt, message_history=history, conversation_id="desk")).all_messages()
+    views = await ours.views()
+    recalled = [one for one in views if one.ledger["tokens"].get("recall")]
+    assert recalled, "nothing was recalled: the case shows nothing"
+    assert all(one.tokens_sent <= one.tokens_raw for one in views)
+
+
 @pytest.mark.parametrize("steps", [0, 1, 4])
 async def test_between_two_compiles_a_view_only_grows_at_its_end(steps: int) -> None:
     chat = Chat(steps=steps)
