@@ -134,9 +134,8 @@ class RunQueue:
             worker: Name of the taker.
             progress: Number of stages that the run has completed.
         """
-        take = Statement(_TAKE, (worker, progress, progress, run_id))
-        *_, rows, found = await self._transact(run_id, take, Statement(f"{_FIND} WHERE run = ?", (run_id,)))
-        return _submission(found[0]) if rows else None
+        *_, rows = await self._transact(run_id, Statement(_TAKE, (worker, progress, progress, run_id)))
+        return _submission(rows[0]) if rows else None
 
     async def put_back(self, run_id: str, trouble: str, delay: float) -> None:
         """Give back a run that the caller owns, not to be taken for `delay` seconds."""
@@ -240,17 +239,18 @@ _SUBMIT = """
 INSERT INTO queue (run, options, state, submitted, takes, progress) VALUES (?, ?, ?, NOW, 0, -1)
 ON CONFLICT (run) DO NOTHING
 """
-_FIND = "SELECT run, options, state, submitted, due, worker, takes, cancelled, trouble FROM queue"
+_SUBMISSION = "run, options, state, submitted, due, worker, takes, cancelled, trouble"
+_FIND = f"SELECT {_SUBMISSION} FROM queue"
 _RUNNING = "SELECT run FROM queue WHERE state = 'running' ORDER BY submitted, run"
 _READY = """
 SELECT run FROM queue WHERE state IN ('queued', 'waiting') AND (due <= NOW OR (due IS NULL AND state = 'queued'))
 ORDER BY submitted, run LIMIT ?
 """
-_TAKE = """
+_TAKE = f"""
 UPDATE queue SET state = 'running', worker = ?, due = NULL,
     takes = CASE WHEN progress < ? THEN 1 ELSE takes + 1 END, progress = ?
 WHERE run = ? AND (state = 'running' OR (state = 'queued' AND due IS NULL) OR (state <> 'ended' AND due <= NOW))
-RETURNING run
+RETURNING {_SUBMISSION}
 """
 _PUT_BACK = "UPDATE queue SET state = 'queued', due = NOW + ?, trouble = ? WHERE run = ? AND state <> 'ended'"
 _PARK = """

@@ -56,6 +56,25 @@ INSERT INTO events SELECT held.run, ?, ? FROM held, quick
 ON CONFLICT (run, sequence) DO UPDATE SET body = excluded.body RETURNING sequence
 """
 """One round trip, and no wait for the disk: the next state that is saved takes the events before it along."""
+_WRITE = """
+WITH held AS (SELECT run FROM leases WHERE run = ? AND token = ? FOR SHARE),
+    new AS (SELECT * FROM unnest(?::text[], ?::text[], ?::text[]) AS cell (section, name, body)),
+    removed AS (
+        DELETE FROM cells USING held WHERE cells.run = held.run AND CASE WHEN ?
+        THEN (cells.section, cells.name) NOT IN (SELECT section, name FROM new)
+        ELSE (cells.section, cells.name) IN (SELECT * FROM unnest(?::text[], ?::text[])) END
+    ),
+    saved AS (
+        INSERT INTO cells SELECT held.run, new.* FROM held, new
+        ON CONFLICT (run, section, name) DO UPDATE SET body = excluded.body
+    ),
+    renewed AS (UPDATE runs SET info = ? FROM held WHERE runs.run = held.run)
+SELECT run FROM held
+"""
+"""A state in one round trip."""
+_FENCED = "WITH fence AS ({fence}), done AS ({text}) {answer}"
+_ANSWERS = ("SELECT 1 / count(*) FROM fence", "SELECT 1 / (SELECT count(*) FROM fence), done.* FROM done")
+"""A fence and a write in one round trip, of nothing or of rows: without the lease, the division undoes the write."""
 
 
 @lru_cache(maxsize=256)
@@ -100,8 +119,22 @@ class PostgresDatabase:
     async def _transact(self, statements: Sequence[Statement], connection: Connection) -> list[Sequence[Sequence[Any]]]:
         if len(statements) == 1 and statements[0].rows is None:
             return [await self._execute(connection, statements[0])]
+        if len(statements) == 2 and statements[0].missing is not None and _is_write(statements[1]):
+            return await self._fenced(connection, *statements)
         async with connection.transaction():
             return [await self._execute(connection, one) for one in statements]
+
+    async def _fenced(self, connection: Connection, fence: Statement, one: Statement) -> list[Sequence[Sequence[Any]]]:
+        """Execute a fence and one write."""
+        returns = "RETURNING" in one.text
+        text = one.text if returns else f"{one.text} RETURNING 1"
+        both = _FENCED.format(fence=fence.text, text=text, answer=_ANSWERS[returns])
+        try:
+            found = await connection.fetch(translate(both, self.postgres.schema), *fence.args, *one.args)
+        except asyncpg.DivisionByZeroError:
+            assert fence.missing is not None
+            raise fence.missing from None
+        return [(), [tuple(row)[1:] for row in found] if returns else ()]
 
     async def _execute(self, connection: Connection, one: Statement) -> Sequence[Sequence[Any]]:
         text = translate(one.text, self.postgres.schema)
@@ -204,6 +237,19 @@ class PostgresRuns(SQLRuns):
         row = (run_id, token, event.sequence, json.dumps(event.document()))
         await self.database.transact(Statement(_ADD, row, missing=_lost(run_id)))
 
+    async def write(
+        self, root: str, gone: Sequence[tuple[str, str]] | None, cells: Sequence[tuple[str, str, str]], info: str
+    ) -> None:
+        """Write the pieces of a state in one round trip."""
+        token = self._tokens.get(root)
+        if token is None:
+            await super().write(root, gone, cells, info)
+            return
+        columns = [[cell[at] for cell in cells] for at in range(3)]
+        names = [[one[at] for one in gone or ()] for at in range(2)]
+        given = (root, token, *columns, gone is None, *names, info)
+        await self.database.transact(Statement(_WRITE, given, missing=_lost(root)))
+
     async def close(self) -> None:
         """Close the connections, unless they are shared."""
         if not self._shared:
@@ -214,6 +260,11 @@ def _is_away(error: BaseException | None) -> bool:
     """True if the server is down, starting or out of reach, or has gone in the middle of a transaction."""
     away = (OSError, TimeoutError, asyncpg.InterfaceError, *LOST)
     return isinstance(error, away) or getattr(error, "sqlstate", None) == STARTING
+
+
+def _is_write(one: Statement) -> bool:
+    """True for a statement that writes once, and may find nothing to write."""
+    return one.rows is None and one.missing is None and not one.text.lstrip().startswith("SELECT")
 
 
 def _lost(run_id: str) -> RunOwnedError:

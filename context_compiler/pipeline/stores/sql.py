@@ -139,17 +139,25 @@ class SQLRuns(ABC):
         info = self._infos.get(root) or await self._info(root)
         info = update_info(info, state, datetime.now(UTC).isoformat(timespec="milliseconds"))
         gone, new = state_changes(former, state)
-        first = [Statement("DELETE FROM cells WHERE run = ?", (root,))] if former is None else []
+        cells = [(section, name, json.dumps(body)) for section, name, body in new]
+        await self.write(root, None if former is None else gone, cells, json.dumps(info_document(info)))
+        self._saved[root], self._infos[root] = state, info
+
+    async def write(
+        self, root: str, gone: Sequence[tuple[str, str]] | None, cells: Sequence[tuple[str, str, str]], info: str
+    ) -> None:
+        """Write the pieces of a state in one transaction; None removes all that were there before."""
+        first = [Statement("DELETE FROM cells WHERE run = ?", (root,))] if gone is None else []
         await self.database.transact(
             *self.fence(root),
             *first,
             Statement(
-                "DELETE FROM cells WHERE run = ? AND section = ? AND name = ?", rows=[(root, *one) for one in gone]
+                "DELETE FROM cells WHERE run = ? AND section = ? AND name = ?",
+                rows=[(root, *one) for one in gone or ()],
             ),
-            Statement(_SAVE, rows=[(root, *cell[:2], json.dumps(cell[2])) for cell in new]),
-            Statement("UPDATE runs SET info = ? WHERE run = ?", (json.dumps(info_document(info)), root)),
+            Statement(_SAVE, rows=[(root, *cell) for cell in cells]),
+            Statement("UPDATE runs SET info = ? WHERE run = ?", (info, root)),
         )
-        self._saved[root], self._infos[root] = state, info
 
     async def _info(self, run_id: str) -> RunInfo:
         missing = PipelineError(f"there is no run {run_id!r} to save a state of")
