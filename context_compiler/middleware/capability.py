@@ -36,6 +36,7 @@ from context_compiler.middleware.request import (
     Host,
     Request,
     charge_run,
+    countable,
     host_request,
     is_durable,
     session_of,
@@ -417,8 +418,9 @@ class _RunHost(Host):
 
     async def count(self, messages: list[ModelMessage]) -> int:
         given = self._given
-        merged = _merged(self.framing(messages))
-        usage = await given.model.count_tokens(merged, given.model_settings, given.model_request_parameters)
+        model, parameters = given.model, given.model_request_parameters
+        merged = _merged(countable(model, self.framing(messages), parameters))
+        usage = await model.count_tokens(merged, given.model_settings, parameters)
         return usage.input_tokens
 
 

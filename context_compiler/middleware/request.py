@@ -13,8 +13,8 @@ from typing import Any, Protocol, cast
 from uuid import UUID
 
 from pydantic_ai import RunContext
-from pydantic_ai.messages import ModelMessage, ModelRequest
-from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelRequestPart, SystemPromptPart, UserPromptPart
+from pydantic_ai.models import ModelRequestContext, ModelRequestParameters
 from pydantic_ai.usage import RequestUsage
 
 from context_compiler.cache import Memo
@@ -209,6 +209,27 @@ def _instructions(parts: Sequence[Any] | None, messages: Sequence[ModelMessage])
         elif any(one.instructions for one in newest) or not all(map(_answers, newest)):
             break
     return next(([one.instructions] for one in newest if one.instructions), list[str]())
+
+
+def countable(model: Any, messages: list[ModelMessage], parameters: ModelRequestParameters) -> list[ModelMessage]:
+    """The messages to have counted; with instructions and tools as texts for the Gemini API, which counts contents."""
+    if getattr(getattr(model, "client", None), "vertexai", None) is not False:
+        return messages
+    tools = [_tool(tool) for tool in (*parameters.function_tools, *parameters.output_tools)]
+    if parameters.output_mode == "native" and parameters.output_object is not None:
+        tools.append(json.dumps(parameters.output_object.json_schema, default=str))
+    fixed = "\n".join([*_instructions(parameters.instruction_parts, messages), *tools])
+    counted = [
+        replace(message, parts=[_as_prompt(part) for part in message.parts])
+        if isinstance(message, ModelRequest)
+        else message
+        for message in messages
+    ]
+    return [ModelRequest(parts=[UserPromptPart(fixed)]), *counted] if fixed else counted
+
+
+def _as_prompt(part: ModelRequestPart) -> ModelRequestPart:
+    return UserPromptPart(part.content) if isinstance(part, SystemPromptPart) else part
 
 
 def _answers(request: ModelRequest) -> bool:

@@ -15,6 +15,8 @@ from context_compiler.errors import SettingsError
 from context_compiler.tokens import TokenCounter
 from tests.support.agents import Talker
 from tests.support.anthropic_server import AnthropicServer
+from tests.support.bedrock_server import BedrockServer
+from tests.support.google_server import GoogleServer
 from tests.support.histories import long_history, prose
 from tests.support.responses_server import ResponsesServer
 
@@ -75,6 +77,29 @@ async def test_the_first_request_of_a_process_is_counted_right_and_within_its_bu
     assert seen.off == [0.0] and server.prompt_tokens[0] <= BUDGET and not seen.errors
     assert 1 <= seen.counts <= 2
     assert result.usage.requests == 1 and result.usage.input_tokens == server.prompt_tokens[0]
+
+
+@pytest.mark.parametrize("turns", [1, FITTING, 60])
+@pytest.mark.parametrize("cloud", [False, True])
+async def test_google_counts_instructions_and_tools_too(cloud: bool, turns: int) -> None:
+    pytest.importorskip("google.genai")
+    with GoogleServer("done", count=dear, cloud=cloud) as server:
+        seen = Seen(server, "gemini-2.5-pro", trigger=1.0)
+        await seen.agent.run("and now?", message_history=long_history(turns))
+    assert seen.off == [pytest.approx(0.0, abs=0.005)] and server.prompt_tokens[0] <= BUDGET
+    assert not seen.errors and 1 <= seen.counts <= 2
+    assert ("patient clerk" in str(server.requests[0]["contents"])) is not cloud
+    assert "patient clerk" not in str(server.requests[-1]["contents"])
+
+
+@pytest.mark.parametrize("turns", [1, FITTING, 60])
+async def test_bedrock_counts_the_first_request(turns: int) -> None:
+    pytest.importorskip("boto3")
+    with BedrockServer("done", count=dear) as server:
+        seen = Seen(server, "us.anthropic.claude-sonnet-4-5-20250929-v1:0", trigger=1.0)
+        await seen.agent.run("and now?", message_history=long_history(turns))
+    assert seen.off == [0.0] and server.prompt_tokens[0] <= BUDGET
+    assert not seen.errors and 1 <= seen.counts <= 2
 
 
 @pytest.mark.parametrize("provider", SERVERS)

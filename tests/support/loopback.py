@@ -152,7 +152,7 @@ class LoopbackServer(ABC):
 
     def _reply(self, path: str, body: Body, fault: _Fault | None) -> Body | Iterable[bytes]:
         self.validate(body)
-        tokens = self.count(prompt_text(body))
+        tokens = self.count(self.prompt(body))
         if self.window is not None and tokens > self.window:
             raise self.overflow(tokens, self.window)
         if path.partition("?")[0] != self.path:
@@ -198,6 +198,10 @@ class LoopbackServer(ABC):
     @abstractmethod
     def events(self, body: Body, answer: Answer, tokens: int) -> Iterator[bytes]:
         """The same answer as server-sent events."""
+
+    def prompt(self, body: Body) -> str:
+        """The text of a request that counts."""
+        return prompt_text(body)
 
     def other(self, path: str, tokens: int) -> Body:
         """The answer at a path below `path`, which the script does not decide."""
