@@ -13,10 +13,10 @@ import typer
 from context_compiler.cli.options import DB, Db, Json, Owner, Place, example, find_session, group, open_record
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.text import first_word, json_text, number, plural, share
-from context_compiler.record import sessions
+from context_compiler.record import queries, sessions
 from context_compiler.record.costs import Costs, add_costs
 from context_compiler.record.rows import Row
-from context_compiler.record.values import Record, SessionInfo
+from context_compiler.record.values import Compile, Record, SessionInfo
 from context_compiler.tokens.prices import dollars
 
 app = group("Statistics of all recorded requests.")
@@ -57,7 +57,7 @@ class Totals:
     compiles: int
     """Compiles on the record; one may serve several requests, and failed and refused ones count."""
     by_model: int
-    """Compiles by a model, of those that requests carry or fell back from."""
+    """Compiles by a model, those that no request carries included."""
     tokens_raw: int
     tokens_sent: int
     tokens_saved: int
@@ -78,7 +78,7 @@ class Totals:
     compile_p50_ms: float | None
     compile_p95_ms: float | None
     costs: Costs
-    """Costs of their input, and of the compiles that they carry."""
+    """Costs of their input, and of all compiles."""
 
 
 def percentile(values: Sequence[float], part: float) -> float | None:
@@ -93,13 +93,19 @@ def recall_tokens(record: Record) -> int:
     return round(sections.get("recall", 0) * record.ratio)
 
 
-def add_up(session: str | None, records: Sequence[Record], compiles: int, scores: Sequence[Row] = ()) -> Totals:
-    """Add up requests."""
+def add_up(
+    session: str | None,
+    records: Sequence[Record],
+    compiles: int,
+    scores: Sequence[Row] = (),
+    unsent: Sequence[Compile] = (),
+) -> Totals:
+    """Add up requests, and the compiles by a model that none of them carries."""
     sent = [record for record in records if IMPORTED not in record.status]
     words = [first_word(record.status) for record in sent]
     asked = {record.summary_id: record.compile.latency_ms for record in sent if record.compile and record.compile.usage}
     blocks = [recall_tokens(record) for record in sent]
-    times, waits = [record.latency_ms for record in sent], list(asked.values())
+    times, waits = [record.latency_ms for record in sent], [*asked.values(), *(one.latency_ms for one in unsent)]
     raw, cost = sum(record.tokens_raw for record in sent), sum(record.tokens_sent for record in sent)
     return Totals(
         session=session,
@@ -107,7 +113,7 @@ def add_up(session: str | None, records: Sequence[Record], compiles: int, scores
         imported=len(records) - len(sent),
         compiled=words.count("compiled"),
         compiles=compiles,
-        by_model=len(asked),
+        by_model=len(asked) + len(unsent),
         tokens_raw=raw,
         tokens_sent=cost,
         tokens_saved=raw - cost,
@@ -124,7 +130,7 @@ def add_up(session: str | None, records: Sequence[Record], compiles: int, scores
         latency_p95_ms=percentile(times, 0.95),
         compile_p50_ms=percentile(waits, 0.5),
         compile_p95_ms=percentile(waits, 0.95),
-        costs=add_costs(sent),
+        costs=add_costs(sent, unsent),
     )
 
 
@@ -162,6 +168,7 @@ async def _load_totals(db: Place, owner: str | None, session: str | None) -> tup
         name = infos[0].session_id if session else None
         records = await store.views(name)
         found = await store.perform(partial(sessions.scores, name=name))
+        unsent = await store.perform(partial(queries.unsent_summaries, session_id=name))
     scores: dict[str, list[Row]] = {}
     for row in found:
         scores.setdefault(row["session_id"], []).append(row)
@@ -169,8 +176,14 @@ async def _load_totals(db: Place, owner: str | None, session: str | None) -> tup
     for record in records:
         by_session.setdefault(record.session_id, []).append(record)
     compiles = {name: sum(info.compiles for info in infos if info.session_id == name) for name in by_session}
-    sums = [add_up(name, some, compiles[name], scores.get(name, ())) for name, some in by_session.items()]
-    return sums, add_up(None, records, sum(compiles.values()))
+    spent: dict[str, list[Compile]] = {}
+    for one in unsent:
+        spent.setdefault(one.session_id, []).append(one)
+    sums = [
+        add_up(name, some, compiles[name], scores.get(name, ()), spent.get(name, ()))
+        for name, some in by_session.items()
+    ]
+    return sums, add_up(None, records, sum(compiles.values()), unsent=unsent)
 
 
 def _row(one: Totals) -> Sequence[object]:

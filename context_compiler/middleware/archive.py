@@ -62,6 +62,9 @@ CONTENT = (
 )
 """Columns that hold or name what was said."""
 
+METADATA, REDACTED = "record is metadata", "content is redacted, and no request has this compile"
+"""Reasons for the same columns to be empty."""
+
 
 class Archive:
     """The record of one compiler."""
@@ -259,9 +262,19 @@ class Archive:
         if self.whole and isinstance(self.store, Steered):
             action = await self.store.save_action(session_id, self._arguments.place, action, after=after, compile=row)
         else:
+            await self.keep_unsent(row)
             action = replace(action, number=after + 1)
         self._actions.keep((self.owner, session_id), (*(self._actions.get((self.owner, session_id)) or ()), action))
         return action
+
+    async def keep_unsent(self, row: Compile | None) -> None:
+        """Keep a compile that no request carries, if a model was paid for it: the costs of its session count it."""
+        if row is None or not row.usage or self._arguments.record == "off" or self.owner is None:
+            return
+        why, store = METADATA if self._redactor is None else REDACTED, self.store
+        kept = row if self.whole else _bare_row(row, why)
+        if isinstance(store, Steered):
+            await self._tried(lambda: store.save_compile(kept), writes=True)
 
     async def cycles(self, session_id: str) -> list[Cycle]:
         """Every cycle of a conversation, oldest first; StoreError if the record cannot be read."""
@@ -393,22 +406,25 @@ async def _done(work: Callable[[], Awaitable[Any]]) -> Any:
 
 def _bare(record: Record, row: Compile | None) -> Entry:
     """A request and its compile without any content: what `record="metadata"` keeps."""
-    why: dict[str, str] = dict.fromkeys(CONTENT, "record is metadata")
     kept = replace(record, raw_tip=None, view_tip=None, error=_class_of(record.error))
-    if row is not None:
-        row = replace(
-            row,
-            covered_tip="",
-            cache_key=None,
-            compiled_prompt=None,
-            raw_output=None,
-            summary=None,
-            summary_json=None,
-            input_payload=None,
-            error=_class_of(row.error),
-        )
-        row = with_null_reasons(row, why)
-    return Entry(record=with_null_reasons(kept, why), raw=None, view=None, compile=row)
+    bare = None if row is None else _bare_row(row)
+    return Entry(record=with_null_reasons(kept, dict.fromkeys(CONTENT, METADATA)), raw=None, view=None, compile=bare)
+
+
+def _bare_row(row: Compile, why: str = METADATA) -> Compile:
+    """A compile without any content."""
+    bare = replace(
+        row,
+        covered_tip="",
+        cache_key=None,
+        compiled_prompt=None,
+        raw_output=None,
+        summary=None,
+        summary_json=None,
+        input_payload=None,
+        error=_class_of(row.error),
+    )
+    return with_null_reasons(bare, dict.fromkeys(CONTENT, why))
 
 
 def _class_of(error: str | None) -> str | None:

@@ -100,6 +100,17 @@ async def discard(context: RequestContext, host: Host) -> tuple[Compile | None, 
     return _row(one, CompileError(unfit, model=context.policy.model, phase="background", usage=spent), "skipped"), None
 
 
+def unused_row(one: PendingCompile) -> Compile | None:
+    """The row of a compile that was done and that no request has used; None if it has cost nothing."""
+    made = response_of(one.task)
+    if not made.usage:
+        return None
+    model = one.context.policy.model
+    return _row(
+        one, CompileError("no request came for it", model=model, phase="background", usage=made.usage), "skipped"
+    )
+
+
 def _due(context: RequestContext, one: PendingCompile, response: SummaryResponse) -> SummaryResponse:
     """The response with what this run has to pay for it: exactly one run pays."""
     return response if context.compiler.pending.take(one) else replace(response, usage={}, cost=None)

@@ -18,7 +18,7 @@ from typing import Any, cast
 from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 from pydantic_ai.models import Model
 
-from context_compiler.compiler.advance import Advance, advance
+from context_compiler.compiler.advance import Advance, advance, failed_row
 from context_compiler.compiler.cycle import Cycle, mended
 from context_compiler.compiler.steering import PINS, Order, Pin, Steps, position_of, steering_of, unit
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, latest_input, model_alias
@@ -35,7 +35,7 @@ from context_compiler.middleware.request import Host, Request, is_long, named_sc
 from context_compiler.middleware.respond import assemble_view
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, RequestContext, Run, read_request
-from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action, Drop, Record, now
+from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action, Compile, Drop, Record, now
 from context_compiler.resilience import Report, try_await
 from context_compiler.tokens import Ratios
 from context_compiler.tokens.prices import cost_of, dollars
@@ -243,6 +243,7 @@ class Manual:
         archive: Its record.
         ratios: Learnt ratios of models.
         profile: The last request of a conversation in this process, by owner and label.
+        summaries: Its summaries, held to the limit of its sessions.
         report: Called with what failed.
     """
 
@@ -252,10 +253,11 @@ class Manual:
         archive: Archive,
         ratios: Ratios,
         profile: Callable[[tuple[str | None, str]], Profile | None],
+        summaries: Summaries,
         report: Report,
     ) -> None:
         self._state, self._archive, self._ratios = state, archive, ratios
-        self._profile, self._report = profile, report
+        self._profile, self._summaries, self._report = profile, summaries, report
 
     async def compile(
         self, session: str, focus: str, *, start: int | str | None, model: Model | str | None
@@ -288,6 +290,10 @@ class Manual:
             return self._result(found, "preview", done, focus)
         result = self._result(found, "preview", done, focus)
         order, count = wanted[0], self._state.counter.text
+        given = found.writer, order.prompts, order.cap
+        refused = await self._summaries.refusal(self._archive, found.id, *given)
+        if refused is not None:
+            return replace(result, why=f"{refused}: no model would be asked" if result.done else result.why)
         given = sum(map(count, order.prompts)) + order.cap * (len(order.prompts) - 1)
         usage = {"input_tokens": round(given * found.ratio), "output_tokens": order.cap * len(order.prompts)}
         most = found.calibrated(found.context.request.fixed + done.selection.draft.total)
@@ -295,11 +301,11 @@ class Manual:
         return replace(result, done=most < result.before or bool(focus), why="")
 
     async def _compiled(self, found: _Session, order: Order) -> CompileResult:
-        answers: list[SummaryResponse] = []
+        answers, asked = list[SummaryResponse](), list[SummaryRequest]()
 
         async def ask(wanted: SummaryRequest) -> SummaryResponse:
-            arguments = found.context.compiler.arguments
-            summaries = Summaries(arguments, self._state.counter, self._report)
+            asked.append(wanted)
+            summaries = self._summaries.beside(found.context.compiler.arguments)
             answer = await summaries.answer(
                 wanted.key, wanted.prompts, found.writer, self._archive, session=found.id, cap=wanted.cap
             )
@@ -313,18 +319,33 @@ class Manual:
         if outcome.value is None:
             error = outcome.error or RuntimeError("nothing came of it")
             await self._report(error)
+            if spent is not None and isinstance(error, CompileError):
+                where, policy = found.context.where, found.context.policy
+                await self._archive.keep_unsent(failed_row(where, found.raw, policy, asked[0], error))
             return self._failed(found, order.focus, f"{error}; {AS_IT_WAS}", spent)
         done = outcome.value
         result = self._result(found, "compile", done, order.focus)
-        if spent is not None:
+        if spent is not None and spent.refused is None:
             result = replace(result, usage=spent.usage, **_writer(found, spent.usage, spent.cost))
+        elif spent is not None and result.done:
+            result = replace(result, why=f"{spent.refused}: no model was asked")
+        row = self._row(found, order, done)
         if not result.done:
+            await self._archive.keep_unsent(row)
             return result
-        saved = await try_await(self._save(found, order, done, result))
+        saved = await try_await(self._save(found, done, result, row))
         if saved.error is not None:
             await self._report(saved.error)
+            await self._archive.keep_unsent(row)
             return self._failed(found, order.focus, f"{saved.error}; {AS_IT_WAS}", spent)
         return result
+
+    def _row(self, found: _Session, order: Order, done: Advance) -> Compile | None:
+        """The row of a compile: the prompt at the end of the history is no message of the conversation."""
+        if done.row is None:
+            return None
+        tip = found.raw.exact[found.length - 1]
+        return replace(done.row, input_payload={**(done.row.input_payload or {}), "raw_tip": tip, "focus": order.focus})
 
     def _failed(self, found: _Session, focus: str, why: str, spent: SummaryResponse | None) -> CompileResult:
         size = found.size(found.current())
@@ -335,12 +356,9 @@ class Manual:
             result if spent is None else replace(result, usage=spent.usage, **_writer(found, spent.usage, spent.cost))
         )
 
-    async def _save(self, found: _Session, order: Order, done: Advance, result: CompileResult) -> None:
-        cycle, row = done.cycle, done.row
-        if row is not None:  # the prompt at the end of the history is no message of the conversation
-            tip = found.raw.exact[found.length - 1]
-            row = replace(row, input_payload={**(row.input_payload or {}), "raw_tip": tip, "focus": order.focus})
-        figures = {"focus": order.focus, "before": result.before, "after": result.after}
+    async def _save(self, found: _Session, done: Advance, result: CompileResult, row: Compile | None) -> None:
+        cycle = done.cycle
+        figures = {"focus": result.focus, "before": result.before, "after": result.after}
         action = Action(
             kind=COMPILE,
             tip=cycle.tip,
@@ -431,7 +449,7 @@ class Manual:
         words = " ".join(str(message).split()).casefold()
         pin = (
             None
-            if REFERENCE.fullmatch(words)
+            if not words or REFERENCE.fullmatch(words)
             else next((one for one in pins.values() if words in one.text.casefold()), None)
         )
         pin = pin or pins.get(found.find(message))

@@ -40,7 +40,7 @@ from context_compiler.layers.context import (
 from context_compiler.layers.session import Layers, LayerSource, load_state
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
-from context_compiler.middleware.background import BACKGROUND
+from context_compiler.middleware.background import BACKGROUND, unused_row
 from context_compiler.middleware.fallback import fallback
 from context_compiler.middleware.manual import Manual, Profile
 from context_compiler.middleware.metrics import count_error, count_response, count_view
@@ -119,7 +119,9 @@ class Middleware:
         await self._prepare()
         archive = self._archive_of(owner)
         try:
-            return await work(Manual(self.state, archive, self._ratios, self._profiles.get, self.report))
+            return await work(
+                Manual(self.state, archive, self._ratios, self._profiles.get, self._summaries, self.report)
+            )
         finally:
             await self.rest()
 
@@ -332,7 +334,15 @@ class Middleware:
     async def close(self) -> None:
         """End what is under way in this event loop, and let go of the store if no run is left."""
         await self.state.pending.end()
+        await self._keep_unused()
         await self.rest()
+
+    async def _keep_unused(self) -> None:
+        """Put compiles in the background that no request will use on the record: they have cost something."""
+        for one in self.state.pending.take_unused():
+            row = unused_row(one)
+            if row is not None:
+                await self.archive.scoped(one.context.request.owner).keep_unsent(row)
 
     async def begin(self, owner: str | None, session: str, ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run: the newest cycle of the last of these ids that has one, and the learnt ratios.
@@ -380,6 +390,7 @@ class Middleware:
         read = partial(self.state.reader.read, [*(run.earlier or ()), *messages], last=run.raw)
         long = is_long(messages, run.raw)
         history = (await try_await(asyncio.to_thread(read)) if long else attempt(read)).value
+        await self._keep_unused()
         if history is not None and messages:
             archive = self.archive.scoped(await self.owner_of(ctx))
             await archive.raw(session_of(ctx), history)

@@ -215,7 +215,7 @@ def countable(model: Any, messages: list[ModelMessage], parameters: ModelRequest
     """The messages to have counted; with instructions and tools as texts for the Gemini API, which counts contents."""
     if getattr(getattr(model, "client", None), "vertexai", None) is not False:
         return messages
-    tools = [_tool(tool) for tool in (*parameters.function_tools, *parameters.output_tools)]
+    tools = [_tool(_facts(tool)) for tool in (*parameters.function_tools, *parameters.output_tools)]
     if parameters.output_mode == "native" and parameters.output_object is not None:
         tools.append(json.dumps(parameters.output_object.json_schema, default=str))
     fixed = "\n".join([*_instructions(parameters.instruction_parts, messages), *tools])

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
@@ -158,7 +159,7 @@ class Summaries:
     def __init__(self, arguments: Arguments, counter: TokenCounter, report: Report) -> None:
         """Ask nobody yet; where there is a limit in money, prompts are counted with `counter`."""
         self._arguments, limit = arguments, arguments.spend_limit()
-        self._spending = None if limit is None else Spending(arguments, limit.amount, counter, report)
+        self._spending = None if limit is None else Spending(limit.amount, counter, report)
         self._breaker = Breaker()
 
     async def answer(
@@ -171,7 +172,8 @@ class Summaries:
         if self._spending is None:
             await self._announce(archive, session, model)
             return await self.ask(key, prompts, cast(Model, model), archive)
-        held, refused = await self._spending.reserve(archive, session, model, prompts, cap)
+        writer = self._writer(model)
+        held, refused = await self._spending.reserve(archive, session, writer, prompts, cap)
         if refused is not None:
             return SummaryResponse(text="", refused=refused)
         response: SummaryResponse | None = None
@@ -180,7 +182,7 @@ class Summaries:
             response = await self.ask(key, prompts, cast(Model, model), archive)
             return response
         finally:
-            self._spending.settle(archive.owner, session, held, response)
+            self._spending.settle(archive.owner, session, held, response, writer)
 
     async def launch(
         self, key: str, prompts: Sequence[str], model: object, archive: Archive, *, session: str, cap: int
@@ -193,14 +195,14 @@ class Summaries:
         if known is not None:
             task = asyncio.create_task(_answered(known))
         else:
-            held, refused = Decimal(0), None
+            held, refused, writer = Decimal(0), None, self._writer(model)
             if self._spending is not None:
-                held, refused = await self._spending.reserve(archive, session, model, prompts, cap)
+                held, refused = await self._spending.reserve(archive, session, writer, prompts, cap)
             if refused is not None:
                 return None
             task = asyncio.create_task(self._alone(key, prompts, cast(Model, model), archive, session))
             if self._spending is not None:
-                task.add_done_callback(partial(_settle, self._spending, archive.owner, session, held))
+                task.add_done_callback(partial(_settle, self._spending, archive.owner, session, held, writer))
         end_at_exit(task)
         if known is None:
             await self._announce(archive, session, model)
@@ -208,8 +210,25 @@ class Summaries:
 
     async def _announce(self, archive: Archive, session: str, model: object) -> None:
         """Let those who look at the record see that a model writes a summary, until its row is there."""
-        compiler = self._arguments.model if self._arguments.model is not None else cast(Model, model)
-        await archive.announce_compile(session, model_alias(compiler), self._arguments.timeout)
+        await archive.announce_compile(session, model_alias(self._writer(model)), self._arguments.timeout)
+
+    def _writer(self, model: object) -> Model | str:
+        """The model that writes summaries: the one that was named, else the run's own."""
+        return self._arguments.model if self._arguments.model is not None else cast(Model, model)
+
+    def beside(self, arguments: Arguments) -> Summaries:
+        """The same with other arguments, held to the same limit."""
+        other = copy(self)
+        other._arguments = arguments
+        return other
+
+    async def refusal(
+        self, archive: Archive, session: str, writer: Model | str, prompts: Sequence[str], cap: int
+    ) -> str | None:
+        """Reason why such a summary would not be asked for; None if it would."""
+        if self._spending is None:
+            return None
+        return (await self._spending.quote(archive, session, writer, prompts, cap))[1]
 
     async def _alone(
         self, key: str, prompts: Sequence[str], model: Model, archive: Archive, session: str
@@ -222,7 +241,7 @@ class Summaries:
 
     async def ask(self, key: str, prompts: Sequence[str], model: Model, archive: Archive) -> SummaryResponse:
         """One summary that is not remembered: shared with another run that wants the same, or made."""
-        compiler: Model | str = self._arguments.model if self._arguments.model is not None else model
+        compiler = self._writer(model)
         place = archive.shared(key)
         outcome = await try_await(UNDER_WAY.join(place, lambda: self._made(key, prompts, compiler, archive)))
         if outcome.value is None:
@@ -245,10 +264,15 @@ class Summaries:
 
 
 def _settle(
-    spending: Spending, owner: str | None, session: str, held: Decimal, task: asyncio.Task[SummaryResponse]
+    spending: Spending,
+    owner: str | None,
+    session: str,
+    held: Decimal,
+    writer: Model | str,
+    task: asyncio.Task[SummaryResponse],
 ) -> None:
     failed = task.cancelled() or task.exception() is not None
-    spending.settle(owner, session, held, None if failed else task.result())
+    spending.settle(owner, session, held, None if failed else task.result(), writer)
 
 
 async def _answered(known: SummaryResponse) -> SummaryResponse:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 
+from pydantic_ai.models import Model
+
 from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryResponse, model_alias
 from context_compiler.errors import BudgetError
 from context_compiler.middleware.archive import Archive
-from context_compiler.middleware.arguments import Arguments
 from context_compiler.record.costs import compile_cost
 from context_compiler.resilience import Report
 from context_compiler.tokens import Ratios, TokenCounter, model_family
@@ -29,39 +30,48 @@ Place = tuple[str | None, str]
 class Spending:
     """Costs of the compiles of one compiler, by session."""
 
-    def __init__(self, arguments: Arguments, limit: Decimal, counter: TokenCounter, report: Report) -> None:
+    def __init__(self, limit: Decimal, counter: TokenCounter, report: Report) -> None:
         """Count prompts with `counter`; call `report` once a session whose limit, in US dollars, is reached."""
-        self._arguments, self._limit, self._counter, self._report = arguments, limit, counter, report
+        self._limit, self._counter, self._report = limit, counter, report
         self._spent: Memo[Place, Decimal] = Memo(SESSIONS)
         self._under_way: dict[Place, Decimal] = {}
         self._reported: Memo[Place, bool] = Memo(SESSIONS)
 
     async def reserve(
-        self, archive: Archive, session: str, model: object, prompts: Sequence[str], cap: int
+        self, archive: Archive, session: str, writer: Model | str, prompts: Sequence[str], cap: int
     ) -> tuple[Decimal, str | None]:
         """The most that a compile will cost, held until `settle`, and the reason why it may not be made.
 
         Args:
             archive: The record of the owner.
             session: The conversation.
-            model: The run's own, which compiles unless another was named.
+            writer: Model that will be asked.
             prompts: All that the model will be asked.
             cap: The most tokens of each answer.
         """
         place = archive.owner, session
-        alias = model_alias(self._arguments.model if self._arguments.model is not None else model)  # pyright: ignore[reportArgumentType]
-        price = price_of(alias, getattr(model, "system", None) if self._arguments.model is None else None)
+        most, refused = await self.quote(archive, session, writer, prompts, cap)
+        if refused is not None:
+            return Decimal(0), await self._tell(place, refused)
+        self._under_way[place] = self._under_way.get(place, Decimal(0)) + most
+        return most, None
+
+    async def quote(
+        self, archive: Archive, session: str, writer: Model | str, prompts: Sequence[str], cap: int
+    ) -> tuple[Decimal, str | None]:
+        """The same, with nothing held."""
+        alias = model_alias(writer)
+        price = price_of(alias, _provider(writer))
         if price is None:
             why = f"no price is known for {alias}, so its compiles cannot be held to a limit of {dollars(self._limit)}"
-            return Decimal(0), await self._tell(place, why)
+            return Decimal(0), why
         ratio = Ratios().of(model_family(None, alias))
         given = (round(self._counter.text(prompt) * ratio) for prompt in prompts)
         most = sum((price.cost(tokens + cap, output=cap) for tokens in given), Decimal(0))
         spent = await self.spent(archive, session)
         if spent + most > self._limit:
             why = f"the compiles of this session have cost {dollars(spent)}, and one more might pass the limit"
-            return Decimal(0), await self._tell(place, f"{why} of {dollars(self._limit)}")
-        self._under_way[place] = self._under_way.get(place, Decimal(0)) + most
+            return Decimal(0), f"{why} of {dollars(self._limit)}"
         return most, None
 
     async def spent(self, archive: Archive, session: str) -> Decimal:
@@ -71,14 +81,15 @@ class Spending:
         known = max(sum(recorded, Decimal(0)), self._spent.get(place) or Decimal(0))
         return known + self._under_way.get(place, Decimal(0))
 
-    def settle(self, owner: str | None, session: str, held: Decimal, response: SummaryResponse | None) -> None:
+    def settle(
+        self, owner: str | None, session: str, held: Decimal, response: SummaryResponse | None, writer: Model | str
+    ) -> None:
         """Put the cost of a compile in place of what was held for it."""
         place = owner, session
         if left := self._under_way.pop(place, Decimal(0)) - held:
             self._under_way[place] = left
         usage = response.usage if response is not None else {}
-        alias = model_alias(self._arguments.model) if self._arguments.model is not None else ""
-        cost = cost_of(alias, usage) if usage else Decimal(0)
+        cost = cost_of(model_alias(writer), usage, _provider(writer)) if usage else Decimal(0)
         if cost is None or cost:
             self._spent.keep(place, (self._spent.get(place) or Decimal(0)) + (held if cost is None else cost))
 
@@ -87,3 +98,7 @@ class Spending:
             self._reported.keep(place, True)
             await self._report(BudgetError(f"{why}: no model is asked for it any more, passages are quoted instead"))
         return why
+
+
+def _provider(writer: Model | str) -> str | None:
+    return None if isinstance(writer, str) else writer.system

@@ -248,6 +248,7 @@ class Pending:
         """Start with none."""
         self._all: dict[Conversation, PendingCompile] = {}
         self._begun: set[Conversation] = set()
+        self._unused: list[PendingCompile] = []
 
     def begin(self, conversation: Conversation) -> bool:
         """True for the one who may begin a compile of a conversation, until `begun`."""
@@ -270,7 +271,7 @@ class Pending:
         """Keep a compile; the oldest of too many is cancelled."""
         self._all[one.context.conversation] = one
         while len(self._all) > PENDING:
-            self._all.pop(next(iter(self._all))).cancel()
+            self._leave(self._all.pop(next(iter(self._all)))).cancel()
 
     def take(self, one: PendingCompile) -> bool:
         """Keep it no longer; True for the first who takes it."""
@@ -279,9 +280,20 @@ class Pending:
         del self._all[one.context.conversation]
         return True
 
+    def _leave(self, one: PendingCompile) -> PendingCompile:
+        """Note a compile that is done and that no request will use."""
+        if one.task.done():
+            self._unused.append(one)
+        return one
+
+    def take_unused(self) -> list[PendingCompile]:
+        """Compiles that were done for nothing, each once."""
+        unused, self._unused = self._unused, []
+        return unused
+
     async def end(self) -> None:
         """Cancel all of them, and wait for those of this event loop to end."""
-        tasks = [one.cancel() for one in self._all.values()]
+        tasks = [self._leave(one).cancel() for one in self._all.values()]
         self._all.clear()
         mine = {task for task in tasks if task.get_loop() is asyncio.get_running_loop()}
         if mine:

@@ -81,11 +81,11 @@ class Costs:
         return ", ".join(parts)
 
 
-def add_costs(records: Sequence[Record]) -> Costs:
-    """Add up what was sent, what everything would have cost, and each compile once."""
+def add_costs(records: Sequence[Record], unsent: Sequence[Compile] = ()) -> Costs:
+    """Add up what was sent, what everything would have cost, and each compile once; `unsent` no request carries."""
     found = [request_cost(record) for record in records]
     made = {record.summary_id: record.compile for record in records if record.compile and record.compile.usage}
-    compiles = [(one.model_alias, compile_cost(one)) for one in made.values()]
+    compiles = [(one.model_alias, compile_cost(one)) for one in (*made.values(), *unsent)]
     unknown = {one.model or NO_MODEL for one in found if one.sent is None}
     unknown |= {model for model, cost in compiles if cost is None}
     return Costs(

@@ -150,6 +150,13 @@ def announce_compile(db: Database, session_id: str, vault_name: str, model: str,
     return found is not None
 
 
+def save_compile(db: Database, compile: Compile) -> int:
+    """Save a compile that no request carries; its row."""
+    with db.transaction():
+        session = session_row(db, session_key(db, compile.session_id, compile.vault_name), compile.created_at)
+        return compile_row(db, compile, session)
+
+
 def session_cycles(db: Database, session_id: str, vault_name: str) -> list[Cycle]:
     """Every cycle of a conversation, oldest first."""
     found = db.execute(

@@ -168,6 +168,14 @@ class Steered(Protocol):
         """
         ...
 
+    async def save_compile(self, compile: Compile) -> int:
+        """Save a compile that no request carries and no action made, and return its row number.
+
+        Raises:
+            StoreError: It could not be saved.
+        """
+        ...
+
     async def session_cycles(self, session_id: str, vault_name: str = "") -> list[Cycle]:
         """Every cycle of a conversation, oldest first."""
         ...
@@ -386,6 +394,10 @@ class SQLStore(Protocol):
         """Save an action, with the compile that it made, and return it with `number` and `summary_id`."""
         given = {"session_id": session_id, "vault_name": vault_name, "action": action}
         return await self.perform(partial(sessions.save_action, **given, after=after, compile=compile))
+
+    async def save_compile(self, compile: Compile) -> int:
+        """Save a compile that no request carries and no action made, and return its row number."""
+        return await self.perform(partial(sessions.save_compile, compile=compile))
 
     async def session_cycles(self, session_id: str, vault_name: str = "") -> list[Cycle]:
         """Every cycle of a conversation, oldest first."""

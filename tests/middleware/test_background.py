@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import subprocess
 import sys
@@ -16,9 +17,11 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
+from typer.testing import CliRunner
 
-from context_compiler import MemoryStore, View
+from context_compiler import MemoryStore, SQLiteStore, View
 from context_compiler.chat import ChatSession
+from context_compiler.cli.root import app
 from context_compiler.errors import CompileError, SettingsError
 from context_compiler.record.values import Compile, Record
 from tests.support.agents import NOTES, Ran, Talker, compiler, run
@@ -274,6 +277,24 @@ async def test_closing_ends_what_is_under_way() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()} and chat.gate.cancelled == 1
     chat.gate.open()
     await chat.until(lambda: chat.status == "compiled")
+
+
+async def test_what_no_request_used_is_on_the_record_with_its_cost(tmp_path: Path) -> None:
+    chat = Chat(Gate(opened=True), store=tmp_path / "context.db")
+    await chat.until(lambda: chat.gate.asked)
+    assert not await chat.compiles()
+    await chat.ours.aclose()
+    await chat.ours.aclose()
+    store = SQLiteStore(tmp_path / "context.db")
+    (info,) = await store.sessions()
+    paid = [one for one in await store.summaries(info.session_id) if one.usage]
+    assert [one.usage["input_tokens"] for one in paid] == [100] and "no request came for it" in (paid[0].error or "")
+    assert paid[0].status.startswith("skipped; made in the background") and not await store.verify()
+    arguments = ["stats", "--db", str(tmp_path / "context.db"), "--json"]
+    total = json.loads((await asyncio.to_thread(CliRunner().invoke, app, arguments)).stdout)["total"]
+    assert total["by_model"] == 1 and "gate" in total["costs"]["unknown"]
+    await chat.turn()
+    await store.close()
 
 
 async def test_closing_a_chat_ends_it_too(tmp_path: Path) -> None:

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_ai import Agent
+from pydantic_ai.capabilities import ProcessHistory
+from pydantic_ai.messages import ModelMessage
 
-from context_compiler import ContextCompiler, SQLiteStore
+from context_compiler import ContextCompiler, SQLiteStore, build_compiling_history_processor
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.middleware.manual import CompileResult
 from tests.middleware.chatting import Chat
-from tests.support.agents import Notes
+from tests.support.agents import Notes, Talker
 from tests.support.histories import prose
 
 GOOD = "- **Goal**: the tickets 4711 and 4712 stay open until Maria agrees."
@@ -259,6 +262,16 @@ async def test_a_pin_that_cannot_fit_is_refused_with_the_remedy() -> None:
     assert len(await talk.ours.pins("talk")) == 4
 
 
+async def test_nothing_but_what_is_pinned_is_unpinned() -> None:
+    talk = await talked()
+    pin = await talk.ours.pin("talk", "turn 2")
+    for message in ("", "turn 3", "no such words", "turn 99", -1):
+        with pytest.raises(SettingsError, match="no such message|not pinned"):
+            await talk.ours.unpin("talk", message)
+    assert await talk.ours.pins("talk") == (pin,)
+    assert await talk.ours.unpin("talk", "question 1:") == pin and not await talk.ours.pins("talk")
+
+
 async def test_from_a_message_on_everything_is_summarised_and_what_is_before_stays() -> None:
     talk = await talked(9)
     done = await talk.ours.compile_now("talk", start="turn 4")
@@ -309,6 +322,32 @@ async def test_each_owner_steers_a_conversation_of_their_own() -> None:
     with pytest.raises(SettingsError, match="name the owner"):
         await talk.ours.undo_compile("talk")
     assert "4711" in await talk.say("And now?")
+
+
+async def test_a_history_processor_follows_what_was_done_by_hand(tmp_path: Path) -> None:
+    talker, given = Talker("ok"), {"budget": 20_000, "store": tmp_path / "context.db", "system": None, "recall": 0}
+    processor = build_compiling_history_processor("extractive", **given)
+    agent, history = Agent(talker.model, capabilities=[ProcessHistory(processor)]), list[ModelMessage]()
+
+    async def say(prompt: str) -> str:
+        history[:] = (await agent.run(prompt, message_history=history, conversation_id="talk")).all_messages()
+        return talker.last.text
+
+    for prompt in prompts(8):
+        await say(prompt)
+    ours = ContextCompiler(model="none", **given)
+    assert (await ours.pin("talk", "turn 2")).turn == 2
+    done = await ours.compile_now("talk", "question 4")
+    assert done.done
+    text = await say("And now?")
+    assert "Question 1:" in text and prose(0, 60) not in text and prose(1, 60) in text and prose(7, 60) in text
+    assert prose(0, 60) not in await say("And then?")
+    undone = await ours.undo_compile("talk")
+    assert undone.done and undone.after > done.after
+    await ours.unpin("talk", "turn 2")
+    text = await say("And last?")
+    assert all(prose(number, 60) in text for number in range(8)) and "And then?" in text
+    assert len(await processor.transcript("talk")) == 22
 
 
 async def test_what_nobody_knows_cannot_be_steered() -> None:

@@ -14,7 +14,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import RequestUsage
 
 from context_compiler import ContextCompiler, Money, View
-from context_compiler.errors import BudgetError, SettingsError
+from context_compiler.errors import BudgetError, SettingsError, StoreError
 from tests.support.agents import Talker
 from tests.support.histories import prose
 
@@ -97,6 +97,75 @@ async def test_compiles_in_the_background_are_held_to_it_too(tmp_path: Path) -> 
     notes = Priced()
     await lived(tmp_path / "context.db", notes, range(9), [], background=True)
     assert 1 <= notes.asked <= 3
+
+
+async def by_hand(
+    store: Any, notes: Priced, history: list[ModelMessage], **wanted: Any
+) -> tuple[ContextCompiler, list[Exception]]:
+    """A compiler of a new process, on the same record."""
+    errors = list[Exception]()
+    made: dict[str, Any] = {"store": store, "system": None, "budget": 20_000, "compile_spend_limit": Money("0.03")}
+    ours = ContextCompiler(**made | {"model": notes.model, "on_error": errors.append} | wanted)
+    agent = Agent(Talker("ok").model, capabilities=[ours])
+    for turn in range(6):
+        asked = f"Question {turn}: {prose(turn + 500, 300)}"
+        history[:] = (await agent.run(asked, message_history=history, conversation_id="talk")).all_messages()
+    return ours, errors
+
+
+async def test_a_compile_by_hand_at_the_limit_quotes_says_so_and_is_recorded_so(tmp_path: Path) -> None:
+    notes, history = Priced(), list[ModelMessage]()
+    ours, errors = await by_hand(tmp_path / "context.db", notes, history)
+    while notes.asked < 6 and (done := await ours.compile_now("talk", f"ticket {notes.asked}")).usage:
+        assert done.done and done.cost == Decimal("0.006")
+    asked = notes.asked
+    assert 2 <= asked <= 5
+    focus = "the garden of the neighbour, and who waters it " * 10
+    shown = await ours.preview("talk", focus)
+    assert "might pass the limit of $0.0300: no model would be asked" in shown.why
+    assert not shown.usage and shown.model == "none"
+    done = await ours.compile_now("talk", focus)
+    assert done.done and notes.asked == asked and done.model == "none" and not done.usage and done.summary
+    assert "might pass the limit of $0.0300: no model was asked" in done.why
+    assert [type(error) for error in errors] == [BudgetError]
+    store = ours._ware.archive.store  # pyright: ignore[reportPrivateUsage]
+    newest = (await store.summaries("talk"))[0]
+    assert newest.status.startswith("refused") and "might pass the limit" in (newest.error or "") and not newest.usage
+    assert not await store.verify()
+
+
+@pytest.mark.parametrize("wanted", [{"record": "off"}, {"record": "metadata"}, {"redact": str.upper}], ids=str)
+async def test_compiles_by_hand_and_by_runs_share_the_limit_whatever_is_recorded(
+    tmp_path: Path, wanted: dict[str, Any]
+) -> None:
+    notes = Priced()
+    ours, errors = await by_hand(tmp_path / "context.db", notes, [], **wanted)
+    for number in range(6):
+        await ours.compile_now("talk", f"ticket {number}")
+    assert 2 <= notes.asked <= 5 and [type(error) for error in errors] == [BudgetError]
+    store = ours._ware.archive.store  # pyright: ignore[reportPrivateUsage]
+    paid = [one for one in await store.summaries("talk") if one.usage]
+    assert len(paid) == (0 if wanted.get("record") == "off" else notes.asked)
+    assert all(one.summary is None and one.compiled_prompt is None for one in paid)
+
+
+async def test_what_a_compile_cost_counts_even_if_nothing_came_of_it(tmp_path: Path) -> None:
+    notes, history = Priced(), list[ModelMessage]()
+    ours, errors = await by_hand(tmp_path / "context.db", notes, history)
+    ours._ware.archive.save_action = refuse  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    for number in range(6):
+        assert not (await ours.compile_now("talk", f"ticket {number}")).done
+    assert 2 <= notes.asked <= 5 and BudgetError in map(type, errors)
+    store = ours._ware.archive.store  # pyright: ignore[reportPrivateUsage]
+    assert sum(bool(one.usage) for one in await store.summaries("talk")) == notes.asked
+    again = Priced()
+    await lived(tmp_path / "context.db", again, range(6, 12), history)
+    assert again.asked == 0
+
+
+async def refuse(*given: Any, **wanted: Any) -> None:
+    """Save nothing."""
+    raise StoreError("the disk is full")
 
 
 @pytest.mark.parametrize("given", [0.5, 1, "0.5", "$0", True, Money(1, fallback=100)])
