@@ -44,8 +44,10 @@ from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError
 from context_compiler.messages.display import reason_text
 from context_compiler.messages.history import History, load_messages, message_body
+from context_compiler.middleware.request import tool_tokens
 from context_compiler.record.costs import compile_cost, request_cost
-from context_compiler.record.values import Record
+from context_compiler.record.values import Record, Tool
+from context_compiler.tokens import TokenCounter
 from context_compiler.tokens.prices import NANO_USD, dollars
 
 app = group("List, show, diff and replay the recorded requests.", shown="views list")
@@ -62,6 +64,12 @@ VIEWS = (
     Column("budget", right=True, spare=3),
     Column("template", elastic=True, spare=4),
     Column("fidelity", spare=5),
+)
+TOOLS = (
+    Column("tool", names=True),
+    Column("kind"),
+    Column("tokens", right=True),
+    Column("description", style="dim", elastic=True),
 )
 KEPT = (Column("why", style="green"), Column("messages", right=True))
 LEFT_OUT = (
@@ -122,6 +130,9 @@ async def _load_views(db: Place, owner: str | None, session: str | None, limit: 
 def show_(
     view: ViewId,
     raw: Annotated[bool, typer.Option("--raw", help="Show the raw history instead.")] = False,
+    tools: Annotated[
+        bool, typer.Option("--tools", help="Show the tools that were sent beside the messages instead.")
+    ] = False,
     every: Annotated[
         bool, typer.Option("--all", help="On a terminal, name everything that was left out, not only the first few.")
     ] = False,
@@ -130,6 +141,9 @@ def show_(
     json: Json = False,
 ) -> None:
     """Show the exact messages of a view, and its token breakdown."""
+    if tools:
+        _show_tools(db, owner, view, json=json)
+        return
     record, bodies = asyncio.run(_load_view(db, owner, view, raw=raw))
     screen = Screen()
     if json:
@@ -143,6 +157,27 @@ def show_(
     what = "Raw history" if raw else "Messages as sent"
     screen.heading(f"{what}: {len(history)}, {number(history.tokens)} tokens")
     print_messages(screen, history)
+
+
+def _show_tools(db: Place, owner: str | None, view: int, *, json: bool) -> None:
+    record, tools = asyncio.run(_load_tools(db, owner, view))
+    screen = Screen()
+    if json:
+        screen.raw(json_text({"view": record.id, "tools": tools}))
+    elif tools is None:
+        screen.line(f"the tools of view {record.id} are not recorded")
+    else:
+        counter = TokenCounter()
+        rows = [(one.name, one.kind, tool_tokens(one, counter), one.description or "") for one in tools]
+        screen.table(TOOLS, rows)
+        total = number(sum(row[2] for row in rows))
+        screen.line(f"{plural(len(rows), 'tool')}, {total} tokens; --json has their schemas")
+
+
+async def _load_tools(db: Place, owner: str | None, number: int) -> tuple[Record, tuple[Tool, ...] | None]:
+    async with open_record(db, owner) as store:
+        record = await find_view(store, number)
+        return record, await store.scoped(record.owner).tools(number)
 
 
 async def _load_view(db: Place, owner: str | None, number: int, *, raw: bool) -> tuple[Record, list[bytes]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -275,3 +276,21 @@ def test_an_import_can_be_of_one_conversation_under_another_name(cc: Command, tm
 def test_a_name_for_several_conversations_is_refused(cc: Command, tmp_path: Path) -> None:
     written(tmp_path / "chats.json", [chat(1), chat(2)])
     assert "select one with --select" in one_line(cc("import", "chats.json", "--session", "mine"))
+
+
+async def _with_tools(db: Path) -> None:
+    store = SQLiteStore(db)
+    tools = [{"kind": "output", "name": "go\x1b[31m", "description": "Go there.", "parameters": {"type": "object"}}]
+    record = replace(request("raw", 1.0), request_hash="0" * 64)
+    await store.save(Entry(record=record, raw=None, view=None, tools=json.dumps(tools)))
+    await store.close()
+
+
+def test_the_tools_of_a_view_are_shown_if_they_are_recorded(recorded: Command, tmp_path: Path) -> None:
+    asyncio.run(_with_tools(tmp_path / "system" / "context.db"))
+    said = recorded("views", "show", "4", "--tools")
+    assert said.code == 0 and "Go there." in said.out and "output" in said.out and "\x1b" not in said.out
+    (tool,) = json.loads(recorded("views", "show", "4", "--tools", "--json").out)["tools"]
+    assert tool["description"] == "Go there." and tool["parameters"] == {"type": "object"}
+    assert recorded("views", "show", "3", "--tools").out == "the tools of view 3 are not recorded\n"
+    assert json.loads(recorded("views", "show", "3", "--tools", "--json").out) == {"view": 3, "tools": None}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from context_compiler.record.store import SQLiteStore
 from context_compiler.web.app import create_app
 from tests.web.browser import PATIENCE, browser, chat_app, serving
 from tests.web.conftest import HOSTILE
@@ -172,6 +175,49 @@ def test_a_chat_is_compacted_undone_and_pinned_with_its_buttons(chromium: Any, t
         page.get_by_role("button", name="Unpin").first.click()
         page.get_by_text("No message is pinned").wait_for()
         assert not visit.complaints
+
+
+def test_a_message_is_shown_raw_pinned_and_summarized_from(chromium: Any, db: Path) -> None:
+    with serving(create_app(db, system=None)) as address:
+        visit = Visit(chromium, address)
+        page = visit.go("/requests/20")
+        message = page.locator(".cc-message").nth(2)
+        message.get_by_role("link", name="Raw").click()
+        message.get_by_text('"part_kind"').first.wait_for()
+        message.get_by_role("link", name="Raw").click()
+        assert not message.get_by_text('"part_kind"').count()
+        message.get_by_role("button", name="Keep always").click()
+        page.get_by_text("stays in every view").wait_for()
+        message.get_by_role("button", name="Unpin").click()
+        page.get_by_text("is pinned no longer").wait_for()
+        message.get_by_role("button", name="Summarize from here").click()
+        assert page.get_by_label("Only from this turn on").input_value().startswith("m")
+        page.get_by_role("button", name="Preview").click()
+        page.get_by_text("nothing was changed").wait_for()
+        assert not visit.complaints
+
+
+def test_a_compile_appears_while_somebody_looks_and_is_gone_after_it(chromium: Any, db: Path) -> None:
+    with serving(create_app(db, system=None)) as address:
+        visit = Visit(chromium, address)
+        page = visit.go("/sessions/1")
+        announce(db, 600)
+        page.get_by_text("A summary is being written by some-model").wait_for()
+        announce(db, 0)
+        page.get_by_text("A summary is being written by some-model").wait_for(state="detached")
+        assert not visit.complaints
+
+
+def announce(db: Path, seconds: float) -> None:
+    """Let a compile of the long session be under way, as another process does."""
+
+    async def work() -> None:
+        store = SQLiteStore(db)
+        assert await store.announce_compile("long", "", "some-model", seconds)
+        await store.close()
+
+    with ThreadPoolExecutor(1) as other:  # playwright's own loop runs on this thread
+        other.submit(asyncio.run, work()).result()
 
 
 def test_a_hostile_prompt_stays_text_in_the_chat(chromium: Any, tmp_path: Path) -> None:
