@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import zlib
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
+from urllib.parse import urlsplit
 
 import pytest
 
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.manager.memory import SQLiteMemory
-from context_compiler.record.store import MemoryStore, SQLiteStore, SQLStore, Tenants
+from context_compiler.record.store import MemoryStore, SQLiteStore, SQLStore, Tenants, open_place
 from tests.record.conftest import STORES, open_one
 from tests.record.entries import NOW, Talk, ask, compiled, cycle, days_ago, request, talk
+from tests.support.postgres import Cluster
 
 ANN, BOB = "ann@example.org", "bob"
 
@@ -189,6 +194,53 @@ async def test_an_erased_owner_leaves_nothing_behind(tmp_path: Path):
     for body in gone:
         found = body if isinstance(body, bytes) else body.encode()
         assert found not in left
+
+
+@pytest.mark.slow
+async def test_an_erased_owner_leaves_nothing_in_a_database_that_was_vacuumed(postgres: Cluster, postgres_url: str):
+    """Neither plain nor compressed, neither in tables and indexes nor in what the planner has sampled of them."""
+    database = urlsplit(postgres_url).path[1:]
+    bob = open_place(postgres_url).scoped(BOB)
+    ann = bob.scoped(ANN)
+    for one, word in ((bob, "harmless"), (ann, SECRET)):
+        raw = Talk(*(f"{word}, message {at} of the talk about many things" * 9 for at in range(5)))
+        made = compiled(raw.ids[2], cache_key="k", summary=word, raw_output=word)
+        given = {"compile": made, "cycle": cycle(raw.ids[2], word * 50)}
+        await one.save(request(raw, Talk(word, "and"), **given, session_id=f"of {word}"))
+        await one.save_layers(f"of {word}", "", word, after=0)
+        memory = SQLiteMemory(f"of {word}", one)
+        await memory.remember(word)
+        await memory.commit(f"about {word}")
+    (folder,) = postgres.run(f"SELECT oid FROM pg_database WHERE datname = '{database}'")[0]
+    words = (SECRET, "horse", ANN)
+
+    def held() -> set[str]:
+        postgres.run("CHECKPOINT", database)
+        files = [file.read_bytes() for file in (postgres.folder / "data" / "base" / str(folder)).iterdir()]
+        pieces = [*files, *(piece for file in files for piece in _inflated(file))]
+        return {word for word in words if any(word.encode() in piece for piece in pieces)}
+
+    postgres.run("ANALYZE", database)
+    assert held() == set(words)
+    assert any(SECRET.encode() in piece for piece in _inflated(_bodies(postgres, database)))
+    await ann.erase()
+    assert held()  # until the server writes the files anew
+    postgres.run("VACUUM (FULL, ANALYZE)", database)
+    postgres.run("VACUUM FULL pg_catalog.pg_statistic", database)
+    assert held() == set()
+    assert await bob.verify() == () and len(await bob.views()) == 1
+    await bob.close()
+
+
+def _bodies(postgres: Cluster, database: str) -> bytes:
+    return b"".join(row[0] for row in postgres.run("SELECT body FROM context_compiler.contents", database))
+
+
+def _inflated(data: bytes) -> Iterator[bytes]:
+    """Whatever in some bytes can be decompressed."""
+    for found in re.finditer(rb"\x78[\x01\x9c]", data):
+        with suppress(zlib.error):
+            yield zlib.decompressobj().decompress(data[found.start() : found.start() + 8_192], 65_536)
 
 
 def _text(body: bytes | str) -> str:
