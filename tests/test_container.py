@@ -21,9 +21,18 @@ from context_compiler.settings import KEYS, variable
 from tests.support.pages import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))
+COMPOSED = {
+    name: yaml.safe_load((ROOT / "docker" / name).read_text(encoding="utf-8"))
+    for name in ("compose.yaml", "compose.postgres.yaml")
+}
+SERVICES = {
+    f"{file}: {name}": service
+    for file, composed in COMPOSED.items()
+    for name, service in composed["services"].items()
+    if "build" in service
+}
 COMMANDS = [json.loads(re.findall(r"^CMD (.*)$", DOCKERFILE, re.M)[-1])]
-COMMANDS += [service["command"] for service in COMPOSE["services"].values()]
+COMMANDS += [service["command"] for service in SERVICES.values()]
 
 
 @pytest.fixture
@@ -54,6 +63,34 @@ def test_the_commands_of_the_image_exist(command: list[str]) -> None:
     assert result.exit_code == 0, result.output
     given = {one["setting"] for one in json.loads(result.stdout)["settings"] if one["source"] == "argument"}
     assert given == {word for word in command if word.startswith("--")}
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
+def test_a_service_is_built_from_the_image_and_reached_where_it_listens(service: dict[str, Any]) -> None:
+    words = service["command"]
+    assert (ROOT / "docker" / service["build"] / "Dockerfile").exists()
+    assert {name for name in service.get("environment", ()) if name.startswith("CONTEXT_COMPILER_")} <= {
+        variable(key) for key in KEYS
+    }
+    inside = [port.rpartition(":")[2] for port in service.get("ports", ())]
+    assert inside == ([words[words.index("--port") + 1]] if "serve" in words else [])
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+
+
+@pytest.mark.parametrize("composed", COMPOSED.values(), ids=COMPOSED)
+def test_what_a_service_needs_is_declared(composed: dict[str, Any]) -> None:
+    services, volumes = composed["services"], set(composed.get("volumes", ()))
+    assert {one.partition(":")[0] for each in services.values() for one in each.get("volumes", ())} == volumes
+    for service in services.values():
+        for name, condition in service.get("depends_on", {}).items():
+            assert condition == {"condition": "service_healthy"} and services[name]["healthcheck"]["test"][0] == "CMD"
+        address = service.get("environment", {}).get("CONTEXT_COMPILER_DB", "")
+        if address.startswith("postgresql://"):
+            found = re.fullmatch(r"postgresql://(\w+)@(\w+)/(\w+)", address)
+            assert found is not None and found[2] in service["depends_on"]
+            settings = services[found[2]]["environment"]
+            assert (settings["POSTGRES_USER"], settings["POSTGRES_DB"]) == (found[1], found[3])
+            assert settings["POSTGRES_PASSWORD"] == service["environment"]["PGPASSWORD"]
 
 
 def test_a_worker_is_healthy_while_its_runs_can_be_read(
