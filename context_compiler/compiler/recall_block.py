@@ -41,11 +41,15 @@ TITLE = "RECALLED FROM EARLIER TURNS"
 LEAST = 48
 """Tokens; in less room a block is a fence around nothing."""
 
-MOST = 8_000
+MOST = 6_500
 """Tokens that a share of the room buys at most: what a block adds beyond them is not worth its price."""
 
 NARROW = 4_000
 """Least room that a share is taken of, in tokens: in a small room every free token is worth its price."""
+
+MENTIONS = 24
+"""Passages that a block for a sequence or for the whole has room for, on average, if it has mentions spread over the
+conversation; where it is for fewer, the best of them hold more."""
 
 SMALL = 0.03
 """The share of the room for a prompt that asks nothing."""
@@ -359,7 +363,7 @@ def recalled(
     partly = set(abridged)
     whole -= {call for call, answer in plan.pairing.pairs if answer in partly}
     best = ranking.best(cycle.decided, whole, beside=fill > 0)
-    best = _best(spread(best, int) if question.wide else best, _costs(plan), WIDE * room)
+    costs = _costs(plan)
     shown = "\n".join((cycle.note, cycle.quotes, *said, *_texts(plan, cycle, abridged)))
     words = set(shown.split())
 
@@ -370,7 +374,10 @@ def recalled(
         found = passages(history, plan.outline, positions, counter, ranking.weight)
         return [one for one in found if news(text := one.text.strip()) and (not within or text in within)]
 
-    candidates = quotable(best)
+    candidates = quotable(_best(best, costs, WIDE * room))
+    wide = question.wide and room * len(candidates) >= MENTIONS * sum(one.tokens for one in candidates)
+    if wide:
+        candidates = quotable(_best(spread(best, int), costs, WIDE * room))
     scored = zip(candidates, ranking.passages(candidates), strict=True)
     ranked = _distinct(sorted(scored, key=lambda pair: -pair[1]))
     answering = [pair for pair in ranked if pair[1] > 0]
@@ -382,12 +389,12 @@ def recalled(
         return ""
     if sum(one.tokens for one, _ in answering) < fill:
         room, answering = min(room, fill), ranked
-    if question.wide:
+    if wide:
         answering = spread(answering, lambda pair: pair[0].turn)
     answering, newer = mark_changes(
         index.changes, history, at, plan.outline, answering, lambda at: () if at in whole else quotable([at]), counter
     )
-    return _written(answering, room, counter, wide=question.wide, newer=newer)
+    return _written(answering, room, counter, wide=wide, newer=newer)
 
 
 def _distinct(ranked: Sequence[tuple[Passage, float]]) -> list[tuple[Passage, float]]:

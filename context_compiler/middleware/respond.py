@@ -192,7 +192,11 @@ def _raw(context: RequestContext, whole: bool = False) -> Result | None:
 
 
 def _carry_on(context: RequestContext, cycle: Cycle, whole: bool = False) -> Result | None:
-    """The cycle and everything since, up to the high threshold, with what is recalled for the turn."""
+    """The cycle and everything since, up to the high threshold, with what is recalled for the turn.
+
+    In a chat a view is not cut back in the middle of a turn while the budget holds: its block was found beside what
+    that would leave out.
+    """
     limits, known = context.limits(cycle), _known_blocks(context)
     most = limits.budget if whole else limits.high
     if known is None or known.own.turn != context.turn:
@@ -203,7 +207,8 @@ def _carry_on(context: RequestContext, cycle: Cycle, whole: bool = False) -> Res
             return None
         return _with_recall(context, cycle, plain)
     result = assemble_view(context, cycle, "cycle", blocks=known)
-    if result.cost - known.tokens(context.counter) > most:
+    waits = not cycle.tools and result.cost <= limits.budget
+    if result.cost - known.tokens(context.counter) > most and not waits:
         return None
     return _fitting(context, cycle, result)
 

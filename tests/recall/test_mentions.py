@@ -20,8 +20,11 @@ PLAIN = "What have I said of the parts of the greenhouse?"
 PARTS = ("foundation", "frame", "glazing", "heating", "irrigation", "shelves", "blinds", "paint")
 
 
-def renovation() -> list[ModelMessage]:
-    """Eight parts of a greenhouse over 160 turns, of which the first twenty talk about little else."""
+def renovation(answer: int = 60) -> list[ModelMessage]:
+    """Eight parts of a greenhouse over 160 turns, of which the first twenty talk about little else.
+
+    An answer has so many words.
+    """
     messages: list[ModelMessage] = []
     for turn in range(160):
         text = f"Something about {words(turn, 8)}."
@@ -29,7 +32,7 @@ def renovation() -> list[ModelMessage]:
             text = f"{words(turn, 14)}. About the greenhouse: its {PARTS[turn // 20]} comes next."
         elif turn < 20:
             text = f"Which parts does a greenhouse like greenhouse {turn} have, {words(turn, 9)}?"
-        messages += [user(text), assistant(f"Fine, {words(turn + 500, 60)}.")]
+        messages += [user(text), assistant(f"Fine, {words(turn + 500, answer)}.")]
     return messages
 
 
@@ -50,20 +53,22 @@ async def test_a_view_for_another_question_holds_what_answers_best() -> None:
 
 
 async def test_a_live_block_is_from_all_of_the_session_too() -> None:
-    found = [
-        [int(turn) for turn in re.findall(r"(?m)^\[(?:turn )?(\d+)", await recalled(one))] for one in (ORDER, PLAIN)
-    ]
+    found = [await recalled(one, answer=2, room=950) for one in (ORDER, PLAIN)]
     assert found[0] == sorted(found[0]) and {turn // 40 for turn in found[0]} == {0, 1, 2, 3}
-    assert max(found[1]) < 40
+    assert sum(turn >= 40 for turn in found[1]) < sum(turn >= 40 for turn in found[0])
 
 
-async def recalled(prompt: str) -> str:
-    """The block that a live agent sends before a prompt."""
+async def test_a_live_block_with_room_for_a_few_passages_has_the_best_of_them() -> None:
+    assert max(await recalled(ORDER, answer=60, room=500)) < 40
+
+
+async def recalled(prompt: str, *, answer: int, room: int) -> list[int]:
+    """The turns of the block that a live agent sends before a prompt, where answers have so many words."""
     talker = Talker("Fine.")
-    agent = Agent(talker.model, capabilities=[compiler(budget=2_000, recall=500)])
-    history = (await run(agent, "Hello.", message_history=renovation(), conversation_id="c")).messages
+    agent = Agent(talker.model, capabilities=[compiler(budget=2_000, recall=room)])
+    history = (await run(agent, "Hello.", message_history=renovation(answer), conversation_id="c")).messages
     await run(agent, prompt, message_history=history, conversation_id="c")
-    return block_of(talker.last.messages, prompt)
+    return [int(turn) for turn in re.findall(r"(?m)^\[(?:turn )?(\d+)", block_of(talker.last.messages, prompt))]
 
 
 async def test_a_summary_is_not_about_the_words_that_ask_for_it() -> None:
