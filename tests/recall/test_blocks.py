@@ -116,6 +116,20 @@ async def test_one_block_a_turn_however_many_requests_it_takes() -> None:
     assert len(blocks) == 1
 
 
+async def test_a_chat_is_not_cut_back_in_the_middle_of_a_turn_while_the_budget_holds() -> None:
+    async def look() -> str:
+        return words(len(talker.sent), 60)
+
+    turns = 12
+    talker = Talker([step for _ in range(turns) for step in ([("look", {})], "Fine.")])
+    await talked(
+        compiler(budget=2_000), [f"{words(turn + 60, 12)}." for turn in range(turns)], talker, [look], past(80)
+    )
+    for first, second in zip(talker.sent[::2], talker.sent[1::2], strict=True):
+        assert snapshot(second.messages[: len(first.messages)]) == first.snapshot
+    assert len({snapshot(sent.messages[:1]) for sent in talker.sent}) > 2
+
+
 async def test_a_prompt_that_asks_for_nothing_gets_a_small_block_at_most() -> None:
     prompts = ["Hello.", "Go on, please.", "ok", "👍", "zyzzyva quux"]
     talker, _ = await talked(compiler(budget=BUDGET), [*prompts, ASK])
