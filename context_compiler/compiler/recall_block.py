@@ -353,8 +353,7 @@ def recalled(
     """
     if room < LEAST:
         return ""
-    history, counter = plan.history, plan.counter
-    index = indexed(history)
+    history, counter, index = plan.history, plan.counter, indexed(plan.history)
     question = _question(history, index, at, cycle.decided, counter)
     if question is None:
         return ""
