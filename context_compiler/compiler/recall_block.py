@@ -362,7 +362,6 @@ def recalled(
     partly = set(abridged)
     whole -= {call for call, answer in plan.pairing.pairs if answer in partly}
     best = ranking.best(cycle.decided, whole, beside=fill > 0)
-    costs = _costs(plan)
     shown = "\n".join((cycle.note, cycle.quotes, *said, *_texts(plan, cycle, abridged)))
     words = set(shown.split())
 
@@ -373,10 +372,10 @@ def recalled(
         found = passages(history, plan.outline, positions, counter, ranking.weight)
         return [one for one in found if news(text := one.text.strip()) and (not within or text in within)]
 
-    candidates = quotable(_best(best, costs, WIDE * room))
+    candidates = quotable(_best(best, _costs(plan), WIDE * room))
     wide = question.wide and room * len(candidates) >= MENTIONS * sum(one.tokens for one in candidates)
     if wide:
-        candidates = quotable(_best(spread(best, int), costs, WIDE * room))
+        candidates = quotable(_best(spread(best, int), _costs(plan), WIDE * room))
     scored = zip(candidates, ranking.passages(candidates), strict=True)
     ranked = _distinct(sorted(scored, key=lambda pair: -pair[1]))
     answering = [pair for pair in ranked if pair[1] > 0]
