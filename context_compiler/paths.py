@@ -1,17 +1,21 @@
-"""Places: private folders for recorded content, addresses of databases, and the folder of this package."""
+"""Places: private folders for recorded content, addresses of databases, and where this package was installed from."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from contextlib import suppress
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
 NAME, EVERYTHING = ".gitignore", b"*\n"
 NAMESAKE = "context_compiler-*.dist-info/RECORD"
 """The file list of a distribution named `context-compiler`, beside this package."""
+
+DISTRIBUTION = "pydantic-ai-context-compiler"
 
 log = logging.getLogger("context_compiler")
 
@@ -63,6 +67,15 @@ def warn_of_namesake() -> None:
                     " context-compiler, then pip install --force-reinstall --no-deps pydantic-ai-context-compiler",
                     package,
                 )
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra of this package from where the package came from: a folder, or an index."""
+    direct = None
+    with suppress(metadata.PackageNotFoundError):
+        direct = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    from_folder = direct is not None and "dir_info" in json.loads(direct)
+    return f'pip install "{"." if from_folder else DISTRIBUTION}[{extra}]"'
 
 
 def is_address(place: object) -> bool:

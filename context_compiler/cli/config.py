@@ -40,7 +40,7 @@ EFFECTIVE = {
     "vault_name": "no name",
     "owner": "no owner",
 }
-"""What holds where a setting has no value of its own."""
+"""Effective defaults of settings without a value of their own."""
 
 COLUMNS = (Column("setting", style="bold"), Column("value", wraps=True), Column("from"))
 UNSET = "none"
@@ -54,7 +54,7 @@ class Origin:
     setting: str
     value: object
     meaning: str
-    """What holds if there is no value; empty if there is one."""
+    """Effective default, if there is no value."""
     source: str
     """`default`, `argument`, the name of a variable, or the path of a file."""
 

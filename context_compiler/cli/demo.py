@@ -15,6 +15,7 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.cli.compile import ViewRequest, compile_messages, view_document
 from context_compiler.cli.options import DB, Db, Json, Place, example, group, open_record
 from context_compiler.cli.screen import Column, Piece, Screen
+from context_compiler.cli.serve import missing_for_serve
 from context_compiler.cli.show import DROP_COLUMNS, dropped_rows, print_messages, read_history
 from context_compiler.cli.text import json_text, number, one_line, plural, share
 from context_compiler.compiler.view import View, places
@@ -23,6 +24,7 @@ from context_compiler.messages.importers import Transcript, parse_transcripts
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import outline, pair
 from context_compiler.middleware.replay import newest
+from context_compiler.paths import install_command
 from context_compiler.settings import Count
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens import as_counter
@@ -248,9 +250,13 @@ def _go_on(screen: Screen, views: Sequence[View], db: Place) -> None:
     screen.heading("On the record")
     screen.line(f"  {db}: views {', '.join(map(str, numbers))} of session demo, each with its exact messages")
     screen.heading("Next")
+    serve = f"context-compiler serve{where}"
+    if missing_for_serve():
+        serve = f"{install_command('web')} && {serve}"
     for command, does in (
         (f"context-compiler views show {numbers[-1]}{where}", "the largest of them in full"),
-        (f"context-compiler serve{where}", "all of them in the browser, with what was left out and why"),
+        (f"context-compiler views why {numbers[-1]} {quote(NEEDED[-1][1])}{where}", "what became of the words in it"),
+        (serve, "all of them in the browser, with what was left out and why"),
         ("context-compiler compile YOUR_CHAT.json --budget 4000 --explain", "a conversation of yours"),
     ):
         screen.line("  ", ("# " + does, "dim"))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from context_compiler.errors import SettingsError
+from context_compiler.paths import install_command
 
 INCHES, LEGEND = (4.2, 3.4), 2.6
 """Size of one panel, and width of the legend."""
@@ -62,7 +63,7 @@ def libraries() -> tuple[Any, Any]:
     try:
         return import_module("matplotlib"), import_module("matplotlib.figure")
     except ImportError:
-        raise SettingsError('drawing needs matplotlib: pip install "pydantic-ai-context-compiler[bench]"') from None
+        raise SettingsError(f"drawing needs matplotlib: {install_command('bench')}") from None
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:

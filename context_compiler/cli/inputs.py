@@ -13,6 +13,7 @@ from context_compiler.cli.screen import print_note
 from context_compiler.cli.text import one_line, suggestions
 from context_compiler.errors import SettingsError, TranscriptError
 from context_compiler.messages.importers import Transcript, parse_transcripts, read_transcripts
+from context_compiler.paths import install_command
 from context_compiler.resilience import attempt
 
 SHOWN_NOTES = 5
@@ -115,7 +116,7 @@ def _remedy(error: Exception | None) -> str:
         extra = next(iter(re.findall(r"pydantic-ai-slim\[([\w-]+)\]", message)), "")
         missing = "its provider's package is not installed"
         if extra in EXTRAS:
-            return f'{missing}: pip install "pydantic-ai-context-compiler[{extra}]"'
+            return f"{missing}: {install_command(extra)}"
         return f'{missing}: pip install "pydantic-ai-slim[{extra}]"' if extra else f"{missing}: {message}"
     missing = next(iter(re.findall(r"`([A-Z][A-Z0-9_]+)`", message)), "")
     if isinstance(error, UserError) and missing:

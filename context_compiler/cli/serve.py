@@ -18,6 +18,7 @@ from context_compiler.cli.runs import RUNS, Runs
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import json_text
 from context_compiler.errors import SettingsError
+from context_compiler.paths import install_command
 
 app = group("Look at the record in the browser.")
 
@@ -58,8 +59,8 @@ def serve(
     json: Json = False,
 ) -> None:
     """Serve the inspector of a record, and a chat, on this machine until Ctrl-C. Only the chat writes to the record."""
-    if missing := [name for name in NEEDS if find_spec(name) is None]:
-        raise SettingsError(f'{" and ".join(missing)} not installed: pip install "pydantic-ai-context-compiler[web]"')
+    if missing := missing_for_serve():
+        raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('web')}")
     listener = _listen(host, port)
     token = None if _is_loopback(host) else secrets.token_urlsafe(24)
     number = listener.getsockname()[1]
@@ -79,6 +80,11 @@ def serve(
         create_app(db, system=system, vault=vault, hosts=names, token=token, runs=runs, chats=chats, owner=owner),
         listener,
     )
+
+
+def missing_for_serve() -> list[str]:
+    """Packages that `serve` needs and that are not installed."""
+    return [name for name in NEEDS if find_spec(name) is None]
 
 
 def _chats(model: str, **settings: Any) -> Any:

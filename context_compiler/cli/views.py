@@ -274,7 +274,7 @@ def _drop_row(line: Mapping[str, Any], *, every: bool) -> tuple[object, ...]:
 
 
 def _named(line: Mapping[str, Any], *, every: bool) -> str:
-    """What was left out for one reason: all of it, or the first few and how many more."""
+    """Messages that were left out for one reason: all, or the first few and how many more."""
     what = [str(one) for one in cast("list[object]", line.get("what", []))]
     if every or len(what) <= NAMED:
         return ", ".join(what)

@@ -70,7 +70,7 @@ class View:
 
     messages: list[ModelMessage]
     tokens: int
-    """Exact tokens of the messages alone."""
+    """Exact tokens of the messages alone, by o200k; `tokens_sent` is what `budget` is about."""
     budget: int
     status: str
     """raw, compiled, cycle, fallback or floor_over_budget."""
@@ -86,8 +86,13 @@ class View:
     error: str | None = None
     record: Record | None = None
 
+    @property
+    def tokens_sent(self) -> int:
+        """Tokens of the whole request as its model counts them: the number of `views list`."""
+        return self.tokens if self.record is None else self.record.tokens_sent
+
     def __repr__(self) -> str:
-        what = f"{self.tokens:,} of {self.budget:,} tokens, {len(self.messages)} messages, {self.status}"
+        what = f"{self.tokens_sent:,} of {self.budget:,} tokens, {len(self.messages)} messages, {self.status}"
         return f"View({what})" if self.error is None else f"View({what}, error={self.error!r})"
 
     def _repr_html_(self) -> str:
@@ -106,7 +111,7 @@ class View:
         facts = [("status", self.status), ("budget", f"{self.budget:,}")]
         if self.error is not None:
             facts.append(("error", self.error))
-        title = f"{self.tokens:,} tokens in {len(self.messages)} messages"
+        title = f"{self.tokens_sent:,} tokens in {len(self.messages)} messages"
         return title, facts, shown, bars(self.ledger.get("tokens", {}), self.budget)
 
 

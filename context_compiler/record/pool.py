@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 from weakref import finalize
 
 from context_compiler.errors import StoreError
-from context_compiler.paths import place_name
+from context_compiler.paths import install_command, place_name
 from context_compiler.record.background import Background, current, retrieve_error, submit, wait_out
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.schema import APPLICATION_ID
@@ -24,7 +24,7 @@ from context_compiler.record.schema import APPLICATION_ID
 try:
     import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 except ImportError as missing:
-    raise ImportError('PostgreSQL needs more: pip install "pydantic-ai-context-compiler[postgres]"') from missing
+    raise ImportError(f"PostgreSQL needs more: {install_command('postgres')}") from missing
 
 T = TypeVar("T")
 

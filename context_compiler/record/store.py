@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
 from weakref import finalize
 
 from context_compiler.errors import SettingsError, StoreError
-from context_compiler.paths import is_address
+from context_compiler.paths import install_command, is_address
 from context_compiler.record import conversations, maintenance, queries, sessions
 from context_compiler.record.background import hold_at_fork
 from context_compiler.record.database import Database
@@ -269,9 +269,7 @@ def open_place(
     if not is_address(place):
         return SQLiteStore(place, read_only=read_only, busy_timeout_ms=busy_timeout_ms)
     if missing := [name for name in ("asyncpg", "greenlet") if find_spec(name) is None]:
-        raise SettingsError(
-            f'{" and ".join(missing)} not installed: pip install "pydantic-ai-context-compiler[postgres]"'
-        )
+        raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('postgres')}")
     return import_module("context_compiler.record.postgres").PostgresStore(place, read_only=read_only)
 
 

@@ -11,7 +11,7 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter, ToolCallPart, UserPro
 
 from context_compiler.cli.demo import NEEDED, VIEWS, check_views
 from context_compiler.cli.show import read_history
-from tests.cli.conftest import DEMO, Command
+from tests.cli.conftest import DEMO, Command, one_line
 from tests.cli.terminal import terminal as on_terminal
 
 MESSAGES = ModelMessagesTypeAdapter.validate_json(DEMO.read_bytes())
@@ -81,8 +81,9 @@ def test_the_demo_tells_its_story(cc: Command, terminal: int) -> None:
 def test_the_commands_that_the_demo_suggests_work(cc: Command, tmp_path: Path) -> None:
     said = cc("demo", "--full", "--db", "else where/demo.db")
     commands = [shlex.split(line, comments=True) for line in said.out.splitlines() if "  context-compiler " in line]
-    show, serve, compile_ = commands
+    show, why, serve, compile_ = commands
     assert cc(*show[1:]).code == 0 and "else where/demo.db" in show
+    assert cc(*why[1:]).code == 0 and "else where/demo.db" in why
     assert serve[1:] == ["serve", "--db", "else where/demo.db"]
     (tmp_path / "YOUR_CHAT.json").write_text(json.dumps([{"role": "user", "content": "Hello"}]))
     assert cc(*compile_[1:]).code == 0
@@ -91,3 +92,25 @@ def test_the_commands_that_the_demo_suggests_work(cc: Command, tmp_path: Path) -
 def test_the_demo_can_be_run_again(cc: Command) -> None:
     first, second = cc("demo").out, cc("demo").out
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("direct_url", "remedy"),
+    [
+        ({"url": "file:///src/context", "dir_info": {}}, 'pip install ".[web]"'),
+        ({"url": "file:///x.whl", "archive_info": {}}, 'pip install "pydantic-ai-context-compiler[web]"'),
+        (None, 'pip install "pydantic-ai-context-compiler[web]"'),
+    ],
+)
+def test_what_is_missing_is_installed_from_where_the_package_came_from(
+    cc: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct_url: object, remedy: str
+) -> None:
+    info = tmp_path / "first" / "pydantic_ai_context_compiler-0.2.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pydantic-ai-context-compiler\nVersion: 0.2.0\n")
+    if direct_url is not None:
+        (info / "direct_url.json").write_text(json.dumps(direct_url))
+    monkeypatch.syspath_prepend(str(info.parent))
+    monkeypatch.setattr("context_compiler.cli.serve.NEEDS", ("starlette", "no_such_package_of_anybody"))
+    assert remedy in one_line(cc("serve"))
+    assert f"{remedy} && context-compiler serve" in cc("demo", "--full").out

@@ -37,6 +37,7 @@ async def test_what_is_recalled_never_makes_a_view_larger_than_the_raw_history()
     recalled = [one for one in views if one.ledger["tokens"].get("recall")]
     assert recalled, "nothing was recalled: the case shows nothing"
     assert all(one.tokens_sent <= one.tokens_raw for one in views)
+    assert ours.last_view is not None and ours.last_view.tokens_sent == views[0].tokens_sent
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])

@@ -30,7 +30,7 @@ _COMPACT = re.compile(
 )
 
 REST = "/view full, after the next answer"
-"""Where the whole summary of a compile is shown."""
+"""Command that shows the whole summary of a compile."""
 
 LINES = 6
 """Lines of each message in `/view full`."""
