@@ -19,7 +19,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from graphlib import TopologicalSorter
@@ -90,7 +90,7 @@ WALKS: dict[str, Callable[[], Awaitable[set[str]]]] = {
 
 
 @contextmanager
-def entered() -> Iterator[set[str]]:
+def entered() -> Generator[set[str]]:
     """The files of the package whose functions are called meanwhile, relative to it."""
     files: set[str] = set()
 
