@@ -79,11 +79,13 @@ async def test_a_server_that_is_killed_under_load_loses_nothing_that_was_acknowl
 async def test_a_pool_that_is_fully_used_stops_no_run(record_url: str):
     errors: list[Exception] = []
     async with asyncpg.create_pool(record_url, min_size=0, max_size=1) as pool:
-        store = PostgresStore(Postgres(pool, patience_s=0.1))
+        database = Postgres(pool, patience_s=0.1)
+        store = PostgresStore(database)
         compiler = ContextCompiler(store=store, system=None, on_error=errors.append)
         async with pool.acquire():
             await talk_on(compiler, "talk", 1)
         assert errors and all(isinstance(error, StoreError) for error in errors)
+        database.patience_s = 600.0
         assert await store.views() == []
         await talk_on(ContextCompiler(store=store, system=None), "talk", 2)
         assert len(await store.views()) == 2

@@ -96,7 +96,7 @@ async def test_two_processes_lose_no_rows_and_share_what_they_compile(tmp_path: 
     both = writer(path, "left", 150), writer(path, "right", 150)
     wait_for(*both)
     begin(*both)  # the file does not exist yet: both try to create it
-    outputs = [one.communicate(timeout=300) for one in both]
+    outputs = [one.communicate(timeout=800) for one in both]
     assert [errors for _, errors in outputs] == ["", ""]
     lines = [line for output, _ in outputs for line in output.splitlines()]
     assert len({line.split()[0] for line in lines}) == 300
@@ -110,7 +110,7 @@ async def test_two_processes_lose_no_rows_and_share_what_they_compile(tmp_path: 
 async def test_a_process_killed_at_any_moment_loses_nothing_acknowledged(tmp_path: Path):
     path = tmp_path / "context.db"
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(path), "50"], capture_output=True, text=True, timeout=300, check=True
+        [sys.executable, "-c", KILLED, str(path), "50"], capture_output=True, text=True, timeout=800, check=True
     )
     assert done.stderr == ""
     lines = done.stdout.splitlines()
@@ -156,5 +156,5 @@ print(codes, len(asyncio.run(store.views())), asyncio.run(store.verify()), len(a
 
 def test_a_process_that_forks_while_it_saves_loses_nothing(tmp_path: Path):
     command = [sys.executable, "-W", "error", "-c", FORKED, str(tmp_path / "context.db")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert (done.stdout, done.stderr) == (f"[0, 0, 0, 0] {3 + 60 + 60 + 20} () {3 + 60 + 20}\n", "")
