@@ -16,7 +16,7 @@ from context_compiler.cache import Memo
 from context_compiler.messages.fences import fence
 from context_compiler.messages.items import MESSAGE_OVERHEAD
 from context_compiler.recall import Question
-from context_compiler.recall.others import Mention, News, OtherConversations
+from context_compiler.recall.others import Mention, Name, News, OtherConversations
 from context_compiler.record import browse
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore, Store
@@ -45,7 +45,7 @@ async def other_mentions(store: Store, session_id: str, prompt: str) -> list[tup
         return []
     key = _place(store), store.owner
     index = _INDEXES.get(key) or OtherConversations()
-    news, alive = await store.perform(partial(_news, known=index.tips))
+    news, alive = await store.perform(partial(_news, known=index.known))
     found = await asyncio.to_thread(_best, index, news, alive, Question.of(prompt), session_id)
     _INDEXES.keep(key, index)
     return found
@@ -67,21 +67,23 @@ def quoted_mentions(
 
 
 def _best(
-    index: OtherConversations, news: Sequence[News], alive: Sequence[int], question: Question, session_id: str
+    index: OtherConversations, news: Sequence[News], alive: Mapping[int, Name], question: Question, session_id: str
 ) -> list[tuple[float, Mention]]:
     index.take(news, alive)
     return index.best(question, session_id)
 
 
-def _news(db: Database, known: Mapping[int, str]) -> tuple[list[News], list[int]]:
-    """News of the owner's conversations, of at least `READ` messages if there are as many, and the numbers of all."""
+def _news(db: Database, known: Mapping[int, tuple[Name, str]]) -> tuple[list[News], dict[int, Name]]:
+    """News of the owner's conversations, of at least `READ` messages if there are as many, and the names of all."""
     there, news, left = browse.newest_conversations(db), list[News](), READ
-    for number, session, tip in there:
-        if known.get(number) != tip and left > 0:
-            bodies, goes_on = browse.messages_since(db, tip, known.get(number), READ)
-            news.append(News(number=number, session=session, tip=tip, bodies=bodies, goes_on=goes_on))
+    for number, session, created, tip in there:
+        name, before = known.get(number, (None, None))
+        before = before if name == (session, created) else None
+        if before != tip and left > 0:
+            bodies, goes_on = browse.messages_since(db, tip, before, READ)
+            news.append(News(number=number, name=(session, created), tip=tip, bodies=bodies, goes_on=goes_on))
             left -= len(bodies)
-    return news, [number for number, _, _ in there]
+    return news, {number: (session, created) for number, session, created, _ in there}
 
 
 def _place(store: SQLStore) -> Hashable:

@@ -28,7 +28,13 @@ LONGEST = 20_000
 NAME = 48
 """Characters of the name of a conversation in a label."""
 
+BRACKETS = str.maketrans("[]", "()")
+"""Replacements for the characters that begin and end a label."""
+
 SPEAKERS = {"user-prompt": "user", "text": "assistant"}
+
+Name = tuple[str, str]
+"""Name of a conversation and the time at which it began: its number may have been that of a deleted one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,8 @@ class Mention:
     @property
     def line(self) -> str:
         """The piece with its origin, as it is quoted."""
-        origin = ", ".join(filter(None, (one_line(self.session, NAME), self.day, self.speaker)))
+        name = one_line(self.session, NAME).translate(BRACKETS)
+        origin = ", ".join(filter(None, (name, self.day, self.speaker)))
         return f"[{origin}] {' '.join(self.text.split())}"
 
 
@@ -55,7 +62,7 @@ class News:
     """New messages of a conversation since it was indexed."""
 
     number: int
-    session: str
+    name: Name
     tip: str
     bodies: Sequence[bytes]
     """The canonical JSON of its new messages, oldest first."""
@@ -65,7 +72,7 @@ class News:
 
 @dataclass(slots=True)
 class _Conversation:
-    session: str
+    name: Name
     tip: str
     mentions: list[Mention] = field(default_factory=list[Mention])
     posts: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
@@ -82,15 +89,15 @@ class OtherConversations:
         self._lock = Lock()
 
     @property
-    def tips(self) -> Mapping[int, str]:
-        """The end of what was indexed of each conversation, by its number."""
+    def known(self) -> Mapping[int, tuple[Name, str]]:
+        """Name, and end of what was indexed, of each conversation by its number."""
         with self._lock:
-            return {number: one.tip for number, one in self._all.items()}
+            return {number: (one.name, one.tip) for number, one in self._all.items()}
 
-    def take(self, news: Sequence[News], alive: Sequence[int]) -> None:
+    def take(self, news: Sequence[News], alive: Mapping[int, Name]) -> None:
         """Index what is new, and forget every conversation that is not alive any more."""
         with self._lock:
-            for gone in self._all.keys() - set(alive):
+            for gone in [number for number, one in self._all.items() if alive.get(number) != one.name]:
                 self._forget(gone)
             for one in news:
                 if not one.goes_on:
@@ -109,7 +116,7 @@ class OtherConversations:
             whole = sum(weights.values()) * (1 + unknown / (2 * max(1, len(weights))))
             found: list[tuple[float, Mention]] = []
             for one in self._all.values():
-                if one.session != session:
+                if one.name[0] != session:
                     found += self._scored(one, weights, whole)
         return sorted(found, key=lambda pair: (-pair[0], (-pair[1].place[0], -pair[1].place[1])))
 
@@ -132,12 +139,12 @@ class OtherConversations:
             self.size -= sum(len(one.text) for one in gone.mentions)
 
     def _extend(self, news: News) -> None:
-        one = self._all.setdefault(news.number, _Conversation(news.session, news.tip))
+        one = self._all.setdefault(news.number, _Conversation(news.name, news.tip))
         one.tip = news.tip
         for body in news.bodies:
             for day, speaker, text in said(body):
                 at = len(one.mentions)
-                one.mentions.append(Mention(news.session, day, speaker, text, (news.number, at)))
+                one.mentions.append(Mention(news.name[0], day, speaker, text, (news.number, at)))
                 for term in set(terms(text)):
                     one.posts.setdefault(term, []).append(at)
                     self._spread[term] += 1

@@ -379,13 +379,17 @@ CONVERSATIONS = 500
 """Newest conversations of an owner that are looked at together."""
 
 
-def newest_conversations(db: Database) -> list[tuple[int, str, str]]:
-    """Number, name and end of the newest conversations of an owner that have content."""
+def newest_conversations(db: Database) -> list[tuple[int, str, str, str]]:
+    """Number, name, beginning and end of the newest conversations of an owner that have content.
+
+    The number of a deleted one may be that of another later, which has another name or began at another time.
+    """
     found = db.execute(
-        "SELECT id, session_id, raw_tip FROM sessions WHERE owner = ? AND raw_tip NOT NULL ORDER BY id DESC LIMIT ?",
+        "SELECT id, session_id, created_at, raw_tip FROM sessions WHERE owner = ? AND raw_tip NOT NULL"
+        " ORDER BY id DESC LIMIT ?",
         (writer_of(db), CONVERSATIONS),
     )
-    return [(row[0], row[1], row[2]) for row in found]
+    return [(row[0], row[1], row[2], row[3]) for row in found]
 
 
 def messages_since(db: Database, tip: str, known: str | None, most: int) -> tuple[list[bytes], bool]:

@@ -10,7 +10,7 @@ from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.usage import UsageLimits
 
-from context_compiler import ContextCompiler, View, build_compiling_history_processor, compile_view
+from context_compiler import ContextCompiler, Money, View, build_compiling_history_processor, compile_view
 from context_compiler.errors import SettingsError
 from context_compiler.tokens import TokenCounter
 from tests.support.agents import Talker
@@ -109,6 +109,13 @@ async def test_without_it_the_first_request_is_over_the_budget_of_such_a_model(p
         seen = Seen(server, name, counter=None, trigger=1.0)
         await seen.agent.run("and now?", message_history=long_history(FITTING))
     assert server.prompt_tokens[0] > BUDGET and seen.off[0] < -0.1 and seen.counts == 0
+
+
+async def test_a_budget_in_money_is_kept_by_the_count_of_the_provider() -> None:
+    with AnthropicServer("done", count=dear) as server:
+        seen = Seen(server, "claude-sonnet-4-6", trigger=1.0, budget=Money("0.009"))
+        await seen.agent.run("and now?", message_history=long_history(60))
+    assert BUDGET - 1 <= seen.views[0].budget <= BUDGET and server.prompt_tokens[0] <= BUDGET and seen.off == [0.0]
 
 
 async def test_it_is_asked_once_an_advance_and_not_between() -> None:
