@@ -1,9 +1,11 @@
 """What it costs to remember a request in PostgreSQL: against the least that a commit costs there, and against a file.
 
     python -m benchmarks.postgres [--messages 400] [--requests 200] [--processes 8] [--sessions 200]
+    python -m benchmarks.postgres --cut 30
 
 A cluster of its own, with `fsync` on, is started for it, and removed after it. The floor is one INSERT of as many bytes
-as a request adds, committed by itself, over the same Unix socket.
+as a request adds, committed by itself, over the same Unix socket. `--cut` is another thing: it cuts the network to the
+server for that many seconds under load, and says what became of the runs and of the record.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from pathlib import Path
 import asyncpg
 
 from benchmarks.store import chain, entries, prose, recorded
+from context_compiler.errors import StoreError
 from context_compiler.record.store import SQLStore, open_place
 from context_compiler.record.values import Entry
+from tests.support.line import Line
 from tests.support.postgres import Cluster
 
 TURNS = 5
@@ -97,6 +101,44 @@ async def together(place: str, processes: int, sessions: int) -> float:
     return found / taken
 
 
+async def cut(cluster: Cluster, seconds: float) -> None:
+    """Cut the network under a load of conversations, and compare what was acknowledged with what is there."""
+    line, acknowledged, refused, ended = Line(), set[int](), list[float](), False
+    async with line.to(cluster.port) as port:
+        store = open_place(cluster.url(port=port))
+
+        async def talk(lane: int) -> None:
+            for entry in short_sessions(lane, 100_000):
+                start = time.perf_counter()
+                try:
+                    acknowledged.add((await store.save(entry)).id or 0)
+                except StoreError:
+                    refused.append(time.perf_counter() - start)
+                if ended:
+                    return
+
+        lanes = [asyncio.create_task(talk(lane)) for lane in range(4)]
+        await asyncio.sleep(2)
+        line.whole.clear()
+        before = len(acknowledged)
+        await asyncio.sleep(seconds)
+        meanwhile = len(acknowledged) - before
+        line.whole.set()
+        start = time.perf_counter()
+        while len(acknowledged) == before + meanwhile:
+            await asyncio.sleep(0.01)
+        back = time.perf_counter() - start
+        await asyncio.sleep(2)
+        ended = True
+        await asyncio.gather(*lanes)
+        there = {record.id for record in await store.views()}
+        defects = await store.verify()
+        await store.close()
+    print(f"cut for {seconds:g} s: {len(refused)} saves refused, each within {max(refused, default=0):.1f} s;")
+    print(f"the first save after it succeeded {back:.1f} s later; {len(acknowledged)} acknowledged requests,")
+    print(f"{len(acknowledged - there)} of them missing; defects: {defects}")
+
+
 async def measure(url: str, folder: Path, given: argparse.Namespace) -> None:
     """Print the figures."""
     postgres, size = await saves(open_place(url), given.messages, given.requests)
@@ -119,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What it costs to remember a request in PostgreSQL.")
     for name, usual in (("messages", 400), ("requests", 200), ("processes", 8), ("sessions", 200), ("process", 0)):
         parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--cut", type=float, help="Only this: cut the network for so many seconds.")
     parser.add_argument("--write", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.write:
@@ -127,6 +170,9 @@ def main() -> None:
     cluster = Cluster(fsync="on", synchronous_commit="on", full_page_writes="on", autovacuum="on")
     cluster.start()
     try:
+        if given.cut:
+            asyncio.run(cut(cluster, given.cut))
+            return
         with tempfile.TemporaryDirectory() as folder:
             asyncio.run(measure(cluster.url(), Path(folder), given))
     finally:

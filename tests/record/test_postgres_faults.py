@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
 import pytest
 from pydantic_ai import Agent
@@ -15,6 +14,7 @@ from context_compiler import ContextCompiler
 from context_compiler.errors import StoreError
 from context_compiler.record.values import Entry, Record
 from tests.record.entries import compiled, request, talk
+from tests.support.line import Line
 from tests.support.postgres import Cluster
 
 asyncpg = pytest.importorskip("asyncpg")
@@ -89,42 +89,6 @@ async def test_a_pool_that_is_fully_used_stops_no_run(record_url: str):
         assert await store.views() == []
         await talk_on(ContextCompiler(store=store, system=None), "talk", 2)
         assert len(await store.views()) == 2
-
-
-class Line:
-    """A connection through loopback that can be cut without being closed."""
-
-    def __init__(self) -> None:
-        self.whole = asyncio.Event()
-        self.whole.set()
-
-    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while piece := await reader.read(65_536):
-                await self.whole.wait()
-                writer.write(piece)
-                await writer.drain()
-        except (ConnectionError, RuntimeError):
-            pass
-        finally:
-            writer.close()
-
-    @asynccontextmanager
-    async def to(self, port: int) -> AsyncIterator[int]:
-        """The port at which the line begins."""
-        tasks: set[asyncio.Task[None]] = set()
-
-        async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            there, back = await asyncio.open_connection("127.0.0.1", port)
-            tasks.update(
-                {asyncio.create_task(self.carry(reader, back)), asyncio.create_task(self.carry(there, writer))}
-            )
-
-        async with await asyncio.start_server(meet, "127.0.0.1", 0) as server:
-            yield server.sockets[0].getsockname()[1]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_network_that_is_cut_stops_no_run(postgres: Cluster, record_url: str):

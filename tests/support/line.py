@@ -1,0 +1,43 @@
+"""A network that fails: a line through loopback that is cut without a word to either end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Line:
+    """A connection through loopback that can be cut without being closed."""
+
+    def __init__(self) -> None:
+        self.whole = asyncio.Event()
+        self.whole.set()
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while piece := await reader.read(65_536):
+                await self.whole.wait()
+                writer.write(piece)
+                await writer.drain()
+        except (ConnectionError, RuntimeError):
+            pass
+        finally:
+            writer.close()
+
+    @asynccontextmanager
+    async def to(self, port: int) -> AsyncIterator[int]:
+        """The port at which the line begins."""
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+            tasks.update(
+                {asyncio.create_task(self.carry(reader, back)), asyncio.create_task(self.carry(there, writer))}
+            )
+
+        async with await asyncio.start_server(meet, "127.0.0.1", 0) as server:
+            yield server.sockets[0].getsockname()[1]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
