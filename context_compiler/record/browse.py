@@ -173,6 +173,14 @@ def find_session(db: Database, number: int) -> SessionRow | None:
     return None if row is None else _session(row)
 
 
+def session_number(db: Database, session_id: str, vault_name: str = "") -> int | None:
+    """Row number of a session by its name; of several owners', if the connection sees all, that of the first."""
+    names = rows.plain(session_id), rows.plain(vault_name), db.owner
+    query = f"SELECT s.id FROM sessions s WHERE s.session_id = ?1 AND s.vault_name = ?2 AND {OWNED.format(3)}"
+    row = db.execute(f"{query} ORDER BY s.owner LIMIT 1", names).fetchone()
+    return None if row is None else row["id"]
+
+
 def choices(db: Database) -> Mapping[str, list[str]]:
     """Templates and models that occur on the record."""
     own = f"context_summaries c JOIN sessions s ON s.id = c.session WHERE {OWNED.format(1)}"
