@@ -25,6 +25,7 @@ from benchmarks.campaign.case import Case, complete
 from benchmarks.campaign.drawn import EVALUATED, Drawn
 from benchmarks.campaign.strict import (
     COUNTER,
+    HALVES,
     Script,
     Sent,
     StrictModel,
@@ -34,10 +35,14 @@ from benchmarks.campaign.strict import (
     refusals,
     rendered,
 )
-from context_compiler import ContextCompiler, MemoryStore, Recall, SQLiteStore, Store, Template, View
-from context_compiler.errors import TemplateError
+from context_compiler import ContextCompiler, MemoryStore, Money, Recall, SQLiteStore, Store, Template, View
+from context_compiler.errors import SettingsError, StoreError, TemplateError
 from context_compiler.messages.history import load_messages
+from context_compiler.tokens import ENOUGH
+from context_compiler.tokens.prices import price_of
 
+SECRET = "The staging database of Maria has the password KESTREL-77."
+"""Words of another owner, which nobody else may be sent."""
 INSTRUCTIONS = (None, "Be brief.", "You are a careful engineer. Name files with their lines.")
 BUDGETS = ((300, 900), (900, 3_000), (3_000, 9_000), (9_000, 40_000))
 CHOICES: dict[str, Sequence[Any]] = {
@@ -49,7 +54,14 @@ CHOICES: dict[str, Sequence[Any]] = {
     "trigger": (0.3, 0.7, 1.0),
     "recall": (0, 0.1, 1.0, 200),
     "template": ("extractive", "goal_oriented", "chat_compiler"),
+    "background": (True,),
+    "counter": ("provider",),
+    "recall_across": (0.1, 0.3, 400),
+    "compile_spend_limit": ("$0.001", "$5"),
 }
+PRICED = "claude-sonnet-4-5"
+"""A model whose price is known: money buys as many tokens of it as a budget is to have."""
+FOCUS = ("", "the staging database", "who owns what", "x" * 1_999)
 FLOOR = 260
 """Tokens above what a request costs beside its messages with which a view can always be had."""
 LEAST_ROOM = 130
@@ -144,10 +156,15 @@ class Conversation:
         self.history: list[ModelMessage] = self.drawn.history(self.random.choice((0, 0, 1, 3, 12)))
         self.earlier: list[list[ModelMessage]] = []
         self.windowed = False
+        self._recorded = set[str]()
+        self._steered = self.random.choice((0, 0.15, 0.6))
+        self._pinned: dict[tuple[str, int], list[str]] = {}
+        self._tenants = self.drawn.sometimes(0.2)
         self._writer = Writer(self.drawn, self.random.choice(("good", "good", "raises", "empty", "long", "mixed")))
         if self.drawn.sometimes(0.01):
             self._writer.kind = "hangs"
         self._usage = self.random.choice((1.0, 1.0, 1.0, 0.8, 1.3))
+        self._others: dict[str, list[ModelMessage]] = {}
         self._new_compiler()
 
     def _open(self) -> Store:
@@ -160,10 +177,15 @@ class Conversation:
         if self.hostile and self.drawn.sometimes(0.5):
             with suppress(TemplateError):  # which is how most of them are refused
                 chosen["template"] = Template.parse(self.random.choice(GADGETS), name="gadget")
+        if chosen.get("background") and "every_turn" in chosen:
+            del chosen[self.random.choice(("background", "every_turn"))]
         self.choices = chosen
+        self.name, budget = "strict", self.budget
+        if self.drawn.sometimes(0.1):
+            self.name, budget = self._money()
         self.model = "none" if self.drawn.sometimes(0.5) else self._writer.model
         self.ours = ContextCompiler(
-            budget=self.budget,
+            budget=budget,
             model=self.model,
             store=self.store,
             system=None,
@@ -172,6 +194,42 @@ class Conversation:
             on_error=lambda error: self.turn.errors.append(error),
             **chosen,
         )
+
+    def _take_pin(self, name: str, place: Any, found: Any) -> None:
+        """Note the words that are pinned, where it is known which message is meant."""
+        session = self.session or ""
+        at = 0 if place == "m0" else place
+        if name == "unpin":
+            self._pinned = {key: texts for key, texts in self._pinned.items() if key[0] != session or key[1] < 0}
+        if name == "pin":
+            self._pinned.setdefault((session, -1), [])
+        if name == "pin" and isinstance(at, int) and at < len(self.history) and not self.windowed:
+            parts = [part for part in self.history[at].parts if part.part_kind in ("user-prompt", "text")]
+            texts = [part.content for part in parts if isinstance(part.content, str) and part.content.strip()]
+            self._pinned[session, at] = [HALVES.sub("\ufffd", text) for text in texts]
+
+    def _check_pins(self, at: str, sent: Sent, view: View, given: Sequence[ModelMessage]) -> None:
+        if self.windowed or view.status not in ("raw", "compiled", "cycle"):
+            return
+        if any("pinned" in drop.reason for drop in view.drops) or self.choices.get("tool_history"):
+            return
+        whole = str(plain(sent.messages))
+        for (session, index), texts in self._pinned.items():
+            if session != self.session or not 0 <= index < len(given):
+                continue
+            before = str(plain(given[index : index + 1]))
+            known = [text for text in texts if str([text])[1:-1] in before]
+            gone = [text for text in known if str([text])[1:-1] not in whole]
+            self.case.check(not gone, "pins that are gone", f"{at}m{index}: {gone[:1]}")
+
+    def _money(self) -> tuple[str, Any]:
+        """A model, and money that is the budget: by its price, or by a fallback."""
+        price = price_of(PRICED)
+        if price is None or self.drawn.sometimes(0.5):
+            return "strict", Money(0.01, fallback=self.budget)
+        money = Money(price.cost(self.budget))
+        self.budget = price.affordable(money.amount) or self.budget
+        return PRICED, money
 
     def describe(self) -> str:
         """The settings, for a fault."""
@@ -187,11 +245,69 @@ class Conversation:
         if self.drawn.sometimes(0.07):
             self._new_compiler()
         if self.drawn.sometimes(0.05) and self.path is not None:
+            await self.ours.aclose()
             await self.store.close()
             self.store = self._open()
             self._new_compiler()
+        if self.drawn.sometimes(0.06) and self.session and not self.hostile:
+            self._other_conversation()
+        for _ in range(self.random.choice((1, 1, 2)) if self.drawn.sometimes(self._steered) else 0):
+            await self._steer()
         await self.say()
         self.earlier = [*self.earlier[-4:], self.history]
+
+    async def begin(self) -> None:
+        """Have another owner say something in the same record."""
+        if self._tenants:
+            other = ContextCompiler(owner="bob", store=self.store, model="none", system=None)
+            agent = Agent(StrictModel(lambda *_: self.drawn.answer()).model, capabilities=[other])
+            await agent.run(f"{SECRET} Who owns it? {self.drawn.text()}", conversation_id="desk")
+            await other.aclose()
+
+    def _other_conversation(self) -> None:
+        """Go on with another conversation of the same record, a new one or one that was left."""
+        self._others[self.session or ""] = self.history
+        self.session = self.random.choice(("talk", "desk", "trip"))
+        self.history = self._others.get(self.session) or self.drawn.history(self.random.choice((0, 1, 5)))
+        self.earlier, self.windowed = [], self.session in self._others and self.windowed
+
+    async def _steer(self) -> None:
+        """What a user does by hand: compile, look at what that would do, undo, pin and unpin."""
+        if not self.session or not self.history:
+            return
+        before, session, ours = plain(self.history), self.session, self.ours
+        self.turn.errors.clear()
+        place: Any = self.random.choice(("turn 1", "m0", len(self.history) - 1, "the", self.random.randint(0, 99)))
+        focus, start = self.random.choice(FOCUS), (place if self.drawn.sometimes(0.2) else None)
+        steps: dict[str, Callable[[], Awaitable[Any]]] = {
+            "compile_now": lambda: ours.compile_now(session, focus, start=start),
+            "preview": lambda: ours.preview(session, focus, start=start),
+            "undo_compile": lambda: ours.undo_compile(session),
+            "pin": lambda: ours.pin(session, place),
+            "unpin": lambda: ours.unpin(session, place),
+            "pins": lambda: ours.pins(session),
+        }
+        name = self.random.choice(list(steps))
+        self.case.count(f"steps by hand: {name}")
+        try:
+            found = await steps[name]()
+            self._take_pin(name, place, found)
+        except (SettingsError, StoreError) as error:
+            unknown = "no request" in str(error) or "nothing of" in str(error).lower()
+            self.case.check(
+                isinstance(error, SettingsError) or unknown or session not in self._recorded,
+                "unexpected failures by hand",
+                f"{self.describe()}{name}({place!r}): {error!r}",
+            )
+            return
+        if name == "compile_now" and found.done:
+            self.case.check(
+                found.after < found.before or focus,
+                "compiles by hand that save nothing",
+                f"{self.describe()}{found.before} to {found.after}",
+            )
+        self.case.check(plain(self.history) == before, "changed transcripts", f"{self.describe()}{name}")
+        self._check_errors()
 
     def _edited(self, history: list[ModelMessage]) -> list[ModelMessage]:
         at = [index for index, message in enumerate(history) if _begins_turn(message)]
@@ -218,7 +334,7 @@ class Conversation:
         marker, prompt = self.drawn.prompt()
         kind = self.random.choice(("text", "text", "text", "report", "tool"))
         deferred = kind == "text" and self.drawn.sometimes(0.15)
-        strict = StrictModel(self._script(deferred=deferred, kind=kind), usage=self._usage)
+        strict = StrictModel(self._script(deferred=deferred, kind=kind), usage=self._usage, name=self.name)
         self.turn = Turn(sent=strict.sent)
         capabilities: list[Any] = [self.ours]
         if self.session and self.drawn.sometimes(0.2):
@@ -257,7 +373,12 @@ class Conversation:
             self.history = result.all_messages()
             self._check_said(marker, prompt)
         await self._check_requests(strict, prompt)
+        for number, (sent, view) in enumerate(zip(strict.sent, self.turn.views, strict=False)):
+            at = f"{self.describe()}request {number + 1}, {view.status}: "
+            self._check_pins(at, sent, view, given)
+            self.case.check("KESTREL" not in str(sent.messages), "words of another owner that are sent", at)
         if result is not None:
+            self._recorded.add(self.session or "")
             await self._check_transcript()
 
     def _script(self, *, deferred: bool, kind: str) -> Script:
@@ -362,12 +483,21 @@ class Conversation:
             "requests over budget",
             lambda: f"{at}{sent.tokens} tokens of {most:.0f} at ratio {ratio:.3f}; {view.ledger}",
         )
+        long = sent.tokens >= ENOUGH  # shorter ones are not measured
+        if long and self.choices.get("counter") and view.status in ("raw", "compiled") and most == self.budget:
+            counted = sent.tokens * self._usage
+            case.check(
+                counted <= 1.02 * most + 2,
+                "requests over budget by the provider's count",
+                lambda: f"{at}{counted:.0f} of {most:.0f}, ratio {ratio:.3f}",
+            )
         room = least / ratio - sent.overhead
         told = f"{sent.overhead} of {sent.tokens} tokens are instructions and schemas; {view.ledger}"
         open_parts = len(sent.messages[-1].parts)
         needed = room < FLOOR + 80 * open_parts or view.error
         case.check(not floor or needed, "floors that need not be", f"{at}{told}")
-        broken = list(refusals(sent.messages, adjoining=self.choices.get("tool_history") == "drop"))
+        alone = self.choices.get("tool_history") == "drop" or bool(self._pinned)  # answers without what came before
+        broken = list(refusals(sent.messages, adjoining=alone))
         case.check(not broken, "broken pairs or shapes", lambda: f"{at}{broken[:3]}")
         text = prompt if isinstance(prompt, str) else prompt[0]
         tokens = COUNTER.text(text)
@@ -409,6 +539,7 @@ class Conversation:
         for error in self.turn.errors:
             name = type(error).__name__
             fine = (name == "CompileError" and self._writer.bad) or name == "BudgetError"
+            fine = fine or (name == "SettingsError" and "no price is known" in str(error))
             fine = fine or (self.hostile and name == "TemplateError")
             self.case.check(
                 fine, "unexpected errors", lambda error=error: f"{self.describe()}{error!r} from {error.__cause__!r}"
@@ -428,6 +559,7 @@ class Conversation:
 
     async def finish(self) -> None:
         """Prove the record."""
+        await self.ours.aclose()
         defects = await self.store.verify()
         self.case.check(not defects, "defects that verify finds", lambda: str(defects[:2]))
         await self.store.close()
@@ -490,6 +622,7 @@ def converse(case: Case, *, hostile: float = 0.02) -> None:
 
     async def go() -> None:
         talk = Conversation(case, hostile=hostile)
+        await talk.begin()
         for _ in range(case.random.choice((1, 2, 4, 8, 16))):
             await talk.go_on()
         await talk.finish()

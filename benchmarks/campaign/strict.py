@@ -72,7 +72,8 @@ class StrictModel:
     sent: list[Sent] = field(default_factory=list[Sent])
 
     def __post_init__(self) -> None:
-        self.model = FunctionModel(self._whole, stream_function=self._streamed, model_name=self.name)
+        self.model = _Counting(self._whole, stream_function=self._streamed, model_name=self.name)
+        self.model.usage_per_token = self.usage
 
     async def _whole(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         return self._next(messages, info)
@@ -89,7 +90,7 @@ class StrictModel:
                 yield part.content
 
     def _next(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        overhead = _overhead(info)
+        overhead = _overhead(info.model_request_parameters)
         said = Sent(
             messages=list(messages),
             parameters=info.model_request_parameters,
@@ -106,8 +107,19 @@ class StrictModel:
         return step
 
 
-def _overhead(info: AgentInfo) -> int:
-    parameters = info.model_request_parameters
+class _Counting(FunctionModel):
+    """A model that counts a request before it is sent."""
+
+    usage_per_token: float = 1.0
+
+    async def count_tokens(
+        self, messages: list[ModelMessage], model_settings: Any, model_request_parameters: Any
+    ) -> Any:
+        tokens = READER.read(_without_notes(messages)).tokens + _overhead(model_request_parameters)
+        return RequestUsage(input_tokens=max(1, round(tokens * self.usage_per_token)))
+
+
+def _overhead(parameters: Any) -> int:
     texts = [part.content for part in parameters.instruction_parts or []]
     tools = [
         {"name": tool.name, "description": tool.description, "parameters": tool.parameters_json_schema}

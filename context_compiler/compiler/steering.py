@@ -153,7 +153,7 @@ class Steps:
             generation += 1
             found = cycle_of(action)
             if action.kind == UNDO:
-                steps._leave(found)
+                steps._leave(found if found is not None and found.tip in known else None)
             elif found is not None and found.tip in known:
                 steps.cycles.append(found)
             steps._enter(mine, Steering(generation=generation).config(base))

@@ -74,7 +74,7 @@ def _tiers(
     active: list[Row] = []
     generated: list[Row] = []
     retained: list[Row] = []
-    for row in registry.rows():
+    for row in registry.rows_near(turn - window):
         if row["status"] == "generated":
             generated.append(row)
         elif registry.is_demoted(row["ref"]):

@@ -21,6 +21,8 @@ UUID_DIGITS = 32
 """Characters of a UUID without its hyphens."""
 MAX_DEPTH = 32
 """Nesting depth to which lists and mappings are inspected."""
+SHORT = 200
+"""Characters of a label that is worth keeping: a session shows the same ones to every node and in every turn."""
 Ancestors = tuple[int, ...]
 """Ids (`id()`) of the lists and mappings that enclose a value."""
 _UNFIT = re.compile(r"[\W_]+")
@@ -96,6 +98,12 @@ class Refs:
         self._refs = {(prefixes[given[ref]], _lookup_key(id)): ref for ref, id in self.ids.items()}
         self._uuids = {_hex_digits(id): ref for ref, id in self.ids.items() if _is_uuid(id)}
 
+    def copy(self) -> Refs:
+        """Another mapping of the same ids."""
+        other = Refs()
+        other.ids, other._refs, other._uuids = dict(self.ids), dict(self._refs), dict(self._uuids)
+        return other
+
     def __contains__(self, ref: object) -> bool:
         return ref in self.ids
 
@@ -114,11 +122,15 @@ class Refs:
         if _is_uuid(id):
             self._uuids[_hex_digits(id)] = ref
 
-    def drop(self, ref: str) -> None:
-        """Remove a ref."""
-        if self.ids.pop(ref, None) is not None:
-            self._refs = {key: known for key, known in self._refs.items() if known != ref}
-            self._uuids = {key: known for key, known in self._uuids.items() if known != ref}
+    def drop(self, type: str, ref: str) -> None:
+        """Remove the ref of an entity of a type."""
+        id = self.ids.pop(ref, None)
+        if id is None:
+            return
+        if self._refs.get(key := (ref_prefix(type), _lookup_key(id))) == ref:
+            del self._refs[key]
+        if self._uuids.get(digits := _hex_digits(id)) == ref:
+            del self._uuids[digits]
 
     def translated(self, text: str) -> str:
         """Text with every known UUID replaced by its ref."""
@@ -244,6 +256,15 @@ def mask_ids(text: str) -> str:
 
 def label(text: object, most: int = 200) -> str:
     """Label that can stand beside a ref: one line, without ids or parts of ids, and without backticks."""
+    return _short_label(text, most) if isinstance(text, str) and len(text) <= SHORT else _label(text, most)
+
+
+@lru_cache(maxsize=8192)
+def _short_label(text: str, most: int) -> str:
+    return _label(text, most)
+
+
+def _label(text: object, most: int) -> str:
     return single_line(mask_ids(single_line(text)), most).replace("`", "'")
 
 

@@ -6,8 +6,9 @@ generated entity is saved.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from operator import itemgetter
 from typing import Any, cast, get_args
 
@@ -33,6 +34,7 @@ class SessionIdRegistry:
         self._demoted: set[str] = set()
         self._counters: dict[str, int] = {}
         self._gen_counters: dict[str, int] = {}
+        self._near: _Near | None = None
 
     def __len__(self) -> int:
         return len(self._keep)
@@ -57,9 +59,14 @@ class SessionIdRegistry:
         same = [ref for ref, label in labels.items() if label.strip() == wanted]
         return [self[ref] for ref in same or [ref for ref, label in labels.items() if wanted in label]]
 
-    def rows(self) -> Collection[Row]:
-        """Fields of every entity; read-only, and not validated, because of ten thousand most are only skipped."""
-        return self._keep.values()
+    def rows_near(self, turn: int) -> list[Row]:
+        """Fields of the entities that are unsaved, kept for a reason, or mentioned since a turn, in order; read-only.
+
+        The others, of ten thousand nearly all, are not looked at.
+        """
+        if self._near is None:
+            self._near = _Near(self._keep)
+        return [self._keep[ref] for ref in self._near.since(turn)]
 
     def register_read(self, type: str, id: object, label: str, *, data: object = None) -> str:
         """Register an entity read from the database; return its ref."""
@@ -133,15 +140,17 @@ class SessionIdRegistry:
         """Forget an entity; return False if it was unknown. Its ref is not reused."""
         if ref not in self:
             return False
-        del self._keep[ref]
+        row = self._keep.pop(ref)
+        if self._near is not None:
+            self._near.remove(row)
         self._demoted.discard(ref)
         self._data.pop(ref, None)
-        self.refs.drop(ref)
+        self.refs.drop(row["type"], ref)
         return True
 
     def clear(self) -> None:
         """Forget every entity; counters continue, so that no ref ever has two meanings."""
-        self.refs = Refs()
+        self.refs, self._near = Refs(), None
         for kept in (self._keep, self._data, self._demoted):
             kept.clear()
 
@@ -171,10 +180,42 @@ class SessionIdRegistry:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as a mapping, ready for JSON."""
+        return self._dump([dict(row) for row in self._keep.values()])
+
+    def copy(self) -> SessionIdRegistry:
+        """Another registry with the same content; content is shared, because it is replaced and never changed."""
+        other = SessionIdRegistry()
+        other.current_turn, other._keep, other._data = self.current_turn, dict(self._keep), dict(self._data)
+        other.refs, other._demoted = self.refs.copy(), set(self._demoted)
+        other._counters, other._gen_counters = dict(self._counters), dict(self._gen_counters)
+        other._near = None if self._near is None else self._near.copy()
+        return other
+
+    def shortened(self, turn: int, near: Collection[str], most: int) -> SessionIdRegistry:
+        """The registry as it is kept after a turn.
+
+        Without the content of entities that are not `near`, and without the least recently mentioned of more than
+        `most`, unless they are near or kept for a reason.
+        """
+        kept = self.copy()
+        kept.current_turn = turn
+        kept._data = {ref: data for ref, data in self._data.items() if ref in near}
+        surplus = len(self._keep) - most
+        if surplus > 0:
+            far = [row for row in self._keep.values() if row["ref"] not in near and not row["retention_reason"]]
+            for row in nsmallest(surplus, far, key=itemgetter("turn_last_ref")):
+                kept.drop(row["ref"])
+        return kept
+
+    def dump(self) -> dict[str, Any]:
+        """Everything as `to_dict` gives it, with rows that are shared: read-only."""
+        return self._dump(list(self._keep.values()))
+
+    def _dump(self, rows: Sequence[Row]) -> dict[str, Any]:
         return {
             "version": VERSION,
             "current_turn": self.current_turn,
-            "entities": [dict(row) for row in self._keep.values()],
+            "entities": rows,
             "ids": dict(self.refs.ids),
             "data": dict(self._data),
             "demoted": sorted(self._demoted),
@@ -196,7 +237,7 @@ class SessionIdRegistry:
 
     def _take(self, found: RegistryData) -> None:
         self.current_turn = found.current_turn
-        self._keep, self._data = found.entities, found.data
+        self._keep, self._data, self._near = found.entities, found.data, None
         self.refs = Refs(found.ids, {ref: row["type"] for ref, row in found.entities.items()})
         self._demoted, self._counters, self._gen_counters = found.demoted, found.counters, found.gen_counters
 
@@ -214,7 +255,7 @@ class SessionIdRegistry:
     def _put(self, ref: str, type: str, label: str, status: Status) -> None:
         old = self._keep.get(ref)
         self._demoted.discard(ref)
-        self._keep[ref] = {
+        row: Row = {
             "ref": ref,
             "type": type,
             "label": as_text(label) or (old["label"] if old else ref),
@@ -223,12 +264,20 @@ class SessionIdRegistry:
             "turn_last_ref": self.current_turn,
             "retention_reason": old["retention_reason"] if old else None,
         }
+        self._replace(ref, row)
+
+    def _replace(self, ref: str, row: Row) -> None:
+        if self._near is not None:
+            if ref in self._keep:
+                self._near.remove(self._keep[ref])
+            self._near.add(row)
+        self._keep[ref] = row
 
     def _change(self, ref: str, **facts: object) -> bool:
         if ref not in self:
             return False
         self._demoted.discard(ref)
-        self._keep[ref] = {**self._keep[ref], **facts}
+        self._replace(ref, {**self._keep[ref], **facts})
         return True
 
     def _new_ref(self, prefix: str) -> str:
@@ -247,6 +296,42 @@ class SessionIdRegistry:
         if ref not in self or self._keep[ref]["status"] != "generated":
             raise LayersError(f"{ref} is no unsaved entity; leave gen_ref out, or give the ref that was generated")
         self.refs.add(type, id_text(id), ref)
+
+
+class _Near:
+    """Refs that the tiers may hold: by the turn of their last mention, unsaved, and kept for a reason."""
+
+    def __init__(self, rows: Mapping[str, Row]) -> None:
+        self._place: dict[str, int] = {}
+        self._turns: dict[int, set[str]] = {}
+        self._marked: set[str] = set()
+        for row in rows.values():
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        """Add an entity; one that was known keeps its place."""
+        ref = row["ref"]
+        self._place.setdefault(ref, len(self._place))
+        self._turns.setdefault(row["turn_last_ref"], set()).add(ref)
+        if row["status"] == "generated" or row["retention_reason"]:
+            self._marked.add(ref)
+
+    def remove(self, row: Row) -> None:
+        """Remove an entity; its place stays, because a ref is not reused."""
+        self._turns[row["turn_last_ref"]].discard(row["ref"])
+        self._marked.discard(row["ref"])
+
+    def copy(self) -> _Near:
+        """Another one of the same entities."""
+        other = _Near({})
+        other._place, other._marked = dict(self._place), set(self._marked)
+        other._turns = {turn: set(refs) for turn, refs in self._turns.items() if refs}
+        return other
+
+    def since(self, turn: int) -> list[str]:
+        """Refs of a turn or later, and those that are marked, in order of registration."""
+        found = self._marked.union(*(refs for last, refs in self._turns.items() if last >= turn))
+        return sorted(found, key=self._place.__getitem__)
 
 
 def registry_of(given: SessionIdRegistry | Mapping[str, Any] | None) -> SessionIdRegistry:

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from operator import itemgetter
 from typing import Any
 
 from context_compiler.layers.conversation import SHORT_ANSWER, ConversationContext, conversation_of
@@ -53,13 +52,26 @@ async def summarise_turn(
     Raises:
         LayersError: A value in the state is wrong; the message says which.
     """
+    stored, registry = await end_turn(state, ask=ask, timeout=timeout)
+    stored["id_registry"] = registry.to_dict()
+    return stored
+
+
+async def end_turn(
+    state: Mapping[str, Any], *, ask: Ask | None, timeout: float
+) -> tuple[ConversationContext, SessionIdRegistry]:
+    """State of the session after a turn, and its registry, which the state holds read-only."""
     state = as_mapping(state, "state")
     old = conversation_of(state.get("conversation"))
-    registry, done = registry_of(state.get("id_registry")), execution_summary(state)
+    registry, done = (
+        registry_of(state.get("id_registry")),
+        execution_summary({**state, "id_registry": registry_of(state.get("id_registry"))}),
+    )
     turns = [*list_field(old, "recent_turns"), *_stored_turn(state, done, registry)]
     older, recent = turns[:-RECENT_TURNS], turns[-RECENT_TURNS:]
     summaries = [*list_field(old, "turn_summaries"), done.model_dump()]
-    return conversation_of(
+    kept = stored_registry(registry, turn_number(state))
+    stored = conversation_of(
         {
             **old,
             "recent_turns": recent,
@@ -68,7 +80,7 @@ async def summarise_turn(
             or old["engagement_summary"]
             or done.think_goal,
             "pending_clarification": _pending(state, done, old),
-            "id_registry": _stored_registry(registry, turn_number(state)),
+            "id_registry": kept.dump(),
             "turn_summaries": summaries[-FULL_TURNS:],
             "reasoning_summary": _update_reasoning(text_field(old, "reasoning_summary"), summaries[:-FULL_TURNS]),
             "content_archive": {
@@ -78,6 +90,7 @@ async def summarise_turn(
             "understand_decision_log": _decision_log(old, state),
         }
     )
+    return stored, kept
 
 
 def _stored_turn(
@@ -164,19 +177,10 @@ def _pending(state: Mapping[str, Any], done: TurnExecutionSummary, old: Conversa
     return old["pending_clarification"] if done.think_decision is None else None
 
 
-def _stored_registry(registry: SessionIdRegistry, turn: int) -> dict[str, Any]:
+def stored_registry(registry: SessionIdRegistry, turn: int) -> SessionIdRegistry:
     """Registry without the content of entities that are neither active nor unsaved, and without very old entities."""
     ctx = get_entity_context(registry, turn)
-    near = {one.ref for one in (*ctx.active, *ctx.generated)}
-    kept: dict[str, Any] = {**registry.to_dict(), "current_turn": turn}
-    rows: list[dict[str, Any]] = kept["entities"]
-    far = [row for row in rows if row["ref"] not in near and not row["retention_reason"]]
-    surplus = max(0, len(rows) - MAX_ENTITIES)
-    gone = {row["ref"] for row in sorted(far, key=itemgetter("turn_last_ref"))[:surplus]} if surplus else set[str]()
-    kept["entities"] = [row for row in rows if row["ref"] not in gone]
-    kept["ids"] = {ref: id for ref, id in kept["ids"].items() if ref not in gone}
-    kept["demoted"] = [ref for ref in kept["demoted"] if ref not in gone]
-    return {**kept, "data": {ref: data for ref, data in kept["data"].items() if ref in near}}
+    return registry.shortened(turn, {one.ref for one in (*ctx.active, *ctx.generated)}, MAX_ENTITIES)
 
 
 def _decision_log(old: ConversationContext, state: Mapping[str, Any]) -> list[dict[str, Any]]:

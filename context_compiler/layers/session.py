@@ -14,15 +14,19 @@ from types import TracebackType
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
+from context_compiler.cache import Memo
 from context_compiler.errors import LayersError, SettingsError, StoreError
 from context_compiler.layers.context import Need, build_context, layer_prompt
 from context_compiler.layers.conversation import ConversationContext, conversation_of, from_json, to_json
 from context_compiler.layers.models import as_mapping
 from context_compiler.layers.registry import CurationResult, SessionIdRegistry, curate, merge_curations
-from context_compiler.layers.retention import Ask, summarise_turn
+from context_compiler.layers.retention import Ask, end_turn
 from context_compiler.layers.turn import TurnState, get_current_curation
 from context_compiler.record.store import Store, Tenants, open_store
 from context_compiler.resilience import try_await
+
+KNOWN = 8
+"""Sessions whose stored state is kept read."""
 
 LOG = logging.getLogger("context_compiler")
 
@@ -43,6 +47,15 @@ class _Unsaved:
     text: str
     after: int
     """Version in the store that it follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """Stored state of a session, read: never handed out but as a copy."""
+
+    text: str
+    conversation: ConversationContext
+    registry: SessionIdRegistry
 
 
 class Layers:
@@ -70,6 +83,7 @@ class Layers:
         self.ask, self.timeout, self.on_error = ask, timeout, on_error
         self._open: dict[str, Turn] = {}
         self._unsaved: dict[str, _Unsaved] = {}
+        self._known: Memo[str, _Known] = Memo(KNOWN)
         self._scoped: WeakValueDictionary[str, Layers] = WeakValueDictionary()
 
     def scoped(self, owner: str) -> Layers:
@@ -118,20 +132,46 @@ class Layers:
 
     async def load(self, session_id: str) -> tuple[ConversationContext, int]:
         """Stored state of a session and its version in the store."""
+        text, version = await self._text(session_id)
+        return (conversation_of(None) if text is None else from_json(text)), version
+
+    async def begin(self, session_id: str, user_message: str) -> tuple[TurnState, int]:
+        """State at the beginning of the session's next turn, and the version in the store that it follows.
+
+        Entities are read only where the store has another text than was read or stored here last.
+        """
+        text, version = await self._text(session_id)
+        if text is None:
+            return initial_state(conversation_of(None), SessionIdRegistry(), user_message), version
+        known = self._known.get(session_id)
+        if known is None or known.text != text:
+            stored = from_json(text)
+            known = _Known(text=text, conversation=stored, registry=SessionIdRegistry.from_dict(stored["id_registry"]))
+            self._known.keep(session_id, known)
+        return initial_state(known.conversation, known.registry.copy(), user_message), version
+
+    async def _text(self, session_id: str) -> tuple[str | None, int]:
+        """Stored state of a session as JSON text, and its version; None and 0 if the session is unknown."""
         if (unsaved := self._unsaved.get(check_session_id(session_id))) is not None:
             await self._save(session_id, unsaved)
             if session_id in self._unsaved:
-                return from_json(unsaved.text), unsaved.after
+                return unsaved.text, unsaved.after
         found = await self.store.layers(session_id, self.vault_name)
-        return (conversation_of(None), 0) if found is None else (from_json(found[0]), found[1])
+        return (None, 0) if found is None else found
 
-    async def save(self, session_id: str, conversation: ConversationContext, after: int) -> None:
+    async def save(
+        self, session_id: str, conversation: ConversationContext, registry: SessionIdRegistry, after: int
+    ) -> None:
         """Store the state of a session that follows version `after`, or keep it here until the store can take it.
 
         Raises:
             StoreError: Another process has stored a turn of the session meanwhile.
         """
-        await self._save(session_id, _Unsaved(text=to_json(conversation), after=after), strict=True)
+        text = to_json(conversation)
+        rest = from_json(to_json({**conversation, "id_registry": {}}))
+        known = _Known(text=text, conversation={**rest, "id_registry": conversation["id_registry"]}, registry=registry)
+        self._known.keep(session_id, known)
+        await self._save(session_id, _Unsaved(text=text, after=after), strict=True)
 
     async def _save(self, session_id: str, state: _Unsaved, *, strict: bool = False) -> None:
         """Store a state; keep it if the store fails, drop it if the stored one was changed or deleted meanwhile."""
@@ -169,7 +209,7 @@ class Layers:
         turn = self._open.get(session_id)
         if turn is not None:
             return turn.state
-        stored, version = await self.load(session_id)
+        state, version = await self.begin(session_id, "")
         mine = next((one for one in reversed(_IN_TURNS.get()) if one.is_open and one.layers is self), None)
         if not version and mine is not None:
             other = LayersError(
@@ -177,7 +217,7 @@ class Layers:
                 f" {mine.session_id!r}; run the agent with conversation_id={mine.session_id!r}"
             )
             await self.report("layers of another session", other)
-        return initial_state(stored, "")
+        return state
 
     def open_turn(self, turn: Turn) -> None:
         """Set the turn in progress."""
@@ -245,14 +285,13 @@ def check_session_id(session_id: object) -> str:
     return session_id
 
 
-def initial_state(conversation: ConversationContext, user_message: str) -> TurnState:
+def initial_state(conversation: ConversationContext, registry: SessionIdRegistry, user_message: str) -> TurnState:
     """State at the beginning of a turn: the one after the last stored."""
-    registry = SessionIdRegistry.from_dict(conversation["id_registry"])
     registry.set_turn(registry.current_turn + 1)
     return {
         "id_registry": registry,
         "current_turn": registry.current_turn,
-        "conversation": cast("Mapping[str, Any]", conversation),
+        "conversation": {**conversation},
         "user_message": user_message,
         "steps": [],
     }
@@ -285,8 +324,8 @@ class Turn:
         await lock.acquire()
         self._lock = lock
         try:
-            stored, self._version = await self.layers.load(self.session_id)
-            self.state = initial_state(stored, self.state.get("user_message", ""))
+            message = self.state.get("user_message", "")
+            self.state, self._version = await self.layers.begin(self.session_id, message)
             self.layers.open_turn(self)
             self.is_open = True
             _IN_TURNS.set((*(one for one in _IN_TURNS.get() if one.is_open), self))
@@ -309,8 +348,8 @@ class Turn:
                 self.state.setdefault("blocked_action", f"{type(error).__name__}: {error}"[:500])
             if error is None or isinstance(error, Exception):
                 state, layers = cast("Mapping[str, Any]", self.state), self.layers
-                stored = await summarise_turn(state, ask=layers.ask, timeout=layers.timeout)
-                await layers.save(self.session_id, stored, self._version)
+                stored, registry = await end_turn(state, ask=layers.ask, timeout=layers.timeout)
+                await layers.save(self.session_id, stored, registry, self._version)
         finally:
             self.is_open = False
             self.layers.close_turn(self)

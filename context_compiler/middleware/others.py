@@ -10,7 +10,9 @@ import asyncio
 import os
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from context_compiler.cache import Memo
 from context_compiler.messages.fences import fence
@@ -30,6 +32,10 @@ other conversations wait for the next."""
 
 REMEMBERED, ENTRY = 40_000_000, 100_000
 """Characters of the indexes that are remembered, and what each owner costs beside them."""
+
+_NUMBERS: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+"""Numbers of the stores without a file: never one of a store that is gone."""
+_NEXT = count()
 
 _INDEXES: Memo[Hashable, OtherConversations] = Memo(REMEMBERED, lambda one: ENTRY + one.size)
 """One for each owner and store."""
@@ -88,4 +94,4 @@ def _news(db: Database, known: Mapping[int, tuple[Name, str]]) -> tuple[list[New
 
 def _place(store: SQLStore) -> Hashable:
     path = getattr(store, "path", None)
-    return os.path.abspath(path) if isinstance(path, str | Path) else id(store.origin)
+    return os.path.abspath(path) if isinstance(path, str | Path) else _NUMBERS.setdefault(store.origin, next(_NEXT))

@@ -80,8 +80,12 @@ def save_layers(db: Database, session_id: str, vault_name: str, state: str, afte
     """
     with db.transaction():
         db.hold(rows.plain(session_id))
-        found = load_layers(db, session_id, vault_name)
-        version = 0 if found is None else found[1]
+        found = db.execute(
+            "SELECT l.version FROM layers l JOIN sessions s ON s.id = l.session"
+            " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?",
+            session_key(db, session_id, vault_name),
+        ).fetchone()
+        version = 0 if found is None else found["version"]
         if version != after:
             raise StoreError(
                 f"session {session_id!r}: its layers were changed meanwhile (version {version}, expected {after});"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 from uuid import uuid4
 
 import pytest
@@ -211,3 +212,37 @@ def test_what_is_no_type_is_refused(type: str) -> None:
 def test_what_is_no_turn_is_refused(turn: object) -> None:
     with pytest.raises(LayersError, match="is no turn"):
         SessionIdRegistry().set_turn(turn)  # pyright: ignore[reportArgumentType] # wrong on purpose
+
+
+def test_tiers_are_the_same_whatever_the_registry_has_been_through() -> None:
+    """Only entities that may be shown are looked at, and they are found again after a change as after a restart."""
+    dice, known, refs = Random(7), SessionIdRegistry(), list[str]()
+    for turn in range(1, 60):
+        known.set_turn(turn)
+        tiers(known)
+        for _ in range(dice.randint(0, 4)):
+            step, number = dice.choice("rgcdtkmx"), dice.randint(1, 30)
+            if step == "g":
+                refs.append(known.register_generated("recipes", f"Soup {number % 5}", {"minutes": number}))
+            elif step == "c":
+                refs.append(known.register_created("recipes", number, f"Soup {number % 5}"))
+            elif step in "rd" or not refs:
+                register = known.register_deleted if step == "d" else known.register_read
+                refs.append(register("recipes", number, f"Soup {number}"))
+            elif step == "k":
+                known.retain(dice.choice(refs), "they asked for it")
+            elif number < 10 or step != "x":
+                {"t": known.touch, "m": known.demote, "x": known.drop}[step](dice.choice(refs))
+        again = SessionIdRegistry.from_dict(json.loads(json.dumps(known.to_dict())))
+        assert tiers(known) == tiers(again) == tiers(known.copy())
+        assert known.copy().to_dict() == known.to_dict()
+        assert all(again.ref_of("recipes", id) == known.ref_of("recipes", id) for id in range(1, 31))
+
+
+def test_old_entities_are_not_looked_at() -> None:
+    known = SessionIdRegistry()
+    for number in range(500):
+        known.set_turn(number)
+        known.register_read("recipes", number, f"Soup {number}")
+    known.retain("recipe_3", "the user comes back to it")
+    assert [row["ref"] for row in known.rows_near(498)] == ["recipe_3", "recipe_499", "recipe_500"]

@@ -106,6 +106,27 @@ async def test_a_turn_that_is_cancelled_never_was(store: Store) -> None:
     assert await one_turn(layers, "s", "next") == 1
 
 
+async def test_what_a_turn_did_that_is_not_stored_is_not_there_in_the_next(store: Store) -> None:
+    layers = Layers(store)
+    async with layers.turn("s", "read") as turn:
+        turn.registry.register_read("recipes", 1, "Soup")
+    with pytest.raises(asyncio.CancelledError):
+        async with layers.turn("s", "wait") as turn:
+            turn.registry.register_read("recipes", 2, "Stew")
+            turn.registry.drop("recipe_1")
+            raise asyncio.CancelledError
+    async with layers.turn("s", "next") as turn:
+        assert [one.ref for one in turn.registry] == ["recipe_1"]
+
+
+async def test_another_process_and_this_one_take_turns(store: Store) -> None:
+    here, there = Layers(store), Layers(store)
+    for number in range(1, 5):
+        async with (here if number % 2 else there).turn("s", "read") as turn:
+            turn.registry.register_read("recipes", number, f"Soup {number}")
+            assert len(turn.registry) == turn.number == number
+
+
 async def test_a_turn_that_cannot_begin_lets_the_next_try(store: Store) -> None:
     await store.save_layers("s", "", "{broken", after=0)
     layers = Layers(store)

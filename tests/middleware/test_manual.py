@@ -174,6 +174,21 @@ async def test_each_undo_goes_one_step_back() -> None:
     assert not last.done and "nothing is compiled" in last.why
 
 
+async def test_an_undo_of_what_was_edited_away_leaves_the_raw_history() -> None:
+    """It went back to a compile of messages that the conversation does not have any more."""
+    talk = await talked(notes=Notes(lambda number: f"- **Goal**: notes number {number}"))
+    await talk.ours.compile_now("talk")
+    await talk.say(*prompts(8, 30))
+    await talk.ours.compile_now("talk")
+    assert (await talk.ours.undo_compile("talk")).done
+    talk.messages = talk.messages[:2]
+    await talk.say("Something else then.")
+    assert (await talk.ours.preview("talk")).before < 600, "two turns, nothing of a summary"
+    last = await talk.ours.undo_compile("talk")
+    assert not last.done and "nothing is compiled" in last.why
+    assert "notes number" not in await talk.say("And now?") and talk.views[-1].status == "raw"
+
+
 async def test_after_an_undo_nothing_is_compiled_by_itself_until_the_budget_demands_it() -> None:
     talk = Talk(notes=Notes(BAD), budget=3_000, trigger=0.6)
     await talk.say(*prompts(13))
