@@ -432,7 +432,8 @@ def benchmarked(out: Path, *more: str) -> str:
 @pytest.mark.parametrize("name, files", [("a raw request", 27), ("a request with a summary", 50)])
 async def test_a_request_enters_few_files(name: str, files: int) -> None:
     measured = {"middleware/metrics.py", "tokens/prices.py"}  # if a test has set a provider of metrics before
-    entered = set(await walks.walk(walks.WALKS[name])) - measured
+    older = {"middleware/overflow.py"}  # hosts that cannot try a request again by themselves
+    entered = set(await walks.walk(walks.WALKS[name])) - measured - older
     assert 20 < len(entered) <= files, entered
 
 
