@@ -28,7 +28,7 @@ from context_compiler.recall.others import Mention
 from context_compiler.record.redaction import Redactor
 from context_compiler.record.rows import BrokenReference
 from context_compiler.record.store import SQLStore, Steered, Store, Tenants, open_store
-from context_compiler.record.values import Action, Compile, Entry, Record, with_null_reasons
+from context_compiler.record.values import COMPILE, UNDO, Action, Compile, Entry, Record, with_null_reasons
 from context_compiler.record.values import Cycle as StoredCycle
 from context_compiler.resilience import Breaker, Report, try_await
 
@@ -254,13 +254,21 @@ class Archive:
         return await store.actions(session_id, self._arguments.place) if isinstance(store, Steered) else None
 
     async def save_action(self, session_id: str, action: Action, *, after: int, row: Compile | None = None) -> Action:
-        """Keep an action of a user on a conversation, with the compile that it made.
+        """Keep an action of a user on a conversation, with the compile that it made; pins since are no obstacle to it.
 
         Raises:
             StoreError: it could not be kept, or somebody else has acted meanwhile; nothing was kept.
         """
-        if self.whole and isinstance(self.store, Steered):
-            action = await self.store.save_action(session_id, self._arguments.place, action, after=after, compile=row)
+        store, place = self.store if self.whole else None, self._arguments.place
+        if isinstance(store, Steered):
+            try:
+                action = await store.save_action(session_id, place, action, after=after, compile=row)
+            except StoreError:
+                newer = [one for one in await store.actions(session_id, place) if one.number > after]
+                kinds = {one.kind for one in newer}
+                if action.kind != COMPILE or not newer or kinds & {COMPILE, UNDO}:
+                    raise
+                action = await store.save_action(session_id, place, action, after=newer[-1].number, compile=row)
         else:
             await self.keep_unsent(row)
             action = replace(action, number=after + 1)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import ProcessHistory
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from context_compiler import ContextCompiler, SQLiteStore, build_compiling_history_processor
 from context_compiler.errors import SettingsError, StoreError
@@ -275,6 +276,22 @@ async def test_a_pin_that_cannot_fit_is_refused_with_the_remedy() -> None:
         await talk.ours.pin("talk", f"turn {at + 1}")
         await talk.ours.pin("talk", f"turn {at + 1}")
     assert len(await talk.ours.pins("talk")) == 4
+
+
+@pytest.mark.parametrize("meanwhile", ["pin", "undo"])
+async def test_a_pin_during_a_compile_is_no_obstacle_and_an_undo_is(tmp_path: Path, meanwhile: str) -> None:
+    talk = await talked(store=tmp_path / "context.db")
+    await talk.ours.compile_now("talk")
+    await talk.say(*prompts(3, 20))
+
+    async def write(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        await (talk.ours.pin("talk", "turn 1") if meanwhile == "pin" else talk.ours.undo_compile("talk"))
+        return ModelResponse(parts=[TextPart("- **Goal**: a garden.")])
+
+    done = await talk.ours.compile_now("talk", "the garden", model=FunctionModel(write))
+    assert done.done is (meanwhile == "pin") and ("meanwhile" in done.why) is (meanwhile == "undo")
+    text = await talk.say("And now?")
+    assert prose(0, 60) in text and ("a garden" in text) is (meanwhile == "pin")
 
 
 async def test_nothing_but_what_is_pinned_is_unpinned() -> None:
