@@ -1,6 +1,10 @@
 """Server time and size of the inspector's pages on a large record, and the memory of an idle server.
 
     python -m benchmarks.web [--messages 20000] [--requests 100000] [--db FILE]
+    python -m benchmarks.web --chat
+
+`--chat` measures the first piece of an answer instead: from the prompt of a browser to the piece that it gets, through
+the chat page, and through a server that does nothing but stream the same agent of the host.
 
 One session of `--messages` messages is sent in cycles of 25 requests; the other requests are spread over sessions of
 a hundred. Chains are written through the store, as a running agent does. Times are CPU time of the whole application,
@@ -11,26 +15,49 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextContent, TextPart, UserPromptPart
+import httpx
+import uvicorn
+from pydantic_ai import Agent
+from pydantic_ai.messages import (
+    AgentStreamEvent,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextContent,
+    TextPart,
+    UserPromptPart,
+)
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from context_compiler import ids
+from context_compiler.chat import ScriptedModel
 from context_compiler.messages.fences import SUMMARY_PREFIX, fence
 from context_compiler.messages.history import message_body
 from context_compiler.messages.items import MARK
 from context_compiler.record.store import SQLiteStore
 from context_compiler.record.values import Entry, Record
 from context_compiler.web.app import create_app
+from context_compiler.web.chat import ChatDefaults, Chats
 
 CYCLE, KEPT, SMALL = 25, 12, 100
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -217,6 +244,143 @@ def pages(client: TestClient, newest: int) -> list[tuple[str, str, Callable[[], 
     ]
 
 
+WORD_S = 0.002
+"""Seconds that the scripted model takes for a word."""
+
+WARM, ROUNDS = 5, 40
+"""Answers that are not counted, and those that are."""
+
+
+def host_app() -> Starlette:
+    """A server that streams an agent of the host, with the history so far."""
+    agent, messages = Agent(ScriptedModel(delay=WORD_S)), list[ModelMessage]()
+
+    async def pieces(text: str) -> AsyncIterator[str]:
+        came: asyncio.Queue[str | None] = asyncio.Queue()
+
+        async def hear(ctx: object, events: AsyncIterable[AgentStreamEvent]) -> None:
+            async for event in events:
+                if isinstance(event, PartStartEvent | PartDeltaEvent):
+                    came.put_nowait(str(event))
+
+        async def answer() -> None:
+            result = await agent.run(text, message_history=messages, event_stream_handler=hear)
+            messages[:] = result.all_messages()
+            came.put_nowait(None)
+
+        answering = asyncio.create_task(answer())
+        while (piece := await came.get()) is not None:
+            yield f"event: piece\ndata: {json.dumps({'text': piece})}\n\n"
+        await answering
+
+    async def say(request: Request) -> Response:
+        return StreamingResponse(pieces((await request.json())["text"]), media_type="text/event-stream")
+
+    return Starlette(routes=[Route("/say", say, methods=["POST"])])
+
+
+def chat_app(folder: Path) -> Starlette:
+    """The application with a chat of the same agent."""
+    defaults = ChatDefaults(model="scripted", db=folder / "context.db", system=folder, budget=1_000_000)
+    chats = Chats(lambda name: Agent(ScriptedModel(delay=WORD_S)), defaults)
+    return create_app(folder / "context.db", system=folder, chats=chats)
+
+
+@contextmanager
+def serving(app: Starlette) -> Iterator[str]:
+    """A server in a thread of its own; its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    app.state.is_ending = lambda: server.should_exit
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+class Asker:
+    """Somebody who asks and waits for the first piece, and then for the end."""
+
+    def __init__(self, address: str, path: str, **query: str) -> None:
+        """Connect at the first question."""
+        self.client = httpx.AsyncClient(base_url=address, timeout=60, params=query)
+        self.path = path
+        self.found: list[float] = []
+
+    async def ask(self, number: int) -> None:
+        """Ask the host's server, whose answer is the stream."""
+        began, first = time.perf_counter(), 0.0
+        async with self.client.stream("POST", self.path, json={"text": f"And question {number}?"}) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("event: piece") and not first:
+                    first = time.perf_counter()
+        self.found.append((first - began) * 1000)
+
+
+class Tab(Asker):
+    """The same for the chat page, which listens to events."""
+
+    came: asyncio.Queue[tuple[str, float]]
+
+    async def listen(self) -> None:
+        """Hear the events of the chat."""
+        self.came = asyncio.Queue()
+        async with self.client.stream("GET", f"{self.path}/events") as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("event: "):
+                    self.came.put_nowait((line[7:], time.perf_counter()))
+
+    async def ask(self, number: int) -> None:
+        """Ask in the chat."""
+        if not number:
+            self.listening = asyncio.create_task(self.listen())
+            await asyncio.sleep(0)
+            await self.came.get()
+        began = time.perf_counter()
+        endless = self.client.params["session"] == "Endless"
+        await self.client.post(self.path, json={"text": f"And question {number}?", "endless": endless})
+        heard = [await self.came.get()]
+        while heard[-1][0] != "done":
+            heard.append(await self.came.get())
+        self.found.append((next(when for name, when in heard if name == "piece") - began) * 1000)
+
+
+async def first_pieces(host: str, chat: str) -> dict[str, float]:
+    """Median milliseconds to the first piece, asked in turn."""
+    modes = {name: Tab(chat, "/api/chat", session=name) for name in ("normal mode", "Endless")}
+    askers = {"": Asker(host, "/say"), **modes}
+    for number in range(WARM + ROUNDS):
+        for one in askers.values():
+            await one.ask(number)
+    for tab in modes.values():
+        tab.listening.cancel()
+        await asyncio.wait({tab.listening})
+    for one in askers.values():
+        await one.client.aclose()
+    return {name: statistics.median(one.found[WARM:]) for name, one in askers.items()}
+
+
+def print_chat() -> None:
+    """Print the table of first pieces."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(host_app()) as host,
+        serving(chat_app(Path(folder))) as chat,
+    ):
+        found = asyncio.run(first_pieces(host, chat))
+    base = found.pop("")
+    print("| first piece of an answer | median, ms | beside the host | goal |\n|---|---:|---:|---|")
+    print(f"| the host's own stream | {base:.1f} | | |")
+    for name, median in found.items():
+        print(f"| chat page, {name} | {median:.1f} | {median - base:+.1f} | 10 ms |")
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -224,7 +388,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--db", type=Path, help="Record to use; made if it does not exist, and kept.")
+    parser.add_argument("--chat", action="store_true", help="Measure the chat page instead.")
     given = parser.parse_args()
+    if given.chat:
+        print_chat()
+        return
     with tempfile.TemporaryDirectory() as folder:
         db = given.db or Path(folder) / "context.db"
         if not db.exists():

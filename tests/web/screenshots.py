@@ -13,7 +13,7 @@ from context_compiler.web.app import create_app
 from tests.web.browser import browser, chat_app, serving
 
 PAGES = {
-    "inspector-session": ("/sessions/1", 900),
+    "inspector-session": ("/sessions/1", 770),
     "inspector-request": ("/requests/3", 760),
     "inspector-why": ("/requests/3/why", 700),
     "inspector-diff": ("/requests/3/diff", 700),

@@ -246,3 +246,15 @@ def test_a_server_without_a_chat_says_so(tmp_path: Path) -> None:
     with TestClient(create_app(tmp_path / "context.db"), base_url="http://127.0.0.1") as client:
         answer = client.get("/chat")
         assert answer.status_code == 404 and "context-compiler serve" in answer.text
+
+
+async def test_an_answer_without_a_request_says_why(tmp_path: Path) -> None:
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address) as tab:
+            await tab.say("Hello.", endless=False)
+            await tab.until("done")
+            page = await tab.page()
+            assert "sent in full, no view recorded" in page and "/requests/" not in page
+            await tab.say("And now?", endless=True)
+            await tab.until("done", 2)
+            assert "/requests/1" in await tab.page()
