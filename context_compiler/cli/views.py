@@ -225,7 +225,7 @@ def print_facts(screen: Screen, record: Record) -> None:
 def _cost(record: Record) -> str:
     cost = request_cost(record)
     if cost.sent is None:
-        return f"unknown: no price of {cost.model or 'a model that is not recorded'}"
+        return f"unknown: no price is known for {cost.model}" if cost.model else "unknown: the request names no model"
     cached = f"{number(cost.cached)} tokens cached"
     return f"{dollars(cost.sent)} of {cost.model}, {cached}; everything {dollars(cost.everything)}"
 

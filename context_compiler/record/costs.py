@@ -69,15 +69,16 @@ class Costs:
     @property
     def text(self) -> str:
         """The costs as one line."""
+        known = self.sent is not None or self.everything is not None
         parts = [
-            f"{dollars(self.sent)} sent",
-            f"{dollars(self.everything)} for everything with the cache",
+            *([f"{dollars(self.sent)} sent"] if known else []),
+            *([f"{dollars(self.everything)} if everything had been sent, with the cache"] if known else []),
             f"{dollars(self.compiles)} for compiles",
         ]
         if self.priced < self.requests and self.priced:
-            parts.append(f"{self.priced:,} of {self.requests:,} requests")
+            parts.append(f"prices are known for {self.priced:,} of {self.requests:,} requests")
         if self.unknown:
-            parts.append(f"no price known: {', '.join(self.unknown)}")
+            parts.append(f"no price is known for {', '.join(self.unknown)}")
         return ", ".join(parts)
 
 

@@ -38,14 +38,14 @@ def test_stats_have_dollars_and_say_what_is_unknown(cc: Command, record: Path) -
     assert 0 < known["sent"] == known["everything"] and known["compiles"] == 0 and known["priced"] == 3
     assert new["sent"] is None and new["everything"] is None and new["unknown"] == ["nobody-1"]
     shown = cc("stats", "--db", record, terminal=200).plain
-    assert "3 of 6 requests, no price known: nobody-1" in shown
+    assert "prices are known for 3 of 6 requests, no price is known for nobody-1" in shown
     assert any("unknown" in line and line.strip().startswith("other") for line in shown.splitlines())
 
 
 def test_a_view_has_its_cost(cc: Command, record: Path) -> None:
     shown = cc("views", "show", 2, "--db", record).out
     assert "of claude-sonnet-4-5" in shown and "tokens cached; everything $0.00" in shown
-    assert "unknown: no price of nobody-1" in cc("views", "show", 5, "--db", record).out
+    assert "unknown: no price is known for nobody-1" in cc("views", "show", 5, "--db", record).out
 
 
 def test_bench_is_priced_by_the_model_that_is_named(cc: Command, tmp_path: Path) -> None:
