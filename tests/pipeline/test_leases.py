@@ -53,6 +53,24 @@ async def test_a_slow_owner_writes_nothing_more(postgres_url: str) -> None:
     await other.close()
 
 
+async def test_a_slow_owner_changes_nothing_in_the_queue(postgres_url: str) -> None:
+    slow, other = opened(postgres_url), opened(postgres_url)
+    late, queue = RunQueue(slow), RunQueue(other)
+    await queue.submit(SLOW, run_id="r")
+    async with slow.own("r"):
+        await expire(slow, "r")
+        async with other.own("r"):
+            for write in (late.end("r"), late.take("r", "slow", 0), late.put_back("r", "late", 1.0)):
+                with pytest.raises(RunOwnedError, match="taken over"):
+                    await write
+            found = await queue.find("r")
+            assert found is not None and (found.state, found.worker, found.trouble) == ("queued", None, None)
+            taken = await queue.take("r", "other", 0)
+            assert taken is not None and (taken.state, taken.worker, taken.takes) == ("running", "other", 1)
+    await slow.close()
+    await other.close()
+
+
 async def test_what_runs_is_stopped_when_its_run_is_taken_over(postgres_url: str) -> None:
     slow, other = pipeline.PostgresRuns(postgres_url, lease=1.5), opened(postgres_url)
     there, ended = asyncio.Event(), False
