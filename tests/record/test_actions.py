@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from context_compiler.errors import StoreError
+from context_compiler.record import queries
 from context_compiler.record.store import Steered, Store
 from context_compiler.record.values import Action
 from tests.record.entries import NOW, compiled, cycle, request, talk
@@ -48,6 +50,18 @@ async def test_a_compile_that_was_undone_is_not_found_again(store: Any):
     again = await store.save(request(talk(1), compile=compiled(cache_key="k", summary="another")))
     assert again.summary_id not in (None, 1) and await store.find_compile("k") is None
     assert [made.cache_key for made in await store.summaries("s")] == [None, "k"]
+
+
+async def test_a_compile_that_no_request_carries_counts_in_its_session(store: Any):
+    paid = {"input_tokens": 10}
+    alone = await store.save_compile(compiled(usage=paid, cache_key=None, status="skipped; cache_key: none came"))
+    carried = await store.save(request(talk(1), compile=compiled(usage=paid)))
+    assert alone != carried.summary_id and len(await store.summaries("s")) == 2
+    assert not await store.verify()
+    for session, count in ((None, 1), ("s", 1), ("t", 0)):
+        found = await store.perform(partial(queries.unsent_summaries, session_id=session))
+        assert [one.status.partition(";")[0] for one in found] == ["skipped"] * count
+    assert not await store.scoped("bob").perform(partial(queries.unsent_summaries, session_id=None))
 
 
 async def test_the_cycles_of_a_conversation_are_listed_oldest_first(store: Any):
