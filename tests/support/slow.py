@@ -4,7 +4,7 @@
 does `pytest -p tests.support.slow` with any files: other functions stay as they are on the list. A function that takes
 more than `LIMIT` in any of its cases, or more than `TOTAL` in all of them, is marked `slow` at collection. What is
 measured is CPU time, children included, so that the list is the same on a busy machine; `ASLEEP` finds tests that wait.
-Quick tests run first, so that what they share with slow ones is counted as theirs.
+What is set up once for several tests counts for the first of them.
 """
 
 from __future__ import annotations
@@ -107,12 +107,6 @@ def pytest_configure(config: pytest.Config) -> None:
         for old in NOTES.glob("*.json"):
             old.unlink()
     config.pluginmanager.register(Measure())
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what is not marked first."""
-    slow = slow_names()
-    items.sort(key=lambda item: function_name(item.nodeid) in slow)
 
 
 def times(notes: Iterable[Path]) -> dict[str, Taken]:
