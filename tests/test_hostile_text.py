@@ -67,6 +67,7 @@ SIGNS = (
     "'",
     "`",
     "\\",
+    '\\"',
     "|",
     "||",
     " &&",
@@ -133,6 +134,7 @@ BOUNDED = {
 MATCHED = ("template.UNFIT_NAMES",)
 """Patterns that are only ever matched at the start, which their uses do not show."""
 
+MATCHES = ("match", "fullmatch")
 SCANS = ("search", "finditer", "findall", "sub", "subn", "split")
 LONG = 3_000
 """Characters that linear work is done with in a tenth of `SOON`, and quadratic work is not."""
@@ -169,11 +171,20 @@ def patterns() -> dict[str, tuple[re.Pattern[Any], bool]]:
             for at, one in enumerate(compiled(value)):
                 found[f"{name}.{variable}" + (f"[{at}]" if at else "")] = one, anywhere
         for node in nodes(name, ast.Call):
-            method = ast.unparse(node.func).removeprefix("re.")
-            given = node.args[0] if node.args else None
-            if method in SCANS and isinstance(given, ast.Constant) and isinstance(given.value, str | bytes):
-                found[f"{name}:{node.lineno}"] = re.compile(given.value), True
+            method = ast.unparse(node.func)
+            given = written(node.args[0]) if node.args and method.removeprefix("re.") in (*SCANS, *MATCHES) else None
+            if given is not None and (method.startswith("re.") or method in SCANS):
+                found[f"{name}:{node.lineno}"] = re.compile(given), method.removeprefix("re.") in SCANS
     return found
+
+
+def written(node: ast.expr) -> str | bytes | None:
+    """A pattern as it is written, with a letter for each value that is put into it; None for any other expression."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(one.value) if isinstance(one, ast.Constant) else "a" for one in node.values)
+    return None
 
 
 def repeated(pattern: re.Pattern[Any], unit: str, length: int) -> Any:
@@ -184,7 +195,9 @@ def repeated(pattern: re.Pattern[Any], unit: str, length: int) -> Any:
 
 def scanned(pattern: re.Pattern[Any], text: Any, anywhere: bool) -> float:
     """Seconds of CPU to look for a pattern in a text."""
-    return cpu(lambda: sum(1 for _ in pattern.finditer(text)) if anywhere else pattern.match(text))
+    if anywhere:
+        return cpu(lambda: sum(1 for _ in pattern.finditer(text)))
+    return cpu(lambda: (pattern.match(text), pattern.fullmatch(text)))
 
 
 def test_no_pattern_takes_more_than_the_length_of_its_text() -> None:

@@ -113,7 +113,7 @@ def _place(text: str, position: int, line: int) -> str:
 
 def _position(text: str, literal: str) -> int:
     """Position of a literal outside of strings."""
-    for match in re.finditer(rf'"(?:[^"\\]|\\.)*"|({re.escape(literal)})', text, re.DOTALL):
+    for match in re.finditer(rf'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|({re.escape(literal)})', text, re.DOTALL):
         if match.group(1) is not None:
             return match.start(1)
     return 0
