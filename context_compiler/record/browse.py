@@ -343,7 +343,7 @@ def session_nodes(db: Database, session: int) -> list[Row]:
     return _walked(db, session) if own * SCAN >= all_requests else _climbed(db, session)
 
 
-SCAN = 20
+SCAN = 2
 """A session with at least one request in this number is faster read with all others than message by message."""
 
 
@@ -360,15 +360,29 @@ def _walked(db: Database, session: int) -> list[Row]:
 
 
 def _climbed(db: Database, session: int) -> list[Row]:
-    found = db.execute(
-        "WITH RECURSIVE up (id, parent, content, position) AS ("
-        " SELECT n.id, n.parent, n.content, n.position FROM views v JOIN nodes n ON n.id IN (v.raw_tip, v.view_tip)"
-        " WHERE v.session = ?"
-        " UNION SELECT n.id, n.parent, n.content, n.position FROM up JOIN nodes n ON n.id = up.parent)"
-        " SELECT id, parent, content, position FROM up ORDER BY position",
-        (session,),
-    )
-    return [(row[0], row[1], row[2], row[3]) for row in found]
+    """Messages by their ends: those near an end level by level, a long rest in one query."""
+    tips = db.execute("SELECT raw_tip, view_tip FROM views WHERE session = ?", (session,))
+    ends = {tip for row in tips for tip in row if tip is not None}
+    seen: dict[str, Row] = {}
+    for level in range(LEVELS + 1):
+        if not ends:
+            break
+        found = db.execute(_NAMED if level < LEVELS else _ABOVE, (json.dumps(list(ends)),))
+        fresh: dict[str, Row] = {row[0]: (row[0], row[1], row[2], row[3]) for row in found}
+        seen |= fresh
+        ends = {row[1] for row in fresh.values() if row[1] is not None and row[1] not in seen}
+    return sorted(seen.values(), key=itemgetter(3))
+
+
+LEVELS = 24
+"""Levels that are read one by one."""
+
+_NAMED = "SELECT id, parent, content, position FROM nodes WHERE id IN (SELECT value FROM json_each(?))"
+_ABOVE = (
+    f"WITH RECURSIVE up (id, parent, content, position) AS ({_NAMED}"
+    " UNION SELECT n.id, n.parent, n.content, n.position FROM up JOIN nodes n ON n.id = up.parent)"
+    " SELECT id, parent, content, position FROM up"
+)
 
 
 def matching_nodes(db: Database, words: str, limit: int) -> list[tuple[str, str]]:

@@ -11,7 +11,8 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from context_compiler.errors import StoreError
-from context_compiler.record.store import Store
+from context_compiler.record import browse
+from context_compiler.record.store import SQLStore, Store
 from tests.record.entries import NOW, Talk, compiled, cycle, request, talk
 
 
@@ -267,3 +268,14 @@ async def test_a_session_may_have_any_name(store: Store):
     assert [info.session_id for info in await store.sessions()] == ["caf\\ud800 \x00"]
     assert await store.delete(name) == 1
     assert await store.sessions() == []
+
+
+async def test_the_messages_of_a_session_are_found_however_long_it_is(store: Store):
+    raw, view = talk(40), Talk("a summary", "and", "then")
+    await store.save(request(raw, view, session_id="long"))
+    for number in range(3):
+        await store.save(request(talk(2 + number), session_id="other"))
+    assert isinstance(store, SQLStore)
+    found = await store.perform(lambda db: browse.session_nodes(db, 1))
+    assert {row[0] for row in found} == {*raw.ids, *view.ids}
+    assert [row[3] for row in found] == sorted(row[3] for row in found)
