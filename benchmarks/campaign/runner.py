@@ -21,7 +21,7 @@ from context_compiler.cli.screen import Screen, progress_bar
 
 SHOWN = 4
 """Faults of one kind that are printed."""
-QUIET_S = 600
+QUIET_S = 1800
 """Seconds without a word of a worker, after which it hangs."""
 HOUR = 60.0
 
@@ -44,11 +44,11 @@ class Part:
 
 
 PARTS = {
-    "kills": Part(run=kills.kill, share=0.2),
-    "disk": Part(run=disk.fail, share=0.08),
+    "kills": Part(run=kills.kill, share=0.06),
+    "disk": Part(run=disk.fail, share=0.06),
     "processes": Part(run=processes.share, cases=2),
-    "hostile": Part(run=partial(conversations.converse, hostile=0.6), share=0.07),
-    "fuzz": Part(run=fuzz, share=0.5),
+    "hostile": Part(run=partial(conversations.converse, hostile=0.6), share=0.08),
+    "fuzz": Part(run=fuzz, share=0.65),
     "soak": Part(run=soak.soak, cases=1),
 }
 """Those that fork come first, while a worker is small. What their shares leave is for those with a number of cases."""
