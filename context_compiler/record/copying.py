@@ -123,7 +123,7 @@ def _renumber(row: Row, numbers: Numbers) -> dict[str, Any]:
 def _write_sealed(db: Database, table: str, page: Sequence[Row], numbers: Numbers) -> tuple[int, dict[int, int]]:
     columns, added, known = rows.SEALED[table], 0, dict[int, int]()
     for row in page:
-        if rows.seal(row["id"], [row[column] for column in columns]) != row["seal"]:
+        if not rows.is_sealed(row["id"], [row[column] for column in columns], row["seal"]):
             raise StoreError(f"{table} {row['id']} of the source was changed since it was written; verify it")
         new = _renumber(row, numbers)
         number = _number_of(db, table, new)

@@ -37,7 +37,7 @@ from context_compiler.record.dialect import (
     words_of,
 )
 from context_compiler.record.pool import ATTEMPTS, CONFLICTS, FAILURES, LOST, SCHEMA, Connection, Pool, Postgres
-from context_compiler.record.postgres_save import save
+from context_compiler.record.postgres_save import Memory, save
 from context_compiler.record.postgres_tables import RECORD, REFERENCES, TABLES
 from context_compiler.record.rows import PLAIN, prefix
 from context_compiler.record.schema import APPLICATION_ID
@@ -163,15 +163,16 @@ class PostgresDatabase:
         number = status.rpartition(" ")[2]
         return Answer((), int(number) if number.isdigit() else -1)
 
-    def commit(self, sql: str, *arguments: Any) -> None:
-        """Run one statement in PostgreSQL's words that is a transaction by itself."""
+    def commit(self, sql: str, *arguments: Any) -> Any:
+        """Run one statement in PostgreSQL's words that is a transaction by itself, and return its value."""
         self.committing = True
         try:
-            self.run(sql, *arguments)
+            value = self.run(sql, *arguments).fetchone()[0]
         except CONFLICTS:
             self.committing = False
             raise
         self.committing = False
+        return value
 
     def executemany(self, sql: str, parameters: Sequence[Sequence[Any]], /) -> None:
         """Run one statement for each of these parameters, in one round trip."""
@@ -415,6 +416,7 @@ class PostgresStore(SQLStore):
         self.database = source if isinstance(source, Postgres) else Postgres(source, schema=schema)
         self.read_only = read_only
         self.row_security = row_security
+        self._memory: Memory = {}
 
     def __repr__(self) -> str:
         owner = "" if self.owner == "" else f", owner={self.owner!r}"
@@ -469,7 +471,7 @@ class PostgresStore(SQLStore):
 
     async def save(self, entry: Entry) -> Record:
         """Save an entry in one transaction and return its record with `id` and `summary_id`."""
-        return await self.perform(partial(save, entry=entry))
+        return await self.perform(partial(save, entry=entry, memory=self._memory))
 
     async def enable_row_security(self) -> None:
         """Let each role but the owner of the tables see the rows of one owner only; run it as the owner of the tables.

@@ -285,5 +285,6 @@ RECORD = Component(
         (*CREATE, *(f"CREATE SEQUENCE {{schema}}.{table}_numbers" for table in _FIRST)),
         (*RECORD_TOOLS, "CREATE SEQUENCE {schema}.toolsets_numbers"),
         (SAVE,),
+        ("DROP FUNCTION {schema}.save_request", SAVE),  # which had another form before
     ),
 )

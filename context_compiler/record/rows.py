@@ -220,7 +220,20 @@ def to_text(body: bytes) -> str:
 
 def seal(row: int, values: Sequence[Column]) -> str:
     """The checksum of a row number and its values."""
-    return ids.blob_id(json.dumps([row, *values], separators=(",", ":"), default=repr).encode())[:16]
+    return digest([row, *values])[:16]
+
+
+def digest(values: Sequence[Column]) -> str:
+    """The checksum of values without a number."""
+    return ids.blob_id(json.dumps(values, separators=(",", ":"), default=repr).encode())
+
+
+def is_sealed(row: int, values: Sequence[Column], given: str) -> bool:
+    """True if a seal is that of a row: ours, or the one that a database makes when it gives a row its number.
+
+    That one is over the number and the digest of the values, by a hash that PostgreSQL knows.
+    """
+    return given == seal(row, values) or given == ids.text_hash(f"{row}:{digest(values)}")[:16]
 
 
 def mapping(row: sqlite3.Row) -> Row:

@@ -1,47 +1,92 @@
--- Everything that a request adds to the record, in one call, which is one transaction; migration 3 of the record.
--- Rows come as JSON of their tables, sealed, with their numbers; contents as their stored bytes. Each statement sees what
--- others have committed by then. A row that another transaction wrote or removed meanwhile is an error of a class after
--- which the caller begins anew: a unique violation, or `serialization_failure`.
+-- Everything that a request adds to the record, in one call, which is one transaction; migration 4 of the record.
+-- Returns the number of the request, or NULL if the record is not as the caller takes it to be: nothing has happened then.
+-- Each statement sees what others have committed by then; a row that another transaction wrote meanwhile is a unique
+-- violation, after which the caller begins anew. A row that gets its number here comes with the digest of its values in
+-- place of its seal. Contents come as their stored bytes.
 CREATE FUNCTION {schema}.save_request(
     patience TEXT,         -- lock_timeout, or NULL
     anchors TEXT[],        -- messages that the new ones follow
-    kept TEXT[],           -- contents of cycles and tools
+    kept TEXT[],           -- contents that are there already
+    kept_tools TEXT,       -- the hash of a request whose tools are there already, or NULL
     hashes TEXT[],
     bodies BYTEA[],
-    new_nodes JSON,
-    new_texts JSON,        -- of the search index
+    new_ids TEXT[],        -- of messages
+    new_parents TEXT[],
+    new_contents TEXT[],
+    new_positions BIGINT[],
+    new_instructions TEXT[],
+    text_nodes TEXT[],     -- of the search index
+    text_bodies TEXT[],
+    text_words TEXT[],
     a_session JSON,
-    is_new_session BOOLEAN,
+    former_seal TEXT,      -- of the session, or NULL if it is new
     new_summaries JSON,
     new_cycles JSON,
-    new_toolsets JSON,
-    new_views JSON
-) RETURNS VOID LANGUAGE plpgsql AS $$
+    new_toolset JSON,
+    new_view JSON
+) RETURNS BIGINT LANGUAGE plpgsql AS $$
+DECLARE
+    the_session {schema}.sessions := json_populate_record(NULL::{schema}.sessions, a_session);
+    the_view {schema}.views := json_populate_record(NULL::{schema}.views, new_view);
+    the_tools {schema}.toolsets;
 BEGIN
-    PERFORM set_config('lock_timeout', patience, true) WHERE patience IS NOT NULL;
+    IF patience IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', patience, true);
+    END IF;
     PERFORM pg_advisory_xact_lock_shared({lock}, 1);
-    IF is_new_session THEN
-        INSERT INTO {schema}.sessions SELECT * FROM json_populate_record(NULL::{schema}.sessions, a_session);
+    IF cardinality(anchors) > (SELECT count(*) FROM {schema}.nodes WHERE id = ANY(anchors))
+        OR cardinality(kept) > (SELECT count(*) FROM {schema}.contents WHERE hash = ANY(kept)) THEN
+        RETURN NULL;
+    END IF;
+    IF kept_tools IS NOT NULL AND NOT EXISTS (
+        SELECT FROM {schema}.toolsets t WHERE t.session = the_session.id AND t.request_hash = kept_tools
+    ) THEN
+        RETURN NULL;
+    END IF;
+    IF former_seal IS NULL THEN
+        INSERT INTO {schema}.sessions VALUES (the_session.*);
     ELSE
-        UPDATE {schema}.sessions s SET raw_tip = n.raw_tip, seal = n.seal
-        FROM json_populate_record(NULL::{schema}.sessions, a_session) n WHERE s.id = n.id;
+        UPDATE {schema}.sessions s SET raw_tip = the_session.raw_tip, seal = the_session.seal
+        WHERE s.id = the_session.id AND s.seal = former_seal;
         IF NOT FOUND THEN
-            RAISE EXCEPTION 'the session was removed meanwhile' USING ERRCODE = 'serialization_failure';
+            RETURN NULL;
         END IF;
     END IF;
-    INSERT INTO {schema}.contents SELECT * FROM unnest(hashes, bodies) ON CONFLICT DO NOTHING;
-    INSERT INTO {schema}.nodes SELECT * FROM json_populate_recordset(NULL::{schema}.nodes, new_nodes);
-    INSERT INTO {schema}.messages_fts (node, text, words)
-        SELECT node, text, words FROM json_populate_recordset(NULL::{schema}.messages_fts, new_texts);
-    INSERT INTO {schema}.context_summaries
-        SELECT * FROM json_populate_recordset(NULL::{schema}.context_summaries, new_summaries);
-    DELETE FROM {schema}.cycles c USING json_populate_recordset(NULL::{schema}.cycles, new_cycles) n
-        WHERE c.raw_tip = n.raw_tip AND c.config = n.config AND c.session = n.session;
-    INSERT INTO {schema}.cycles SELECT * FROM json_populate_recordset(NULL::{schema}.cycles, new_cycles);
-    INSERT INTO {schema}.toolsets SELECT * FROM json_populate_recordset(NULL::{schema}.toolsets, new_toolsets);
-    INSERT INTO {schema}.views SELECT * FROM json_populate_recordset(NULL::{schema}.views, new_views);
-    IF (SELECT count(*) FROM {schema}.nodes WHERE id = ANY(anchors)) < cardinality(anchors)
-        OR (SELECT count(*) FROM {schema}.contents WHERE hash = ANY(kept)) < cardinality(kept) THEN
-        RAISE EXCEPTION 'a message was removed meanwhile' USING ERRCODE = 'serialization_failure';
+    IF cardinality(hashes) > 0 THEN
+        INSERT INTO {schema}.contents SELECT * FROM unnest(hashes, bodies) ON CONFLICT DO NOTHING;
     END IF;
+    IF cardinality(new_ids) > 0 THEN
+        INSERT INTO {schema}.nodes
+            SELECT * FROM unnest(new_ids, new_parents, new_contents, new_positions, new_instructions);
+    END IF;
+    IF cardinality(text_nodes) > 0 THEN
+        INSERT INTO {schema}.messages_fts (node, text, words)
+            SELECT n.node, n.body, n.found::tsvector
+            FROM unnest(text_nodes, text_bodies, text_words) AS n (node, body, found);
+    END IF;
+    IF new_summaries IS NOT NULL THEN
+        INSERT INTO {schema}.context_summaries
+            SELECT * FROM json_populate_recordset(NULL::{schema}.context_summaries, new_summaries);
+    END IF;
+    IF new_cycles IS NOT NULL THEN
+        INSERT INTO {schema}.cycles (rowid, session, raw_tip, config, state, seal)
+            SELECT n.number, n.session, n.raw_tip, n.config, n.state,
+                left(encode(sha256(convert_to(n.number || ':' || n.seal, 'UTF8')), 'hex'), 16)
+            FROM (
+                SELECT nextval('{schema}.cycles_numbers') AS number, c.*
+                FROM json_populate_recordset(NULL::{schema}.cycles, new_cycles) c
+            ) AS n
+            ON CONFLICT (raw_tip, config, session)
+            DO UPDATE SET rowid = excluded.rowid, state = excluded.state, seal = excluded.seal;
+    END IF;
+    IF new_toolset IS NOT NULL THEN
+        the_tools := json_populate_record(NULL::{schema}.toolsets, new_toolset);
+        the_tools.id := nextval('{schema}.toolsets_numbers');
+        the_tools.seal := left(encode(sha256(convert_to(the_tools.id || ':' || the_tools.seal, 'UTF8')), 'hex'), 16);
+        INSERT INTO {schema}.toolsets VALUES (the_tools.*);
+    END IF;
+    the_view.id := nextval('{schema}.views_numbers');
+    the_view.seal := left(encode(sha256(convert_to(the_view.id || ':' || the_view.seal, 'UTF8')), 'hex'), 16);
+    INSERT INTO {schema}.views VALUES (the_view.*);
+    RETURN the_view.id;
 END $$
