@@ -26,39 +26,42 @@ import asyncpg
 
 from benchmarks.store import chain, entries, prose, recorded
 from context_compiler.errors import StoreError
-from context_compiler.record.store import SQLStore, open_place
+from context_compiler.record.store import open_place
 from context_compiler.record.values import Entry
 from tests.support.line import Line
 from tests.support.postgres import Cluster
 
+FLOOR = "floor of a commit"
 TURNS = 5
 """Requests of each session of a process."""
 
 
-async def floor(url: str, size: int, count: int) -> list[float]:
-    """Milliseconds of single commits."""
+async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[dict[str, list[float]], float, int]:
+    """Milliseconds of the saves of a growing session, and of bare commits of as many bytes, one after the other.
+
+    With them come the milliseconds of processor time that a save in PostgreSQL takes here, and the bytes of one.
+    """
+    stores = {"save, PostgreSQL": open_place(url), "save, file": open_place(folder / "one.db")}
     connection = await asyncpg.connect(url)
     await connection.execute("CREATE TABLE least (n BIGSERIAL PRIMARY KEY, body TEXT)")
-    body, times = random.Random(1).randbytes(size // 2).hex(), list[float]()
-    for _ in range(count):
-        start = time.perf_counter()
-        await connection.execute("INSERT INTO least (body) VALUES ($1)", body)
-        times.append((time.perf_counter() - start) * 1_000)
+    draw, new, used = random.Random(1), 0, 0.0
+    times = {name: list[float]() for name in (FLOOR, *stores)}
+    for at, (entry, added) in enumerate(entries(messages, requests, prose(draw), True)):
+        body = draw.randbytes(added // 2).hex() if at else ""
+        for name in times:
+            start, before = time.perf_counter(), time.process_time()
+            if name == FLOOR:
+                await connection.execute("INSERT INTO least (body) VALUES ($1)", body)
+            else:
+                await stores[name].save(entry)
+            times[name].append((time.perf_counter() - start) * 1_000)
+            used += (time.process_time() - before) * 1_000 if at and name == "save, PostgreSQL" else 0
+        new += added if at else 0
     await connection.close()
-    return times
-
-
-async def saves(store: SQLStore, messages: int, requests: int) -> tuple[list[float], int]:
-    """Milliseconds of the saves of a growing session, and the bytes that each adds."""
-    times, new = list[float](), 0
-    for entry, added in entries(messages, requests, prose(random.Random(1)), True):
-        start = time.perf_counter()
-        await store.save(entry)
-        times.append((time.perf_counter() - start) * 1_000)
-        new += added if len(times) > 1 else 0
-    assert await store.verify() == ()
-    await store.close()
-    return times[1:], new // requests
+    for store in stores.values():
+        assert await store.verify() == ()
+        await store.close()
+    return {name: found[1:] for name, found in times.items()}, used / requests, new // requests
 
 
 def short_sessions(process: int, sessions: int) -> Iterator[Entry]:
@@ -141,14 +144,12 @@ async def cut(cluster: Cluster, seconds: float) -> None:
 
 async def measure(url: str, folder: Path, given: argparse.Namespace) -> None:
     """Print the figures."""
-    postgres, size = await saves(open_place(url), given.messages, given.requests)
-    file, _ = await saves(open_place(folder / "one.db"), given.messages, given.requests)
-    least = await floor(url, size, given.requests)
-    middle = statistics.median(least)
-    for name, times in (("floor of a commit", least), ("save, PostgreSQL", postgres), ("save, file", file)):
+    found, used, size = await saves(url, folder, given.messages, given.requests)
+    for name, times in found.items():
         p95 = statistics.quantiles(times, n=20)[18]
         print(f"{name:20} median {statistics.median(times):6.2f} ms  p95 {p95:6.2f} ms")
-    print(f"PostgreSQL is {statistics.median(postgres) / middle:.2f} of its floor; {size:,} bytes a request")
+    ratio = statistics.median(found["save, PostgreSQL"]) / statistics.median(found[FLOOR])
+    print(f"PostgreSQL is {ratio:.2f} of its floor; {size:,} bytes and {used:.2f} ms of CPU here a request")
     if given.processes:
         rates = [
             await together(place, given.processes, given.sessions)
