@@ -331,10 +331,15 @@ async def resume_pipeline(
 
 
 async def continue_run(
-    store: RunStore, run_id: str, config: RunConfig, pipeline: Graph | str | Path | None = None
+    store: RunStore,
+    run_id: str,
+    config: RunConfig,
+    pipeline: Graph | str | Path | None = None,
+    *,
+    state: RunState | None = None,
 ) -> RunState:
-    """Execute a run that the caller owns from its last state to the end."""
-    state = await store.load(run_id)
+    """Execute a run that the caller owns from its last state, which is loaded if it is None, to the end."""
+    state = state or await store.load(run_id)
     if state is None:
         raise PipelineError(_missing(run_id, [info.run_id for info in await store.runs()]))
     if config.run_id is not None and config.run_id != state.lineage.root_run_id:

@@ -120,7 +120,7 @@ class Worker:
                     await self.give_up(run_id, taken, state)
                     return
                 await self.tell(run_id, "taken")
-                await _Execution(self, taken, lost).carry()
+                await _Execution(self, taken, state, lost).carry()
         except RunOwnedError as error:
             log.info("%s: %s", self.name, error)
         except PipelineError as error:
@@ -146,8 +146,8 @@ class Worker:
 class _Execution:
     """A run that a worker owns, until it ends, waits for people, is cancelled, or is lost."""
 
-    def __init__(self, worker: Worker, taken: Submission, lost: asyncio.Future[str] | None) -> None:
-        self._worker, self._taken, self._lost = worker, taken, lost
+    def __init__(self, worker: Worker, taken: Submission, state: RunState, lost: asyncio.Future[str] | None) -> None:
+        self._worker, self._taken, self._state, self._lost = worker, taken, state, lost
         self._active: set[tuple[str, str, str]] = set()
         self._asking: dict[tuple[str, str, str], str] = {}
         self._listener: Callable[[Event], Any] | None = None
@@ -184,7 +184,7 @@ class _Execution:
         asks = RemoteInterviewer(queue=worker.queue, run_id=run_id, poll=worker.poll, on_wait=self._on_wait)
         interviewer = config.interviewer if self._taken.options.get("auto_approve") else asks
         config = replace(config, runs=worker.runs, run_id=run_id, interviewer=interviewer, on_event=self._on_event)
-        return await continue_run(worker.runs, run_id, config)
+        return await continue_run(worker.runs, run_id, config, state=self._state)
 
     async def _watch(self, task: asyncio.Task[RunState]) -> str | None:
         """The reason to stop the run: `waiting`, `cancelled`, or `lost`; None if it has ended."""

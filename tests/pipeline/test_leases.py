@@ -32,7 +32,7 @@ async def expire(runs: SQLRuns, run_id: str) -> None:
 
 async def test_a_slow_owner_writes_nothing_more(postgres_url: str) -> None:
     slow, other = opened(postgres_url), opened(postgres_url)
-    event = Event(kind="stage_started", run_id="r", sequence=1, at="now")
+    event = Event(kind="agent_answered", run_id="r", sequence=1, at="now")
     async with slow.own("r"):
         await slow.begin(INFO, {})
         await slow.save(STATE)
@@ -42,8 +42,11 @@ async def test_a_slow_owner_writes_nothing_more(postgres_url: str) -> None:
             for write in (slow.save(STATE), slow.add("r", event), slow.begin(replace(INFO, goal="x"), {})):
                 with pytest.raises(RunOwnedError, match="taken over"):
                     await write
+            await slow.add("r", replace(event, kind="stage_started", sequence=2))  # which would be written later
+            assert await slow.events("r") == []
             await other.save(replace(STATE, context={"mine": 1}))
             await other.add("r", event)
+            await slow.add("r", replace(event, kind="stage_started", sequence=3))
         with pytest.raises(RunOwnedError, match="taken over"):
             await slow.save(STATE)
     state = await other.load("r")

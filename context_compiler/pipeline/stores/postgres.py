@@ -29,6 +29,10 @@ log = logging.getLogger("context_compiler.pipeline")
 LEASE_S, PATIENCE_S = 30.0, 30.0
 """Seconds until the run of a dead owner is taken over, and seconds to wait for a database that restarts."""
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+EVENTS_S = 0.1
+"""Seconds that an event may wait for others, or for a state, to be written with."""
+AT_ONCE = ("agent_answered", "run_finalized")
+"""Events that are written when they happen: what a run has spent outlives it, and whoever sees its end sees this."""
 STARTING = "57P03"
 """SQLSTATE of a server that starts or stops."""
 
@@ -50,12 +54,18 @@ _HELD = "SELECT 1 FROM leases WHERE run = ? AND token = ? FOR SHARE"
 _FREE = "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM leases WHERE run = ? AND until > NOW)"
 _OWNED = "SELECT run FROM leases WHERE until > NOW"
 _ADD = """
-WITH held AS (SELECT run FROM leases WHERE run = ? AND token = ? FOR SHARE),
-    quick AS (SELECT set_config('synchronous_commit', 'off', true) AS mode)
-INSERT INTO events SELECT held.run, ?, ? FROM held, quick
-ON CONFLICT (run, sequence) DO UPDATE SET body = excluded.body RETURNING sequence
+WITH new AS (SELECT * FROM unnest(?::text[], ?::bigint[], ?::bigint[], ?::text[]) AS one (run, token, sequence, body)),
+    held AS (
+        SELECT run, token FROM leases WHERE (run, token) IN (SELECT new.run, new.token FROM new) ORDER BY run FOR SHARE
+    ),
+    quick AS (SELECT set_config('synchronous_commit', 'off', true) AS mode),
+    added AS (
+        INSERT INTO events SELECT new.run, new.sequence, new.body FROM quick, new JOIN held USING (run, token)
+        ON CONFLICT (run, sequence) DO UPDATE SET body = excluded.body
+    )
+SELECT run FROM held
 """
-"""One round trip, and no wait for the disk: the next state that is saved takes the events before it along."""
+"""Events of several runs in one round trip, without a wait for the disk: the next state that is saved waits for it."""
 _WRITE = """
 WITH held AS (SELECT run FROM leases WHERE run = ? AND token = ? FOR SHARE),
     new AS (SELECT * FROM unnest(?::text[], ?::text[], ?::text[]) AS cell (section, name, body)),
@@ -68,10 +78,14 @@ WITH held AS (SELECT run FROM leases WHERE run = ? AND token = ? FOR SHARE),
         INSERT INTO cells SELECT held.run, new.* FROM held, new
         ON CONFLICT (run, section, name) DO UPDATE SET body = excluded.body
     ),
-    renewed AS (UPDATE runs SET info = ? FROM held WHERE runs.run = held.run)
+    renewed AS (UPDATE runs SET info = ? FROM held WHERE runs.run = held.run),
+    added AS (
+        INSERT INTO events SELECT held.run, one.* FROM held, unnest(?::bigint[], ?::text[]) AS one
+        ON CONFLICT (run, sequence) DO UPDATE SET body = excluded.body
+    )
 SELECT run FROM held
 """
-"""A state in one round trip."""
+"""A state, and the events before it, in one round trip."""
 _FENCED = "WITH fence AS ({fence}), done AS ({text}) {answer}"
 _ANSWERS = ("SELECT 1 / count(*) FROM fence", "SELECT 1 / (SELECT count(*) FROM fence), done.* FROM done")
 """A fence and a write in one round trip, of nothing or of rows: without the lease, the division undoes the write."""
@@ -119,6 +133,8 @@ class PostgresDatabase:
     async def _transact(self, statements: Sequence[Statement], connection: Connection) -> list[Sequence[Sequence[Any]]]:
         if len(statements) == 1 and statements[0].rows is None:
             return [await self._execute(connection, statements[0])]
+        if all(one.rows is None and one.text.lstrip().startswith("SELECT") for one in statements):
+            return [await self._execute(connection, one) for one in statements]
         if len(statements) == 2 and statements[0].missing is not None and _is_write(statements[1]):
             return await self._fenced(connection, *statements)
         async with connection.transaction():
@@ -167,6 +183,8 @@ class PostgresRuns(SQLRuns):
         super().__init__(PostgresDatabase(source if shared else Postgres(source), patience=patience))
         self._lease, self._shared = lease, shared
         self._tokens: dict[str, int] = {}
+        self._events: dict[str, list[Event]] = {}
+        self._writing: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def own(self, run_id: str) -> AsyncGenerator[Lost]:
@@ -184,12 +202,18 @@ class PostgresRuns(SQLRuns):
         finally:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
-            self._tokens.pop(run_id, None)
-            self.forget(run_id)
             try:
-                await self.database.transact(Statement(_RELEASE, (run_id, token)))
-            except PipelineError as error:
-                log.warning("run %s stays owned until its lease ends: %s", run_id, error)
+                await self._write_events([run_id])
+            finally:
+                self._tokens.pop(run_id, None)
+                self.forget(run_id)
+                await self._release(run_id, token)
+
+    async def _release(self, run_id: str, token: int) -> None:
+        try:
+            await self.database.transact(Statement(_RELEASE, (run_id, token)))
+        except PipelineError as error:
+            log.warning("run %s stays owned until its lease ends: %s", run_id, error)
 
     async def _renew(self, run_id: str, token: int, lost: asyncio.Future[str]) -> None:
         """Renew a lease until it is lost, or has ended while the database was away."""
@@ -229,13 +253,52 @@ class PostgresRuns(SQLRuns):
         return run_id in self._tokens
 
     async def add(self, run_id: str, event: Event) -> None:
-        """Append an event."""
-        token = self._tokens.get(run_id)
-        if token is None:
+        """Append an event: soon, with others, or with the next state."""
+        if run_id not in self._tokens:
             await super().add(run_id, event)
             return
-        row = (run_id, token, event.sequence, json.dumps(event.document()))
-        await self.database.transact(Statement(_ADD, row, missing=_lost(run_id)))
+        self._events.setdefault(run_id, []).append(event)
+        if event.kind in AT_ONCE:
+            if run_id not in await self._add(self._take_events([run_id])):
+                raise _lost(run_id)
+        elif self._writing is None:
+            self._writing = asyncio.create_task(self._write_soon())
+            self._writing.add_done_callback(self._end_writing)
+
+    async def _write_soon(self) -> None:
+        await asyncio.sleep(EVENTS_S)
+        self._writing = None
+        await self._write_events([*self._events])
+
+    def _end_writing(self, task: asyncio.Task[None]) -> None:
+        if self._writing is task:
+            self._writing = None
+
+    async def _write_events(self, run_ids: Sequence[str]) -> None:
+        """Write events that wait; those of a run that is owned no more are dropped."""
+        try:
+            await self._add(self._take_events(run_ids))
+        except PipelineError as error:
+            log.warning("events are missing: %s", error)
+
+    def _take_events(self, run_ids: Sequence[str]) -> list[tuple[str, int, Event]]:
+        """Events of these runs that wait, each with its run and lease; they wait no more."""
+        found = [(name, self._tokens.get(name), self._events.pop(name, [])) for name in run_ids]
+        return [(name, token, event) for name, token, events in found if token is not None for event in events]
+
+    async def _add(self, events: Sequence[tuple[str, int, Event]]) -> set[str]:
+        """Write events; the runs of which that was allowed."""
+        if not events:
+            return set()
+        ordered = [(name, token, event.sequence, json.dumps(event.document())) for name, token, event in events]
+        columns = [[row[at] for row in ordered] for at in range(4)]
+        (rows,) = await self.database.transact(Statement(_ADD, columns))
+        return {str(row[0]) for row in rows}
+
+    async def events(self, run_id: str, after: int = 0) -> list[Event]:
+        """Events in order."""
+        await self._write_events([run_id])
+        return await super().events(run_id, after)
 
     async def write(
         self, root: str, gone: Sequence[tuple[str, str]] | None, cells: Sequence[tuple[str, str, str]], info: str
@@ -247,7 +310,9 @@ class PostgresRuns(SQLRuns):
             return
         columns = [[cell[at] for cell in cells] for at in range(3)]
         names = [[one[at] for one in gone or ()] for at in range(2)]
-        given = (root, token, *columns, gone is None, *names, info)
+        events = [event for _, _, event in self._take_events([root])]
+        added = [event.sequence for event in events], [json.dumps(event.document()) for event in events]
+        given = (root, token, *columns, gone is None, *names, info, *added)
         await self.database.transact(Statement(_WRITE, given, missing=_lost(root)))
 
     async def close(self) -> None:
