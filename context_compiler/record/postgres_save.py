@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from context_compiler import ids
 from context_compiler.record import queries, rows
 from context_compiler.record.database import Database
 from context_compiler.record.dialect import NUMBERS, escape, search_rows
 from context_compiler.record.pool import CONFLICTS
-from context_compiler.record.queries import NEWEST, Additions, SessionKey
+from context_compiler.record.queries import NEWEST, Additions, NewMessage, SessionKey
 from context_compiler.record.rows import prefix, stored
 from context_compiler.record.values import Entry, Record
 
@@ -58,7 +58,7 @@ CONVERSATIONS, TOOLS = 1_000, 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What the record has of a conversation, as looked up or left by the last request."""
+    """State of a conversation on the record, as looked up or as the last request left it."""
 
     session: int
     created_at: str
@@ -111,13 +111,12 @@ class _Request:
     def look(self) -> Known | None:
         """Look up what the record has; None if it has the request, or its compile."""
         db, entry, record = self.db, self.entry, self.record
-        chains = [chain for chain in (entry.raw, entry.view) if chain is not None]
         texts = [name for name, _ in self.states.values()] + ([self.tools_name] if self.tools else [])
         reusable = None if entry.compile is None else rows.reusable_key(entry.compile)
         found = db.run(
             LOOK.format(schema=db.schema),
             *map(escape, self.key),
-            [name for chain in chains for name in queries.stored_names(chain, self.own)[-NEWEST:]],
+            self._ends(),
             texts,
             None if record.run_id is None else escape(rows.plain(record.run_id)),
             record.request_index,
@@ -146,64 +145,82 @@ class _Request:
 
         None also if the record is not as it was known; nothing was written.
         """
-        db, entry, own, session = self.db, self.entry, self.own, known.session
-        added = self._additions(known)
-        if added is None or entry.raw is None:
+        db, raw, added = self.db, self.entry.raw, self._additions(known)
+        if added is None or raw is None:
             return None
-        messages, record = added.messages, self.record
         new_tools = bool(self.tools) and self.hash not in known.tools
-        texts = {self._name(text): text for text in {one.instructions for one in messages} if text is not None}
-        texts |= dict(self.states.values()) | ({self.tools_name: self.tools} if new_tools else {})
-        bodies: dict[str, bytes | str] = {one.content: one.body for one in messages}
-        bodies |= {name: rows.pack(rows.to_bytes(text)) for name, text in texts.items() if name not in known.contents}
-        nodes = [queries.node_row(one, own) for one in messages]
-        index = search_rows(queries.searchable_texts(messages))
-        place = (self.key[0], self.key[1], own + entry.raw.ids[-1], known.created_at, self.key[2])
-        seal = rows.seal(session, place)
-        summaries = list[str]()
-        if entry.compile is not None and known.summary is not None:
-            row = rows.summary_row(entry.compile, session, own)
-            summaries = [_row("context_summaries", row, rows.seal(known.summary, row), known.summary)]
-            record = record if record.summary_id is not None else replace(record, summary_id=known.summary)
-        cycles = [(session, *where, name) for where, (name, _) in self.states.items()]
-        toolset, view = (session, self.hash, self.tools_name), rows.view_row(record, session, own)
+        texts = self._texts(added.messages) | ({self.tools_name: self.tools} if new_tools else {})
+        place = (self.key[0], self.key[1], self.own + raw.ids[-1], known.created_at, self.key[2])
+        seal, compile = rows.seal(known.session, place), self._compile_row(known)
+        is_new = compile is not None and self.record.summary_id is None
+        record = replace(self.record, summary_id=known.summary) if is_new else self.record
+        view = rows.view_row(record, known.session, self.own)
+        tools = (known.session, self.hash, self.tools_name)
         number = db.commit(
             WRITE.format(schema=db.schema),
             db.patience_ms,
             [*dict.fromkeys(added.anchors)],
             [name for name in texts if name in known.contents],
             escape(self.hash) if self.tools and not new_tools else None,
-            [*bodies],
-            [rows.PLAIN + body.encode() if isinstance(body, str) else body for body in bodies.values()],
-            *([row[at] for row in nodes] for at in range(5)),
-            *([row[at] for row in index] for at in range(3)),
-            _row("sessions", place, seal, session),
+            *self._columns(added.messages, {name: text for name, text in texts.items() if name not in known.contents}),
+            _row("sessions", place, seal, known.session),
             known.seal,
-            _list(summaries),
-            _list([_row("cycles", row, rows.digest(row)) for row in cycles]),
-            _row("toolsets", toolset, rows.digest(toolset)) if new_tools else None,
+            compile,
+            self._cycle_rows(known),
+            _row("toolsets", tools, rows.digest(tools)) if new_tools else None,
             _row("views", view, rows.digest(view)),
         )
         if number is None:
             return None
-        chains = [queries.stored_names(chain, own)[-NEWEST:] for chain in (entry.raw, entry.view) if chain is not None]
         memory[self.key] = replace(
             known,
             seal=seal,
             raw_tip=place[2],
-            length=len(entry.raw.ids),
-            nodes={name for names in chains for name in names},
+            length=len(raw.ids),
             contents=frozenset(texts),
+            nodes=set(self._ends()),
             tools={*islice(known.tools, TOOLS), self.hash} if self.tools else known.tools,
-            summary=None,
         )
         if len(memory) > CONVERSATIONS:
             del memory[next(iter(memory))]
         return replace(record, id=number)
 
+    def _ends(self) -> list[str]:
+        """Messages at the ends of its chains."""
+        chains = [chain for chain in (self.entry.raw, self.entry.view) if chain is not None]
+        return [name for chain in chains for name in queries.stored_names(chain, self.own)[-NEWEST:]]
+
+    def _columns(self, messages: Sequence[NewMessage], texts: Mapping[str, str]) -> Iterator[list[Any]]:
+        """New contents, messages and their texts in the search index, by column."""
+        bodies: dict[str, bytes | str] = {one.content: one.body for one in messages}
+        bodies |= {name: rows.pack(rows.to_bytes(text)) for name, text in texts.items()}
+        yield [*bodies]
+        yield [rows.PLAIN + body.encode() if isinstance(body, str) else body for body in bodies.values()]
+        nodes = [queries.node_row(one, self.own) for one in messages]
+        yield from ([row[at] for row in nodes] for at in range(5))
+        index = search_rows(queries.searchable_texts(messages))
+        yield from ([row[at] for row in index] for at in range(3))
+
+    def _cycle_rows(self, known: Known) -> str | None:
+        """The rows of its decisions."""
+        found = [(known.session, *place, name) for place, (name, _) in self.states.items()]
+        return f"[{', '.join(_row('cycles', row, rows.digest(row)) for row in found)}]" if found else None
+
+    def _compile_row(self, known: Known) -> str | None:
+        """The row of a new compile."""
+        if self.entry.compile is None or known.summary is None:
+            return None
+        row = rows.summary_row(self.entry.compile, known.session, self.own)
+        return _row("context_summaries", row, rows.seal(known.summary, row), known.summary)
+
     def _name(self, text: str) -> str:
         """The name under which a text is stored."""
         return self.own + ids.blob_id(rows.to_bytes(text))
+
+    def _texts(self, messages: Sequence[NewMessage]) -> dict[str, str]:
+        """Instructions of messages, and states, by the names under which they are stored."""
+        said = dict.fromkeys(one.instructions for one in messages if one.instructions is not None)
+        return {self._name(text): text for text in said} | dict(self.states.values())
 
     def _additions(self, known: Known) -> Additions | None:
         """The new messages; None if the history is not the saved one of its conversation, or more of that."""
@@ -229,10 +246,6 @@ def _row(table: str, values: Sequence[rows.Column], seal: str, number: int | Non
     """A row of a table as JSON whose texts and numbers PostgreSQL can hold."""
     named = {name: _value(value) for name, value in zip(rows.SEALED[table], values, strict=True)}
     return json.dumps({NUMBERS.get(table, "id"): number, **named, "seal": seal}, ensure_ascii=False)
-
-
-def _list(found: Sequence[str]) -> str | None:
-    return f"[{', '.join(found)}]" if found else None
 
 
 def _value(value: rows.Column) -> rows.Column:

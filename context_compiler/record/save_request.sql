@@ -20,7 +20,7 @@ CREATE FUNCTION {schema}.save_request(
     text_words TEXT[],
     a_session JSON,
     former_seal TEXT,      -- of the session, or NULL if it is new
-    new_summaries JSON,
+    new_summary JSON,
     new_cycles JSON,
     new_toolset JSON,
     new_view JSON
@@ -64,9 +64,9 @@ BEGIN
             SELECT n.node, n.body, n.found::tsvector
             FROM unnest(text_nodes, text_bodies, text_words) AS n (node, body, found);
     END IF;
-    IF new_summaries IS NOT NULL THEN
+    IF new_summary IS NOT NULL THEN
         INSERT INTO {schema}.context_summaries
-            SELECT * FROM json_populate_recordset(NULL::{schema}.context_summaries, new_summaries);
+            SELECT * FROM json_populate_record(NULL::{schema}.context_summaries, new_summary);
     END IF;
     IF new_cycles IS NOT NULL THEN
         INSERT INTO {schema}.cycles (rowid, session, raw_tip, config, state, seal)

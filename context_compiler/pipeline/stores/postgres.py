@@ -32,7 +32,7 @@ PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 EVENTS_S = 0.1
 """Seconds that an event may wait for others, or for a state, to be written with."""
 AT_ONCE = ("agent_answered", "run_finalized")
-"""Events that are written when they happen: what a run has spent outlives it, and whoever sees its end sees this."""
+"""Events that are written as they happen: a resumed run counts the cost so far, and one that has ended has its last."""
 STARTING = "57P03"
 """SQLSTATE of a server that starts or stops."""
 
