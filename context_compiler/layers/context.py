@@ -149,11 +149,19 @@ def build_context(node: str | Need, state: Mapping[str, Any]) -> Context:
     Raises:
         LayersError: The node is unknown, or a value in the state is wrong; the message says which.
     """
-    need = node_need(node)
+    return _context(node_need(node), _with_registry(state), content=True)
+
+
+def _with_registry(state: Mapping[str, Any]) -> dict[str, Any]:
+    """State with its registry read."""
     given = as_mapping(state, "state")
-    given = {**given, "id_registry": registry_of(given.get("id_registry"))}
+    return {**given, "id_registry": registry_of(given.get("id_registry"))}
+
+
+def _context(need: Need, given: Mapping[str, Any], *, content: bool) -> Context:
+    registry, turn = registry_of(given["id_registry"]), turn_number(given)
     context: Context = {
-        "entity": get_entity_context(given.get("id_registry"), turn_number(given), mode=need.entity, most=MAX_ENTITIES),
+        "entity": get_entity_context(registry, turn, mode=need.entity, most=MAX_ENTITIES, content=content),
         "conversation": _conversation(need, given),
         "reasoning": _REASONING[need.reasoning](given),
     }
@@ -215,10 +223,10 @@ def layer_texts(node: str | Need, state: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         LayersError: The node is unknown, or a value in the state is wrong.
     """
-    need, state = node_need(node), as_mapping(state, "state")
-    context = build_context(node, state)
+    need, state = node_need(node), _with_registry(state)
+    context = _context(need, state, content=False)
     texts = {
-        "entity": format_entity_context(context["entity"], need.entity),
+        "entity": format_entity_context(context["entity"], need.entity, data=registry_of(state["id_registry"])),
         "conversation": format_conversation_for_prompt(
             context["conversation"],
             need.depth,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
 from heapq import nlargest
 from typing import Any, Literal, cast, get_args
 
 from context_compiler.errors import LayersError
+from context_compiler.layers.index import Row
 from context_compiler.layers.models import EntityContext, EntitySnapshot, as_mapping, parse_layer
-from context_compiler.layers.refs import ELLIPSIS, NO_REFS, label, mask_data, mask_ids, ref_sort_key, single_line
-from context_compiler.layers.registry import Row, SessionIdRegistry, registry_of
+from context_compiler.layers.refs import ELLIPSIS, NO_REFS, SHORT, label, mask_data, mask_ids, ref_sort_key, single_line
+from context_compiler.layers.registry import SessionIdRegistry, registry_of
 
 Mode = Literal["full", "refs_and_labels", "reply", "do_not_read", "curation"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -34,6 +36,7 @@ def get_entity_context(
     *,
     window: int = WINDOW,
     most: int | None = None,
+    content: bool = True,
 ) -> EntityContext:
     """Entities of a session by tier.
 
@@ -43,6 +46,7 @@ def get_entity_context(
         mode: Format to select for: tiers it never shows stay empty, and `full` adds content.
         window: Turns after its last mention during which an entity is active.
         most: Entities of one tier, the most recently mentioned; None is all.
+        content: Add the content that the mode shows.
 
     Raises:
         LayersError: The mode is unknown, a turn is not a number, or the registry cannot be read.
@@ -55,7 +59,7 @@ def get_entity_context(
         active = [one for one in active if one.status != "deleted"]
     if wanted in ("full", "reply", "do_not_read"):
         retained = []
-    data = _content_by_ref(known, [*active, *generated]) if wanted == "full" else {}
+    data = _content_by_ref(known, [*active, *generated]) if wanted == "full" and content else {}
     return EntityContext.model_construct(
         active=active, generated=generated, retained=retained, data=data, omitted=omitted
     )
@@ -71,6 +75,20 @@ def _tiers(
     registry: SessionIdRegistry, turn: int, window: int, most: int | None
 ) -> tuple[tuple[list[EntitySnapshot], ...], int]:
     """Active, generated and retained entities, each in at most one tier, and the number of those left out."""
+    known = registry.index.derived.get((turn, window, most))
+    if known is None:
+        tiers = _tier_rows(registry, turn, window)
+        shown = tuple([registry.index.snapshot(row) for row in _most_recent(tier, most)] for tier in tiers)
+        known = registry.index.derived[turn, window, most] = shown, sum(map(len, tiers)) - sum(map(len, shown))
+    shown, omitted = known
+    return tuple(list(tier) for tier in shown), omitted
+
+
+def _tier_rows(registry: SessionIdRegistry, turn: int, window: int) -> tuple[list[Row], list[Row], list[Row]]:
+    """Fields of the active, generated and retained entities."""
+    known = registry.index.derived.get((turn, window))
+    if known is not None:
+        return known
     active: list[Row] = []
     generated: list[Row] = []
     retained: list[Row] = []
@@ -83,9 +101,14 @@ def _tiers(
             active.append(row)
         elif row["retention_reason"] and row["status"] != "deleted":
             retained.append(row)
-    shown = [_most_recent(tier, most) for tier in (active, generated, retained)]
-    omitted = len(active) + len(generated) + len(retained) - sum(map(len, shown))
-    return tuple([EntitySnapshot.model_validate(row) for row in tier] for tier in shown), omitted
+    registry.index.derived[turn, window] = active, generated, retained
+    return active, generated, retained
+
+
+def refs_with_content(registry: SessionIdRegistry, turn: int) -> set[str]:
+    """Refs of the active and generated entities, whose content is kept."""
+    active, generated, _ = _tier_rows(registry, turn, WINDOW)
+    return {row["ref"] for row in (*active, *generated)}
 
 
 def _most_recent(tier: list[Row], most: int | None) -> list[Row]:
@@ -113,13 +136,15 @@ def check_mode(mode: str) -> Mode:
     return cast(Mode, name)
 
 
-def format_entity_context(ctx: EntityContext, mode: str, *, data: Mapping[str, Any] | None = None) -> str:
+def format_entity_context(
+    ctx: EntityContext, mode: str, *, data: Mapping[str, Any] | SessionIdRegistry | None = None
+) -> str:
     """Text of the entities for one kind of node; database ids never show.
 
     Args:
         ctx: The entities by tier.
         mode: full (Act), refs_and_labels and do_not_read (Think), reply (Reply), or curation (Understand).
-        data: Content by ref in place of what `ctx` holds; only `full` shows it.
+        data: Content by ref in place of what `ctx` holds, or the registry that has it; only `full` shows it.
 
     Raises:
         LayersError: The mode is unknown, or `ctx` holds no entities.
@@ -128,7 +153,7 @@ def format_entity_context(ctx: EntityContext, mode: str, *, data: Mapping[str, A
     if wanted == "do_not_read":
         return _do_not_read(ctx)
     if wanted == "full":
-        blocks = _full_sections(ctx, ctx.data if data is None else as_mapping(data, "data"))
+        blocks = _full_sections(ctx, _content_texts(ctx.data if data is None else data))
     elif wanted == "refs_and_labels":
         blocks = _ref_and_label_sections(ctx)
     elif wanted == "reply":
@@ -153,14 +178,25 @@ def _do_not_read(ctx: EntityContext) -> str:
     return f"DO NOT re-read: {', '.join(map(label, refs))}" if refs else ""
 
 
-def _full_sections(ctx: EntityContext, data: Mapping[str, Any]) -> list[str]:
-    room, texts = MAX_CONTENTS, dict[str, str]()
-    newest = sorted((*ctx.active, *ctx.generated), key=lambda one: one.turn_last_ref, reverse=True)
-    for one in newest:
-        if one.ref in data and room > 0:
-            texts[one.ref] = _content_text(data[one.ref])
-            room -= len(texts[one.ref])
-    hidden = sum(one.ref in data and one.ref not in texts for one in newest)
+def _content_texts(data: Mapping[str, Any] | SessionIdRegistry) -> Callable[[str], Callable[[], str] | None]:
+    """Function from a ref to one that makes the text of its content, or to None without content."""
+    if isinstance(data, SessionIdRegistry):
+        return lambda ref: partial(data.content_text, ref, _content_text) if data.has_content(ref) else None
+    given = as_mapping(data, "data")
+    return lambda ref: partial(_content_text, given[ref]) if ref in given else None
+
+
+def _full_sections(ctx: EntityContext, content: Callable[[str], Callable[[], str] | None]) -> list[str]:
+    room, hidden, texts = MAX_CONTENTS, 0, dict[str, str]()
+    for one in sorted((*ctx.active, *ctx.generated), key=lambda one: one.turn_last_ref, reverse=True):
+        text = content(one.ref)
+        if text is None:
+            continue
+        if room <= 0:
+            hidden += 1
+            continue
+        texts[one.ref] = text()
+        room -= len(texts[one.ref])
     return [
         *_section("Active entities", [line for one in ctx.active for line in _detail_lines(one, texts)]),
         *_section("Generated, not saved yet", [line for one in ctx.generated for line in _detail_lines(one, texts)]),
@@ -169,7 +205,7 @@ def _full_sections(ctx: EntityContext, data: Mapping[str, Any]) -> list[str]:
 
 
 def _detail_lines(one: EntitySnapshot, texts: Mapping[str, str]) -> list[str]:
-    line = f"- `{label(one.ref)}`: {label(one.label)} ({label(one.type)}) [{one.status}] turn {one.turn_last_ref}"
+    line = f"{_name_line(one.ref, one.label)} ({label(one.type)}) [{one.status}] turn {one.turn_last_ref}"
     return [line, f"  {texts[one.ref]}"] if one.ref in texts else [line]
 
 
@@ -179,10 +215,19 @@ def _content_text(data: object) -> str:
     return text if len(text) <= MAX_CONTENT else f"{text[:MAX_CONTENT]}{ELLIPSIS} ({len(text):,} characters)"
 
 
+def _name_line(ref: str, name: str) -> str:
+    return _short_name_line(ref, name) if len(ref) + len(name) <= SHORT else f"- `{label(ref)}`: {label(name)}"
+
+
+@lru_cache(maxsize=8192)
+def _short_name_line(ref: str, name: str) -> str:
+    return f"- `{label(ref)}`: {label(name)}"
+
+
 def _ref_and_label_sections(ctx: EntityContext) -> list[str]:
     return [
-        *_section("Active entities", [f"- `{label(one.ref)}`: {label(one.label)}" for one in _not_deleted(ctx.active)]),
-        *_section("Generated, not saved yet", [f"- `{label(one.ref)}`: {label(one.label)}" for one in ctx.generated]),
+        *_section("Active entities", [_name_line(one.ref, one.label) for one in _not_deleted(ctx.active)]),
+        *_section("Generated, not saved yet", [_name_line(one.ref, one.label) for one in ctx.generated]),
         *_section("Retained from earlier turns", [f"- `{label(one.ref)}`" for one in _not_deleted(ctx.retained)]),
     ]
 
@@ -213,4 +258,4 @@ def _curation_line(one: EntitySnapshot) -> str:
         f"{label(one.type)}, {one.status}, created turn {one.turn_created}, last referenced turn {one.turn_last_ref}"
     )
     why = f", kept because: {label(one.retention_reason)}" if one.retention_reason else ""
-    return f"- `{label(one.ref)}`: {label(one.label)} ({facts}{why})"
+    return f"{_name_line(one.ref, one.label)} ({facts}{why})"

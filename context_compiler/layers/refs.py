@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, cast
 from unicodedata import normalize
 from uuid import UUID as UUIDType
+from uuid import uuid4
 
 from pydantic_core import to_json, to_jsonable_python
 
@@ -75,6 +76,12 @@ def encode_json(data: object) -> str:
         return json.dumps(to_jsonable_python(data, fallback=str, inf_nan_mode="strings", bytes_mode="base64"))
 
 
+def splice_json(data: Mapping[str, Any], key: str, text: str) -> str:
+    """Data as JSON text, with a value that is JSON text already."""
+    place = uuid4().hex
+    return encode_json({**data, key: place}).replace(f'"{place}"', text, 1)
+
+
 def to_plain_data(data: object, what: str) -> object:
     """Data as JSON holds it; values unknown to JSON become their text.
 
@@ -85,6 +92,10 @@ def to_plain_data(data: object, what: str) -> object:
         return json.loads(encode_json(data))
     except (ValueError, RecursionError) as error:
         raise LayersError(f"{what} cannot be kept as JSON: {error}") from None
+
+
+Answer = tuple[str, str, object, str | bool | None]
+"""Question to a mapping of refs, by its method, the type and the id or ref, and its answer."""
 
 
 class Refs:
@@ -135,6 +146,44 @@ class Refs:
     def translated(self, text: str) -> str:
         """Text with every known UUID replaced by its ref."""
         return UUID_PATTERN.sub(lambda found: self.named(found[0]) or found[0], text) if self._uuids else text
+
+
+class RecordingRefs(Refs):
+    """Another mapping's answers, each with its question."""
+
+    def __init__(self, refs: Refs) -> None:
+        super().__init__()
+        self._asked = refs
+        self.answers: list[Answer] = []
+
+    def __contains__(self, ref: object) -> bool:
+        found = ref in self._asked
+        self.answers.append(("has", "", ref, found))
+        return found
+
+    def of(self, type: str, id: object) -> str | None:
+        """Ref of an entity by type and id."""
+        found = self._asked.of(type, id)
+        self.answers.append(("of", type, id, found))
+        return found
+
+    def named(self, text: str) -> str | None:
+        """Ref of the entity with this UUID."""
+        found = self._asked.named(text)
+        self.answers.append(("named", "", text, found))
+        return found
+
+    def translated(self, text: str) -> str:
+        """Text with every known UUID replaced by its ref."""
+        return UUID_PATTERN.sub(lambda found: self.named(found[0]) or found[0], text)
+
+
+def are_current(answers: Sequence[Answer], refs: Refs) -> bool:
+    """True if a mapping gives the same answers."""
+    return all(
+        found == (refs.of(type, what) if how == "of" else refs.named(str(what)) if how == "named" else what in refs)
+        for how, type, what, found in answers
+    )
 
 
 def _hex_digits(uuid: str) -> str:

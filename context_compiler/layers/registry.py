@@ -6,17 +6,27 @@ generated entity is saved.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import nsmallest
+from itertools import islice
 from operator import itemgetter
 from typing import Any, cast, get_args
 
 from pydantic import ValidationError
 
 from context_compiler.errors import LayersError
+from context_compiler.layers.index import ContentText, EntityIndex, Row
 from context_compiler.layers.models import CurationSummary, EntitySnapshot, Status, as_mapping, list_field
-from context_compiler.layers.refs import Refs, as_text, id_text, mask_data, ref_prefix, to_plain_data
+from context_compiler.layers.refs import (
+    RecordingRefs,
+    Refs,
+    as_text,
+    id_text,
+    mask_data,
+    ref_prefix,
+    splice_json,
+    to_plain_data,
+)
 
 VERSION = 1
 
@@ -34,7 +44,7 @@ class SessionIdRegistry:
         self._demoted: set[str] = set()
         self._counters: dict[str, int] = {}
         self._gen_counters: dict[str, int] = {}
-        self._near: _Near | None = None
+        self._index: EntityIndex | None = None
 
     def __len__(self) -> int:
         return len(self._keep)
@@ -64,9 +74,14 @@ class SessionIdRegistry:
 
         The others, of ten thousand nearly all, are not looked at.
         """
-        if self._near is None:
-            self._near = _Near(self._keep)
-        return [self._keep[ref] for ref in self._near.since(turn)]
+        return [self._keep[ref] for ref in self.index.since(turn)]
+
+    @property
+    def index(self) -> EntityIndex:
+        """Values computed from the entities."""
+        if self._index is None:
+            self._index = EntityIndex(self._keep.values())
+        return self._index
 
     def register_read(self, type: str, id: object, label: str, *, data: object = None) -> str:
         """Register an entity read from the database; return its ref."""
@@ -134,6 +149,7 @@ class SessionIdRegistry:
         if not self._change(ref, retention_reason=None):
             return False
         self._demoted.add(ref)
+        self.index.derived.clear()
         return True
 
     def drop(self, ref: str) -> bool:
@@ -141,8 +157,8 @@ class SessionIdRegistry:
         if ref not in self:
             return False
         row = self._keep.pop(ref)
-        if self._near is not None:
-            self._near.remove(row)
+        if self._index is not None:
+            self._index.remove(row)
         self._demoted.discard(ref)
         self._data.pop(ref, None)
         self.refs.drop(row["type"], ref)
@@ -150,7 +166,7 @@ class SessionIdRegistry:
 
     def clear(self) -> None:
         """Forget every entity; counters continue, so that no ref ever has two meanings."""
-        self.refs, self._near = Refs(), None
+        self.refs, self._index = Refs(), None
         for kept in (self._keep, self._data, self._demoted):
             kept.clear()
 
@@ -174,6 +190,20 @@ class SessionIdRegistry:
             else None
         )
 
+    def has_content(self, ref: str) -> bool:
+        """True if `data_of` has the content of an entity."""
+        return ref in self and self._data.get(ref) is not None
+
+    def content_text(self, ref: str, render: Callable[[object], str]) -> str:
+        """Text that `render` makes of `data_of`; made again where the content or an id in it has changed."""
+        data, type = self._data[ref], self._keep[ref]["type"]
+        known = self.index.contents.get(ref)
+        if known is None or known.data is not data or known.type != type or not known.is_current(self.refs):
+            refs = RecordingRefs(self.refs)
+            text = render(mask_data(data, refs, type))
+            known = self.index.contents[ref] = ContentText(data=data, type=type, answers=refs.answers, text=text)
+        return known.text
+
     def translated(self, text: str) -> str:
         """Text with the UUID of every known entity replaced by its ref."""
         return self.refs.translated(text)
@@ -188,7 +218,7 @@ class SessionIdRegistry:
         other.current_turn, other._keep, other._data = self.current_turn, dict(self._keep), dict(self._data)
         other.refs, other._demoted = self.refs.copy(), set(self._demoted)
         other._counters, other._gen_counters = dict(self._counters), dict(self._gen_counters)
-        other._near = None if self._near is None else self._near.copy()
+        other._index = None if self._index is None else self._index.copy()
         return other
 
     def shortened(self, turn: int, near: Collection[str], most: int) -> SessionIdRegistry:
@@ -202,14 +232,26 @@ class SessionIdRegistry:
         kept._data = {ref: data for ref, data in self._data.items() if ref in near}
         surplus = len(self._keep) - most
         if surplus > 0:
-            far = [row for row in self._keep.values() if row["ref"] not in near and not row["retention_reason"]]
-            for row in nsmallest(surplus, far, key=itemgetter("turn_last_ref")):
-                kept.drop(row["ref"])
+            far = (ref for ref in kept.index.unmarked() if ref not in near)
+            for ref in list(islice(far, surplus)):
+                kept.drop(ref)
+        kept.index.forget(near)
         return kept
 
     def dump(self) -> dict[str, Any]:
         """Everything as `to_dict` gives it, with rows that are shared: read-only."""
         return self._dump(list(self._keep.values()))
+
+    def to_json(self) -> str:
+        """JSON text of `dump`.
+
+        Raises:
+            LayersError: The content of an entity contains itself.
+        """
+        try:
+            return splice_json(self._dump(()), "entities", self.index.to_json(self._keep))
+        except (ValueError, RecursionError) as error:
+            raise LayersError(f"the registry cannot be kept as JSON: {error}") from None
 
     def _dump(self, rows: Sequence[Row]) -> dict[str, Any]:
         return {
@@ -237,7 +279,7 @@ class SessionIdRegistry:
 
     def _take(self, found: RegistryData) -> None:
         self.current_turn = found.current_turn
-        self._keep, self._data, self._near = found.entities, found.data, None
+        self._keep, self._data, self._index = found.entities, found.data, None
         self.refs = Refs(found.ids, {ref: row["type"] for ref, row in found.entities.items()})
         self._demoted, self._counters, self._gen_counters = found.demoted, found.counters, found.gen_counters
 
@@ -267,10 +309,10 @@ class SessionIdRegistry:
         self._replace(ref, row)
 
     def _replace(self, ref: str, row: Row) -> None:
-        if self._near is not None:
+        if self._index is not None:
             if ref in self._keep:
-                self._near.remove(self._keep[ref])
-            self._near.add(row)
+                self._index.remove(self._keep[ref])
+            self._index.add(row)
         self._keep[ref] = row
 
     def _change(self, ref: str, **facts: object) -> bool:
@@ -298,50 +340,12 @@ class SessionIdRegistry:
         self.refs.add(type, id_text(id), ref)
 
 
-class _Near:
-    """Refs that the tiers may hold: by the turn of their last mention, unsaved, and kept for a reason."""
-
-    def __init__(self, rows: Mapping[str, Row]) -> None:
-        self._place: dict[str, int] = {}
-        self._turns: dict[int, set[str]] = {}
-        self._marked: set[str] = set()
-        for row in rows.values():
-            self.add(row)
-
-    def add(self, row: Row) -> None:
-        """Add an entity; one that was known keeps its place."""
-        ref = row["ref"]
-        self._place.setdefault(ref, len(self._place))
-        self._turns.setdefault(row["turn_last_ref"], set()).add(ref)
-        if row["status"] == "generated" or row["retention_reason"]:
-            self._marked.add(ref)
-
-    def remove(self, row: Row) -> None:
-        """Remove an entity; its place stays, because a ref is not reused."""
-        self._turns[row["turn_last_ref"]].discard(row["ref"])
-        self._marked.discard(row["ref"])
-
-    def copy(self) -> _Near:
-        """Another one of the same entities."""
-        other = _Near({})
-        other._place, other._marked = dict(self._place), set(self._marked)
-        other._turns = {turn: set(refs) for turn, refs in self._turns.items() if refs}
-        return other
-
-    def since(self, turn: int) -> list[str]:
-        """Refs of a turn or later, and those that are marked, in order of registration."""
-        found = self._marked.union(*(refs for last, refs in self._turns.items() if last >= turn))
-        return sorted(found, key=self._place.__getitem__)
-
-
 def registry_of(given: SessionIdRegistry | Mapping[str, Any] | None) -> SessionIdRegistry:
     """Return a registry as it is, or read what its `to_dict` gave; raises LayersError if it is neither."""
     return given if isinstance(given, SessionIdRegistry) else SessionIdRegistry.from_dict(given)
 
 
 STATUSES: tuple[str, ...] = get_args(Status)
-Row = Mapping[str, Any]
-"""Fields of one entity; replaced, never changed."""
 ROW_FIELDS = ("ref", "type", "label", "status", "turn_created", "turn_last_ref", "retention_reason")
 VALUE_TYPES = {(str, str, str, str, int, int, str), (str, str, str, str, int, int, type(None))}
 """Types of the fields: a fast check, because all entities are read at the beginning of every turn."""

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from context_compiler.layers.conversation import SHORT_ANSWER, ConversationContext, conversation_of
-from context_compiler.layers.entities import get_entity_context
+from context_compiler.layers.entities import refs_with_content
 from context_compiler.layers.models import TurnExecutionSummary, as_mapping, list_field, text_field
 from context_compiler.layers.reasoning import FULL_TURNS
 from context_compiler.layers.refs import ELLIPSIS, single_line
@@ -179,8 +179,7 @@ def _pending(state: Mapping[str, Any], done: TurnExecutionSummary, old: Conversa
 
 def stored_registry(registry: SessionIdRegistry, turn: int) -> SessionIdRegistry:
     """Registry without the content of entities that are neither active nor unsaved, and without very old entities."""
-    ctx = get_entity_context(registry, turn)
-    return registry.shortened(turn, {one.ref for one in (*ctx.active, *ctx.generated)}, MAX_ENTITIES)
+    return registry.shortened(turn, refs_with_content(registry, turn), MAX_ENTITIES)
 
 
 def _decision_log(old: ConversationContext, state: Mapping[str, Any]) -> list[dict[str, Any]]:

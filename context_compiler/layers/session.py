@@ -19,6 +19,7 @@ from context_compiler.errors import LayersError, SettingsError, StoreError
 from context_compiler.layers.context import Need, build_context, layer_prompt
 from context_compiler.layers.conversation import ConversationContext, conversation_of, from_json, to_json
 from context_compiler.layers.models import as_mapping
+from context_compiler.layers.refs import splice_json
 from context_compiler.layers.registry import CurationResult, SessionIdRegistry, curate, merge_curations
 from context_compiler.layers.retention import Ask, end_turn
 from context_compiler.layers.turn import TurnState, get_current_curation
@@ -167,8 +168,8 @@ class Layers:
         Raises:
             StoreError: Another process has stored a turn of the session meanwhile.
         """
-        text = to_json(conversation)
         rest = from_json(to_json({**conversation, "id_registry": {}}))
+        text = splice_json(conversation, "id_registry", registry.to_json())
         known = _Known(text=text, conversation={**rest, "id_registry": conversation["id_registry"]}, registry=registry)
         self._known.keep(session_id, known)
         await self._save(session_id, _Unsaved(text=text, after=after), strict=True)

@@ -20,7 +20,7 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from importlib.resources import files
 from itertools import accumulate, pairwise
@@ -59,6 +59,13 @@ ENTRY = 128
 """Overhead of one cached text, in characters."""
 SHORT = 32
 """Shorter texts are not cached: counting them is as fast."""
+
+ITEM = "\n- "
+"""Beginning of an item of a list: no token reaches across its line break."""
+ITEM_LENGTH = 256
+"""Longest item whose tokens are remembered, in characters."""
+FEWEST_ITEMS, KNOWN_ITEMS = 16, 32_768
+"""Items from which on a list is counted item by item, and those whose tokens are remembered."""
 
 PROBES = 24
 """Most counts in the search for the longest prefix."""
@@ -228,6 +235,21 @@ def _count_exact(text: str) -> int:
     encode = _encoder()
     if encode is None:
         return _estimate(text)
+    items = text.split(ITEM) if ITEM_LENGTH < len(text) <= PIECE * COUNTED else [text]
+    if len(items) < FEWEST_ITEMS:
+        return _count_pieces(text, encode)
+    first, *others, last = items
+    middle = sum(_item_tokens(one) if len(one) <= ITEM_LENGTH else _count_exact(f"- {one}\n") for one in others)
+    return _count_pieces(f"{first}\n", encode) + middle + _count_pieces(f"- {last}", encode)
+
+
+@lru_cache(maxsize=KNOWN_ITEMS)
+def _item_tokens(item: str) -> int:
+    """Tokens of an item of a list; a list of which little changes is counted again and again."""
+    return _count_exact(f"- {item}\n")
+
+
+def _count_pieces(text: str, encode: Callable[[str], Sequence[int]]) -> int:
     every = list(pieces(text))
     some = every[:: -(-len(every) // COUNTED)]
     total = 0

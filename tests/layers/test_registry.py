@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from context_compiler.errors import LayersError
-from context_compiler.layers import SessionIdRegistry, curate, get_entity_context
+from context_compiler.layers import SessionIdRegistry, curate, get_entity_context, layer_texts
 from tests.layers.states import registry
 
 
@@ -236,6 +236,7 @@ def test_tiers_are_the_same_whatever_the_registry_has_been_through() -> None:
         again = SessionIdRegistry.from_dict(json.loads(json.dumps(known.to_dict())))
         assert tiers(known) == tiers(again) == tiers(known.copy())
         assert known.copy().to_dict() == known.to_dict()
+        assert json.loads(known.to_json()) == again.to_dict() == json.loads(known.copy().to_json())
         assert all(again.ref_of("recipes", id) == known.ref_of("recipes", id) for id in range(1, 31))
 
 
@@ -246,3 +247,36 @@ def test_old_entities_are_not_looked_at() -> None:
         known.register_read("recipes", number, f"Soup {number}")
     known.retain("recipe_3", "the user comes back to it")
     assert [row["ref"] for row in known.rows_near(498)] == ["recipe_3", "recipe_499", "recipe_500"]
+
+
+def test_a_change_in_a_copy_is_not_seen_in_what_it_was_copied_from() -> None:
+    known = SessionIdRegistry()
+    known.set_turn(1)
+    known.register_read("recipes", 1, "Soup")
+    known.register_read("recipes", 2, "Stew")
+    before = tiers(known), known.to_json()
+    copy = known.copy()
+    copy.set_turn(2)
+    copy.register_read("recipes", 3, "Broth")
+    copy.touch("recipe_1")
+    copy.drop("recipe_2")
+    assert tiers(copy)["active"] == ["recipe_1", "recipe_3"]
+    assert (tiers(known), known.to_json()) == before
+    known.demote("recipe_1")
+    assert tiers(known)["active"] == ["recipe_2"] and tiers(copy)["active"] == ["recipe_1", "recipe_3"]
+
+
+def test_content_is_shown_anew_when_an_id_in_it_becomes_known() -> None:
+    other = uuid4()
+    known = SessionIdRegistry()
+    known.set_turn(1)
+    known.register_read("recipes", 1, "Soup", data={"text": f"goes with {other}"})
+    state = {"id_registry": known, "current_turn": 1}
+    assert "goes with [id]" in layer_texts("act", state)["entity"]
+    ref = known.register_read("wines", other, "Riesling")
+    assert f"goes with {ref}" in layer_texts("act", state)["entity"]
+    known.register_updated("recipes", 1, data={"text": "goes with beer"})
+    assert "goes with beer" in layer_texts("act", state)["entity"]
+    known.drop(ref)
+    shown = layer_texts("act", state)["entity"]
+    assert "goes with beer" in shown and "Riesling" not in shown

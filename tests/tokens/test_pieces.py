@@ -26,6 +26,17 @@ def test_cutting_a_long_text_into_pieces_changes_no_count(seed: int) -> None:
     assert TokenCounter().text(text) == len(theirs().encode_ordinary(text))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_list_has_as_many_tokens_as_its_text_also_when_a_few_items_change(seed: int) -> None:
+    dice, counter = random.Random(seed), TokenCounter()
+    items = ["".join(dice.choices(GRAINS, k=dice.choice((0, 1, 6, 20, 200)))) for _ in range(400)]
+    for _ in range(3):
+        text = "\n- ".join(items)
+        assert counter.text(text) == len(theirs().encode_ordinary(text))
+        items[dice.randrange(len(items))] += dice.choice(GRAINS)
+        items.pop(dice.randrange(len(items)))
+
+
 @pytest.mark.parametrize("grains", [GRAINS, [".\n", "/", "a\n"]], ids=["all", "lines"])
 def test_every_place_to_cut_is_safe_wherever_a_piece_ends(grains: list[str]) -> None:
     text = long_text(7, grains)[:PIECE]
