@@ -58,7 +58,7 @@ def serve(
     runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
-    """Serve the inspector of a record, and a chat, on this machine until Ctrl-C. Only the chat writes to the record."""
+    """Serve the inspector of a record, and a chat, on this machine until Ctrl-C."""
     if missing := missing_for_serve():
         raise SettingsError(f"{' and '.join(missing)} not installed: {install_command('web')}")
     listener = _listen(host, port)

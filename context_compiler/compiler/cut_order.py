@@ -25,6 +25,9 @@ PROMPT_RESERVE, LEAST_RESERVE = 20, 64
 TRUNCATED = "clamped to fit"
 """Reason for what the last steps shorten."""
 
+PROMPT_CUT = "a prompt below a quarter of the room, over budget"
+"""Reason for a prompt that is cut to less than it keeps before."""
+
 SMALLEST = 6
 """The least that the hardest truncation leaves of a part, in tokens."""
 
@@ -160,7 +163,7 @@ def truncate_prompts(draft: Draft) -> Iterator[None]:
     for limit in _halves(draft):
         for index in _last_to_go(draft)[2]:
             if limit < least:
-                draft.reshape(index, TRUNCATED, limit=SMALLEST, prompt=limit)
+                draft.reshape(index, PROMPT_CUT, limit=SMALLEST, prompt=limit)
         yield
 
 
@@ -232,7 +235,7 @@ def relieve_system_text(draft: Draft, limits: Limits, overhead: int) -> Limits:
     saved = 0
     for index, reading in enumerate(readings):
         if any(item.kind is Kind.SYSTEM and item.stays for item in reading.items):
-            draft.reshape(index, "system text, over budget", system=limit)
+            draft.reshape(index, "system text that would fill the budget alone", system=limit)
             bare, smaller = Shape(bare=True), Shape(bare=True, system=limit)
             saved += price(messages[index], reading, bare, draft.counter)
             saved -= price(messages[index], reading, smaller, draft.counter)

@@ -32,7 +32,8 @@ class Step:
 
 _CUTS = (
     (r"a prompt larger than the budget", 0, "shorten prompts larger than the budget", "shortens"),
-    (r"a part above a quarter", 1, "shorten parts above a quarter of the budget", "shortens"),
+    (r"system text that would fill", 0, "shorten system text that would fill the budget alone", "shortens"),
+    (r"a part above a quarter", 1, "shorten parts above a quarter of the room", "shortens"),
     (r"an earlier turn|older than the last", 2, "drop older turns", "drops"),
     (r"tool exchange as a (stub|skeleton)", 3, "shorten tool exchanges of earlier turns", "shortens"),
     (r"recent turn, over budget", 5, "drop recent turns", "drops"),
@@ -42,7 +43,8 @@ _CUTS = (
     (r"clamped to fit", 10, "truncate what is left, harder each time", "shortens"),
     (r"cannot be shortened", 11, "drop what truncation cannot shorten", "shortens"),
     (r"earlier prompt of this turn", 12, "drop earlier prompts of this turn", "drops"),
-    (r"system text, over budget", 13, "shorten the system text of others", "shortens"),
+    (r"a prompt below a quarter", 13, "shorten prompts to less than a quarter of the room", "shortens"),
+    (r"system text, over budget", 14, "shorten the system text of others", "shortens"),
     (r"summarised from here on", 0, "summarise from a turn on, by hand", "drops"),
     (r"broken:", 0, "leave out half of a tool exchange", "drops"),
     (r"last resort", 0, "send the last exchange alone", "drops"),
@@ -50,8 +52,8 @@ _CUTS = (
 )
 
 STEPS = tuple((pattern, Step(number=number, name=name, effect=effect)) for pattern, number, name, effect in _CUTS)
-"""Steps by the reasons that they give; 4 and 8 shrink and drop the summary, which is no message; large prompts are
-shortened before the first."""
+"""Steps by the reasons that they give; 4 and 8 shrink and drop the summary, which is no message. Large prompts and
+system text are shortened before the first."""
 
 
 @cache

@@ -244,10 +244,13 @@ class Arguments:
         if (self.layers is None) != (self.role is None):
             raise SettingsError(f"layers={self.layers!r}, role={self.role!r}: give both, or neither")
         if self.background and self.every_turn:
-            raise SettingsError("every_turn=True compiles around each prompt: it cannot be made in the background")
+            raise SettingsError(
+                "every_turn=True compiles around each prompt, not in the background: give one of the two"
+            )
         for name, (allowed, what) in ALLOWED.items():
-            if not allowed(getattr(self, name)):
-                raise SettingsError(f"{name}={getattr(self, name)!r}: give {what}")
+            if not allowed(value := getattr(self, name)):
+                hint = _template_hint(value) if name == "template" else ""
+                raise SettingsError(f"{name}={value!r:.80}: give {what}{hint}")
         check_owner(self.static_owner)
         if isinstance(self.store, Tenants) and self.store.owner is None:
             raise SettingsError(f"store={self.store!r}: give the store of one owner, scoped(owner)")
@@ -395,6 +398,13 @@ class Arguments:
             config=_hash((*written, recall, alias, family, scope, refs, window)),
             former=_hash((*written, FORMER_RECALL if recall == RECALL else recall, alias, family, scope, refs)),
         )
+
+
+def _template_hint(value: object) -> str:
+    """The likely mistake behind a template that is none: a budget without its name, or a class for an instance."""
+    if isinstance(value, RunContext):
+        return "; in capabilities=, give ContextCompiler(), not the class"
+    return f"; a budget has its name, budget={value!r}" if isinstance(value, int | float | Money) else ""
 
 
 def _rebuild(kind: type[Arguments], given: dict[str, Any]) -> Arguments:

@@ -38,6 +38,7 @@ from context_compiler.layers.context import (
     with_others,
 )
 from context_compiler.layers.session import Layers, LayerSource, load_state
+from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.archive import Archive
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.background import BACKGROUND, unused_row
@@ -156,8 +157,8 @@ class Middleware:
         remedy = "give a budget in tokens, or Money(…, fallback=…)"
         await self.report(
             SettingsError(
-                f"budget={self.arguments.budget!r}: no price is known for {request.model}, so it is {budget:,} tokens;"
-                f" {remedy}"
+                f"budget={self.arguments.budget!r}: no price is known for {safe_line(request.model)}, so it is"
+                f" {budget:,} tokens; {remedy}"
             )
         )
 
@@ -501,12 +502,12 @@ async def _called(callback: Callable[[Any], Any], what: Any) -> None:
 
 
 def log_text(error: Exception) -> str:
-    """Text of an error that is safe to log: messages of foreign errors may repeat conversation content."""
+    """Text of an error that is safe to log, on one line: messages of foreign errors may repeat conversation content."""
     kind = type(error).__name__
     if isinstance(error, CompileError):
-        return f"{kind}: {error.phase} ({error.model})"
+        return safe_line(f"{kind}: {error.phase} ({error.model})")
     if isinstance(error, ContextCompilerError):
-        return f"{kind}: {error}"
+        return safe_line(f"{kind}: {error}")
     place = traceback.extract_tb(error.__traceback__)
     return f"{kind} in {place[-1].name}, line {place[-1].lineno}" if place else kind
 

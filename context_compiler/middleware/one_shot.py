@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import cast
 
-from pydantic_ai.messages import ModelMessage, ModelRequest
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
 from pydantic_ai.models import Model
 
 from context_compiler.compiler.advance import Advance, advance
@@ -82,8 +83,8 @@ async def compile_view(
         role: Node of the view: understand, think, act, reply, or a `Need` of your own.
 
     Raises:
-        SettingsError: Only one of `layers` and `role` is given, or they without a `session`; or the budget is money,
-            and no price of `model` is known.
+        SettingsError: `messages` are no messages of the host; only one of `layers` and `role` is given, or they without
+            a `session`; or the budget is money, and no price of `model` is known.
         LayersError: The role is unknown, or the layers are broken.
         TemplateError: The template is missing or wrong.
         FidelityError: The fidelity is unknown.
@@ -105,10 +106,11 @@ async def compile_view(
         timeout=timeout,
     )
     arguments.check()
+    _check_messages(messages)
     if arguments.counter == PROVIDER:
         raise SettingsError("counter='provider': a view without an agent is no request that a provider could count")
     if (alias := model_alias(model or "none")) and arguments.budget_unpriced(alias, None):
-        raise SettingsError(f"budget={budget!r}: no price is known for model={alias!r}; give a budget in tokens")
+        raise SettingsError(f"budget={str(budget)!r}: no price is known for model={alias!r}; give a budget in tokens")
     context = _read(arguments, messages, session)
     limits = context.limits()
     block = await _layer_block(layers, role, session, context, limits.room)
@@ -130,6 +132,21 @@ async def compile_view(
         raise BudgetError(f"{lost}: give a larger budget")
     record = record_of(arguments, context.request, result, (perf_counter() - started) * 1000)
     return replace(result.view, record=await _save(record, result, store))
+
+
+def _check_messages(messages: object) -> None:
+    """Refuse what is no history of the host.
+
+    Raises:
+        SettingsError: It is no list, or something else than a message is in it.
+    """
+    remedy = "give a list of the host's messages, such as result.all_messages()"
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise SettingsError(f"messages is of type {type(messages).__name__}: {remedy}")
+    for index, message in enumerate(cast("Sequence[object]", messages)):
+        if not isinstance(message, ModelRequest | ModelResponse):
+            other = "; context_compiler.importers reads those of other tools" if isinstance(message, dict) else ""
+            raise SettingsError(f"messages[{index}] is of type {type(message).__name__}: {remedy}{other}")
 
 
 def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str | None) -> RequestContext:

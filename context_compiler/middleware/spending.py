@@ -14,6 +14,7 @@ from pydantic_ai.models import Model
 from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryResponse, model_alias
 from context_compiler.errors import BudgetError
+from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.archive import Archive
 from context_compiler.record.costs import compile_cost
 from context_compiler.resilience import Report
@@ -63,8 +64,8 @@ class Spending:
         alias = model_alias(writer)
         price = price_of(alias, _provider(writer))
         if price is None:
-            why = f"no price is known for {alias}, so its compiles cannot be held to a limit of {dollars(self._limit)}"
-            return Decimal(0), why
+            unpriced = f"no price is known for {safe_line(alias)}"
+            return Decimal(0), f"{unpriced}, so its compiles cannot be held to a limit of {dollars(self._limit)}"
         ratio = Ratios().of(model_family(None, alias))
         given = (round(self._counter.text(prompt) * ratio) for prompt in prompts)
         most = sum((price.cost(tokens + cap, output=cap) for tokens in given), Decimal(0))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import cast
 
+from context_compiler.messages.printable import safe_line
 from context_compiler.record.values import Compile, Record
 from context_compiler.tokens.prices import cost_of, dollars, price_of
 
@@ -78,7 +79,7 @@ class Costs:
         if self.priced < self.requests and self.priced:
             parts.append(f"prices are known for {self.priced:,} of {self.requests:,} requests")
         if self.unknown:
-            parts.append(f"no price is known for {', '.join(self.unknown)}")
+            parts.append(f"no price is known for {', '.join(map(safe_line, self.unknown))}")
         return ", ".join(parts)
 
 

@@ -71,7 +71,7 @@ class Money:
         if isinstance(given, Money):
             return given
         if not given.strip().startswith("$"):
-            raise SettingsError(f"{name}={given!r}: give tokens, a share, or money such as Money(0.02) or '$0.02'")
+            raise SettingsError(f"{name}={given!r}: give money such as Money(0.50) or '$0.50'")
         return cls(given)
 
 
@@ -86,6 +86,9 @@ def check_budget(budget: Budget | None, *, name: str) -> None:
         SettingsError: It is none of these.
     """
     if isinstance(budget, str):
+        if not budget.strip().startswith("$"):
+            allowed = "tokens such as 8_000, a share such as 0.5, or money such as '$0.02'"
+            raise SettingsError(f"{name}={budget!r}: give {allowed}")
         Money.parse(budget, name=name)
     elif not isinstance(budget, Money):
         check_amount(budget, name=name)

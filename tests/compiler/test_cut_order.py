@@ -15,11 +15,13 @@ from pydantic_ai.messages import (
 
 from context_compiler.compiler import cut_order
 from context_compiler.compiler.cut_order import CUT_ORDER, MILD_STEPS, SMALLEST, reduce
+from context_compiler.compiler.origins import step_of
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import WHOLE, Shape, apply_shape
 from tests.compiler.benches import LONG, bench, checked, climb, gone
 from tests.support.builders import answer, assistant, call, exchange, long_history, prose, user
 from tests.support.histories import histories
+from tests.support.pages import page
 from tests.support.parts import PNG
 
 # --- each step alone
@@ -129,7 +131,7 @@ def test_harder_clamps_take_exchanges_then_ties_then_prompts() -> None:
     assert on.shapes[1:] == [Shape(limit=12), Shape(limit=25, prompt=quarter)], "a prompt keeps a quarter of the room"
     climb(on, cut_order.truncate_prompts)
     assert on.shapes[2] == Shape(limit=SMALLEST, prompt=SMALLEST)
-    assert {drop.reason for drop in on.drops} == {"clamped to fit"}
+    assert {drop.reason for drop in on.drops} == {"clamped to fit", cut_order.PROMPT_CUT}
 
 
 def test_a_prompt_of_a_quarter_of_the_room_stays_whole_while_what_came_with_it_can_be_cut() -> None:
@@ -207,6 +209,26 @@ def test_the_steps_come_in_their_order() -> None:
         "truncate_system_text",
     ]
     assert MILD_STEPS == CUT_ORDER[1:7]
+
+
+@pytest.mark.parametrize("step", CUT_ORDER, ids=lambda step: step.__name__)
+def test_a_step_has_the_number_of_its_place_and_of_the_page(step: cut_order.Step) -> None:
+    foreign = CompactionPart(content=LONG, provider_name="acme")
+    run = [
+        user("a", run_id="r"),
+        *exchange(1, content=LONG, run_id="r"),
+        user("b", run_id="r"),
+        *exchange(2, run_id="r"),
+    ]
+    run += [user(LONG, run_id="r"), assistant(ThinkingPart(content=LONG), foreign, call("look", "x"))]
+    on = bench([*long_history(3)[:-1], *run, user(LONG, answer("x", LONG), system=LONG, run_id="r")], recent=1)
+    on.pins = frozenset({0})
+    reasons = set(climb(on, step))
+    assert bool(reasons) == (step not in (cut_order.shrink_summary, cut_order.drop_summary)), "those have no message"
+    number = CUT_ORDER.index(step) + 1
+    assert {found.number for reason in reasons if (found := step_of(reason))} == ({number} if reasons else set())
+    listed = page("docs/budget.md").partition("## The cut order")[2].partition("\n## ")[0]
+    assert f"\n{number}. " in listed and f"\n{len(CUT_ORDER) + 1}. " not in listed
 
 
 def test_nothing_is_done_where_everything_fits() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pydantic_ai import Agent
+from pydantic_ai.models.test import TestModel
 
-from context_compiler import ContextCompiler
+from context_compiler import ContextCompiler, compile_view
+from context_compiler.errors import SettingsError
 from tests.middleware.chatting import BUDGET, Chat, extends
 from tests.support.agents import Notes, Talker, run
 from tests.support.histories import assert_pairs_whole, long_history, prose
@@ -150,3 +154,24 @@ async def test_the_shipped_default_needs_no_files(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "system" / "ContextTemplates" / "chat_compiler.md").is_file()
     assert (tmp_path / "system" / "context.db").is_file()
     assert talker.last.tokens <= 4_000
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        (lambda: ContextCompiler(8_000), "budget=8000"),  # pyright: ignore[reportArgumentType]
+        (lambda: ContextCompiler(budget="8k"), "tokens such as 8_000"),
+        (lambda: ContextCompiler(compile_spend_limit="5"), "Money(0.50)"),
+        (lambda: asyncio.run(Agent(TestModel(), capabilities=[cast(Any, ContextCompiler)]).run("hi")), "not the class"),
+    ],
+)
+def test_a_beginners_mistake_is_answered_with_what_to_write(mistake: Callable[[], object], says: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        mistake()
+    assert says in str(raised.value) and len(str(raised.value)) < 250
+
+
+@pytest.mark.parametrize("given", ["hello", ["hello"], [{"role": "user", "content": "hello"}], None])
+async def test_a_view_is_made_of_the_hosts_messages_alone(given: Any) -> None:
+    with pytest.raises(SettingsError, match=r"result\.all_messages\(\)"):
+        await compile_view(given)

@@ -54,6 +54,15 @@ async def test_a_model_without_a_price_gets_the_fallback_and_one_notice() -> Non
     assert "no price is known for nobody-1, so it is 900 tokens" in str(errors[0])
 
 
+async def test_a_line_break_in_a_models_name_makes_no_second_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    agent, _, errors = attached(
+        Talker("done", model_name="nobody\n2026-01-01 ERROR: forged"), budget="$0.02", compile_spend_limit="$1"
+    )
+    await agent.run("and now?", message_history=long_history(12))
+    assert "nobody 2026-01-01 ERROR: forged" in str(errors[0])
+    assert caplog.messages and not any("\n" in line for line in caplog.messages)
+
+
 async def test_without_a_fallback_it_is_the_default_budget() -> None:
     agent, views, errors = attached(Talker("done", model_name="nobody-1"), budget=Money(0.02))
     await agent.run("hello")

@@ -24,6 +24,7 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RunUsage, UsageLimits
 from pydantic_core import to_jsonable_python
 
+from context_compiler.messages.printable import safe_line
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.pipeline.config import RequestMeter, RunConfig
 from context_compiler.pipeline.context_helper import OutputCompiler
@@ -225,7 +226,8 @@ class CostMeter(AbstractCapability[Any]):
         known = {name: getattr(usage, name) for name in names}
         if self.run.max_cost is not None and model not in self.run.unpriced:
             if cost_of(model, known, response.provider_name) is None:
-                log.warning("max_cost=%s: no price is known for %s, so it is not counted", self.run.max_cost, model)
+                name = safe_line(model)
+                log.warning("max_cost=%s: no price is known for %s, so it is not counted", self.run.max_cost, name)
         for meter in (self.stage, self.run):
             meter.charge(model, known, response.provider_name)
         return response
