@@ -1,7 +1,8 @@
 """One conversation with an agent, stored in full; the mode decides how much of it a model is sent.
 
-In the normal mode the agent gets the whole history. In Endless mode a `ContextCompiler` is attached to the same run.
-Nothing else changes: neither the stored history, nor the transcript, nor this module's work.
+In the normal mode the agent gets the whole history, and its requests are only recorded. In Endless mode a
+`ContextCompiler` is attached to the same run. Nothing else changes: neither the stored history, nor the transcript, nor
+this module's work.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from context_compiler.chat.storage import Clock, Notice, SessionStorage, now
 from context_compiler.chat.transcript import transcript_folder
 from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.view import View
-from context_compiler.errors import SettingsError
+from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.failures import ReflectionPolicy
 from context_compiler.messages.history import History
 from context_compiler.middleware.capability import ContextCompiler
@@ -75,7 +76,7 @@ class Reply:
     everything: Decimal | None = None
     """The same if everything had been sent."""
     view: View | None = None
-    """The last view, in Endless mode."""
+    """The last request; in the normal mode a raw view without a budget."""
     history: tuple[ModelMessage, ...] = ()
     """The whole history at the last request."""
     first: float | None = None
@@ -167,8 +168,8 @@ class _PendingReply:
             first=None if self.first is None else self.first - self.began,
             seconds=time.perf_counter() - self.began,
         )
-        if record is None:
-            return reply
+        if record is None or (record.budget is None and usage.input_tokens):
+            return reply  # of what goes out as it is, the provider knows the tokens
         priced = request_cost(record)
         return replace(
             reply, raw=record.tokens_raw, sent=record.tokens_sent, cost=priced.sent, everything=priced.everything
@@ -226,13 +227,13 @@ class ChatSession:
         self.last: Reply | None = None
         self.usage = Usage()
         self._notice = notice or _ignore
-        vault_name = "" if vault is None else Path(vault).resolve().name
+        self.vault_name = "" if vault is None else Path(vault).resolve().name
         self.storage = SessionStorage(
             session,
             folder=Path(folder) if folder is not None else transcript_folder(vault, system),
             store=store,
             private=folder is None and vault is None,
-            vault_name=vault_name,
+            vault_name=self.vault_name,
             notice=self._notice,
             clock=clock,
         )
@@ -240,7 +241,7 @@ class ChatSession:
             "model": model,
             "store": self.storage.store,
             "vault": vault,
-            "vault_name": vault_name,
+            "vault_name": self.vault_name,
             "system": system,
             "budget": budget,
             "every_turn": every_turn,
@@ -322,6 +323,10 @@ class ChatSession:
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 
+    def _capability(self) -> ContextCompiler:
+        """The compiler of Endless mode, or one that records what the normal mode sends."""
+        return self.compiler() if self.endless else self.compiler().recorder()
+
     async def _run_agent(self, text: str, pending: _PendingReply) -> None:
         async def on_events(ctx: RunContext[Any], events: AsyncIterable[AgentStreamEvent]) -> None:
             async for event in events:
@@ -340,7 +345,7 @@ class ChatSession:
                 message_history=list(self.messages),
                 conversation_id=self.session,
                 event_stream_handler=on_events,
-                capabilities=[self.compiler()] if self.endless else None,
+                capabilities=[self._capability()],
             )
         pending.messages, pending.output = result.all_messages(), result.output
 
@@ -401,7 +406,12 @@ class ChatSession:
             self.usage.add_view(view)
 
     def _on_error(self, error: Exception) -> None:
-        """Report an error of Endless mode once, and again only after a turn without it."""
+        """Report an error of Endless mode once, and again only after a turn without it.
+
+        What keeps a request of the normal mode from the record keeps the turn from it too, which the storage reports.
+        """
+        if not self.endless and isinstance(error, StoreError):
+            return
         key = f"{type(error).__name__}: {error}"
         if key not in self._errors_before | self._errors:
             self._notice(f"{error}; the conversation goes on without")

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, ModelRequest
 
 from context_compiler.chat.reconcile import Reconciled, last_turn, reconcile, visible_turns
 from context_compiler.chat.transcript import Transcript
@@ -174,6 +174,8 @@ class SessionStorage:
 
     def _reconcile(self, recorded: list[ModelMessage], held: list[ModelMessage], complete: bool) -> Reconciled:
         """Reconcile both sides; unless `complete`, the last turn, which another terminal is in, is left out."""
+        if not complete and recorded and isinstance(recorded[-1], ModelRequest):
+            recorded = recorded[: len(recorded) - len(last_turn(recorded))]
         turns, held_turns = visible_turns(recorded), visible_turns(held)
         base, turns = (recorded, turns) if len(turns) >= len(held_turns) else (held, held_turns)
         written = self.transcript.read(turns)

@@ -20,7 +20,7 @@ from context_compiler.messages.display import (
 from context_compiler.messages.history import Reading, searchable
 from context_compiler.messages.items import Item
 from context_compiler.record import browse
-from context_compiler.record.browse import Node, RequestTips, SessionRow
+from context_compiler.record.browse import Node, RequestTips, Row, SessionRow
 from context_compiler.record.database import Database
 
 ORDER = tuple(FORMS)
@@ -101,7 +101,7 @@ class FactPage:
 class Chains:
     """All messages of all requests of a session, parents first."""
 
-    nodes: Sequence[tuple[str, str | None, str, int]]
+    nodes: Mapping[str, Row]
     raw: frozenset[str]
     """Content hashes of raw messages."""
     newest: int
@@ -158,8 +158,8 @@ class FactSearch:
         chains = self._read(db, number, tips)
         own = self._forms(db, chains, fact)
         reached: dict[str, int] = {}
-        for name, parent, content, _ in chains.nodes:
-            reached[name] = (reached[parent] if parent is not None else 0) | own.get(content, 0)
+        for name, parent, content, *_ in chains.nodes.values():
+            reached[name] = reached.get(parent or "", 0) | own.get(content, 0)
         masks = [(reached.get(tip.view_tip or "", 0), reached.get(tip.raw_tip or "", 0)) for tip in tips]
         mentions, mentioned = self._mentions(db, info, tips, own, fact)
         return FactPage(
@@ -178,15 +178,14 @@ class FactSearch:
         known = self._chains.get(number)
         if known is not None and known.newest == tips[-1].id:
             return known
-        nodes = browse.session_nodes(db, number)
-        parents = {name: (parent, content) for name, parent, content, _ in nodes}
+        nodes = self.tracer.links(db, number, tips)
         raw: set[str] = set()
         seen: set[str] = set()
         for tip in tips:
             at = tip.raw_tip
-            while at is not None and at not in seen and at in parents:
+            while at is not None and at not in seen and at in nodes:
                 seen.add(at)
-                at, content = parents[at]
+                _, at, content, *_ = nodes[at]
                 raw.add(content)
         chains = Chains(nodes=nodes, raw=frozenset(raw), newest=tips[-1].id)
         self._chains.keep(number, chains)
@@ -194,15 +193,18 @@ class FactSearch:
 
     def _forms(self, db: Database, chains: Chains, fact: str) -> dict[str, int]:
         """Forms of the fact in each message that holds it, by content hash, as bits."""
-        contents = {name: content for name, _, content, _ in chains.nodes}
         found: dict[str, int] = {}
         folded = fact.casefold()
         for node, text in browse.matching_nodes(db, fact, -1):
-            if node in contents and folded in text.casefold():
-                found[contents[node]] = _bit(VERBATIM)
-        written = list(dict.fromkeys(content for _, _, content, _ in chains.nodes if content not in chains.raw))
+            if node in chains.nodes and folded in text.casefold():
+                found[chains.nodes[node][2]] = _bit(VERBATIM)
+        contents = (content for _, _, content, *_ in chains.nodes.values())
+        written = list(dict.fromkeys(content for content in contents if content not in chains.raw))
+        words = _plain_words(folded)
         holding = [
-            content for content, body in zip(written, browse.bodies(db, written), strict=True) if _may(body, folded)
+            content
+            for content, body in zip(written, browse.bodies(db, written), strict=True)
+            if all(word in body.lower() for word in words)
         ]
         _, readings = self.tracer.read_nodes(db, [Node("", content) for content in holding])
         for content, reading in zip(holding, readings, strict=True):
@@ -265,11 +267,9 @@ def _bit(form: str) -> int:
     return 1 << ORDER.index(form)
 
 
-def _may(body: bytes, folded: str) -> bool:
-    """True if a message may hold a text: JSON escapes some characters, so that only plain words are a sure sign."""
-    words = re.findall(r"[a-z0-9]{2,}", folded)
-    lower = body.lower()
-    return all(word.encode() in lower for word in words)
+def _plain_words(folded: str) -> list[bytes]:
+    """Words that a message which holds a text has in its JSON too, where some characters are escaped."""
+    return [word.encode() for word in re.findall(r"[a-z0-9]{2,}", folded)]
 
 
 def _forms_in(reading: Reading, folded: str) -> Iterator[str]:
@@ -302,12 +302,12 @@ def _mention(at: int, reading: Reading, fact: str) -> Mention:
 
 def _strip(masks: Iterable[tuple[int, int]]) -> Iterator[Strip]:
     """Each form as stretches of a strip, in the order of `ORDER`."""
-    all_masks = list(masks)
-    unit = 1000 / max(1, len(all_masks))
+    runs = [(mask, len(list(group))) for mask, group in groupby(mask for mask, _ in masks)]
+    unit = 1000 / max(1, sum(length for _, length in runs))
     for form in ORDER:
-        at = 0
-        for has, group in groupby(all_masks, key=lambda one: bool(one[0] & _bit(form))):
-            length = len(list(group))
+        at, bit = 0, _bit(form)
+        for has, group in groupby(runs, key=lambda run: bool(run[0] & bit)):
+            length = sum(length for _, length in group)
             if has:
                 yield Strip(form=form, start=round(at * unit, 2), width=round(length * unit, 2))
             at += length

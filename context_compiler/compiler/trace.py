@@ -25,7 +25,7 @@ from context_compiler.errors import ContextCompilerError
 from context_compiler.messages.display import ABSENT, CARRIED, RECALLED, SHORTENED, SUMMARY, VERBATIM, quoted_lines
 from context_compiler.messages.history import Reader, Reading, load_messages, reader_of, searchable
 from context_compiler.record import browse
-from context_compiler.record.browse import Node, RequestRow, SessionRow
+from context_compiler.record.browse import Node, RequestRow, RequestTips, SessionRow
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Record
@@ -44,6 +44,9 @@ BLOCK = 50
 
 CHAINS = 8
 """Chains of ids that are kept in memory."""
+
+LINKS = 400_000
+"""Messages of whole sessions that are kept in memory without their bodies."""
 
 
 class NotFound(ContextCompilerError):
@@ -87,6 +90,7 @@ class Tracer:
         self._reader: Reader = reader_of(as_counter(None))
         self._chains: Memo[tuple[str, int], tuple[Node, ...]] = Memo(CHAINS)
         self._sent: Memo[int, Sent] = Memo(CHAINS)
+        self._links: Memo[int, Mapping[str, browse.Row]] = Memo(LINKS, len)
 
     async def read(self, query: Callable[[Database], T]) -> T:
         """Run a query on the record."""
@@ -98,9 +102,18 @@ class Tracer:
             return ()
         known = self._chains.get((tip, session))
         if known is None:
-            known = tuple(browse.chain_nodes(db, tip, session))
+            links = self._links.get(session) or {}
+            known = tuple(_chain_of(links, tip) if tip in links else browse.chain_nodes(db, tip, session))
             self._chains.keep((tip, session), known)
         return known
+
+    def links(self, db: Database, session: int, tips: Sequence[RequestTips]) -> Mapping[str, browse.Row]:
+        """Every message of these requests of a session once, parents first, from memory where all are known."""
+        known = self._links.get(session)
+        found = browse.session_nodes(db, session, tips, known)
+        if found is not known:
+            self._links.keep(session, found)
+        return found
 
     def read_nodes(self, db: Database, nodes: Sequence[Node]) -> tuple[list[ModelMessage], list[Reading]]:
         """Messages of a chain, with their readings."""
@@ -174,6 +187,16 @@ class Tracer:
             if asked:
                 return asked[-1]
         return 0
+
+
+def _chain_of(links: Mapping[str, browse.Row], tip: str) -> list[Node]:
+    """A chain of messages that are in memory, oldest first."""
+    found: list[Node] = []
+    at: str | None = tip
+    while at is not None and at in links:
+        name, at, content, _, instructions = links[at]
+        found.append(Node(name, content, instructions))
+    return found[::-1]
 
 
 def session_of(db: Database, number: int) -> SessionRow:

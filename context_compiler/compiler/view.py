@@ -72,6 +72,7 @@ class View:
     tokens: int
     """Exact tokens of the messages alone, by o200k; `tokens_sent` is what `budget` is about."""
     budget: int
+    """0 where there is none."""
     status: str
     """raw, compiled, cycle, fallback or floor_over_budget."""
     summary: str = ""
@@ -92,7 +93,8 @@ class View:
         return self.tokens if self.record is None else self.record.tokens_sent
 
     def __repr__(self) -> str:
-        what = f"{self.tokens_sent:,} of {self.budget:,} tokens, {len(self.messages)} messages, {self.status}"
+        of = f" of {self.budget:,}" if self.budget else ""
+        what = f"{self.tokens_sent:,}{of} tokens, {len(self.messages)} messages, {self.status}"
         return f"View({what})" if self.error is None else f"View({what}, error={self.error!r})"
 
     def _repr_html_(self) -> str:
@@ -108,7 +110,7 @@ class View:
     def _display(self) -> tuple[str, list[tuple[str, str]], list[ShownMessage], list[Bar]]:
         sent = reader_of(as_counter(None)).read(self.messages)
         shown = [show_message(sent, place) for place in places(self, None, sent)]
-        facts = [("status", self.status), ("budget", f"{self.budget:,}")]
+        facts = [("status", self.status), *([("budget", f"{self.budget:,}")] if self.budget else [])]
         if self.error is not None:
             facts.append(("error", self.error))
         title = f"{self.tokens_sent:,} tokens in {len(self.messages)} messages"

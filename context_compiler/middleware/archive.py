@@ -9,6 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
@@ -40,6 +41,9 @@ CYCLES = 1_000
 
 SESSIONS = 16
 """Conversations whose raw history is remembered, so that a window of it is known again without a look at the store."""
+
+NEWEST = 50
+"""Requests without a budget that may follow the newest one with a budget."""
 
 STEPS = 32
 """Cycles of one conversation that are remembered in memory, so that a compile can be undone."""
@@ -350,9 +354,13 @@ class Archive:
         return list(known.messages) if known is not None else []
 
     async def newest(self, session_id: str) -> Record | None:
-        """The newest request of a conversation, with or without its content."""
-        found = await self._tried(lambda: self.store.views(session_id, limit=1))
-        return found[0] if found else None
+        """The newest request of a conversation, with or without its content; one that had a budget, if there is one."""
+        for limit in (1, NEWEST):
+            found: list[Record] = await self._tried(partial(self.store.views, session_id, limit=limit)) or []
+            within = next((one for one in found if one.budget is not None), None)
+            if within is not None or len(found) < limit:
+                break
+        return within or (found[0] if found else None)
 
     async def transcript(self, session_id: str) -> list[ModelMessage]:
         """The raw history of a conversation, as last seen."""

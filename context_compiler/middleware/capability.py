@@ -116,6 +116,9 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     _request: Request | None = field(init=False, repr=False, compare=False, default=None)
     _session: str | None = field(init=False, repr=False, compare=False, default=None)
     _host: Host | None = field(init=False, repr=False, compare=False, default=None)
+    _only_records: bool = field(init=False, repr=False, compare=False, default=False)
+    _recording: asyncio.Task[None] | None = field(init=False, repr=False, compare=False, default=None)
+    """The newest request of this run on its way to the record, where nothing else is done with it."""
 
     def __post_init__(self) -> None:
         """Check every value: a YAML spec hands them over unchecked.
@@ -134,6 +137,16 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     def last_view(self) -> View | None:
         """The view that was sent last, by whichever run."""
         return self._ware.last_view
+
+    def recorder(self) -> ContextCompiler:
+        """The same compiler for a run whose requests go out as they are, however long, and are only recorded.
+
+        No view and no summary is made, and nothing waits for the record: a request is kept while it is answered, with
+        the status `raw` and without a budget.
+        """
+        other = copy(self)
+        other._only_records = True
+        return other
 
     async def views(self, session: str | None = None, *, owner: str | None = None) -> list[Record]:
         """Recorded views, newest first, of one conversation or of all of an owner.
@@ -287,7 +300,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     async def for_run(self, ctx: RunContext[Any]) -> ContextCompiler:
         """A copy with its own run state; everything else is shared."""
         mine = copy(self)
-        mine._run, mine._request, mine._host = Run(), None, None
+        mine._run, mine._request, mine._host, mine._recording = Run(), None, None, None
         mine._session = session_of(ctx)
         if self.compile_tool and ctx.run_id:
             self._running[ctx.run_id] = mine
@@ -297,7 +310,11 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         """Keep the last answer too, and let go of the store when the last run ends, however it ends."""
         self._ware.runs += 1
         try:
-            result = await handler()
+            try:
+                result = await handler()
+            finally:
+                if self._recording is not None:
+                    await asyncio.wait({self._recording})
             await self._ware.finished(self._run, ctx, result.all_messages())
             return result
         finally:
@@ -312,17 +329,21 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         if seen.value is None:
             await self._ware.report(seen.error or RuntimeError("the request could not be read"))
             return given
-        self._request = replace(seen.value, owner=await self._ware.owner_of(ctx))
-        self._host = _RunHost(self, ctx, given)
-        self._ware.remember(self._request, given.model)
+        request = replace(seen.value, owner=await self._ware.owner_of(ctx))
+        self._ware.remember(request, given.model)
+        if self._only_records:
+            request = replace(request, messages=list(given.messages))  # the host adds the answer to its own list
+            self._recording = asyncio.create_task(self._ware.keep_raw(self._run, request, after=self._recording))
+            return given
+        self._request, self._host = request, _RunHost(self, ctx, given)
         with ctx.tracer.start_as_current_span("context_compiler.view") as span:
-            view = await self._ware.view(self._run, self._request, self._host)
+            view = await self._ware.view(self._run, request, self._host)
             span.set_attributes(_figures(view))
         if self.dry_run:
             return given
         if not view.status.startswith("raw"):
             _note_compacted()
-        return replace(given, messages=self._ware.mark_move(self._request, view))
+        return replace(given, messages=self._ware.mark_move(request, view))
 
     if RetryModelRequest is not None:
 
@@ -350,7 +371,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
 
         def get_wrapper_model(self, model: Model) -> Model | None:
             """Try once more with less when the provider says that the context is too long."""
-            return TightModel(model, self._tighter)
+            return None if self._only_records else TightModel(model, self._tighter)
 
     def _refused(self, error: BaseException) -> bool:
         """True if the request should be retried with less: once a run, and only if our view was too long."""

@@ -50,7 +50,7 @@ from context_compiler.middleware.others import quoted_mentions
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
-from context_compiler.middleware.respond import respond
+from context_compiler.middleware.respond import respond, unchanged
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run
 from context_compiler.recall.question import question_text
@@ -140,6 +140,26 @@ class Middleware:
         request, result = await self._result(run, await self._attach_layers(run, request), host)
         if result.view.status == "floor_over_budget":
             await self.report(BudgetError(f"even the least is over the budget of {result.view.budget} tokens"))
+        return await self._deliver(run, request, result, started)
+
+    async def keep_raw(self, run: Run, request: Request, *, after: asyncio.Task[None] | None) -> None:
+        """Record a request that goes out as it is, `after` the one before it; a failure is reported."""
+        if after is not None:
+            await asyncio.wait({after})
+        outcome = await try_await(self._keep_raw(run, request))
+        if outcome.error is not None:
+            await self.report(outcome.error)
+
+    async def _keep_raw(self, run: Run, request: Request) -> None:
+        started = time.perf_counter()
+        read = partial(self.state.reader.read, request.messages, last=run.raw)
+        history = await asyncio.to_thread(read) if is_long(request.messages, run.raw) else read()
+        result = unchanged(request, history, self._ratios.of(request.family), self.state.counter)
+        self._settle(run, request, result)
+        await self._deliver(run, request, result, started)
+
+    async def _deliver(self, run: Run, request: Request, result: Result, started: float) -> View:
+        """The view of a request, on the record, and handed to those who listen."""
         view = await self._record_view(run, request, result, (time.perf_counter() - started) * 1000)
         run.count()
         if view.record is not None and _measured():
@@ -345,6 +365,12 @@ class Middleware:
             if row is not None:
                 await self.archive.scoped(one.context.request.owner).keep_unsent(row)
 
+    async def _end_announcements(self) -> None:
+        """Let those who look at the record see that compiles in the background have ended: their task cannot."""
+        for one in self.state.pending.take_ended():
+            request, model = one.context.request, one.context.policy.model
+            await self.archive.scoped(request.owner).announce_compile(request.session_id, model, 0)
+
     async def begin(self, owner: str | None, session: str, ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run: the newest cycle of the last of these ids that has one, and the learnt ratios.
 
@@ -392,6 +418,7 @@ class Middleware:
         long = is_long(messages, run.raw)
         history = (await try_await(asyncio.to_thread(read)) if long else attempt(read)).value
         await self._keep_unused()
+        await self._end_announcements()
         if history is not None and messages:
             archive = self.archive.scoped(await self.owner_of(ctx))
             await archive.raw(session_of(ctx), history)
@@ -470,7 +497,7 @@ def record_of(
         view_tip=result.sent.view_chain.tip,
         status=("dry_run" if arguments.dry_run else view.status) + _joined(request),
         error=view.error,
-        budget=view.budget,
+        budget=view.budget or None,
         tokens_raw=round((request.overhead + result.raw.tokens) * ratio),
         tokens_sent=round(sent * ratio),
         tokens_exact=sent,
@@ -482,7 +509,7 @@ def record_of(
         summary_id=result.cycle.summary_id if result.cycle and result.row is None else None,
         compile=result.row,
     )
-    return with_null_reasons(record)
+    return with_null_reasons(record, {"budget": "everything is sent"})
 
 
 def _joined(request: Request) -> str:

@@ -50,7 +50,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History
 from context_compiler.messages.shapes import WHOLE
-from context_compiler.messages.turns import pair
+from context_compiler.messages.turns import pair, turn_index
 from context_compiler.middleware.background import discard, finish, pending, start
 from context_compiler.middleware.request import Host, Request
 from context_compiler.middleware.state import (
@@ -64,6 +64,7 @@ from context_compiler.middleware.state import (
 )
 from context_compiler.recall import question_text
 from context_compiler.resilience import attempt
+from context_compiler.tokens import TokenCounter
 
 JOURNALLED = 2_000
 """Newest chain ids that are looked up; a small number, because a durable run journals them."""
@@ -374,6 +375,29 @@ def asking(context: RequestContext, host: Host) -> Ask | None:
             raise
 
     return ask
+
+
+def unchanged(request: Request, history: History, ratio: float, counter: TokenCounter) -> Result:
+    """A request that goes out as it is, however long; it has no budget."""
+    sections = {"instructions and schemas": request.overhead, **sections_of(RAW, history, counter)}
+    view = View(
+        messages=request.messages,
+        tokens=history.tokens,
+        budget=0,
+        status="raw",
+        ledger=token_breakdown(sections, (), ()),
+    )
+    return Result(
+        view=view,
+        raw=history,
+        sent=history,
+        cycle=None,
+        next_cycle=None,
+        turn=turn_index(history),
+        cost=request.overhead + history.tokens,
+        limit=0,
+        ratio=ratio,
+    )
 
 
 def started(result: Result) -> Result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -308,80 +308,77 @@ def bodies(db: Database, contents: Sequence[str]) -> list[bytes]:
     return [known[name] for name in contents]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestTips:
-    """One request as the ends of its two chains."""
+class RequestTips(NamedTuple):
+    """One request as the ends of its two chains; a tuple, because a session may have tens of thousands."""
 
     id: int
     turn_index: int
-    status: str
     raw_tip: str | None
     view_tip: str | None
 
 
 def request_tips(db: Database, session: int) -> list[RequestTips]:
     """All requests of a session, oldest first."""
-    found = db.execute(
-        "SELECT id, turn_index, status, raw_tip, view_tip FROM views WHERE session = ? ORDER BY id", (session,)
-    )
-    return [
-        RequestTips(
-            id=row[0], turn_index=row[1], status=row[2].partition(";")[0].strip(), raw_tip=row[3], view_tip=row[4]
-        )
-        for row in found
-    ]
+    found = db.execute("SELECT id, turn_index, raw_tip, view_tip FROM views WHERE session = ? ORDER BY id", (session,))
+    return [RequestTips(*row) for row in found]
 
 
-Row = tuple[str, str | None, str, int]
-"""A message as id, parent, content hash and position."""
+Row = tuple[str, str | None, str, int, str | None]
+"""A message as id, parent, content hash, position and hash of its instructions."""
 
 
-def session_nodes(db: Database, session: int) -> list[Row]:
-    """Every message of all requests of a session once, parents first."""
-    (all_requests,) = db.execute("SELECT count(*) FROM views").fetchone()
-    (own,) = db.execute("SELECT count(*) FROM views WHERE session = ?", (session,)).fetchone()
-    return _walked(db, session) if own * SCAN >= all_requests else _climbed(db, session)
+def session_nodes(
+    db: Database, session: int, tips: Iterable[RequestTips], known: Mapping[str, Row] | None = None
+) -> Mapping[str, Row]:
+    """Every message of these requests of a session once by its id, parents first; `known` ones are not read again."""
+    known = known or {}
+    ends = {tip for one in tips for tip in (one.raw_tip, one.view_tip) if tip is not None and tip not in known}
+    if not ends:
+        return known
+    # with an end for each request of the record, all messages are faster read than one by one
+    (newest,) = db.execute("SELECT max(id) FROM views").fetchone()
+    fresh = _walked(db, ends, known) if len(ends) >= newest else _climbed(db, ends, known)
+    for node, content in db.execute("SELECT node, content FROM copies WHERE session = ?", (session,)):
+        if node in fresh:
+            name, parent, _, position, instructions = fresh[node]
+            fresh[node] = name, parent, content, position, instructions
+    return {**known, **{row[0]: row for row in sorted(fresh.values(), key=itemgetter(3))}}
 
 
-SCAN = 2
-"""A session with at least one request in this number is faster read with all others than message by message."""
-
-
-def _walked(db: Database, session: int) -> list[Row]:
-    every = {row[0]: tuple(row) for row in db.execute("SELECT id, parent, content, position FROM nodes")}
+def _walked(db: Database, ends: Iterable[str], known: Mapping[str, Row]) -> dict[str, Row]:
+    every: dict[str, Row] = {row[0]: tuple(row) for row in db.execute(f"SELECT {_ROW} FROM nodes")}
     seen: dict[str, Row] = {}
-    for tips in db.execute("SELECT raw_tip, view_tip FROM views WHERE session = ?", (session,)):
-        for tip in tips:
-            at = tip
-            while at is not None and at not in seen and at in every:
-                seen[at] = every[at]
-                at = every[at][1]
-    return sorted(seen.values(), key=itemgetter(3))
+    for tip in ends:
+        at: str | None = tip
+        while at is not None and at not in seen and at not in known and at in every:
+            seen[at] = every[at]
+            at = every[at][1]
+    return seen
 
 
-def _climbed(db: Database, session: int) -> list[Row]:
+def _climbed(db: Database, ends: set[str], known: Mapping[str, Row]) -> dict[str, Row]:
     """Messages by their ends: those near an end level by level, a long rest in one query."""
-    tips = db.execute("SELECT raw_tip, view_tip FROM views WHERE session = ?", (session,))
-    ends = {tip for row in tips for tip in row if tip is not None}
     seen: dict[str, Row] = {}
     for level in range(LEVELS + 1):
         if not ends:
             break
         found = db.execute(_NAMED if level < LEVELS else _ABOVE, (json.dumps(list(ends)),))
-        fresh: dict[str, Row] = {row[0]: (row[0], row[1], row[2], row[3]) for row in found}
+        fresh: dict[str, Row] = {row[0]: tuple(row) for row in found}
         seen |= fresh
-        ends = {row[1] for row in fresh.values() if row[1] is not None and row[1] not in seen}
-    return sorted(seen.values(), key=itemgetter(3))
+        ends = {row[1] for row in fresh.values() if row[1] is not None and row[1] not in seen and row[1] not in known}
+    return seen
 
+
+_ROW = "id, parent, content, position, instructions"
 
 LEVELS = 24
 """Levels that are read one by one."""
 
-_NAMED = "SELECT id, parent, content, position FROM nodes WHERE id IN (SELECT value FROM json_each(?))"
+_NAMED = f"SELECT {_ROW} FROM nodes WHERE id IN (SELECT value FROM json_each(?))"
 _ABOVE = (
-    f"WITH RECURSIVE up (id, parent, content, position) AS ({_NAMED}"
-    " UNION SELECT n.id, n.parent, n.content, n.position FROM up JOIN nodes n ON n.id = up.parent)"
-    " SELECT id, parent, content, position FROM up"
+    f"WITH RECURSIVE up ({_ROW}) AS ({_NAMED}"
+    " UNION SELECT n.id, n.parent, n.content, n.position, n.instructions FROM up JOIN nodes n ON n.id = up.parent)"
+    f" SELECT {_ROW} FROM up"
 )
 
 
@@ -490,6 +487,19 @@ def compile_usage(db: Database, session: int, first: int, last: int) -> list[tup
         (session, first, last),
     )
     return [(row["model_alias"], json.loads(row["usage"])) for row in found]
+
+
+def unsent_usage(
+    db: Database, session: int, since: datetime | None, until: datetime | None
+) -> list[tuple[str, dict[str, int]]]:
+    """Model and usage of every compile that no request carries, after `since` and up to `until`."""
+    found = db.execute(
+        "SELECT id, model_alias, usage FROM context_summaries WHERE session = ?1 AND usage <> '{}'"
+        " AND (?2 IS NULL OR created_at > ?2) AND (?3 IS NULL OR created_at <= ?3)"
+        " AND id NOT IN (SELECT summary FROM views WHERE session = ?1 AND summary IS NOT NULL)",
+        (session, *(None if at is None else rows.stamp(at) for at in (since, until))),
+    ).fetchall()
+    return [(row["model_alias"], json.loads(row["usage"])) for row in found if not carriers(db, row["id"])[2]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

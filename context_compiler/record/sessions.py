@@ -114,6 +114,16 @@ def actions(db: Database, session_id: str, vault_name: str) -> list[Action]:
     ]
 
 
+def answers_by_turn(db: Database, session_id: str, vault_name: str) -> dict[int, int]:
+    """Number of the newest request of every turn of a session, the turns from 0."""
+    found = db.execute(
+        "SELECT v.turn_index, max(v.id) FROM views v JOIN sessions s ON s.id = v.session"
+        f" WHERE s.session_id = ?1 AND s.vault_name = ?2 AND {OWNED.format(3)} GROUP BY v.turn_index",
+        (rows.plain(session_id), rows.plain(vault_name), db.owner),
+    )
+    return {row[0]: row[1] for row in found}
+
+
 def save_action(
     db: Database, session_id: str, vault_name: str, action: Action, after: int, compile: Compile | None
 ) -> Action:

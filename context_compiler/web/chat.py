@@ -30,6 +30,8 @@ from context_compiler.errors import ContextCompilerError, SettingsError
 from context_compiler.messages.printable import safe
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.record.browse import SessionFilter
+from context_compiler.record.sessions import answers_by_turn
+from context_compiler.record.store import SQLStore
 from context_compiler.resilience import attempt, try_await
 from context_compiler.tokens.prices import Budget
 from context_compiler.web.data import BadRequest, Inspector
@@ -53,9 +55,6 @@ LOOK = 1.0
 
 HEARTBEAT = 15
 """Looks without an event after which a comment keeps the connection open."""
-
-LINKED = 400
-"""Newest requests among which the one of an answer is looked up."""
 
 
 class Busy(ContextCompilerError):
@@ -120,10 +119,14 @@ class Chat:
     async def open(self) -> None:
         """Load the stored conversation, and which request answered which turn."""
         await self.session.open()
-        found = await try_await(self.session.storage.store.views(self.name, limit=LINKED))
-        for record in found.value or ():
-            if record.id is not None:
-                self._requests.setdefault(record.turn_index, record.id)
+        await self._look_up_requests()
+
+    async def _look_up_requests(self) -> None:
+        """Look up which request answered which turn, in whichever process."""
+        store, place = self.session.storage.store, self.session.vault_name
+        if isinstance(store, SQLStore):
+            found = await try_await(store.perform(partial(answers_by_turn, session_id=self.name, vault_name=place)))
+            self._requests = {**self._requests, **(found.value or {})}
 
     @property
     def answering(self) -> bool:
@@ -270,6 +273,7 @@ class Chat:
         before = len(self.session.messages)
         await try_await(self.session.storage.refresh())
         if len(self.session.messages) != before:
+            await self._look_up_requests()
             self._tell("turns", {"turns": len(visible_turns(self.session.messages))})
 
     def _tell(self, name: str, value: Mapping[str, Any]) -> None:

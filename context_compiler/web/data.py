@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -13,6 +13,7 @@ from typing import Any, cast
 from pydantic_ai.messages import ModelMessage, ModelRequest
 
 from context_compiler.compiler.origins import Fate
+from context_compiler.compiler.steering import Pin, steering_of
 from context_compiler.compiler.trace import (
     Echo,
     NotFound,
@@ -26,6 +27,7 @@ from context_compiler.compiler.trace import (
     session_of,
 )
 from context_compiler.errors import ContextCompilerError
+from context_compiler.ids import chain_id, identity
 from context_compiler.messages.display import (
     ABSENT,
     CARRIED,
@@ -58,6 +60,10 @@ TEXT, LEAST = 90_000, 600
 
 WEIGHED, BIGGEST = 400, 8
 """Messages of the longest view that is searched for its biggest messages, and how many of them are listed."""
+
+
+NAMED = 5_000
+"""Messages of the longest history in which pins are found by position; in a longer one, equal messages share a pin."""
 
 
 class BadRequest(ContextCompilerError):
@@ -172,6 +178,8 @@ class RequestPage:
     """Tools and output schemas beside the messages; None if they are not on the record."""
     steerable: bool
     """Its messages are those of the session as last seen, so that they can be pinned by their position."""
+    pinned: tuple[int, ...]
+    """Raw positions of those on this page that are pinned."""
     request_hash: str | None
     compile: Compile | None
 
@@ -203,6 +211,8 @@ class WhyPage:
     only: str
     steerable: bool
     """Its messages are those of the session as last seen, so that they can be pinned by their position."""
+    pinned: tuple[int, ...]
+    """Raw positions of those on this page that are pinned."""
 
 
 class Inspector(Tracer):
@@ -255,7 +265,9 @@ class Inspector(Tracer):
 
     async def request(self, number: int, *, page: int = 1) -> RequestPage:
         """One request and one page of its messages."""
-        return await self.read(partial(self._request, number=number, page=page))
+        found = await self.read(partial(self._request, number=number, page=page))
+        places = [one.raw for one in found.messages if one.raw is not None]
+        return replace(found, pinned=await self._pinned(found, places))
 
     async def message(self, number: int, index: int) -> MessagePage:
         """One message of a request, by its position."""
@@ -263,7 +275,31 @@ class Inspector(Tracer):
 
     async def why(self, number: int, *, page: int = 1, only: str = "") -> WhyPage:
         """One page of the raw history of a request, with what became of each message."""
-        return await self.read(partial(self._why, number=number, page=page, only=only))
+        found = await self.read(partial(self._why, number=number, page=page, only=only))
+        return replace(found, pinned=await self._pinned(found, [one.message.index for one in found.messages]))
+
+    async def _pinned(self, shown: RequestPage | WhyPage, places: Sequence[int]) -> tuple[int, ...]:
+        """Those raw positions that are pinned."""
+        session, row = shown.session, shown.request
+        if not shown.steerable or not places:
+            return ()
+        actions = await self.store.scoped(session.owner).actions(session.session_id, session.vault_name)
+        pins = steering_of(actions)[0].pins
+        return await self.read(partial(self._places_of, row=row, pins=pins, places=places)) if pins else ()
+
+    def _places_of(self, db: Database, row: RequestRow, pins: Sequence[Pin], places: Sequence[int]) -> tuple[int, ...]:
+        chain = self.chain(db, row.raw_tip, row.session)
+        known = {pin.name for pin in pins}
+        named = dict(zip(places, map(identity, browse.bodies(db, [chain[at].content for at in places])), strict=True))
+        alike = {at: name for at, name in named.items() if name in known}
+        if not alike or len(chain) > NAMED:
+            return tuple(alike)
+        tips = list[str]()
+        for body in browse.bodies(db, [node.content for node in chain]):
+            tips.append(chain_id(tips[-1] if tips else None, identity(body)))
+        pinned = {pin.tip for pin in pins}
+        moved = {pin.name for pin in pins if pin.tip not in tips}
+        return tuple(at for at, name in alike.items() if tips[at] in pinned or name in moved)
 
     def _request(self, db: Database, number: int, page: int) -> RequestPage:
         row, record = request_of(db, number)
@@ -287,6 +323,7 @@ class Inspector(Tracer):
             instructions_tokens=counter.text(instructions) + MESSAGE_OVERHEAD if instructions else 0,
             tools=self._tools(db, number),
             steerable=_is_steerable(db, row),
+            pinned=(),
             request_hash=record.request_hash,
             compile=record.compile,
         )
@@ -378,6 +415,7 @@ class Inspector(Tracer):
             pages=pages,
             only=only,
             steerable=_is_steerable(db, row),
+            pinned=(),
         )
 
 

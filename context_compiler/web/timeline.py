@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -56,6 +56,7 @@ class SessionCost:
     raw: Decimal | None
     """Input if everything had been sent, with the same cache."""
     compiles: Decimal | None
+    """Each compile once, those that no request carries included."""
     unknown: tuple[str, ...]
     """Models without a known price."""
 
@@ -91,8 +92,11 @@ class Timelines:
             points = [self._point(db, ordered[at - 1] if at else None, ordered[at]) for at in range(len(ordered))][
                 first:
             ]
-            money = self._money(db, info, ordered[first:], points)
             pages = max(1, -(-total // POINTS))
+            since = ordered[0].created_at if first else None
+            until = ordered[-1].created_at if ordered and page > 1 else None
+            unsent = browse.unsent_usage(db, number, since, until) if page <= pages else []
+            money = self._money(db, info, ordered[first:], points, unsent)
             return Timeline(session=info, points=tuple(points), page=page, pages=pages, total=total, money=money)
 
         return await self.inspector.read(query)
@@ -131,7 +135,12 @@ class Timelines:
         return sum(reading.tokens for reading in readings)
 
     def _money(
-        self, db: Database, info: SessionRow, rows: Sequence[RequestRow], points: Sequence[Point]
+        self,
+        db: Database,
+        info: SessionRow,
+        rows: Sequence[RequestRow],
+        points: Sequence[Point],
+        unsent: Sequence[tuple[str, Mapping[str, int]]],
     ) -> SessionCost:
         model, provider = self._answering_model(db, rows)
         price = price_of(model, provider) if model else None
@@ -142,7 +151,7 @@ class Timelines:
             kept = [min(earlier, one.raw) for earlier, one in zip(before, points, strict=False)]
             raw = sum((price.cost(one.raw, cached=same) for one, same in zip(points, kept, strict=True)), Decimal(0))
         spent = browse.compile_usage(db, info.id, rows[0].id, rows[-1].id) if rows else []
-        costs = [(alias, cost_of(alias, usage)) for alias, usage in spent]
+        costs = [(alias, cost_of(alias, usage)) for alias, usage in (*spent, *unsent)]
         unknown = {alias for alias, cost in costs if cost is None} | (
             {model} if model and price is None else set[str]()
         )

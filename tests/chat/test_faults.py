@@ -222,8 +222,11 @@ async def test_a_session_that_is_opened_while_another_terminal_answers_says_so(r
     assert any("you take turns" in notice for notice in room.notices)
 
 
-async def test_of_a_turn_that_another_terminal_is_in_nothing_is_taken_before_it_is_over(room: Room) -> None:
-    one = room.chat(Model(answer=lambda _: "one two three", pause=0.05))
+@pytest.mark.parametrize("endless", [True, False])
+async def test_of_a_turn_that_another_terminal_is_in_nothing_is_taken_before_it_is_over(
+    room: Room, endless: bool
+) -> None:
+    one = room.chat(Model(answer=lambda _: "one two three", pause=0.05), endless=endless)
     heard = asyncio.Event()
     slow = asyncio.create_task(one.say("First.", on_text=lambda _: heard.set()))
     await heard.wait()

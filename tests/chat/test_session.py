@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
-from pydantic_ai.messages import ModelResponse
+from pydantic_ai import Agent, Tool
+from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
 from context_compiler import MemoryStore, SQLiteStore
-from context_compiler.chat import ReflectionPolicy
+from context_compiler.chat import ChatSession, ReflectionPolicy
 from context_compiler.errors import SettingsError
 from context_compiler.messages.history import message_body
 from tests.chat.support import NOTES, Model, Room, texts
@@ -32,9 +36,72 @@ async def test_in_the_normal_mode_a_model_is_sent_the_history_as_it_is(room: Roo
     for number in range(12):
         await chat.say(f"{number}: {LONG}")
     await chat.close()
-    assert [texts(sent) for sent in model.sent] == [texts(chat.messages[: 2 * at + 1]) for at in range(12)]
-    assert not model.compiles and not room.notices
-    assert not await SQLiteStore(room.path / "context.db").views()
+    whole = list(map(message_body, chat.messages))
+    assert [list(map(message_body, sent)) for sent in model.sent] == [whole[: 2 * at + 1] for at in range(12)]
+    assert not model.compiles and not room.notices and not (room.path / "system").exists()
+    store = SQLiteStore(room.path / "context.db")
+    views = await store.views()
+    assert [(one.turn_index, one.budget, one.summary_id) for one in views] == [(at, None, None) for at in range(12)][
+        ::-1
+    ]
+    assert all(one.status.startswith("raw") and one.tokens_raw == one.tokens_sent for one in views)
+    assert [await store.chain(str(one.view_tip)) for one in views] == [whole[: 2 * at + 1] for at in range(12)][::-1]
+    assert views[0].tokens_sent > 1_500 and not await store.verify()
+    assert (await store.transcript("talk")) == whole
+
+
+async def test_what_endless_mode_compiled_is_of_no_account_in_the_normal_mode(room: Room) -> None:
+    model = Model()
+    chat = room.chat(model, endless=True)
+    for number in range(6):
+        await chat.say(f"{number}: {LONG}")
+    assert (await chat.compact("the queue")).done
+    await chat.pin("turn 1")
+    chat.endless = False
+    said = await chat.say("And now?")
+    await chat.close()
+    assert list(map(message_body, model.sent[-1])) == list(map(message_body, chat.messages[:-1]))
+    assert said.view is not None and said.view.record is not None and said.view.status == "raw"
+    assert said.view.record.budget is None and said.view.record.summary_id is None and said.view.record.id is not None
+
+
+async def test_each_request_of_a_run_with_tools_is_recorded_in_the_normal_mode(room: Room) -> None:
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[DeltaToolCalls | str]:
+        if messages[-1].parts[-1].part_kind == "user-prompt":
+            yield {0: DeltaToolCall(name="look", json_args="{}", tool_call_id="one")}
+        else:
+            yield "green"
+
+    agent = Agent(FunctionModel(stream_function=stream), tools=[Tool(lambda: "fine", name="look")])
+    chat = ChatSession(agent, store=room.path / "context.db", folder=room.path, system=None)
+    said = await chat.say("Is the build green?")
+    await chat.close()
+    views = await SQLiteStore(room.path / "context.db").views()
+    assert [(one.turn_index, one.request_index) for one in views] == [(0, 1), (0, 0)]
+    assert said.view is not None and said.view.record is not None and said.view.record.id == views[0].id
+
+
+@pytest.mark.parametrize("endless", [True, False])
+async def test_a_request_that_its_provider_refuses_is_shortened_in_endless_mode_only(room: Room, endless: bool) -> None:
+    sent: list[int] = []
+
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str]:
+        sent.append(len(messages))
+        if len(messages) > 6:
+            raise ModelHTTPError(400, "m", {"error": {"message": "prompt is too long: 9000 tokens > 8000 maximum"}})
+        yield "yes"
+
+    chat = room.chat(FunctionModel(stream_function=stream), endless=endless, budget=3_000, model="none")
+    for number in range(3):
+        await chat.say(f"{number}: {LONG}")
+    if endless:
+        assert (await chat.say(LONG)).text == "yes"
+    else:
+        with pytest.raises(ModelHTTPError):
+            await chat.say(LONG)
+        assert sent == [1, 3, 5, 7]
+        assert chat.last is not None and chat.last.view is not None and chat.last.raw > 0
+    await chat.close()
 
 
 async def test_in_endless_mode_every_request_is_within_the_budget(room: Room) -> None:

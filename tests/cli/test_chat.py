@@ -66,6 +66,16 @@ def test_a_recorded_view_shows_a_prompt_with_its_recall_block_as_the_users(cc: C
     assert f"tokens in {stats['with_recall']} requests" in cc("stats").out
 
 
+def test_every_request_of_the_normal_mode_is_on_the_record(cc: Command) -> None:
+    assert "the whole history was sent as it is: 3 messages" in talk(cc, "Hello.", "And now?", "/view").out
+    views = cc("views", "list", "--json").json["views"]
+    assert [(one["turn_index"], one["budget"], one["status"].partition(";")[0]) for one in views] == [
+        (1, None, "raw"),
+        (0, None, "raw"),
+    ]
+    assert "Hello." in cc("views", "show", views[0]["id"]).out
+
+
 def test_view_of_the_normal_mode_says_that_everything_was_sent(cc: Command) -> None:
     assert "nothing has been sent yet" in talk(cc, "/view").out
     assert "the whole history was sent as it is: 1 message, " in talk(cc, "Hello.", "/view").out

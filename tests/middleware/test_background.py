@@ -23,6 +23,7 @@ from context_compiler import MemoryStore, SQLiteStore, View
 from context_compiler.chat import ChatSession
 from context_compiler.cli.root import app
 from context_compiler.errors import CompileError, SettingsError
+from context_compiler.record import browse
 from context_compiler.record.values import Compile, Record
 from tests.support.agents import NOTES, Ran, Talker, compiler, run
 from tests.support.histories import prose
@@ -295,6 +296,21 @@ async def test_what_no_request_used_is_on_the_record_with_its_cost(tmp_path: Pat
     assert total["by_model"] == 1 and "gate" in total["costs"]["unknown"]
     await chat.turn()
     await store.close()
+
+
+async def test_a_compile_that_waits_for_its_use_is_shown_as_under_way_until_the_next_answer(tmp_path: Path) -> None:
+    gate, file = Gate(), tmp_path / "context.db"
+    chat, reader = Chat(gate, store=file), SQLiteStore(file, read_only=True)
+    await chat.until(lambda: gate.asked, conversation_id="a chat")
+    await chat.turn(5, conversation_id="a chat")
+    assert [one.model for one in await reader.perform(browse.compiles_under_way)] == ["gate"]
+    gate.open()
+    await settle()
+    await chat.turn(5, conversation_id="a chat")
+    assert chat.status == "raw" and await reader.perform(browse.compiles_under_way) == []
+    await chat.until(lambda: chat.status == "compiled", conversation_id="a chat")
+    await chat.ours.aclose()
+    await reader.close()
 
 
 async def test_closing_a_chat_ends_it_too(tmp_path: Path) -> None:

@@ -276,6 +276,6 @@ async def test_the_messages_of_a_session_are_found_however_long_it_is(store: Sto
     for number in range(3):
         await store.save(request(talk(2 + number), session_id="other"))
     assert isinstance(store, SQLStore)
-    found = await store.perform(lambda db: browse.session_nodes(db, 1))
-    assert {row[0] for row in found} == {*raw.ids, *view.ids}
-    assert [row[3] for row in found] == sorted(row[3] for row in found)
+    found = await store.perform(lambda db: browse.session_nodes(db, 1, browse.request_tips(db, 1)))
+    assert set(found) == {*raw.ids, *view.ids}
+    assert [row[3] for row in found.values()] == sorted(row[3] for row in found.values())

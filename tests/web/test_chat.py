@@ -97,8 +97,10 @@ async def test_a_second_prompt_is_refused_while_an_answer_is_coming_and_stop_kee
             assert (tmp_path / "Chat_Sessions" / "main.md").read_text().count(shown.strip()[:20]) == 1
             assert (await tab.client.post("/api/chat/stop")).json() == {"stopped": False}
             await tab.say("And then?", endless=False)
-            assert (await tab.until("done", 2))["request"] is None
-            assert "And then?" in await tab.page()
+            done = await tab.until("done", 2)
+            assert done["budget"] is None and done["status"] == "raw"
+            page = await tab.page()
+            assert "And then?" in page and f'href="/requests/{done["request"]}"' in page
 
 
 async def test_a_terminal_and_a_tab_share_a_session_without_a_lost_turn(tmp_path: Path) -> None:
@@ -248,13 +250,33 @@ def test_a_server_without_a_chat_says_so(tmp_path: Path) -> None:
         assert answer.status_code == 404 and "context-compiler serve" in answer.text
 
 
-async def test_an_answer_without_a_request_says_why(tmp_path: Path) -> None:
+async def test_an_answer_of_the_normal_mode_leads_to_its_request_too(tmp_path: Path) -> None:
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address) as tab, httpx.AsyncClient(base_url=address) as client:
+            for number in range(1, 4):
+                await tab.say(f"Question {number}: {'what is in the queue? ' * 200}", endless=number == 2)
+                await tab.until("done", number)
+            page = await tab.page()
+            assert [f'href="/requests/{number}"' in page for number in (1, 2, 3, 4)] == [True, True, True, False]
+            assert "no request recorded" not in page
+            found = (await client.get("/api/requests/3")).json()
+            assert found["request"]["status"] == "raw" and found["request"]["budget"] is None
+            assert found["pages"]["total"] == 5 and found["request"]["tokens_sent"] > 2_000
+            shown = await client.get("/requests/3")
+            assert shown.status_code == 200 and "budget of" not in shown.text
+            assert (await client.get("/requests/3/why")).status_code == 200
+            assert (await client.get("/requests/3/replay")).status_code == 200
     with serving(chat_app(tmp_path)) as address:
         async with Tab(address) as tab:
-            await tab.say("Hello.", endless=False)
-            await tab.until("done")
-            page = await tab.page()
-            assert "sent in full, no view recorded" in page and "/requests/" not in page
-            await tab.say("And now?", endless=True)
-            await tab.until("done", 2)
-            assert "/requests/1" in await tab.page()
+            assert 'href="/requests/3"' in await tab.page()
+
+
+async def test_a_tab_leads_to_the_requests_of_a_terminal(tmp_path: Path) -> None:
+    agent = Agent(ScriptedModel(delay=0), name="chat")
+    terminal = ChatSession(agent, "main", store=tmp_path / "context.db", system=tmp_path)
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address) as tab:
+            await terminal.say("Hello.")
+            await tab.until("turns")
+            assert 'href="/requests/1"' in await tab.page()
+    await terminal.close()

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from context_compiler.record.store import SQLiteStore
 from context_compiler.web.app import create_app
 from tests.web.browser import chat_app, serving
-from tests.web.conftest import FACT, HOSTILE, number_of
+from tests.web.conftest import FACT, HOSTILE, number_of, requests_of
 from tests.web.test_chat import Tab
 
 
@@ -39,6 +39,31 @@ async def test_a_session_is_compacted_pinned_and_taken_back(client: TestClient, 
     assert steer(client, "unpin", session, message="turn 2")["turn"] == 2
     assert steer(client, "undo", session)["done"]
     assert not await SQLiteStore(db).verify()
+
+
+def test_a_request_shows_which_of_its_messages_are_pinned(client: TestClient) -> None:
+    session, newest = number_of(client, "long"), requests_of(client, "long")[-1]["id"]
+    assert steer(client, "pin", session, message=FACT)["turn"] == 2
+    whys = client.get(f"/api/requests/{newest}/why").json()
+    (at,) = whys["pinned"]
+    page = client.get(f"/requests/{newest}/why").text
+    assert f'data-unpin="m{at}"' in page and f'data-pin="m{at}"' not in page and page.count("data-unpin=") == 1
+    first = next(one["id"] for one in requests_of(client, "long") if one["messages_raw"] > at)
+    assert f'data-unpin="m{at}"' in client.get(f"/requests/{first}").text
+    steer(client, "unpin", session, message=f"m{at}")
+    assert "data-unpin=" not in client.get(f"/requests/{newest}/why").text
+    assert client.get(f"/api/requests/{first}").json()["pinned"] == []
+
+
+async def test_of_two_equal_messages_the_pinned_one_is_shown(tmp_path: Path) -> None:
+    with serving(chat_app(tmp_path)) as address:
+        async with Tab(address) as tab, httpx.AsyncClient(base_url=address, timeout=300) as client:
+            for number in range(1, 4):
+                await tab.say("Go on.")
+                await tab.until("done", number)
+            assert (await client.post("/api/chat/pin", json={"message": "turn 2"})).status_code == 200
+            for part in ("", "/why"):
+                assert (await client.get(f"/api/requests/3{part}")).json()["pinned"] == [2]
 
 
 def test_a_preview_has_an_address(client: TestClient) -> None:

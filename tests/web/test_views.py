@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter
 from starlette.testclient import TestClient
 
+from context_compiler.record.store import SQLiteStore
 from tests.web.conftest import number_of, requests_of
 
 
@@ -113,3 +117,19 @@ def test_pages_stay_small(client: TestClient) -> None:
     ]
     for path in ("/sessions", f"/sessions/{number_of(client, 'long')}", *paths):
         assert len(client.get(path).content) < 200_000
+
+
+def test_the_money_of_a_session_has_compiles_that_no_request_carries(client: TestClient, db: Path) -> None:
+    async def write() -> None:
+        store = SQLiteStore(db)
+        (made, *_) = await store.summaries("long")
+        for usage in ({"input_tokens": 100_000}, {"input_tokens": 20_000}):
+            row = replace(made, session_id="../../etc/passwd?x=1#y", cache_key=None, usage=usage)
+            await store.save_compile(replace(row, model_alias="claude-sonnet-4-5", status="skipped; cache_key: none"))
+        await store.close()
+
+    number = number_of(client, "../../etc/passwd?x=1#y")
+    assert client.get(f"/api/sessions/{number}/timeline").json()["money"]["compiles"] == "0"
+    asyncio.run(write())
+    assert client.get(f"/api/sessions/{number}/timeline").json()["money"]["compiles"].rstrip("0") == "0.36"
+    assert client.get(f"/api/sessions/{number}/timeline?stretch=2").json()["money"]["compiles"] == "0"

@@ -137,7 +137,7 @@ class Commands:
             return
         raw = read_history(last.history)
         if last.view is None or first_word(last.view.status) == "raw" or _is_whole(last.view, raw):
-            room = f" of {number(last.view.budget)}" if last.view is not None else ""
+            room = f" of {number(last.view.budget)}" if last.view is not None and last.view.budget else ""
             size = f"{plural(len(raw), 'message')}, {number(raw.tokens)}{room} tokens"
             self._screen.line(f"the whole history was sent as it is: {size}")
             self._failure(last.view)

@@ -39,6 +39,7 @@
     delete button.dataset[pin ? "pin" : "unpin"];
     button.dataset[pin ? "unpin" : "pin"] = pin || unpin;
     button.textContent = pin ? "Unpin" : "Keep always";
+    button.title = pin ? "" : "This message stays in every view, word for word";
   }
   async function act(place, work) {
     try {
