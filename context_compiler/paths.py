@@ -9,7 +9,9 @@ from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 NAME, EVERYTHING = ".gitignore", b"*\n"
 NAMESAKE = "context_compiler-*.dist-info/RECORD"
@@ -74,8 +76,12 @@ def install_command(extra: str) -> str:
     direct = None
     with suppress(metadata.PackageNotFoundError):
         direct = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
-    from_folder = direct is not None and "dir_info" in json.loads(direct)
-    return f'pip install "{"." if from_folder else DISTRIBUTION}[{extra}]"'
+    source: dict[str, Any] = json.loads(direct) if direct is not None else {}
+    place = DISTRIBUTION
+    if "dir_info" in source:
+        folder = Path(url2pathname(urlsplit(str(source["url"])).path))
+        place = "." if folder == Path.cwd() else str(folder)
+    return "pip install " + json.dumps(f"{place}[{extra}]")
 
 
 def is_address(place: object) -> bool:

@@ -22,6 +22,9 @@ OTHERS = {"pydantic-ai-slim": "the host, whose extras are the providers that we 
 
 HINT = re.compile(r"pip install((?: -{1,2}[a-zA-Z-]+)*) +[\"']?([\w.{}-]+)(?:\[([^\]]*)\])?")
 
+COMMAND = re.compile(r"install_command\([\"']([\w-]+)[\"']\)")
+"""A call for the command that installs an extra of ours."""
+
 
 def hints() -> Iterator[tuple[str, str, list[str]]]:
     """Place, package and extras of every proposed installation."""
@@ -30,9 +33,12 @@ def hints() -> Iterator[tuple[str, str, list[str]]]:
     for file in files:
         if file.suffix not in (".py", ".md"):
             continue
-        for found in HINT.finditer(file.read_text(encoding="utf-8")):
+        text = file.read_text(encoding="utf-8")
+        for found in HINT.finditer(text):
             extras = [extra.strip() for extra in (found[3] or "").split(",") if extra.strip()]
             yield file.relative_to(ROOT).as_posix(), found[2], extras
+        for extra in COMMAND.findall(text):
+            yield file.relative_to(ROOT).as_posix(), OURS, [extra]
 
 
 def test_what_our_texts_tell_people_to_install_is_ours_or_well_known() -> None:

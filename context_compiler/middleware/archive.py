@@ -154,9 +154,13 @@ class Archive:
         return await self.store.save(replace(entry, record=gone))
 
     async def announce_compile(self, session_id: str, model: str, seconds: float) -> None:
-        """Let those who look at the record see that a model writes a summary, for at most that long."""
-        if self._arguments.record != "off" and self.owner is not None:
-            await self._tried(lambda: self._announced(session_id, model, seconds))
+        """Let those who look at the record see that a model writes a summary, for at most that long.
+
+        Nobody needs it, so it is not tried after a failure of the store, and a failure of its own does not count.
+        """
+        shown = self._arguments.record != "off" and (self._arguments.store is not None or self._opened)
+        if shown and self.owner is not None and not self._breaker.failures:
+            await try_await(self._announced(session_id, model, seconds))
 
     async def _announced(self, session_id: str, model: str, seconds: float) -> bool:
         place = self._arguments.place

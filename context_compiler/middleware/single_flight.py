@@ -170,16 +170,14 @@ class Summaries:
         if known is not None:
             return known
         if self._spending is None:
-            await self._announce(archive, session, model)
-            return await self.ask(key, prompts, cast(Model, model), archive)
+            return await self._ask_and_announce(key, prompts, model, archive, session)
         writer = self._writer(model)
         held, refused = await self._spending.reserve(archive, session, writer, prompts, cap)
         if refused is not None:
             return SummaryResponse(text="", refused=refused)
         response: SummaryResponse | None = None
         try:
-            await self._announce(archive, session, model)
-            response = await self.ask(key, prompts, cast(Model, model), archive)
+            response = await self._ask_and_announce(key, prompts, model, archive, session)
             return response
         finally:
             self._spending.settle(archive.owner, session, held, response, writer)
@@ -207,6 +205,16 @@ class Summaries:
         if known is None:
             await self._announce(archive, session, model)
         return task
+
+    async def _ask_and_announce(
+        self, key: str, prompts: Sequence[str], model: object, archive: Archive, session: str
+    ) -> SummaryResponse:
+        """The answer of a model, which the record shows to be under way; the model does not wait for that."""
+        notice = asyncio.create_task(self._announce(archive, session, model))
+        try:
+            return await self.ask(key, prompts, cast(Model, model), archive)
+        finally:
+            await asyncio.wait({notice})
 
     async def _announce(self, archive: Archive, session: str, model: object) -> None:
         """Let those who look at the record see that a model writes a summary, until its row is there."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 from weakref import finalize
 
@@ -112,11 +113,18 @@ Work = Callable[[Connection], Awaitable[T]]
 class Component:
     """Tables that belong together, by their migrations; append only.
 
-    A migration is a sequence of statements, in which `{schema}` is the name of the schema.
+    A migration is a sequence of statements, or of files of them. `{schema}` is the name of the schema in them, and
+    `{lock}` the number of the record's advisory lock.
     """
 
     name: str
-    migrations: Sequence[Sequence[str]]
+    migrations: Sequence[Sequence[str | Path]]
+
+    def scripts(self, schema: str, version: int = 0) -> Iterator[str]:
+        """The migrations after `version`, one script each."""
+        for step in self.migrations[version:]:
+            text = ";".join(one if isinstance(one, str) else one.read_text(encoding="utf-8") for one in step)
+            yield text.replace("{schema}", schema).replace("{lock}", str(APPLICATION_ID))
 
 
 class Postgres:
@@ -305,8 +313,8 @@ async def migrate(
                 f"CREATE TABLE IF NOT EXISTS {schema}.components (name TEXT PRIMARY KEY, version BIGINT NOT NULL)"
             )
             version = await _version(connection, component, schema)
-            for step in component.migrations[version:]:
-                await connection.execute(";".join(step).replace("{schema}", schema))
+            for script in component.scripts(schema, version):
+                await connection.execute(script)
             await connection.execute(
                 f"INSERT INTO {schema}.components VALUES ($1, $2)"
                 " ON CONFLICT (name) DO UPDATE SET version = greatest(components.version, excluded.version)",

@@ -329,8 +329,8 @@ class PostgresDatabase:
         found = self._definitions(self.schema)
         try:
             with self._between("BEGIN"):
-                for statement in (one for step in RECORD.migrations for one in step):
-                    self.run(statement.replace("{schema}", "pg_temp"), returns_rows=False)
+                for script in RECORD.scripts("pg_temp"):
+                    self.run(script, returns_rows=False)
                 expected = self._definitions("pg_temp")
                 self.run("ROLLBACK", returns_rows=False)
         except (asyncpg.ReadOnlySQLTransactionError, asyncpg.InsufficientPrivilegeError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from context_compiler.record.pool import Component
-from context_compiler.record.schema import APPLICATION_ID
 
 NAME = 'TEXT COLLATE "C"'
 
@@ -277,7 +276,8 @@ REFERENCES = (
 )
 """References that are no foreign keys: table and column, and the table and column they name."""
 
-SAVE = Path(__file__).with_name("save_request.sql").read_text(encoding="utf-8").replace("{lock}", str(APPLICATION_ID))
+SAVE = Path(__file__).with_name("save_request.sql")
+"""The function that saves a request."""
 
 RECORD = Component(
     name="record",

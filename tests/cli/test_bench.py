@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from context_compiler.paths import install_command
 from tests.cli.conftest import DEMO, Command, chat, message, one_line, written
 
 WAYS = ["everything", "the newest that fit", "context-compiler"]
@@ -98,5 +99,5 @@ def test_a_missing_matplotlib_names_the_extra(
     monkeypatch.setattr("context_compiler.cli.drawing.import_module", without)
     said = cc("bench", talk, "--budget", 1500, "--plot", tmp_path / "one.svg")
     assert said.code == 2
-    assert 'pip install "pydantic-ai-context-compiler[bench]"' in one_line(said)
+    assert install_command("bench") in one_line(said)
     assert not (tmp_path / "one.svg").exists()

@@ -97,18 +97,24 @@ def test_the_demo_can_be_run_again(cc: Command) -> None:
 @pytest.mark.parametrize(
     ("direct_url", "remedy"),
     [
-        ({"url": "file:///src/context", "dir_info": {}}, 'pip install ".[web]"'),
+        (
+            {"url": Path("/src/con text").absolute().as_uri(), "dir_info": {}},
+            f'pip install "{Path("/src/con text").absolute()}[web]"',
+        ),
+        ({"url": "the working directory", "dir_info": {}}, 'pip install ".[web]"'),
         ({"url": "file:///x.whl", "archive_info": {}}, 'pip install "pydantic-ai-context-compiler[web]"'),
         (None, 'pip install "pydantic-ai-context-compiler[web]"'),
     ],
 )
 def test_what_is_missing_is_installed_from_where_the_package_came_from(
-    cc: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct_url: object, remedy: str
+    cc: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct_url: dict[str, object] | None, remedy: str
 ) -> None:
     info = tmp_path / "first" / "pydantic_ai_context_compiler-0.2.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pydantic-ai-context-compiler\nVersion: 0.2.0\n")
     if direct_url is not None:
+        if direct_url["url"] == "the working directory":
+            direct_url = {**direct_url, "url": tmp_path.as_uri()}
         (info / "direct_url.json").write_text(json.dumps(direct_url))
     monkeypatch.syspath_prepend(str(info.parent))
     monkeypatch.setattr("context_compiler.cli.serve.NEEDS", ("starlette", "no_such_package_of_anybody"))

@@ -99,11 +99,16 @@ async def test_others_see_a_compile_while_the_model_writes(tmp_path: Path):
     reader = SQLiteStore(tmp_path / "context.db", read_only=True)
 
     async def write(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        seen.extend(one.model for one in await reader.perform(browse.compiles_under_way))
+        while not seen:
+            seen.extend(one.model for one in await reader.perform(browse.compiles_under_way))
         return ModelResponse(parts=[TextPart(NOTES)])
 
     compiler = ContextCompiler(
-        budget=3_000, model=FunctionModel(write, model_name="writer"), store=tmp_path / "context.db", system=None
+        budget=3_000,
+        model=FunctionModel(write, model_name="writer"),
+        store=tmp_path / "context.db",
+        system=None,
+        timeout=300,
     )
     agent = Agent(TestModel(), capabilities=[compiler])
     await agent.run("hello", conversation_id="x")
