@@ -237,7 +237,8 @@ class _Request:
                 return None
             if start and names[start - 1] not in fresh:
                 additions.anchors.append(names[start - 1])
-            additions.messages.extend(queries.new_messages(chain, names, start, self.own, raw=is_raw))
+            new = queries.new_messages(chain, names, start, self.own, raw=is_raw, packed=additions.packed)
+            additions.messages.extend(new)
             fresh.update(names[start:])
         return additions
 

@@ -293,6 +293,8 @@ class Additions:
 
     messages: list[NewMessage] = field(default_factory=list[NewMessage])
     anchors: list[str] = field(default_factory=list[str])
+    packed: dict[str, bytes | str] = field(default_factory=dict[str, bytes | str])
+    """Stored forms of bodies by name; a message of both chains is compressed once."""
 
 
 def save(db: Database, entry: Entry) -> Record:
@@ -343,7 +345,7 @@ def _additions(db: Database, key: SessionKey, raw: Chain | None, view: Chain | N
         start = _own_prefix(db, key, chain, names, known) if is_raw else known
         if start and names[start - 1] not in fresh:
             additions.anchors.append(names[start - 1])
-        additions.messages.extend(new_messages(chain, names, start, own, raw=is_raw))
+        additions.messages.extend(new_messages(chain, names, start, own, raw=is_raw, packed=additions.packed))
         fresh.update(names[known:])
     return additions
 
@@ -353,16 +355,19 @@ def stored_names(chain: Chain, prefix: str) -> Sequence[str]:
     return Names(prefix, chain.ids) if prefix else chain.ids
 
 
-def new_messages(chain: Chain, names: Sequence[str], start: int, prefix: str, *, raw: bool) -> Iterator[NewMessage]:
-    """The messages of a chain from a position on, ready to be stored."""
+def new_messages(
+    chain: Chain, names: Sequence[str], start: int, prefix: str, *, raw: bool, packed: dict[str, bytes | str]
+) -> Iterator[NewMessage]:
+    """The messages of a chain from a position on, ready to be stored; `packed` are stored forms that are known."""
     for index in range(start, len(names)):
         body, instructions = _body(chain, index)
+        content = prefix + ids.blob_id(body)
         yield NewMessage(
             id=names[index],
             parent=names[index - 1] if index else None,
             position=index,
-            content=prefix + ids.blob_id(body),
-            body=rows.pack(body),
+            content=content,
+            body=packed.get(content) or packed.setdefault(content, rows.pack(body)),
             instructions=instructions,
             raw=raw,
             text=chain.text(index) if raw else "",
