@@ -167,7 +167,7 @@ async def test_stores_that_take_turns_with_a_conversation_save_the_same_as_one(p
 
 
 @pytest.mark.parametrize(
-    "others", ["delete", "delete and begin anew", "tools", "message", "state", "the same", "later"]
+    "others", ["delete", "delete and begin anew", "restore", "tools", "message", "state", "the same", "later"]
 )
 async def test_what_is_remembered_of_a_conversation_may_be_gone(pool: WatchedPool, record_url: str, others: str):
     store, other = PostgresStore(pool), PostgresStore(record_url)
@@ -178,6 +178,11 @@ async def test_what_is_remembered_of_a_conversation_may_be_gone(pool: WatchedPoo
         await other.delete("s")
         await other.save(request(talk(1)))
 
+    async def restore() -> None:
+        await other.delete("s")
+        await remove("ALTER SEQUENCE context_compiler.sessions_numbers RESTART")
+        await other.save(usual(3, session_id="t"))  # which gets the number that the other one had
+
     async def remove(statement: str) -> None:
         async with asyncpg.create_pool(record_url, min_size=0, max_size=1) as made:
             await made.execute(statement.replace("FROM ", "FROM context_compiler."))
@@ -186,6 +191,7 @@ async def test_what_is_remembered_of_a_conversation_may_be_gone(pool: WatchedPoo
     work: dict[str, Callable[[], Awaitable[object]]] = {
         "delete": lambda: other.delete("s"),
         "delete and begin anew": begin_anew,
+        "restore": restore,
         "tools": lambda: remove("DELETE FROM toolsets"),
         "message": lambda: remove(f"DELETE FROM nodes WHERE id = '{talk(3).tip}'"),
         "state": lambda: remove(f"DELETE FROM contents WHERE hash = '{state}'"),
@@ -196,7 +202,7 @@ async def test_what_is_remembered_of_a_conversation_may_be_gone(pool: WatchedPoo
     saved = await store.save(usual(4))
     assert pool.before_write is None
     found = await store.view(saved.id or 0)
-    assert found is not None and found.raw_tip == talk(4).tip
+    assert found is not None and (found.session_id, found.raw_tip) == ("s", talk(4).tip)
     assert await store.chain(talk(4).tip) == talk(4).bodies
     assert await store.tools(saved.id or 0) == parse_tools(TOOLS)
     assert await store.find_cycle([talk(20).ids[3]], cycle("", "").config) is not None
