@@ -56,6 +56,31 @@ async def test_a_slow_owner_writes_nothing_more(postgres_url: str) -> None:
     await other.close()
 
 
+async def test_events_are_written_with_a_state_soon_and_at_the_end(postgres_url: str) -> None:
+    runs, other = opened(postgres_url), opened(postgres_url)
+
+    async def seen() -> list[int]:
+        return [one.sequence for one in await other.events("r")]
+
+    def event(number: int) -> Event:
+        return Event(kind="stage_started", run_id="r", sequence=number, at="now")
+
+    async with runs.own("r"):
+        await runs.begin(INFO, {})
+        for number in (1, 2):
+            await runs.add("r", event(number))
+        await runs.save(STATE)
+        assert await seen() == [1, 2]
+        await runs.add("r", event(3))
+        async with asyncio.timeout(30):
+            while await seen() != [1, 2, 3]:
+                await asyncio.sleep(0.02)
+        await runs.add("r", event(4))
+    assert await seen() == [1, 2, 3, 4]
+    await runs.close()
+    await other.close()
+
+
 async def test_a_slow_owner_changes_nothing_in_the_queue(postgres_url: str) -> None:
     slow, other = opened(postgres_url), opened(postgres_url)
     late, queue = RunQueue(slow), RunQueue(other)

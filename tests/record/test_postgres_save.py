@@ -234,6 +234,20 @@ async def test_what_others_do_meanwhile_is_seen(pool: WatchedPool, record_url: s
     await other.close()
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["views SET tokens_sent = 1", "views SET id = id + 9", "cycles SET rowid = rowid + 9", "toolsets SET id = id + 9"],
+)
+async def test_a_row_that_the_database_numbered_is_sealed(pool: WatchedPool, record_url: str, change: str):
+    store = PostgresStore(pool)
+    for turn in (2, 3):
+        await store.save(usual(turn))
+    assert await store.verify() == ()
+    async with asyncpg.create_pool(record_url, min_size=0, max_size=1) as made:
+        await made.execute(f"UPDATE context_compiler.{change}")
+    assert any(f"{change.split()[0]} " in one and "changed since" in one for one in await store.verify())
+
+
 async def test_a_function_that_was_changed_is_found(postgres: Cluster, postgres_url: str):
     store = PostgresStore(postgres_url)
     assert await store.verify() == ()
