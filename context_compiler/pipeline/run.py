@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import lru_cache
 from importlib import import_module
 from inspect import isawaitable
 from pathlib import Path
@@ -397,11 +398,17 @@ async def _load_graph(store: RunStore, state: RunState, pipeline: Graph | str | 
                 f"run {state.run_id!r} was saved without its graph; give the graph, or the store that has it"
             )
         path = state.context.get(GRAPH_PATH)
-        graph = parse_dot(text, path=path if isinstance(path, str) else None)
+        graph = _parse(text, path if isinstance(path, str) else None)
     if graph_hashes(graph).snapshot != state.graph.snapshot:
         what = f"run {state.run_id!r} is of another graph"
         raise GraphError(f"{what}; resume it with the one it began with, or begin a new run", path=graph.path)
     return graph
+
+
+@lru_cache(maxsize=32)
+def _parse(text: str, path: str | None) -> Graph:
+    """The graph of a text; a worker has many runs of one."""
+    return parse_dot(text, path=path)
 
 
 def resume_state(graph: Graph, state: RunState, config: RunConfig) -> RunState:

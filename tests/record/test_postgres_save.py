@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 
+from context_compiler.errors import StoreError
 from context_compiler.ids import blob_id
 from context_compiler.messages.history import Reader
+from context_compiler.record.copying import copy_record
 from context_compiler.record.store import MemoryStore, Store
 from context_compiler.record.values import Entry, parse_tools
 from context_compiler.tokens import TokenCounter
@@ -242,9 +244,12 @@ async def test_a_row_that_the_database_numbered_is_sealed(pool: WatchedPool, rec
     store = PostgresStore(pool)
     for turn in (2, 3):
         await store.save(usual(turn))
-    assert await store.verify() == ()
+    copied = await copy_record(store, MemoryStore(), lambda table: None)
+    assert copied.defects == await store.verify() == ()
     async with asyncpg.create_pool(record_url, min_size=0, max_size=1) as made:
         await made.execute(f"UPDATE context_compiler.{change}")
+    with pytest.raises(StoreError, match="changed since"):
+        await copy_record(store, MemoryStore(), lambda table: None)
     assert any(f"{change.split()[0]} " in one and "changed since" in one for one in await store.verify())
 
 
