@@ -32,7 +32,7 @@ from context_compiler.layers import (
 )
 from context_compiler.layers.context import build_context, layer_block, node_template
 from context_compiler.manager import ContextConfig, ContextManager, SQLiteMemory
-from context_compiler.record.store import MemoryStore
+from context_compiler.record.store import MemoryStore, SQLiteStore
 from context_compiler.template import TemplateLibrary
 from context_compiler.tokens import TokenCounter
 
@@ -110,6 +110,34 @@ def stored(state: dict[str, Any]) -> Iterator[Timed]:
     yield Timed(what="a whole turn without nodes, in memory", work=lambda: run(lambda: turn(text)))
 
 
+def whole_turns(state: dict[str, Any]) -> Iterator[Timed]:
+    """Turns of one session in a file: five entities are read, one is mentioned, and each node has its block."""
+    loop = asyncio.new_event_loop()
+    counter, library = TokenCounter(), TemplateLibrary(system=None)
+    templates = {node: node_template(node, library) for node in NEEDS}
+    with tempfile.TemporaryDirectory() as folder:
+        store = SQLiteStore(Path(folder) / "context.db")
+        layers, said = Layers(store), count(10_000_000)
+
+        async def begin() -> None:
+            await store.save_layers("s", "", to_json(await summarise_turn(state)), after=0)
+
+        async def one() -> None:
+            async with layers.turn("s", "Question?") as now:
+                for number in range(5):
+                    id = next(said)
+                    now.registry.register_read("recipes", id, f"Recipe {number}", data={"id": id, "name": "x"})
+                now.registry.touch("recipe_7")
+                for node, template in templates.items():
+                    layer_block(node, now.state, template, room=4_000, counter=counter)
+                now.answered("Answer.")
+
+        loop.run_until_complete(begin())
+        yield Timed(what="a whole turn with four blocks, in a file", work=partial(_done, loop, one))
+        loop.run_until_complete(layers.close())
+    loop.close()
+
+
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
     """What came of some work, in an event loop of its own."""
 
@@ -176,7 +204,7 @@ def _done(loop: asyncio.AbstractEventLoop, work: Callable[[], Awaitable[Any]]) -
     return loop.run_until_complete(done())
 
 
-MEASURES: tuple[Callable[[dict[str, Any]], Iterator[Timed]], ...] = (builders, stored, managed)
+MEASURES: tuple[Callable[[dict[str, Any]], Iterator[Timed]], ...] = (builders, stored, whole_turns, managed)
 """What is measured, each on the state of a long session."""
 
 

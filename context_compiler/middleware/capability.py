@@ -325,6 +325,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         self._request = None
         if not given.messages or not isinstance(given.messages[-1], ModelRequest):
             return given  # a suspended response goes on: the provider has its context already
+        await self._ware.load_counter()
         seen = attempt(lambda: host_request(ctx, given, self._ware.state.counter))
         if seen.value is None:
             await self._ware.report(seen.error or RuntimeError("the request could not be read"))

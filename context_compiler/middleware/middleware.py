@@ -109,6 +109,11 @@ class Middleware:
             if outcome.error is not None:
                 await self.report(outcome.error)
 
+    async def load_counter(self) -> None:
+        """Load the encoding of the token counter in a thread, at the first request and not before."""
+        if not self.state.counter.is_ready:
+            await try_await(asyncio.to_thread(self.state.counter.load))
+
     def remember(self, request: Request, model: Model) -> None:
         """Remember how a conversation is sent, for what is done to it by hand."""
         self._profiles.keep(

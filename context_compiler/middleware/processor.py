@@ -87,6 +87,7 @@ class CompilingHistoryProcessor:
         return outcome.value or messages
 
     async def _view(self, ctx: RunContext[Any], messages: list[ModelMessage]) -> list[ModelMessage]:
+        await self._ware.load_counter()
         owner = await self._ware.owner_of(ctx)
         self._stored.keep((owner, session_of(ctx)), ctx.messages)
         raw = await self._restored(messages, owner)

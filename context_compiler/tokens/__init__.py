@@ -110,6 +110,15 @@ class TokenCounter:
         """A counter that has counted nothing yet: what was counted is a cache."""
         return _rebuild, (type(self), self._count, self._room)
 
+    @property
+    def is_ready(self) -> bool:
+        """True if nothing is left to load."""
+        return self._ask is not None or _cached_encoder.cache_info().currsize > 0
+
+    def load(self) -> None:
+        """Load the encoding, which the first count does otherwise."""
+        _encoder()
+
     def text(self, text: str) -> int:
         """The number of tokens in `text`; whatever looks like a special token is ordinary text."""
         if type(text) is not str:  # a subclass may compare and hash as it likes

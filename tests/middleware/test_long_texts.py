@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from pydantic_ai import Agent
+from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 
-from context_compiler import Recall
+from context_compiler import Recall, build_compiling_history_processor
 from context_compiler.tokens import TokenCounter, pieces
 from tests.middleware.faulty import BUDGET, Faulty
 from tests.support.agents import Notes, Talker, compiler
@@ -53,6 +54,38 @@ async def test_a_long_text_is_read_off_the_event_loop(where: str) -> None:
     assert_pairs_whole(talker.last.messages)
     assert threads.pop(threading.get_ident(), 0) < LONG // 4
     assert max(threads.values()) > LONG // 2
+
+
+class Unloaded(TokenCounter):
+    """A counter with nothing loaded yet, which notes the threads that load it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.threads)
+
+    def load(self) -> None:
+        self.threads.append(threading.get_ident())
+
+    def text(self, text: str) -> int:
+        assert self.threads, "counted before it was loaded"
+        return super().text(text)
+
+
+@pytest.mark.parametrize("way", ["capability", "processor"])
+async def test_the_encoding_is_loaded_once_and_off_the_event_loop(way: str) -> None:
+    counter, talker = Unloaded(), Talker("done")
+    if way == "processor":
+        compile_history = build_compiling_history_processor(budget=BUDGET, counter=counter, store=None, model="none")
+        agent = Agent(talker.model, instructions="Be brief.", capabilities=[ProcessHistory(compile_history)])
+    else:
+        agent = Agent(talker.model, instructions="Be brief.", capabilities=[compiler(budget=BUDGET, counter=counter)])
+    for _ in range(2):
+        await agent.run("hello")
+    assert len(counter.threads) == 1 and counter.threads[0] != threading.get_ident()
 
 
 async def test_beyond_a_size_a_part_costs_hardly_more() -> None:
