@@ -102,21 +102,27 @@ def select(
     draft.spared, draft.notes = range(0), 0
     fits = reduce(draft, limits.budget - overhead)
     out = tuple(index for index in range(len(history)) if draft.here(index) is None)
-    covered = positions(previous.covered) if previous else set[int]()
     return Selection(
         draft=draft,
         policy=policy,
         limits=limits,
         target=target,
         out=out,
-        span=tuple(index for index in out if index not in covered),
+        span=_not_covered(out, previous),
         pinned=tuple(pin for pin in user_pins if draft.here(pin.position) is None) if draft.summary else (),
         previous=previous,
         lasting=not one_shot,
+        tools=plan.tools,
         fits=fits,
         steering=plan.steering,
         order=order,
     )
+
+
+def _not_covered(out: Sequence[int], previous: Cycle | None) -> tuple[int, ...]:
+    """The positions that no summary of the cycle before covers."""
+    covered = positions(previous.covered) if previous else set[int]()
+    return tuple(index for index in out if index not in covered)
 
 
 def _target(limits: Limits, *, one_shot: bool, order: Order | None) -> int:

@@ -125,6 +125,8 @@ class Selection:
     previous: Cycle | None
     lasting: bool
     """The view serves more than what is asked now."""
+    tools: bool
+    """The session is mostly tool work."""
     fits: bool
     """True if the kept part is within the budget; if not, there is nothing left to cut."""
     steering: Steering = NONE

@@ -166,7 +166,12 @@ def limits(
 
 
 THRESHOLDS = {
-    False: ((7_000, (0.7, 0.4, 0.25)), (3_500, (0.6, 0.4, 0.25)), (0, (0.4, 0.2, 0.0))),
+    False: (
+        (7_000, (0.7, 0.4, 0.25)),
+        (3_500, (0.6, 0.4, 0.25)),
+        (1_500, (0.4, 0.2, 0.0)),
+        (0, (0.3, 0.15, 0.0)),
+    ),
     True: ((40_000, (0.4, 0.2, 0.0)), (2_000, (0.5, 0.25, 0.0)), (0, (1.0, 0.5, 0.0))),
 }
 """For chats and for tool work, from the largest room down: high, low, and what note and quotes may take, as shares of

@@ -189,6 +189,10 @@ LASTING, PART = 1_000, 16
 """Limits of the quotes of a live view, which every request pays for: tokens, and a divisor of the room."""
 
 
+BRIEF = 2_000
+"""Tokens of room; with less a view in tool work lasts for a few requests, which are about what is asked now."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
     """Summary and quotes that replace the left-out messages."""
@@ -225,7 +229,8 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
     own_body = policy.template.compiler == "none" and not summary
     said = set[int]() if selection.lasting else covered
     loose = [] if own_body else [index for index in selection.out if index not in said]
-    recall = bool(selection.focus) or (bool(policy.recall) and not selection.lasting)
+    brief = selection.tools and selection.limits.room < BRIEF
+    recall = bool(selection.focus) or (bool(policy.recall) and (brief or not selection.lasting))
     quotes, quoted = verbatim(selection, loose, left, note=note, lost=bool(summary), recall=recall)
     return Written(note=note, quotes=quotes, channel=policy.inject if summary else "user", own=own_body, quoted=quoted)
 

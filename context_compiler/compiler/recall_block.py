@@ -69,6 +69,9 @@ TURNS = 5
 RESERVE, LEAST_RESERVE = 20, 64
 """Reserve for the growth of a turn after its first request: a divisor of the room, and a minimum in tokens."""
 
+TINY = 1_500
+"""Tokens of room; with less, nothing is reserved before the first tool call: it would be a tenth of a block."""
+
 MOST_RESERVE = 4
 """Divisor of the room that growth is reserved of at most: a block gives way where a turn grows beyond it."""
 
@@ -220,10 +223,11 @@ def prompt_at(history: History) -> int | None:
 
 
 def reserve(plan: Plan, limits: Limits) -> int:
-    """Tokens kept free for the rest of a turn after its first request."""
+    """Tokens kept free for the rest of a turn after its first request: none in a tiny room before any tool call."""
     grown = [_growth(plan.history, turn) for turn in plan.outline.turns[-TURNS - 1 : -1]]
     usual = min(max(median(grown), min(max(grown), limits.room // MORE)), limits.room // MOST_RESERVE) if grown else 0
-    return max(limits.room // RESERVE, LEAST_RESERVE, int(usual))
+    least = max(limits.room // RESERVE, LEAST_RESERVE) if plan.work or limits.room >= TINY else 0
+    return max(least, int(usual))
 
 
 def _growth(history: History, turn: Turn) -> int:

@@ -116,6 +116,25 @@ async def test_one_block_a_turn_however_many_requests_it_takes() -> None:
     assert len(blocks) == 1
 
 
+@pytest.mark.parametrize("called", [False, True])
+async def test_room_is_kept_for_the_rest_of_a_turn_once_a_tool_was_called(called: bool) -> None:
+    async def look() -> str:
+        return "Nothing."
+
+    said = [f"The {words(turn, 1)} costs {turn}." for turn in range(120)]
+    messages: list[ModelMessage] = []
+    for text in said:
+        messages.append(ModelRequest(parts=[UserPromptPart(content=text)]))
+        messages.append(ModelResponse(parts=[TextPart(content="Noted.")]))
+    talker = Talker(["Fine.", [("look", {})], "Fine.", "Fine."] if called else "Fine.")
+    ask = f"What does the {words(3, 1)} cost?"
+    views: list[View] = []
+    ours = compiler(budget=1_000, on_view=views.append)
+    await talked(ours, ["Hello.", "Go on.", ask], talker, [look] if called else (), history=messages)
+    assert said[3] in block_of(talker.last.messages, ask)
+    assert (1_000 - 32 < views[-1].tokens <= 1_000) is not called
+
+
 async def test_a_chat_is_not_cut_back_in_the_middle_of_a_turn_while_the_budget_holds() -> None:
     async def look() -> str:
         return words(len(talker.sent), 60)
@@ -178,6 +197,19 @@ async def test_what_is_quoted_for_good_does_not_depend_on_the_prompt_that_happen
         await talked(compiler(budget=BUDGET, recall=1, on_view=views.append), [prompt])
     quotes = [[quote.text for quote in view.quoted if not quote.what.startswith("before")] for view in views]
     assert len(quotes[0]) > 20 and set(quotes[0][:-2]) <= set(quotes[1])
+
+
+async def test_quotes_of_a_small_view_in_tool_work_are_about_what_is_to_be_done() -> None:
+    messages: list[ModelMessage] = []
+    for turn, (prompt, answer) in enumerate(zip(past(60)[::2], past(60)[1::2], strict=True)):
+        call, back = ToolCallPart("look", {"at": turn}, tool_call_id=f"{turn}"), f"entry {turn}"
+        returned = ModelRequest(parts=[ToolReturnPart("look", back, tool_call_id=f"{turn}")])
+        messages += [prompt, ModelResponse(parts=[call]), returned, answer]
+    order = "Open the locker in Ghent."
+    for budget, there in ((1_000, True), (2_400, False)):
+        talker, _ = await talked(compiler(budget=budget), [order], history=messages)
+        assert not block_of(talker.last.messages, order)
+        assert (SECRET in talker.last.text) is there
 
 
 @pytest.mark.slow
