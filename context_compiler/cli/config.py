@@ -73,7 +73,7 @@ def show(
     context: typer.Context,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[COMMAND [ARGS]...]", help="Also show each option of this command, as it would run."),
+        typer.Argument(metavar="COMMAND", help="Also show each option of this command, as it would run."),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -121,7 +121,9 @@ def _remedy(error: Exception | None) -> str:
     missing = next(iter(re.findall(r"`([A-Z][A-Z0-9_]+)`", message)), "")
     if isinstance(error, UserError) and missing:
         return f"set the environment variable {missing}"
-    return message if message.startswith("Unknown model") and len(message) < 200 else message.split(". ")[0]
+    if message.startswith("Unknown model") and len(message) < 200:
+        return f"{message.removesuffix('.')}; give provider:name, such as openai:gpt-5"
+    return message.split(". ")[0]
 
 
 def _scripted(name: str) -> ScriptedModel:

@@ -57,13 +57,13 @@ System = Annotated[
 Vault = Annotated[
     Path | None,
     typer.Option(
-        "--vault", envvar="CONTEXT_COMPILER_VAULT", help="Folder that holds AssistantMD/ContextTemplates/; they win."
+        "--vault", envvar="CONTEXT_COMPILER_VAULT", help="Folder whose AssistantMD/ContextTemplates/ come first."
     ),
 ]
 Owner = Annotated[
     str | None,
     typer.Option(
-        "--owner", envvar="CONTEXT_COMPILER_OWNER", help="Only what is of this owner; default: of every owner."
+        "--owner", envvar="CONTEXT_COMPILER_OWNER", help="Only what belongs to this owner; default: to anybody."
     ),
 ]
 AsOwner = Annotated[
@@ -269,7 +269,8 @@ class Format(StrEnum):
 
 
 TranscriptPath = Annotated[
-    str, typer.Argument(metavar="TRANSCRIPT", help="JSON or JSONL file in any known format, or - for standard input.")
+    str,
+    typer.Argument(metavar="TRANSCRIPT", help="File in a known format (JSON, JSONL or text), or - for standard input."),
 ]
 TemplateName = Annotated[
     str | None,

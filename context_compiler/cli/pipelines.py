@@ -82,7 +82,7 @@ class FileReport:
 
 @app.command("check", epilog=example("pipeline check plan.dot"))
 def check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="DOT files or workflows.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="DOT files or workflows.")],
     vault: Vault = None,
     system: System = SYSTEM,
     json: Json = False,

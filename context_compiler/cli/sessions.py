@@ -133,7 +133,7 @@ def delete(
     system: System = SYSTEM,
     json: Json = False,
 ) -> None:
-    """Delete a conversation from the record; the transcript of a chat is named, and stays."""
+    """Delete a conversation from the record; the transcript of a chat stays, and its path is printed."""
     infos, records, _, bodies = asyncio.run(_load_session(db, owner, session))
     if not yes:
         what = f"{plural(len(records), 'request')} and {plural(len(bodies), 'message')}"
@@ -172,7 +172,7 @@ def compact(
     owner: Owner = None,
     json: Json = False,
 ) -> None:
-    """Compile a conversation now; its next request is sent so, whatever the thresholds say."""
+    """Compile a conversation now, whatever the thresholds say; its next run begins with the result."""
     given: dict[str, Any] = {
         "template": template,
         "model": model if model == "none" else chat_model(model),

@@ -56,7 +56,9 @@ def list_(vault: Vault = None, system: System = SYSTEM, json: Json = False) -> N
 
 @app.command("show", epilog=example("templates show chat_compiler"))
 def show(
-    name: Annotated[str, typer.Argument(help="Name of a template, or its path inside a template folder.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of a template, or its path inside a template folder.")
+    ],
     vault: Vault = None,
     system: System = SYSTEM,
     json: Json = False,

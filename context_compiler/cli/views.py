@@ -286,7 +286,7 @@ def why(
     view: ViewId,
     message: Annotated[
         str | None,
-        typer.Argument(metavar="[MESSAGE]", help="`turn 3`, `m12`, or words; default: every message before it."),
+        typer.Argument(metavar="MESSAGE", help="`turn 3`, `m12`, or words; default: every message before it."),
     ] = None,
     db: Db = DB,
     owner: Owner = None,

@@ -69,7 +69,7 @@ def worker(
     db: Db = DB,
     vault: Vault = None,
     system: System = SYSTEM,
-    model: Annotated[str | None, typer.Option("--model", help="Model of the runs that were submitted without.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model of runs that were submitted without one.")] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="Ask no models. Tool commands run for real.")] = False,
     concurrency: Annotated[int, typer.Option("--concurrency", "-n", min=1, help="Runs at a time.")] = 4,
     poll: Annotated[float, typer.Option("--poll", min=0.01, help="Seconds between two looks at the store.")] = 1.0,
@@ -170,7 +170,7 @@ def _submit(
 
 def _status(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", callback=check_run_name, help="Id of a submitted run.")
+        str | None, typer.Argument(metavar="RUN", callback=check_run_name, help="Id of a submitted run.")
     ] = None,
     runs: Runs = RUNS,
     json: Json = False,
@@ -224,7 +224,7 @@ def _cancel(
     runs: Runs = RUNS,
     json: Json = False,
 ) -> None:
-    """Cancel a submitted run: it ends in failure, by its worker, or here if it has none."""
+    """Cancel a submitted run: its worker ends it as failed, or this command does if it has none."""
 
     async def end() -> bool:
         async with _open_queue(runs) as queue:

@@ -53,7 +53,7 @@ STEPS = (
 
 @app.command("check", epilog=example("workflow check notes.md"))
 def check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Markdown files.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Markdown files.")],
     vault: Vault = None,
     system: System = SYSTEM,
     json: Json = False,

@@ -100,12 +100,12 @@ class Arguments:
     """The arguments of a compiler; nothing is opened or read before the first request."""
 
     template: str | Template = "chat_compiler"
-    """A name, a path inside the roots, or a `Template`."""
+    """A name, a path inside the template folders, or a `Template`."""
     _: KW_ONLY
     budget: Budget | None = None
     """Input tokens of one request, a share of the window, or `Money`; None is 0.8 of a known window, else 32,000."""
     trigger: Amount | None = None
-    """When to cut back, in tokens or as a share of the budget; None is the template's, else the budget."""
+    """When to cut back, in tokens or as a share of the budget; None is the template's, else about half of the room."""
     reserve: int | None = None
     """Tokens of a known window that stay free for the answer."""
     window: int | None = None

@@ -58,11 +58,11 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     With `model=None` the run's own model writes the summaries, at its usual price; `model="none"` asks none.
 
     Args:
-        template: A name, a path inside the roots, or a `Template`.
+        template: A name, a path inside the template folders, or a `Template`.
         budget: Input tokens of one request, a share of the window, or `Money`; None is 0.8 of a known window,
             else 32,000.
-        trigger: When to cut back, in tokens or as a share of the budget; None is the template's, else the
-            budget.
+        trigger: When to cut back, in tokens or as a share of the budget; None is the template's, else about half
+            of the room for messages.
         reserve: Tokens of a known window that stay free for the answer.
         window: The model's context window in tokens, where the host does not know it.
         counter: Token counter; None counts o200k exactly, "provider" asks the model's provider, too.

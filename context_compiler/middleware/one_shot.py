@@ -65,7 +65,7 @@ async def compile_view(
 
     Args:
         messages: The raw history; never changed. A view ends with its last request.
-        template: A name, a path inside the roots, or a `Template`.
+        template: A name, a path inside the template folders, or a `Template`.
         budget: Tokens of the view's messages; a float is a share of 32,000. Or `Money` by the price of `model`.
         fidelity: Caps the summary and what is quoted; None is the template's, which caps the summary alone.
         model: Who writes the summary: a model or its name; None and `"none"` are no model at all.
@@ -145,8 +145,9 @@ def _check_messages(messages: object) -> None:
         raise SettingsError(f"messages is of type {type(messages).__name__}: {remedy}")
     for index, message in enumerate(cast("Sequence[object]", messages)):
         if not isinstance(message, ModelRequest | ModelResponse):
-            other = "; context_compiler.importers reads those of other tools" if isinstance(message, dict) else ""
-            raise SettingsError(f"messages[{index}] is of type {type(message).__name__}: {remedy}{other}")
+            kind = type(message).__name__
+            other = "; context_compiler.importers reads those of other tools" if kind == "dict" else ""
+            raise SettingsError(f"messages[{index}] is of type {kind}: {remedy}{other}")
 
 
 def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str | None) -> RequestContext:

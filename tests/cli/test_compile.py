@@ -230,13 +230,18 @@ def test_a_model_writes_the_summary_when_one_is_named(cc: Command) -> None:
     ("model", "why"),
     [
         ("openai:gpt-5", "set the environment variable OPENAI_API_KEY"),
-        ("nobody:knows", "Unknown model: nobody:knows"),
+        ("nobody:knows", "Unknown model: nobody:knows; give provider:name"),
         ("", "Unknown model"),
     ],
 )
 def test_a_model_that_cannot_be_asked_is_one_line_with_the_remedy(cc: Command, model: str, why: str) -> None:
     said = cc("compile", DEMO, "--model", model)
     assert said.code == 2 and why in one_line(said)
+
+
+def test_a_text_without_speakers_is_told_what_it_lacks(cc: Command, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("Remember the milk.")
+    assert "nor a text in which lines such as `User:`" in one_line(cc("compile", "notes.txt"))
 
 
 def test_a_missing_provider_is_named_with_its_extra(cc: Command) -> None:

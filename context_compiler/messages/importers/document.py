@@ -102,6 +102,8 @@ def _why(error: Exception, text: str, line: int = 1) -> str:
         return f"is not JSON: {error.literal[:40]} at {place} is no finite number; write null or a string instead"
     if isinstance(error, json.JSONDecodeError):
         nul = "; the file holds NUL bytes, is it UTF-16 or binary?" if "\0" in text else ""
+        if not nul and line == 1 and text.lstrip()[:1] not in ("{", "["):
+            return "is neither JSON nor a text in which lines such as `User:` and `Assistant:` name the speakers"
         return f"is not JSON: {error.msg.removesuffix(' at')} at {_place(text, error.pos, line)}{nul}"
     return f"is not JSON that can be kept (from line {line}): a number has too many digits; write it as a string"
 

@@ -62,7 +62,7 @@ def test_wrong_entries_of_a_session_are_named_by_their_index():
         ('[{"role": "user"}]'.encode("utf-16"), "it looks like UTF-16"),
         (b'[{"role": "user",\n "content": }]', "line 2, column 13"),
         (b'[{"role": "user", "content": "\0"}]', "NUL bytes"),
-        (b"hello", "line 1, column 1"),
+        (b"hello", "neither JSON nor a text"),
         (b'[{"role": "user", "content": "NaN"},\n {"x": NaN}]', "NaN at line 2, column 8"),
         (b'[{"role": "user", "content": -Infinity}]', "-Infinity at line 1, column 30"),
         (b'[{"role": "user", "content": "x", "x": 1e999}]', "1e999 at line 1, column 40"),
