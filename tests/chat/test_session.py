@@ -15,6 +15,7 @@ from context_compiler import MemoryStore, SQLiteStore
 from context_compiler.chat import ChatSession, ReflectionPolicy
 from context_compiler.errors import SettingsError
 from context_compiler.messages.history import message_body
+from context_compiler.record.values import Entry, Record
 from tests.chat.support import NOTES, Model, Room, texts
 
 LONG = "Please look at the table of receipts again and tell me about the queue. " * 8
@@ -79,6 +80,35 @@ async def test_each_request_of_a_run_with_tools_is_recorded_in_the_normal_mode(r
     views = await SQLiteStore(room.path / "context.db").views()
     assert [(one.turn_index, one.request_index) for one in views] == [(0, 1), (0, 0)]
     assert said.view is not None and said.view.record is not None and said.view.record.id == views[0].id
+
+
+class Late(SQLiteStore):
+    """A record that keeps a request only once it may."""
+
+    free: asyncio.Event
+
+    async def save(self, entry: Entry) -> Record:
+        await self.free.wait()
+        return await super().save(entry)
+
+
+@pytest.mark.parametrize("stops", [True, False])
+async def test_in_the_normal_mode_no_answer_waits_for_the_record_and_none_goes_without(room: Room, stops: bool) -> None:
+    store, heard = Late(room.path / "context.db"), asyncio.Event()
+    store.free = asyncio.Event()
+    chat = room.chat(Model(answer=lambda _: "one two", pause=60 if stops else 0), store=store)
+    saying = asyncio.create_task(chat.say("Count.", on_text=lambda _: heard.set()))
+    await heard.wait()
+    assert not stops or chat.stop()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not saying.done()
+    store.free.set()
+    said = await saying
+    assert said.stopped is stops and said.view is not None and said.view.record is not None
+    (view,) = await store.views()
+    assert said.view.record.id == view.id and len(await store.transcript("talk")) == 2
+    await chat.close()
 
 
 @pytest.mark.parametrize("endless", [True, False])
