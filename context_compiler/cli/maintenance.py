@@ -124,7 +124,9 @@ def delete(
     found = asyncio.run(_load_owners(db))
     info = next((one for one in found if one.owner == owner), None)
     if info is None:
-        raise StoreError(f"{db}: no owner {one_line(owner, 60)!r}{suggestions(owner, [one.owner for one in found])}")
+        known = suggestions(owner, [one.owner for one in found if one.owner])
+        other = "; nothing on it has an owner, and `sessions delete` removes a conversation"
+        raise StoreError(f"{db}: no owner {one_line(owner, 60)!r}{known or other}")
     what = f"{plural(info.sessions, 'session')} with {plural(info.requests, 'request')}"
     if not yes and not confirm(f"Delete {what} of owner {owner!r} from {db}?"):
         print_error("nothing was deleted")

@@ -110,7 +110,9 @@ async def compile_view(
     if arguments.counter == PROVIDER:
         raise SettingsError("counter='provider': a view without an agent is no request that a provider could count")
     if (alias := model_alias(model or "none")) and arguments.budget_unpriced(alias, None):
-        raise SettingsError(f"budget={str(budget)!r}: no price is known for model={alias!r}; give a budget in tokens")
+        raise SettingsError(
+            f"budget={str(budget)!r}: no price is known for model={alias!r}; give a budget in tokens, or another model"
+        )
     context = _read(arguments, messages, session)
     limits = context.limits()
     block = await _layer_block(layers, role, session, context, limits.room)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from context_compiler.record.store import SQLiteStore
-from tests.cli.conftest import DEMO, Command
+from tests.cli.conftest import DEMO, Command, one_line
 from tests.record.entries import Talk, days_ago, request
 
 
@@ -81,3 +81,8 @@ def test_what_is_imported_and_compiled_belongs_to_the_owner(shared: Command) -> 
     assert shared("compile", DEMO, "--session", "more", "--owner", "ann", "--db", "system/context.db").code == 0
     found = {one["session_id"] for one in shared("sessions", "list", "--owner", "ann", "--json").json["sessions"]}
     assert found == {"chat", "anns", "demo", "more"}
+
+
+def test_an_owner_on_a_record_without_owners_is_told_what_deletes(cc: Command) -> None:
+    cc("import", DEMO)
+    assert "`sessions delete` removes a conversation" in one_line(cc("delete", "--owner", "ann", "--yes"))
