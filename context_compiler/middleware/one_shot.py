@@ -106,7 +106,6 @@ async def compile_view(
         timeout=timeout,
     )
     arguments.check()
-    _check_messages(messages)
     if arguments.counter == PROVIDER:
         raise SettingsError("counter='provider': a view without an agent is no request that a provider could count")
     if (alias := model_alias(model or "none")) and arguments.budget_unpriced(alias, None):
@@ -154,6 +153,7 @@ def _check_messages(messages: object) -> None:
 
 def _read(arguments: Arguments, messages: Sequence[ModelMessage], session: str | None) -> RequestContext:
     """The history up to its last request: an answer that follows has been given already."""
+    _check_messages(messages)
     compiler = CompilerState.of(arguments)
     compiler.settings = Settings.from_environment()
     last = max((index for index, message in enumerate(messages) if isinstance(message, ModelRequest)), default=-1)
