@@ -50,7 +50,7 @@ _REASONS: Mapping[str, str] = {
 FEWEST = 8
 """Characters from which on a line is taken for a quotation of the message that holds it."""
 
-_LABELLED = re.compile(r"\A(?:\[[^\]\n]{1,200}\] )+(?:> )?")
+_LABELLED = re.compile(r"\A(?:(?:\[[^\]\n]{1,200}\] )+(?:> )?|- turn \d{1,9}: )")
 
 FENCES: Mapping[str, str] = {
     "QUOTED FROM EARLIER TURNS": QUOTED,

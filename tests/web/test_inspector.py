@@ -157,7 +157,7 @@ def test_a_message_that_is_quoted_is_not_called_absent(client: TestClient) -> No
     absent = [one for one in page["messages"] if one["fate"]["form"] == "absent"]
     (said,) = [one for one in absent if FACT in json.dumps(one["message"])]
     echo = said["echoes"][0]
-    assert echo["form"] in ("recalled", "quoted")
+    assert echo["form"] in ("recalled", "quoted", "instruction")
     view = client.get(f"/api/requests/{asked}").json()["messages"]
     assert FACT in json.dumps(next(one for one in view if one["index"] == echo["sent"]))
     shown = client.get(f"/requests/{asked}/why?only=absent").text
