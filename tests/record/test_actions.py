@@ -54,7 +54,9 @@ async def test_a_compile_that_was_undone_is_not_found_again(store: Any):
 
 async def test_a_compile_that_no_request_carries_counts_in_its_session(store: Any):
     paid = {"input_tokens": 10}
-    alone = await store.save_compile(compiled(usage=paid, cache_key=None, status="skipped; cache_key: none came"))
+    unknown = talk(3).ids[-1]
+    skipped = compiled(usage=paid, cache_key=None, status="skipped; cache_key: none came")
+    alone = await store.save_compile(replace(skipped, covered_tip=unknown))
     carried = await store.save(request(talk(1), compile=compiled(usage=paid)))
     assert alone != carried.summary_id and len(await store.summaries("s")) == 2
     assert not await store.verify()
