@@ -155,7 +155,7 @@ class Conversation:
             self.session = self.drawn.random.choice(("x\ud800", "a\x00b", "'; --", "\u202e", "talk"))
         self.history: list[ModelMessage] = self.drawn.history(self.random.choice((0, 0, 1, 3, 12)))
         self.earlier: list[list[ModelMessage]] = []
-        self.windowed = False
+        self._windowed = set[str | None]()
         self._recorded = set[str]()
         self._steered = self.random.choice((0, 0.15, 0.6))
         self._pinned: dict[tuple[str, int], list[str]] = {}
@@ -166,6 +166,11 @@ class Conversation:
         self._usage = self.random.choice((1.0, 1.0, 1.0, 0.8, 1.3))
         self._others: dict[str, list[ModelMessage]] = {}
         self._new_compiler()
+
+    @property
+    def windowed(self) -> bool:
+        """True once the application has sent only the last turns of this conversation."""
+        return self.session in self._windowed
 
     def _open(self) -> Store:
         return SQLiteStore(self.path) if self.path is not None else MemoryStore()
@@ -269,7 +274,7 @@ class Conversation:
         self._others[self.session or ""] = self.history
         self.session = self.random.choice(("talk", "desk", "trip"))
         self.history = self._others.get(self.session) or self.drawn.history(self.random.choice((0, 1, 5)))
-        self.earlier, self.windowed = [], self.session in self._others and self.windowed
+        self.earlier = []
 
     async def _steer(self) -> None:
         """What a user does by hand: compile, look at what that would do, undo, pin and unpin."""
@@ -326,7 +331,7 @@ class Conversation:
         starts = [index for index, message in enumerate(self.history) if _begins_turn(message)]
         if not starts or not self.drawn.sometimes(0.1):
             return self.history
-        self.windowed = True
+        self._windowed.add(self.session)
         return self.history[self.random.choice(starts[-6:]) :]
 
     async def say(self) -> None:

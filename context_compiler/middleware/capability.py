@@ -200,7 +200,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
 
         At least half of its turns are left out, unless `recent_turns=` says how many stay. Without a `focus` the last
         summary is brought up to date; with one, everything that is left out is summarised anew from the raw history.
-        The result tells what it saved, or why nothing was done: a failure leaves the conversation as it was.
+        The result tells what it saved, or why nothing was done: a failure, of the model, the template or the record,
+        is no exception. It leaves the conversation as it was, and `on_error` hears of it.
 
         Args:
             session: Label of the conversation, as on the record.
@@ -227,7 +228,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     ) -> CompileResult:
         """Preview of `compile_now`: what it would keep, leave out and cost. No model is asked, nothing is recorded.
 
-        Where a model would write the summary, `after`, `usage` and `cost` are the most that it can come to.
+        Where a model would write the summary, `after`, `usage` and `cost` are the most that it can come to. Where a
+        compile would fail as the preview does, as with a template that cannot be rendered, `why` says what failed.
 
         Raises:
             SettingsError: The focus is too long, or there is no such turn.

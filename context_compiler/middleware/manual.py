@@ -285,10 +285,12 @@ class Manual:
             wanted.append(request)
             return await _refuse(request)
 
-        done = await self._advance(found, found.order(focus, start), refuse)
+        outcome = await try_await(self._tried(found, "preview", found.order(focus, start), refuse))
+        if outcome.value is None:
+            return await self._failed(found, "preview", focus, outcome.error)
+        done, result = outcome.value
         if not wanted:
-            return self._result(found, "preview", done, focus)
-        result = self._result(found, "preview", done, focus)
+            return result
         order, count = wanted[0], self._state.counter.text
         given = found.writer, order.prompts, order.cap
         refused = await self._summaries.refusal(self._archive, found.id, *given)
@@ -314,17 +316,14 @@ class Manual:
                 raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
             return answer
 
-        outcome = await try_await(self._advance(found, order, ask))
+        outcome = await try_await(self._tried(found, "compile", order, ask))
         spent = answers[0] if answers else None
         if outcome.value is None:
-            error = outcome.error or RuntimeError("nothing came of it")
-            await self._report(error)
-            if spent is not None and isinstance(error, CompileError):
+            if spent is not None and isinstance(outcome.error, CompileError):
                 where, policy = found.context.where, found.context.policy
-                await self._archive.keep_unsent(failed_row(where, found.raw, policy, asked[0], error))
-            return self._failed(found, order.focus, f"{error}; {AS_IT_WAS}", spent)
-        done = outcome.value
-        result = self._result(found, "compile", done, order.focus)
+                await self._archive.keep_unsent(failed_row(where, found.raw, policy, asked[0], outcome.error))
+            return await self._failed(found, "compile", order.focus, outcome.error, spent)
+        done, result = outcome.value
         if spent is not None and spent.refused is None:
             result = replace(result, usage=spent.usage, **_writer(found, spent.usage, spent.cost))
         elif spent is not None and result.done:
@@ -335,9 +334,8 @@ class Manual:
             return result
         saved = await try_await(self._save(found, done, result, row))
         if saved.error is not None:
-            await self._report(saved.error)
             await self._archive.keep_unsent(row)
-            return self._failed(found, order.focus, f"{saved.error}; {AS_IT_WAS}", spent)
+            return await self._failed(found, "compile", order.focus, saved.error, spent)
         return result
 
     def _row(self, found: _Session, order: Order, done: Advance) -> Compile | None:
@@ -347,11 +345,14 @@ class Manual:
         tip = found.raw.exact[found.length - 1]
         return replace(done.row, input_payload={**(done.row.input_payload or {}), "raw_tip": tip, "focus": order.focus})
 
-    def _failed(self, found: _Session, focus: str, why: str, spent: SummaryResponse | None) -> CompileResult:
-        size = found.size(found.current())
-        result = CompileResult(
-            session=found.id, kind="compile", done=False, why=why, focus=focus, before=size, after=size
-        )
+    async def _failed(
+        self, found: _Session, kind: str, focus: str, error: Exception | None, spent: SummaryResponse | None = None
+    ) -> CompileResult:
+        """The outcome of a step in which something failed, which is reported: nothing is changed."""
+        error = error or RuntimeError("nothing came of it")
+        await self._report(error)
+        why, size = f"{error}; {AS_IT_WAS}", found.size(found.current())
+        result = CompileResult(session=found.id, kind=kind, done=False, why=why, focus=focus, before=size, after=size)
         return (
             result if spent is None else replace(result, usage=spent.usage, **_writer(found, spent.usage, spent.cost))
         )
@@ -464,6 +465,13 @@ class Manual:
     async def pins(self, session: str) -> tuple[Pin, ...]:
         """The pinned messages of a conversation, the oldest pin first."""
         return steering_of(await self._archive.actions(session))[0].pins
+
+    async def _tried(
+        self, found: _Session, kind: str, order: Order, ask: Callable[[SummaryRequest], Awaitable[SummaryResponse]]
+    ) -> tuple[Advance, CompileResult]:
+        """An advance and its figures. Whatever a template or a model does to it, it raises here and nowhere else."""
+        done = await self._advance(found, order, ask)
+        return done, self._result(found, kind, done, order.focus)
 
     async def _advance(
         self, found: _Session, order: Order, ask: Callable[[SummaryRequest], Awaitable[SummaryResponse]]

@@ -12,8 +12,8 @@ from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from context_compiler import ContextCompiler, SQLiteStore, build_compiling_history_processor
-from context_compiler.errors import SettingsError, StoreError
+from context_compiler import ContextCompiler, SQLiteStore, Template, build_compiling_history_processor
+from context_compiler.errors import SettingsError, StoreError, TemplateError
 from context_compiler.middleware.manual import CompileResult
 from tests.middleware.chatting import Chat
 from tests.support.agents import Notes, Talker
@@ -380,6 +380,16 @@ async def test_a_history_processor_follows_what_was_done_by_hand(tmp_path: Path)
     text = await say("And last?")
     assert all(prose(number, 60) in text for number in range(8)) and "And then?" in text
     assert len(await processor.transcript("talk")) == 22
+
+
+@pytest.mark.parametrize("step", ["compile_now", "preview"])
+async def test_a_template_that_cannot_be_rendered_is_told_by_the_result(step: str) -> None:
+    talk = await talked(template=Template.parse("Sum up. {% for a in range(100000000) %}x{% endfor %}", name="mine"))
+    told = await getattr(talk.ours, step)("talk")
+    assert (told.kind, told.done, told.saved) == (step.removesuffix("_now"), False, 0)
+    assert str(told) == "mine:1: a range has at most 100,000 numbers; the conversation is as it was"
+    assert [type(error) for error in talk.errors] == [TemplateError]
+    assert prose(0, 60) in await talk.say("And now?") and talk.notes.asked == 0
 
 
 async def test_what_nobody_knows_cannot_be_steered() -> None:
