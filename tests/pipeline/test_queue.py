@@ -245,9 +245,10 @@ async def test_a_worker_that_is_stopped_gives_back_its_runs_at_their_last_states
     await RunQueue(runs).submit(LONG, run_id="r")
     one, said = worker(runs, configure=lambda taken: RunConfig(handlers=scripted(), sleep=no_wait, on_event=stop))
 
-    def stop(event: Event) -> None:
+    async def stop(event: Event) -> None:
         if event.kind == "stage_started" and event.node == "p":
             one.stop()
+            await asyncio.Event().wait()  # until it is cancelled: the run must not get any further meanwhile
 
     await one.run()
     assert (await RunQueue(runs).questions(), said) == ([], [("r", "taken")])
