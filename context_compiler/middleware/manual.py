@@ -285,7 +285,7 @@ class Manual:
             wanted.append(request)
             return await _refuse(request)
 
-        outcome = await try_await(self._tried(found, "preview", found.order(focus, start), refuse))
+        outcome = await try_await(self._advance(found, "preview", found.order(focus, start), refuse))
         if outcome.value is None:
             return await self._failed(found, "preview", focus, outcome.error)
         done, result = outcome.value
@@ -316,7 +316,7 @@ class Manual:
                 raise CompileError(**answer.failure, usage=answer.usage, cost=answer.cost)
             return answer
 
-        outcome = await try_await(self._tried(found, "compile", order, ask))
+        outcome = await try_await(self._advance(found, "compile", order, ask))
         spent = answers[0] if answers else None
         if outcome.value is None:
             if spent is not None and isinstance(outcome.error, CompileError):
@@ -466,16 +466,9 @@ class Manual:
         """The pinned messages of a conversation, the oldest pin first."""
         return steering_of(await self._archive.actions(session))[0].pins
 
-    async def _tried(
+    async def _advance(
         self, found: _Session, kind: str, order: Order, ask: Callable[[SummaryRequest], Awaitable[SummaryResponse]]
     ) -> tuple[Advance, CompileResult]:
-        """An advance and its figures. Whatever a template or a model does to it, it raises here and nowhere else."""
-        done = await self._advance(found, order, ask)
-        return done, self._result(found, kind, done, order.focus)
-
-    async def _advance(
-        self, found: _Session, order: Order, ask: Callable[[SummaryRequest], Awaitable[SummaryResponse]]
-    ) -> Advance:
         """Cut back as ordered; with a focus, all that is left out is summarised anew from the raw history."""
         context, previous = found.context, found.current()
         if order.focus and previous is not None:
@@ -493,7 +486,8 @@ class Manual:
                 order=order,
             )
 
-        return await (off_loop(work, host) if is_long(context.request.messages, None) else work(host))
+        done = await (off_loop(work, host) if is_long(context.request.messages, None) else work(host))
+        return done, self._result(found, kind, done, order.focus)
 
     def _result(self, found: _Session, kind: str, done: Advance, focus: str) -> CompileResult:
         """The figures of an advance, and the reason why it is of no use, if it is not."""
