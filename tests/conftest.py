@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +15,25 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.slow import function_name, slow_names
 
+ROOM = 2 << 30
+"""Bytes that must be free in memory for the temporary folders of a run."""
+
+
+def _folder_in_memory() -> str:
+    """Where temporary folders are made: in memory, where there is room; a disk makes databases wait for each commit."""
+    try:
+        there = os.statvfs("/dev/shm")
+    except (AttributeError, OSError):
+        return tempfile.gettempdir()
+    roomy = there.f_bavail * there.f_frsize >= ROOM and not there.f_flag & (os.ST_NOEXEC | os.ST_RDONLY)
+    return "/dev/shm" if roomy else tempfile.gettempdir()
+
+
 pytest_plugins = ["tests.support.postgres"]
 
 sys.dont_write_bytecode = False  # compiling all tests anew takes longer than a third of the quick ones
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _folder_in_memory())
 gc.disable()  # until all is collected: nothing of it is garbage
 
 SLOW_DATA = [HealthCheck.too_slow, HealthCheck.data_too_large]
