@@ -131,12 +131,19 @@ def words_of(text: str) -> list[str]:
     return [word[:WORD] for word in re.findall(r"[^\W_]+", bare)]
 
 
-def search_rows(texts: Sequence[tuple[str, str]]) -> list[tuple[str, str | None, str]]:
-    """Rows of the search index for texts of messages: message, the text in its first row, words of this row."""
-    found: list[tuple[str, str | None, str]] = []
-    for node, text in texts:
-        words = words_of(text)
-        for start in range(0, max(len(words), 1), PART):
-            part = " ".join(f"'{word}':{at}" for at, word in enumerate(words[start : start + PART + OVERLAP], 1))
-            found.append((node, escape(text) if start == 0 else None, part))
-    return found
+def indexed_words(text: str) -> list[str]:
+    """The words of a text for the rows of the search index that it takes, one or more, as PostgreSQL reads them."""
+    words = words_of(text)
+    return [
+        " ".join(f"'{word}':{at}" for at, word in enumerate(words[start : start + PART + OVERLAP], 1))
+        for start in range(0, max(len(words), 1), PART)
+    ]
+
+
+def has_phrase(text: str, asked: Sequence[str]) -> bool:
+    """True if a text has these words one after the other; the last may be the beginning of one."""
+    words, size = words_of(text), len(asked)
+    return any(
+        words[at + size - 1].startswith(asked[-1]) and words[at : at + size - 1] == [*asked[:-1]]
+        for at in range(len(words) - size + 1)
+    )

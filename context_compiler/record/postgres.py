@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
-from itertools import islice
-from math import log
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -24,20 +22,19 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 from greenlet import getcurrent, greenlet
 
 from context_compiler.errors import StoreError
-from context_compiler.record import maintenance, queries
+from context_compiler.record import maintenance, postgres_search, queries
 from context_compiler.record.database import Database
 from context_compiler.record.dialect import (
     MARK,
     NO_NULLS,
     Statement,
     escape,
-    search_rows,
     translate,
     unescape,
-    words_of,
 )
 from context_compiler.record.pool import ATTEMPTS, CONFLICTS, FAILURES, LOST, SCHEMA, Connection, Pool, Postgres
 from context_compiler.record.postgres_save import Memory, save
+from context_compiler.record.postgres_search import EVERY, INDEXED, bm25
 from context_compiler.record.postgres_tables import RECORD, REFERENCES, TABLES
 from context_compiler.record.rows import PLAIN, prefix
 from context_compiler.record.schema import APPLICATION_ID
@@ -242,28 +239,15 @@ class PostgresDatabase:
         return self.run(f"SELECT nextval('{self.schema}.{table}_numbers')").fetchone()[0]
 
     def index_messages(self, texts: Sequence[tuple[str, str]]) -> None:
-        """Add texts of messages to the search index, in rows of `PART` words."""
-        if found := search_rows(texts):
-            self._run_many(
-                f"INSERT INTO {self.schema}.messages_fts (node, text, words)"
-                " VALUES ($1, $2, CAST($3::text AS tsvector))",
-                found,
-            )
+        """Add texts of messages to those that wait for the search index, where they are found too."""
+        if texts:
+            columns = [node for node, _ in texts], [escape(text) for _, text in texts]
+            query = f"INSERT INTO {self.schema}.messages_fts (node, text) SELECT * FROM unnest($1::text[], $2::text[])"
+            self.run(query, *columns, returns_rows=False)
 
     def find_messages(self, words: Sequence[str], limit: int, *, prefix: str | None) -> list[tuple[str, str]]:
         """Messages with these words one after the other, newest first."""
-        asked = words_of(" ".join(words))
-        if not asked:
-            return []
-        phrase = " <-> ".join(f"'{word}'" for word in asked) + ":*"
-        found = self.run(
-            f"SELECT t.node, t.text FROM (SELECT node, max(number) AS last FROM {self.schema}.messages_fts"
-            " WHERE words @@ CAST($1::text AS tsquery) AND ($3 OR substr(node, 1, strpos(node, '/')) = $4)"
-            " GROUP BY node ORDER BY last DESC LIMIT $2) AS f"
-            f" JOIN {self.schema}.messages_fts t ON t.node = f.node AND t.text IS NOT NULL ORDER BY f.last DESC",
-            *(phrase, limit, prefix is None, prefix or ""),
-        )
-        return [(row[0], row[1]) for row in found]
+        return postgres_search.find_messages(self, words, limit, prefix)
 
     def index_memory(self, number: int, terms: str) -> None:
         """Add a memory to the search index."""
@@ -284,7 +268,8 @@ class PostgresDatabase:
             session,
             [*map(_argument, terms)],
         ).fetchall()
-        return sorted(found, key=_bm25([row["terms"] for row in found], [*map(escape, terms)]), reverse=True)[:limit]
+        score = bm25([row["terms"] for row in found], [*map(escape, terms)])
+        return sorted(found, key=score, reverse=True)[:limit]
 
     def memories_with(self, session: int, phrase: str) -> list[Any]:
         """Memories in the index with all terms of a phrase."""
@@ -368,22 +353,6 @@ class PostgresDatabase:
             yield f"memories_fts: {row['id']} is no known memory"
 
 
-def _bm25(documents: Sequence[Sequence[str]], asked: Sequence[str]) -> Callable[[Any], float]:
-    """The score of a row with `terms` among those that match."""
-    average = sum(map(len, documents)) / max(len(documents), 1)
-    holders = {term: sum(term in set(one) for one in documents) for term in asked}
-
-    def score(row: Any) -> float:
-        counts, length = Counter[str](row["terms"]), 0.25 + 0.75 * len(row["terms"]) / max(average, 1.0)
-        return sum(
-            log(1 + len(documents) / held) * counts[term] * 2.2 / (counts[term] + 1.2 * length)
-            for term, held in holders.items()
-            if counts[term]
-        )
-
-    return score
-
-
 SETTINGS = "SELECT set_config('context_compiler.owner', $1, false), set_config('context_compiler.prefix', $2, false)"
 """The owner of a connection, for the policy of `row_security.sql`."""
 
@@ -417,6 +386,8 @@ class PostgresStore(SQLStore):
         self.read_only = read_only
         self.row_security = row_security
         self._memory: Memory = {}
+        self._saves = count()
+        self._indexing = set[asyncio.Task[None]]()
 
     def __repr__(self) -> str:
         owner = "" if self.owner == "" else f", owner={self.owner!r}"
@@ -471,7 +442,22 @@ class PostgresStore(SQLStore):
 
     async def save(self, entry: Entry) -> Record:
         """Save an entry in one transaction and return its record with `id` and `summary_id`."""
-        return await self.perform(partial(save, entry=entry, memory=self._memory))
+        saved = await self.perform(partial(save, entry=entry, memory=self._memory))
+        if next(self._saves) % EVERY == 0 and not self._indexing:
+            task = asyncio.create_task(self._index())
+            self._indexing.add(task)
+            task.add_done_callback(self._indexing.discard)
+        return saved
+
+    async def _index(self) -> None:
+        """Move texts that wait into the search index; what fails is left to the next time."""
+
+        def work(db: Database) -> int:
+            return postgres_search.index_waiting(cast(PostgresDatabase, db), INDEXED)
+
+        with suppress(StoreError):
+            while await self.perform(work) == INDEXED:
+                pass
 
     async def enable_row_security(self) -> None:
         """Let each role but the owner of the tables see the rows of one owner only; run it as the owner of the tables.
@@ -538,4 +524,7 @@ class PostgresStore(SQLStore):
 
     async def close(self) -> None:
         """Close a pool of its own; it opens again on use."""
+        here = asyncio.get_running_loop()
+        if indexing := [task for task in self._indexing if task.get_loop() is here]:
+            await asyncio.wait(indexing)
         await self.database.close()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from context_compiler import ids
 from context_compiler.record import queries, rows
 from context_compiler.record.database import Database
-from context_compiler.record.dialect import NUMBERS, escape, search_rows
+from context_compiler.record.dialect import NUMBERS, escape
 from context_compiler.record.pool import CONFLICTS
 from context_compiler.record.queries import NEWEST, Additions, NewMessage, SessionKey
 from context_compiler.record.rows import prefix, stored
@@ -48,8 +48,8 @@ LEFT JOIN {schema}.nodes tip ON tip.id = s.raw_tip
 """All that decides what a request adds, and numbers for rows to which others of the request refer."""
 
 WRITE = (
-    "SELECT {schema}.save_request($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14,"
-    " $15::text::json, $16, $17::text::json, $18::text::json, $19::text::json, $20::text::json)"
+    "SELECT {schema}.save_request($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,"
+    " $14::text::json, $15, $16::text::json, $17::text::json, $18::text::json, $19::text::json)"
 )
 
 CONVERSATIONS, TOOLS = 1_000, 32
@@ -191,15 +191,16 @@ class _Request:
         return [name for chain in chains for name in queries.stored_names(chain, self.own)[-NEWEST:]]
 
     def _columns(self, messages: Sequence[NewMessage], texts: Mapping[str, str]) -> Iterator[list[Any]]:
-        """New contents, messages and their texts in the search index, by column."""
+        """New contents, messages and their texts for the search, by column."""
         bodies: dict[str, bytes | str] = {one.content: one.body for one in messages}
         bodies |= {name: rows.pack(rows.to_bytes(text)) for name, text in texts.items()}
         yield [*bodies]
         yield [rows.PLAIN + body.encode() if isinstance(body, str) else body for body in bodies.values()]
         nodes = [queries.node_row(one, self.own) for one in messages]
         yield from ([row[at] for row in nodes] for at in range(5))
-        index = search_rows(queries.searchable_texts(messages))
-        yield from ([row[at] for row in index] for at in range(3))
+        texts_of = queries.searchable_texts(messages)
+        yield [node for node, _ in texts_of]
+        yield [escape(text) for _, text in texts_of]
 
     def _cycle_rows(self, known: Known) -> str | None:
         """The rows of its decisions."""

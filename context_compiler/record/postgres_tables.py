@@ -224,6 +224,13 @@ RECORD_TOOLS = (
     )""",
 )
 
+WAITING = (
+    "ALTER TABLE {schema}.messages_fts ALTER words DROP NOT NULL",
+    "CREATE INDEX messages_waiting ON {schema}.messages_fts (number) WHERE words IS NULL",
+    "ALTER TABLE {schema}.contents ALTER body SET STORAGE EXTERNAL",  # they are compressed already
+)
+"""Texts that wait for the search index have no words; a search reads them one by one."""
+
 _FIRST = (
     "sessions",
     "context_summaries",
@@ -286,5 +293,6 @@ RECORD = Component(
         (*RECORD_TOOLS, "CREATE SEQUENCE {schema}.toolsets_numbers"),
         (SAVE,),
         ("DROP FUNCTION {schema}.save_request", SAVE),  # which had another form before
+        (*WAITING, "DROP FUNCTION {schema}.save_request", SAVE),
     ),
 )

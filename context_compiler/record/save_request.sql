@@ -1,4 +1,4 @@
--- Everything that a request adds to the record, in one call, which is one transaction; migration 4 of the record.
+-- Everything that a request adds to the record, in one call, which is one transaction; migration 5 of the record.
 -- Returns the number of the request, or NULL if the record is not as the caller takes it to be: nothing has happened then.
 -- Each statement sees what others have committed by then; a row that another transaction wrote meanwhile is a unique
 -- violation, after which the caller begins anew. A row that gets its number here comes with the digest of its values in
@@ -17,7 +17,6 @@ CREATE FUNCTION {schema}.save_request(
     new_instructions TEXT[],
     text_nodes TEXT[],     -- of the search index
     text_bodies TEXT[],
-    text_words TEXT[],
     a_session JSON,
     former_seal TEXT,      -- of the session, or NULL if it is new
     new_summary JSON,
@@ -60,9 +59,7 @@ BEGIN
             SELECT * FROM unnest(new_ids, new_parents, new_contents, new_positions, new_instructions);
     END IF;
     IF cardinality(text_nodes) > 0 THEN
-        INSERT INTO {schema}.messages_fts (node, text, words)
-            SELECT n.node, n.body, n.found::tsvector
-            FROM unnest(text_nodes, text_bodies, text_words) AS n (node, body, found);
+        INSERT INTO {schema}.messages_fts (node, text) SELECT * FROM unnest(text_nodes, text_bodies);
     END IF;
     IF new_summary IS NOT NULL THEN
         INSERT INTO {schema}.context_summaries

@@ -13,6 +13,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from context_compiler.errors import StoreError
 from context_compiler.ids import blob_id
 from context_compiler.messages.history import Reader
+from context_compiler.record.browse import matching_nodes
 from context_compiler.record.copying import copy_record
 from context_compiler.record.store import MemoryStore, Store
 from context_compiler.record.values import Entry, parse_tools
@@ -129,6 +130,7 @@ def usual(turn: int, **facts: Any) -> Entry:
 async def test_a_usual_request_takes_one_round_trip(pool: WatchedPool):
     store, before = PostgresStore(pool), talk(20)
     await store.save(request(before, compile=compiled(before.ids[3], cache_key="k"), cycle=cycle(before.ids[3], "x")))
+    await store.close()  # which waits for the search index
     for turn, index in ((21, 0), (22, 0), (22, 1), (23, 0)):
         pool.statements.clear()
         saved = await store.save(usual(turn, request_index=index))
@@ -142,6 +144,7 @@ async def test_a_usual_request_takes_one_round_trip(pool: WatchedPool):
         pool.statements.clear()
         await newcomer.save(usual(turn))
         assert [turn, len(pool.statements)] == [turn, trips]
+        await newcomer.close()
     assert await store.verify() == ()
 
 
@@ -150,9 +153,12 @@ async def test_instructions_are_sent_once_in_a_conversation(pool: WatchedPool):
     for turn in range(4):
         sent.append(ModelRequest(parts=[UserPromptPart(content=f"question {turn}")], instructions="Be kind. " * 50))
         chain = reader.read(sent).chain
+        pool.statements.clear()
         pool.arguments.clear()
         saved = await store.save(request(chain, run_id=f"run-{turn}"))
-        assert (blob_id(b"Be kind. " * 50) in pool.arguments[-1][4]) == (turn == 0)
+        seen = zip(pool.statements, pool.arguments, strict=True)
+        (given,) = [arguments for query, arguments in seen if "save_request($1" in query]
+        assert (blob_id(b"Be kind. " * 50) in given[4]) == (turn == 0)
         assert await store.chain(saved.raw_tip or "") == [chain.body(at) for at in range(len(sent))]
         sent.append(ModelResponse(parts=[TextPart(content=f"answer {turn}")]))
     assert await store.verify() == ()
@@ -261,3 +267,50 @@ async def test_a_function_that_was_changed_is_found(postgres: Cluster, postgres_
     postgres.execute(definition[0].replace("BEGIN", "BEGIN PERFORM 1;", 1), name)
     assert any("save_request" in defect for defect in await store.verify())
     await store.close()
+
+
+async def test_a_text_is_found_at_once_and_the_same_when_the_index_has_it(pool: WatchedPool):
+    """Words of the index are written after some saves, in the background; until then a search reads the text itself."""
+    store, other = PostgresStore(pool), MemoryStore()
+    filling = " ".join(f"word{at}" for at in range(2_500))  # which takes several rows of the index
+    entries = [
+        request(Talk("we sailed to Oslo", f"long {filling} end of Oslo"), session_id="one"),
+        request(Talk("Ist die Größe nul\0l?", "OSLO fjords, and Oslo's fjord"), session_id="two"),
+        request(Talk("and then to Rome", "by way of oslo fj\u00f6rd"), session_id="three"),
+    ]
+    queries = (
+        "oslo",
+        "OSLO FJ",
+        "s fjord",
+        "word998 word999 word1000 word1001",
+        "of oslo",
+        "größe nul",
+        "then to",
+    )
+
+    async def search(one: Any) -> list[list[tuple[str, str]]]:
+        return [await one.perform(lambda db, words=words: matching_nodes(db, words, 10)) for words in queries]
+
+    async def waiting() -> int:
+        count = "SELECT count(*) FROM context_compiler.messages_fts WHERE words IS NULL"
+        return (await store.perform(lambda db: db.run(count).fetchone()))[0]
+
+    await store.save(request(talk(1)))
+    await store.close()
+    assert await waiting() == 0
+    for entry in entries:
+        await store.save(entry)
+        await other.save(entry)
+    assert await waiting() == 6
+    before = await search(store)
+    assert before == await search(other)
+    assert await search(store.scoped("ann")) == [[]] * len(queries)
+    newcomer = PostgresStore(pool)
+    await newcomer.save(request(talk(2)))
+    await newcomer.close()
+    assert await waiting() == 0
+    assert await search(store) == before
+    assert await store.verify() == ()
+    for name in ("one", "two", "three"):
+        await store.delete(name)
+    assert not any(await search(store))
