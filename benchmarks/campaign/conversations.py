@@ -38,7 +38,6 @@ from benchmarks.campaign.strict import (
 from context_compiler import ContextCompiler, MemoryStore, Money, Recall, SQLiteStore, Store, Template, View
 from context_compiler.errors import SettingsError, StoreError, TemplateError
 from context_compiler.messages.history import load_messages
-from context_compiler.tokens import ENOUGH
 from context_compiler.tokens.prices import price_of
 
 SECRET = "The staging database of Maria has the password KESTREL-77."
@@ -143,7 +142,7 @@ def tools_of(drawn: Drawn, *, deferred: bool) -> list[Callable[..., Any]]:
 class Conversation:
     """One application with one conversation, or several that branch off each other."""
 
-    def __init__(self, case: Case, *, hostile: float = 0.02) -> None:
+    def __init__(self, case: Case, *, hostile: float = 0.02, counted: bool = False) -> None:
         self.case, self.random = case, case.random
         self.drawn = Drawn(case.random, hostile=hostile)
         self.turn = Turn()
@@ -164,6 +163,10 @@ class Conversation:
         if self.drawn.sometimes(0.01):
             self._writer.kind = "hangs"
         self._usage = self.random.choice((1.0, 1.0, 1.0, 0.8, 1.3))
+        self._framing, self._system, self._counted = 0, "function", counted
+        if counted:
+            self._usage, self._framing = self.random.choice((0.8, 1.1, 1.3, 1.7)), self.random.choice((0, 30, 346))
+            self._system = self.random.choice(("function", "anthropic", "google"))
         self._others: dict[str, list[ModelMessage]] = {}
         self._new_compiler()
 
@@ -184,6 +187,10 @@ class Conversation:
                 chosen["template"] = Template.parse(self.random.choice(GADGETS), name="gadget")
         if chosen.get("background") and "every_turn" in chosen:
             del chosen[self.random.choice(("background", "every_turn"))]
+        if self._counted:
+            chosen["counter"] = "provider"
+        if self._writer.kind == "hangs":
+            chosen.pop("counter", None)  # which has as little time
         self.choices = chosen
         self.name, budget = "strict", self.budget
         if self.drawn.sometimes(0.1):
@@ -339,7 +346,13 @@ class Conversation:
         marker, prompt = self.drawn.prompt()
         kind = self.random.choice(("text", "text", "text", "report", "tool"))
         deferred = kind == "text" and self.drawn.sometimes(0.15)
-        strict = StrictModel(self._script(deferred=deferred, kind=kind), usage=self._usage, name=self.name)
+        strict = StrictModel(
+            self._script(deferred=deferred, kind=kind),
+            usage=self._usage,
+            framing=self._framing,
+            name=self.name,
+            system=self._system,
+        )
         self.turn = Turn(sent=strict.sent)
         capabilities: list[Any] = [self.ours]
         if self.session and self.drawn.sometimes(0.2):
@@ -471,14 +484,16 @@ class Conversation:
             at = f"{self.describe()}request {number + 1} of {len(turn.sent)}, {view.status}: "
             if (view.status == "compiled" and not refused) or number in turn.resumed:
                 most = self.budget  # what a provider refused holds for the rest of a cycle and of a run
-            self._check_view(at, sent, view, prompt, most, least)
+            self._check_view(at, strict, sent, view, prompt, most, least)
             refused = sent.refused
             if refused:
-                most = least = min(most, 0.7 * sent.tokens * (view.record.ratio if view.record else 1.0))
+                most = least = min(most, 0.7 * sent.tokens * _ratio(view))
             await self._check_row(at, strict, sent, view)
         self._check_errors()
 
-    def _check_view(self, at: str, sent: Sent, view: View, prompt: Any, most: float, least: float) -> None:
+    def _check_view(
+        self, at: str, strict: StrictModel, sent: Sent, view: View, prompt: Any, most: float, least: float
+    ) -> None:
         case, floor = self.case, view.status == "floor_over_budget"
         case.count(f"views: {view.status.partition(' ')[0]}")
         ratio = view.record.ratio if view.record else 1.0
@@ -488,15 +503,14 @@ class Conversation:
             "requests over budget",
             lambda: f"{at}{sent.tokens} tokens of {most:.0f} at ratio {ratio:.3f}; {view.ledger}",
         )
-        long = sent.tokens >= ENOUGH  # shorter ones are not measured
-        if long and self.choices.get("counter") and view.status in ("raw", "compiled") and most == self.budget:
-            counted = sent.tokens * self._usage
+        if self.choices.get("counter") and not floor and not view.error:
+            counted = strict.counted(sent.tokens)
             case.check(
-                counted <= 1.02 * most + 2,
+                counted <= most + 1,
                 "requests over budget by the provider's count",
-                lambda: f"{at}{counted:.0f} of {most:.0f}, ratio {ratio:.3f}",
+                lambda: f"{at}{counted} of {most:.0f}, ratio {ratio:.3f}",
             )
-        room = least / ratio - sent.overhead
+        room = least / _ratio(view) - sent.overhead
         told = f"{sent.overhead} of {sent.tokens} tokens are instructions and schemas; {view.ledger}"
         open_parts = len(sent.messages[-1].parts)
         needed = room < FLOOR + 80 * open_parts or view.error
@@ -570,6 +584,11 @@ class Conversation:
         await self.store.close()
 
 
+def _ratio(view: View) -> float:
+    """The ratio by which a view was cut, which is never below 1."""
+    return max(1.0, view.record.ratio if view.record else 1.0)
+
+
 def _settled(parts: Sequence[Any]) -> list[Any]:
     """Parts without the text of a dynamic system prompt, which the host renders anew."""
     return [(role, {**part, "content": ""} if part.get("dynamic_ref") else part) for role, part in parts]
@@ -622,11 +641,11 @@ async def _steps(agent: Agent[Any, Any], prompt: Any, **given: Any) -> Any:
 Way = Callable[..., Awaitable[Any]]
 
 
-def converse(case: Case, *, hostile: float = 0.02) -> None:
-    """A conversation of some turns."""
+def converse(case: Case, *, hostile: float = 0.02, counted: bool = False) -> None:
+    """A conversation of some turns; `counted` by a provider."""
 
     async def go() -> None:
-        talk = Conversation(case, hostile=hostile)
+        talk = Conversation(case, hostile=hostile, counted=counted)
         await talk.begin()
         for _ in range(case.random.choice((1, 2, 4, 8, 16))):
             await talk.go_on()

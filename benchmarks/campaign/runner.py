@@ -48,7 +48,8 @@ PARTS = {
     "disk": Part(run=disk.fail, share=0.06),
     "processes": Part(run=processes.share, cases=2),
     "hostile": Part(run=partial(conversations.converse, hostile=0.6), share=0.08),
-    "fuzz": Part(run=fuzz, share=0.65),
+    "counts": Part(run=partial(conversations.converse, counted=True), share=0.05),
+    "fuzz": Part(run=fuzz, share=0.6),
     "soak": Part(run=soak.soak, cases=1),
 }
 """Those that fork come first, while a worker is small. What their shares leave is for those with a number of cases."""

@@ -67,13 +67,21 @@ class StrictModel:
 
     script: Script
     usage: float = 1.0
-    """Tokens that it reports, as a multiple of the exact ones."""
+    """Tokens that it counts and reports, as a multiple of the exact ones."""
+    framing: int = 0
+    """Tokens that it adds to every request."""
     name: str = "strict"
+    system: str = "function"
+    """Provider that it takes itself for."""
     sent: list[Sent] = field(default_factory=list[Sent])
 
     def __post_init__(self) -> None:
         self.model = _Counting(self._whole, stream_function=self._streamed, model_name=self.name)
-        self.model.usage_per_token = self.usage
+        self.model.count, self.model.served_by = self.counted, self.system
+
+    def counted(self, tokens: int) -> int:
+        """The count of a request that has so many exact tokens."""
+        return max(1, round(tokens * self.usage) + self.framing)
 
     async def _whole(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         return self._next(messages, info)
@@ -103,20 +111,26 @@ class StrictModel:
         if isinstance(step, Exception):
             said.refused = True
             raise step
-        step.usage = RequestUsage(input_tokens=max(1, round(said.tokens * self.usage)), output_tokens=1)
+        step.usage = RequestUsage(input_tokens=self.counted(said.tokens), output_tokens=1)
         return step
 
 
 class _Counting(FunctionModel):
     """A model that counts a request before it is sent."""
 
-    usage_per_token: float = 1.0
+    count: Callable[[int], int]
+    served_by: str
+
+    @property
+    def system(self) -> str:
+        """The provider, whose tokenizer may be one that our count is not exact for."""
+        return self.served_by
 
     async def count_tokens(
         self, messages: list[ModelMessage], model_settings: Any, model_request_parameters: Any
     ) -> Any:
         tokens = READER.read(_without_notes(messages)).tokens + _overhead(model_request_parameters)
-        return RequestUsage(input_tokens=max(1, round(tokens * self.usage_per_token)))
+        return RequestUsage(input_tokens=self.count(tokens))
 
 
 def _overhead(parameters: Any) -> int:

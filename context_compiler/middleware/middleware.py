@@ -227,7 +227,7 @@ class Middleware:
                 request = replace(request, layers=run.layers or NO_LAYERS)
                 again = (await try_await(self._respond(run, request, host))).value
                 if again is not None:
-                    result = again
+                    result = await counts.verify(run, request, host, again, None) if counts else again
                     self._settle(run, request, result)
         else:
             error = outcome.error or RuntimeError("no view")

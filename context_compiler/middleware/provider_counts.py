@@ -1,9 +1,10 @@
 """`counter="provider"`: the provider counts what is about to be sent, where the host's model can ask it to.
 
 It is asked at the first request of a process for a family of models, and at the first that might not fit, so that the
-ratio is right before anything is cut; and once an advance, so that a new view is within its budget. Between these, the
-ratio does. A provider that cannot or does not count is reported once, and the local count goes on. In a workflow of a
-durable engine it is not asked, because a replay would have to get the same answer.
+ratio is right before anything is cut; at every advance; and at every request that comes near its budget by the ratio.
+What it counts above the budget is not sent while less can be. A provider that cannot or does not count is reported
+once, and the local count goes on. In a workflow of a durable engine it is not asked, because a replay would have to get
+the same answer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pydantic_ai.messages import ModelMessage
 from context_compiler.errors import SettingsError
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.request import Host, Request
-from context_compiler.middleware.respond import advance_again, sample
+from context_compiler.middleware.respond import GROWN, advance_again, sample
 from context_compiler.middleware.state import CompilerState, Result, Run
 from context_compiler.resilience import Breaker, Report, attempt, try_await
 from context_compiler.tokens import PLAUSIBLE, Ratios
@@ -30,6 +31,15 @@ Work = Callable[[Run, Request, Host, Callable[..., Coroutine[Any, Any, Result]]]
 
 PAUSE_S = 60.0
 """Pause after a provider did not count, doubled by each further failure."""
+
+FRAMING = 1_000
+"""Tokens that a provider may add to a request, for tools above all."""
+
+NEAR = 0.9
+"""Share of the budget from which on a measured ratio is not relied on."""
+
+TRIES = 3
+"""Times that a request is cut back because of the provider's count; the last leaves the least that can be sent."""
 
 
 class ProviderCounts:
@@ -54,23 +64,26 @@ class ProviderCounts:
         if found is None or counted is None:
             return None
         self._measure(run, request, found.cost, counted)
+        if counted > self._budget(run, request):
+            self._hold(run, request, found.cost, counted, 0)
         return counted if found.view.status == "raw" else None
 
     def _settled(self, run: Run, request: Request) -> bool:
-        """True if no count is needed before this request.
+        """True if no count is needed to know what to do with this request.
 
-        The ratio is known, or the history is so short that it fits by any. The first request is counted all the same.
+        The ratio is known, or the history is so short that it fits by any, or there is a cycle to go on with, whose
+        request can be counted itself. The first request is counted all the same.
         """
-        if run.ratios.knows(request.family) or self._ratios.knows(request.family):
+        if self._measured(run, request):
             return True
         if request.family not in self._begun:
             return False
-        budget, _ = self._arguments.whole_budget(**request.terms)
         raw = attempt(lambda: self._state.reader.read(request.messages, last=run.raw)).value
-        return raw is not None and (request.fixed + raw.tokens) * PLAUSIBLE[1] <= budget
+        fits = raw is not None and _at_most(request.fixed + raw.tokens) <= self._budget(run, request)
+        return fits or run.cycle is not None
 
     async def verify(self, run: Run, request: Request, host: Host, result: Result, raw: int | None) -> Result:
-        """The result with the provider's count of it, cut back again where that is over the budget.
+        """The result with the provider's count of it, if it might not fit; cut back until that is within the budget.
 
         Args:
             run: The state before this request.
@@ -79,22 +92,58 @@ class ProviderCounts:
             result: Answers it.
             raw: The count of the raw request, where there is one.
         """
-        if result.view.status == "raw" and raw is not None and result.cost:
-            return replace(result, ratio=raw / result.cost)
-        if not result.began:
-            return result
-        counted = await self._count(request, host, result.view.messages)
-        if counted is None or not result.cost:
-            return result
-        self._measure(run, request, result.cost, counted)
-        if counted <= result.view.budget or result.view.status != "compiled":
-            return replace(result, ratio=counted / result.cost)
-        again = partial(advance_again, self._state, run, request, result=result)
-        return (await try_await(self._work(run, request, host, again))).value or result
+        counted = raw if result.view.status == "raw" else None
+        for tries in range(TRIES + 1):
+            if counted is None and (tries or self._doubtful(run, request, result)):
+                counted = await self._count(request, host, result.view.messages)
+            if counted is None or not result.cost:
+                break
+            self._measure(run, request, result.cost, counted)
+            if tries:
+                run.ratios.hold(request.family, counted / result.cost)
+            budget, least = self._budget(run, request), result.view.status == "floor_over_budget"
+            ratio = counted / result.cost
+            result = replace(result, ratio=ratio, limit=int(budget / max(1.0, ratio)))
+            if counted <= budget:
+                return replace(result, view=replace(result.view, status="compiled")) if least else result
+            if least or tries == TRIES:
+                break
+            self._hold(run, request, result.cost, counted, tries)
+            smaller = partial(advance_again, self._state, run, request, result=result)
+            again = (await try_await(self._work(run, request, host, smaller))).value
+            if again is None:
+                break
+            result, counted = again, None
+        return result
+
+    def _doubtful(self, run: Run, request: Request, result: Result) -> bool:
+        """True if a request might not fit as its provider counts it: what was just cut is always looked at."""
+        if result.view.status not in GROWN:
+            return True
+        ratio = max(result.ratio, run.ratios.of(request.family))
+        most = result.cost * ratio / NEAR if self._measured(run, request) else _at_most(result.cost)
+        return most > self._budget(run, request)
+
+    def _measured(self, run: Run, request: Request) -> bool:
+        return run.ratios.measured(request.family) or self._ratios.measured(request.family)
+
+    def _budget(self, run: Run, request: Request) -> float:
+        """Tokens that a request may have by the count of its provider."""
+        return self._arguments.whole_budget(**request.terms)[0] * run.tight
 
     def _measure(self, run: Run, request: Request, exact: int, counted: int) -> None:
         for ratios in (run.ratios, self._ratios):
             ratios.measure(request.family, exact=exact, counted=counted)
+
+    def _hold(self, run: Run, request: Request, exact: int, counted: int, tries: int) -> None:
+        """Have the run go on by a ratio at which a request that is over its budget has to be smaller.
+
+        A provider counts more for each token of ours, or adds something to every request: where the first was taken for
+        granted and did not do, the second is, and then nothing but the least is left.
+        """
+        budget = self._budget(run, request)
+        most = (exact * budget / counted, exact - (counted - budget), 1.0)[tries]
+        run.ratios.hold(request.family, budget / max(1.0, most))
 
     async def _count(self, request: Request, host: Host, messages: list[ModelMessage]) -> int | None:
         breaker = self._breakers.setdefault(request.model, Breaker(limit=1, pause=PAUSE_S, longest=3_600))
@@ -121,3 +170,8 @@ class ProviderCounts:
         if counted is None:
             raise NotImplementedError("a history processor does not see the whole request")
         return counted
+
+
+def _at_most(exact: int) -> float:
+    """The most that a provider may count for a request, as long as nothing of its counts is known."""
+    return exact * PLAUSIBLE[1] + FRAMING

@@ -75,6 +75,9 @@ FRAMED = 4
 ROOMY, DEEPER = 0.6, 5
 """Share of the room that a block has after a cut to the low threshold, and divisor of what is cut beside it if less."""
 
+GROWN = ("raw", "cycle")
+"""Statuses of views that only grow on from the request before."""
+
 TRIES = 3
 """Attempts to cut a view that the host's own framing pushes over its budget."""
 
@@ -279,10 +282,13 @@ async def _new_cycle(
     more, tries, row, result = _room_for_block(context, previous), 1, None, None
     before = previous
     while True:
-        done = first or await advance_request(context, previous, asking(context, host), more)
-        before, previous, row, first = previous, done.cycle, row or done.row, None
+        made, first = first, None
+        done = made or await advance_request(context, previous, asking(context, host), more)
+        before, previous, row = previous, done.cycle, row or done.row
         result = assemble_view(context, previous, "compiled", done, earlier=result)
         over = result.cost - result.limit
+        if over > 0 and made is not None:
+            continue  # what has come since it was made is too much for it, and no framing
         if over <= 0 or not done.selection.fits or tries == TRIES:
             break
         unused = result.limit - context.request.fixed - more - done.selection.draft.total
@@ -339,15 +345,16 @@ async def sample(compiler: CompilerState, run: Run, request: Request, host: Host
 async def advance_again(compiler: CompilerState, run: Run, request: Request, host: Host, *, result: Result) -> Result:
     """A view in place of `result`, which turned out to be over the budget, by the ratio that is known now.
 
-    Its summary stays, because a model is asked once a user turn.
+    The summary of a new cycle stays, because a model is asked once a user turn.
 
     Raises:
         ContextCompilerError: the template or anything else failed.
     """
     context = read_request(compiler, run, request, host)
-    run.ask(context.turn)
+    if result.view.status not in GROWN:
+        run.ask(context.turn)
     again = await _new_cycle(context, result.cycle, host)
-    return replace(again, row=result.row or again.row)
+    return replace(again, row=result.row or again.row, fault=result.fault or again.fault)
 
 
 async def advance_request(context: RequestContext, previous: Cycle | None, ask: Ask | None, more: int = 0) -> Advance:

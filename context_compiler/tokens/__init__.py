@@ -466,14 +466,15 @@ class Ratios:
 
     def __init__(self) -> None:
         self._learnt: dict[str, float] = {}
+        self._measured: set[str] = set()
 
     def of(self, family: str) -> float:
         """Factor for our count; never below 1.0, so that budgets err on the safe side."""
         return self._learnt.get(family, 1.0 if family in EXACT else START.get(family, 1.0))
 
-    def knows(self, family: str) -> bool:
-        """True if a ratio was learnt or measured."""
-        return family in self._learnt
+    def measured(self, family: str) -> bool:
+        """True if a count has decided on the ratio; what usage teaches takes several reports to be right."""
+        return family in self._measured
 
     def measure(self, family: str, *, exact: int, counted: int) -> None:
         """Take the ratio of one count by the provider, ahead of a request, as it is.
@@ -487,6 +488,11 @@ class Ratios:
         low, high = PLAUSIBLE
         if exact >= ENOUGH and low <= counted / exact <= high:
             self._learnt[family] = max(1.0, counted / exact)
+            self._measured.add(family)
+
+    def hold(self, family: str, ratio: float) -> None:
+        """Take a ratio by which a request is cut that the provider counts above its budget, whatever its size."""
+        self._learnt[family] = max(1.0, ratio)
 
     def learn(self, family: str, *, exact: int, reported: int) -> float:
         """Take in one report and give the ratio from now on.
@@ -509,9 +515,10 @@ class Ratios:
         return dict(self._learnt)
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Restore ratios from `state()`; implausible entries are ignored."""
-        self._learnt = {
+        """Restore ratios from `state()` beside those that are known here; implausible entries are ignored."""
+        given = {
             family: float(ratio)
             for family, ratio in state.items()
             if isinstance(ratio, int | float) and 1.0 <= ratio <= PLAUSIBLE[1]
         }
+        self._learnt = given | self._learnt

@@ -129,6 +129,23 @@ async def test_no_request_waits_and_the_one_that_first_uses_a_compile_is_on_the_
     assert not chat.errors
 
 
+async def test_a_huge_result_that_came_while_it_was_made_is_cut_and_the_prompt_stays_whole() -> None:
+    def look(path: str) -> str:
+        return prose(1, 9_000)
+
+    chat = Chat(Gate(), trigger=None)
+    await chat.until(lambda: chat.gate.asked)
+    chat.gate.open()
+    await settle()
+    assert chat.status == "raw"
+    talker = Talker([[("look", {"path": "a"})], "I see."])
+    agent = Agent(talker.model, tools=[look], capabilities=[chat.ours])
+    await run(agent, "Look at a, and at nothing else.", message_history=chat.messages)
+    assert chat.status == "compiled" and chat.views[-1].tokens_sent <= BUDGET
+    assert "Goal" in talker.last.text and "Look at a, and at nothing else." in talker.last.text
+    assert chat.views[-1].tokens_sent > BUDGET // 5, "the head and the tail of the result stay too"
+
+
 async def test_there_is_one_at_a_time_for_a_conversation_and_each_is_used_once() -> None:
     chat = Chat(Gate(opened=True))
     for _ in range(36):

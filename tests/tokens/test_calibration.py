@@ -41,7 +41,7 @@ def test_nonsense_teaches_nothing(exact: int, reported: int) -> None:
 def test_a_family_that_counts_as_we_do_is_never_learnt(family: str) -> None:
     ratios = Ratios()
     assert ratios.learn(family, exact=1_000, reported=2_000) == 1.0
-    assert ratios.of(family) == 1.0 and not ratios.knows(family)
+    assert ratios.of(family) == 1.0 and not ratios.measured(family)
 
 
 @pytest.mark.parametrize("family", ["openai", "anthropic", "unknown"])
@@ -49,7 +49,7 @@ def test_a_count_by_the_provider_is_taken_as_it_is(family: str) -> None:
     ratios, later = Ratios(), Ratios()
     ratios.measure(family, exact=999, counted=1_400)
     ratios.measure(family, exact=10_000, counted=40_000)
-    assert not ratios.knows(family)
+    assert not ratios.measured(family)
     ratios.measure(family, exact=10_000, counted=14_000)
     later.restore(ratios.state())
     assert later.of(family) == ratios.of(family) == 1.4
