@@ -31,6 +31,7 @@ from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.compile_tool import GO_ON, compile_context
 from context_compiler.middleware.manual import CompileResult
 from context_compiler.middleware.middleware import Middleware
+from context_compiler.middleware.off_loop import beside
 from context_compiler.middleware.overflow import RetryModelRequest, TightModel, is_overflow
 from context_compiler.middleware.request import (
     Host,
@@ -317,17 +318,18 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             finally:
                 if self._recording is not None:
                     await asyncio.wait({self._recording})
-            await self._ware.finished(self._run, ctx, result.all_messages())
+            await beside(lambda _: self._ware.finished(self._run, ctx, result.all_messages()))
             return result
         finally:
             self._ware.runs -= 1
-            await self._ware.rest()
+            await beside(lambda _: self._ware.rest())
 
     async def _view(self, ctx: RunContext[Any], given: ModelRequestContext) -> ModelRequestContext:
         self._request = None
         if not given.messages or not isinstance(given.messages[-1], ModelRequest):
             return given  # a suspended response goes on: the provider has its context already
-        await self._ware.load_counter()
+        host = _RunHost(self, ctx, given)
+        await beside(lambda _: self._ware.load_counter())
         seen = attempt(lambda: host_request(ctx, given, self._ware.state.counter))
         if seen.value is None:
             await self._ware.report(seen.error or RuntimeError("the request could not be read"))
@@ -336,11 +338,13 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         self._ware.remember(request, given.model)
         if self._only_records:
             request = replace(request, messages=list(given.messages))  # the host adds the answer to its own list
-            self._recording = asyncio.create_task(self._ware.keep_raw(self._run, request, after=self._recording))
+            before = self._recording
+            keep = beside(lambda _: self._ware.keep_raw(self._run, request, after=before), host)
+            self._recording = asyncio.create_task(keep)
             return given
-        self._request, self._host = request, _RunHost(self, ctx, given)
+        self._request, self._host = request, host
         with ctx.tracer.start_as_current_span("context_compiler.view") as span:
-            view = await self._ware.view(self._run, request, self._host)
+            view = await beside(lambda there: self._ware.view(self._run, request, there), host)
             span.set_attributes(_figures(view))
         if self.dry_run:
             return given

@@ -7,14 +7,20 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any, TypeVar
 
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.middleware.request import Host
+from context_compiler.record.background import hears_threads
 
 T = TypeVar("T")
+
+INTERRUPTIBLE_S = 0.1
+"""Seconds that a thread waits for another one without a look at what is asked of itself."""
 
 
 async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host) -> T:
@@ -45,6 +51,40 @@ async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host) -
             with suppress(RuntimeError):  # it has ended
                 there.call_soon_threadsafe(task.cancel)
         raise
+
+
+async def beside(work: Callable[[Any], Coroutine[Any, Any, T]], host: Host | None = None) -> T:
+    """Run a coroutine where it may wait for threads and files: here, unless this is the loop of a workflow.
+
+    The loop of a workflow on Temporal hears nothing of other threads, and its thread may open no file. There the work
+    is done in another thread, and the workflow stands still until that ends or wants something of the host, so that
+    a replay comes to the same places in the same order.
+    """
+    if hears_threads(asyncio.get_running_loop()):
+        return await work(host)
+    turns = SimpleQueue[Coroutine[Any, Any, None] | None]()
+    tasks: list[asyncio.Task[T]] = []
+
+    async def main() -> None:
+        tasks.append(asyncio.ensure_future(work(None if host is None else _StandingHost(host, turns))))
+        await asyncio.wait(tasks)
+
+    def run() -> None:
+        try:
+            asyncio.run(main())
+        finally:
+            turns.put(None)
+
+    Thread(target=copy_context().run, args=(run,), name="context-compiler-beside", daemon=True).start()
+    while (turn := _next(turns)) is not None:
+        await turn
+    return tasks[0].result()
+
+
+def _next(turns: SimpleQueue[T]) -> T:
+    while True:
+        with suppress(Empty):  # now and then, so that an engine can interrupt this thread
+            return turns.get(timeout=INTERRUPTIBLE_S)
 
 
 class _DistantHost(Host):
@@ -83,3 +123,34 @@ class _DistantHost(Host):
 
     async def count(self, messages: list[ModelMessage]) -> int | None:
         return await self._call(self._host.count(messages))
+
+
+class _StandingHost(_DistantHost):
+    """A host as it is called from beside a loop that stands still: each call is a turn that the loop takes."""
+
+    def __init__(self, host: Host, turns: SimpleQueue[Coroutine[Any, Any, None] | None]) -> None:
+        super().__init__(host, asyncio.get_running_loop())
+        self._turns = turns
+
+    async def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        here = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = here.create_future()
+
+        def settle(task: asyncio.Task[T]) -> None:
+            error = asyncio.CancelledError() if task.cancelled() or not task.done() else task.exception()
+            if error is None:
+                answer.set_result(task.result())
+            else:
+                answer.set_exception(error)
+
+        async def turn() -> None:
+            task = asyncio.ensure_future(work)
+            try:
+                await asyncio.wait({task})
+            finally:
+                if not task.done():
+                    task.cancel()
+                here.call_soon_threadsafe(settle, task)
+
+        self._turns.put(turn())
+        return await answer

@@ -14,6 +14,8 @@ from threading import RLock, Thread
 from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, ref
 
+from context_compiler.errors import StoreError
+
 T = TypeVar("T")
 
 EXIT_S, FORK_S = 2.0, 10.0
@@ -90,10 +92,21 @@ def current() -> Background | None:
     return _background
 
 
+def hears_threads(loop: asyncio.AbstractEventLoop) -> bool:
+    """True if other threads can wake a loop: that of a workflow which is replayed step by step has no such call."""
+    return type(loop).call_soon_threadsafe is not asyncio.AbstractEventLoop.call_soon_threadsafe
+
+
 async def submit(work: Work[T]) -> T:
-    """Run a coroutine on the background loop; a cancelled caller still waits for its end."""
+    """Run a coroutine on the background loop; a cancelled caller still waits for its end.
+
+    Raises:
+        StoreError: The caller's loop would never learn of that end.
+    """
     global _background
     loop = asyncio.get_running_loop()
+    if not hears_threads(loop):
+        raise StoreError("the record cannot be used from the loop of a workflow: use it from an activity")
     answer: asyncio.Future[T] = loop.create_future()
     answer.add_done_callback(retrieve_error)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 needs_dbos = pytest.mark.skipif(importlib.util.find_spec("dbos") is None, reason="dbos is not installed")
 
 
-def program(folder: Path) -> subprocess.CompletedProcess[str]:
+def program(name: str, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.support.durable", str(folder)],
+        [sys.executable, "-W", "ignore", "-m", f"tests.support.{name}", *map(str, words)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -31,9 +33,9 @@ def program(folder: Path) -> subprocess.CompletedProcess[str]:
 @needs_dbos
 def test_a_compile_is_replayed_and_what_the_run_began_with_too(tmp_path: Path) -> None:
     """What was learnt of the provider before the run is gone in the new process, and what was stored is there now."""
-    died = program(tmp_path)
+    died = program("durable", tmp_path)
     assert died.returncode == 42, died.stderr
-    recovered = program(tmp_path)
+    recovered = program("durable", tmp_path)
     assert recovered.returncode == 0, recovered.stderr
     assert "UnexpectedStep" not in died.stderr + recovered.stderr
     result = json.loads(recovered.stdout)
@@ -44,3 +46,39 @@ def test_a_compile_is_replayed_and_what_the_run_began_with_too(tmp_path: Path) -
     ours = [step.rpartition(".")[2] for step in result["steps"] if "context_compiler" in step]
     assert ours == ["begin", "compile"]
     assert result["views"] == ["raw", "compiled", "cycle", "cycle"] and result["ratio"] > 1.3
+
+
+TEMPORAL = shutil.which("temporal", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+
+needs_temporal = pytest.mark.skipif(
+    TEMPORAL is None or importlib.util.find_spec("temporalio") is None, reason="temporalio or its server is missing"
+)
+
+
+@needs_temporal
+def test_a_workflow_on_temporal_is_replayed_with_what_was_compiled(tmp_path: Path) -> None:
+    """Its loop hears nothing of other threads and may open no file, but its requests are compiled and recorded."""
+    result = program("temporal", tmp_path, TEMPORAL or "")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["output"] == "done" and found["compiled"] == ["once"]
+    assert found["views"] == ["compiled", "cycle", "cycle"]
+    assert [name.rpartition("__")[2] for name in found["activities"]] == ["begin", "compile"]
+    first, second, third = found["sent"]
+    assert len(first) < 20 and second[: len(first)] == first and third[: len(second)] == second
+
+
+def prefect_starts() -> bool:
+    """True where Prefect is installed with a FastAPI that its server can be made with."""
+    if importlib.util.find_spec("prefect") is None:
+        return False
+    return tuple(int(one) for one in version("fastapi").split(".")[:2]) < (0, 120)
+
+
+@pytest.mark.skipif(not prefect_starts(), reason="prefect is missing, or its server cannot start")
+def test_a_flow_on_prefect_is_done_again_with_what_was_compiled(tmp_path: Path) -> None:
+    result = program("prefect", tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["tried"] == ["done", "done"] and found["compiled"] == ["once"]
+    assert len(found["sent"]) == 3 and found["views"] == ["compiled", "cycle", "cycle"]
