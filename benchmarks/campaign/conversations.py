@@ -36,8 +36,10 @@ from benchmarks.campaign.strict import (
     rendered,
 )
 from context_compiler import ContextCompiler, MemoryStore, Money, Recall, SQLiteStore, Store, Template, View
+from context_compiler.compiler.steering import WAITS
 from context_compiler.errors import SettingsError, StoreError, TemplateError
 from context_compiler.messages.history import load_messages
+from context_compiler.record.values import positions_of
 from context_compiler.tokens.prices import price_of
 
 SECRET = "The staging database of Maria has the password KESTREL-77."
@@ -223,11 +225,10 @@ class Conversation:
     def _check_pins(self, at: str, sent: Sent, view: View, given: Sequence[ModelMessage]) -> None:
         if self.windowed or view.status not in ("raw", "compiled", "cycle"):
             return
-        if any("pinned" in drop.reason for drop in view.drops) or self.choices.get("tool_history"):
-            return
         whole = str(plain(sent.messages))
+        waiting = {at for drop in view.drops if drop.reason == WAITS for at in positions_of(drop.what)}
         for (session, index), texts in self._pinned.items():
-            if session != self.session or not 0 <= index < len(given):
+            if session != self.session or not 0 <= index < len(given) or index in waiting:
                 continue
             before = str(plain(given[index : index + 1]))
             known = [text for text in texts if str([text])[1:-1] in before]
@@ -515,8 +516,7 @@ class Conversation:
         open_parts = len(sent.messages[-1].parts)
         needed = room < FLOOR + 80 * open_parts or view.error
         case.check(not floor or needed, "floors that need not be", f"{at}{told}")
-        alone = self.choices.get("tool_history") == "drop" or bool(self._pinned)  # answers without what came before
-        broken = list(refusals(sent.messages, adjoining=alone))
+        broken = list(refusals(sent.messages))
         case.check(not broken, "broken pairs or shapes", lambda: f"{at}{broken[:3]}")
         text = prompt if isinstance(prompt, str) else prompt[0]
         tokens = COUNTER.text(text)

@@ -165,12 +165,12 @@ def _user_texts(part: Any) -> Iterator[str]:
             yield piece.content
 
 
-def refusals(messages: Sequence[ModelMessage], *, adjoining: bool = False) -> Iterator[str]:
-    """Everything that a provider would refuse; answers in a row, which providers take, only unless `adjoining`."""
+def refusals(messages: Sequence[ModelMessage]) -> Iterator[str]:
+    """Everything that a provider would refuse."""
     if not messages or messages[0].kind != "request" or messages[-1].kind != "request":
         yield f"begins or ends wrongly: {[message.kind for message in messages]}"
     for before, after in pairwise(messages):
-        if before.kind == after.kind and not (adjoining and after.kind == "response"):
+        if before.kind == after.kind:
             parts = [[part.part_kind for part in one.parts] for one in (before, after)]
             yield f"two messages of the kind {before.kind} in a row: {parts}"
     for at, message in enumerate(messages):

@@ -29,7 +29,7 @@ from context_compiler.compiler.plan import BROKEN, Draft, Plan, Selection
 from context_compiler.compiler.policy import Limits, Policy
 from context_compiler.compiler.quotes import cost, written_for
 from context_compiler.compiler.specifics import Specific, lost_specifics, survival
-from context_compiler.compiler.steering import Order
+from context_compiler.compiler.steering import WAITS, Order
 from context_compiler.compiler.summary import (
     SummaryRequest,
     SummaryResponse,
@@ -43,7 +43,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.messages.history import History
 from context_compiler.messages.instructions import Instruction, standing_instructions
 from context_compiler.messages.shapes import WHOLE, Shape
-from context_compiler.record.values import Compile, Drop, now, positions_of, with_null_reasons
+from context_compiler.record.values import Compile, now, positions_of, with_null_reasons
 
 SLACK = 20
 """Divisor of the room: a turn is spared only if that share stays free below the high threshold."""
@@ -134,10 +134,10 @@ def _target(limits: Limits, *, one_shot: bool, order: Order | None) -> int:
 
 def _keep_pins(draft: Draft, plan: Plan) -> None:
     """Bring back what is pinned, and let it stay."""
-    pins = plan.pinned(draft.room)
-    for index in sorted(pins):
+    draft.pins = plan.pinned(draft.room)
+    draft.waiting = plan.pinned() - draft.pins
+    for index in sorted(draft.pins):
         draft.put(index, plan.base.get(index, WHOLE))
-    draft.pins = pins
 
 
 def _drop_by_order(draft: Draft, plan: Plan, order: Order, previous: Cycle | None) -> None:
@@ -271,7 +271,7 @@ def freeze(
         ratio=selection.limits.ratio,
         config=selection.policy.config,
         lead=selection.order.start if selection.order is not None else 0,
-        why=_reasons(selection.draft.drops, old.why if old else ()),
+        why=_reasons(selection.draft, old.why if old else ()),
     )
     return cycle, text.quoted
 
@@ -282,11 +282,12 @@ def decided_by(selection: Selection) -> int:
     return next((index + 1 for index in range(len(shapes) - 1, -1, -1) if shapes[index] != WHOLE), 0)
 
 
-def _reasons(drops: Sequence[Drop], earlier: Sequence[tuple[int, int, str]]) -> tuple[tuple[int, int, str], ...]:
+def _reasons(draft: Draft, earlier: Sequence[tuple[int, int, str]]) -> tuple[tuple[int, int, str], ...]:
     """Reasons for leaving messages out or shortening them, as spans; the last one counts."""
     why = {index: reason for start, stop, reason in earlier for index in range(start, stop)}
-    for drop in drops:
+    for drop in draft.drops:
         why.update(dict.fromkeys(positions_of(drop.what), drop.reason))
+    why.update({index: WAITS for index in draft.waiting if draft.here(index) is None})
     found: list[tuple[int, int, str]] = []
     for index in sorted(why):
         if found and found[-1][1:] == (index, why[index]):

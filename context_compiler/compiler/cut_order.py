@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from context_compiler.compiler.plan import Draft
 from context_compiler.compiler.policy import LARGE, PROMPT, Limits
+from context_compiler.compiler.steering import WAITS
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import Shape, largest, price
@@ -130,7 +131,7 @@ def release_pins(draft: Draft) -> Iterator[None]:
     pins, draft.pins = sorted(draft.pins), frozenset()
     for index in pins:
         if index < draft.outline.active.start:
-            draft.out([index], "pinned, over budget")
+            draft.out([index], WAITS)
             yield
 
 

@@ -45,8 +45,8 @@ class Plan:
     reader: Reader
     steering: Steering = NONE
 
-    def pinned(self, room: int) -> frozenset[int]:
-        """Positions of the messages that a user has pinned, as far as they fit into their share of the room."""
+    def pinned(self, room: int | None = None) -> frozenset[int]:
+        """Positions of the messages that a user has pinned, as far as they fit into their share of a room."""
         return pinned(self.steering, self.history, self.outline, room) if self.steering.pins else frozenset()
 
     @property
@@ -165,6 +165,8 @@ class Selection:
 
 
 LEFT_OUT = "[Earlier messages of this conversation are left out.]"
+
+BETWEEN = "[Messages in between are left out.]"
 """Stands first where a view would otherwise begin with an answer: no provider accepts that."""
 
 
@@ -196,17 +198,19 @@ class Draft:
         self.history, self.outline, self.counter = history, outline, counter
         self.shapes: list[Shape | None] = list(shapes)
         self._needless = superseded_parts(history)
-        self._leads = _leads(history, outline)
+        self._leads = _leads(history, outline) | _after_dropped(self.shapes)
         self._lead = counter.text(LEFT_OUT) + MESSAGE_OVERHEAD
         self._held: set[int] = set()
+        self.pins = frozenset[int]()
+        """Messages that a user has pinned: they stay as they are until little else is left."""
+        self.waiting = frozenset[int]()
+        """Those that are more than their share of the room, and go like any other."""
         self.costs = [self._price(index, shape) for index, shape in enumerate(self.shapes)]
         self.total = sum(self.costs)
         self.room = room
         """Room for messages, in tokens; truncation limits are shares of it."""
         self.spared = range(0)
         """Messages that stay while the budget allows it."""
-        self.pins = frozenset[int]()
-        """Messages that a user has pinned: they stay as they are until little else is left."""
         self.notes = 0
         """Tokens that stay set aside for note and quotes while the budget allows it."""
         self.recent = recent
@@ -219,7 +223,8 @@ class Draft:
         if shape is None:
             return 0
         cost = price(self.history.messages[index], self.history.readings[index], shape, self.counter)
-        return cost + self._lead if cost and index in self._leads else cost
+        led = index in self._leads or (index in self.pins and not self.history.readings[index].request)
+        return cost + self._lead if cost and led else cost
 
     def tell(self, indices: Iterable[int], reason: str) -> None:
         """Say of messages that began in a smaller shape what that leaves out, and why."""
@@ -285,6 +290,11 @@ class Draft:
     def before_active(self) -> range:
         """Positions before the current turn."""
         return range(self.outline.active.start)
+
+
+def _after_dropped(shapes: Sequence[Shape | None]) -> frozenset[int]:
+    """Positions after exchanges that are dropped by choice: an answer may then come after another one."""
+    return frozenset(at for at, shape in enumerate(shapes, 1) if shape is not None and shape.tools == "drop")
 
 
 def _leads(history: History, outline: Outline) -> frozenset[int]:

@@ -16,11 +16,11 @@ from context_compiler.messages.history import History
 from context_compiler.messages.turns import Outline
 from context_compiler.record.values import COMPILE, PIN, UNDO, UNPIN, Action
 
-PINS = 4
-"""Divisor of the room for messages that pinned messages may take."""
+PINS, HELD = 4, 2
+"""Divisors of the room for messages: what may be pinned, and what stays where a request has less room than that."""
 
-PINNED = "pinned"
-"""Reason why a message is in a view."""
+PINNED, WAITS = "pinned", "pinned, over budget"
+"""Reasons why a message is in a view, and why a pinned one is not."""
 
 MARK = "~"
 """Between a configuration and its generation."""
@@ -213,9 +213,9 @@ def unit(position: int, outline: Outline) -> frozenset[int]:
     return frozenset(found)
 
 
-def pinned(steering: Steering, history: History, outline: Outline, room: int) -> frozenset[int]:
-    """Positions of the pinned messages that fit into their share of the room, the newest pins first."""
-    left, found = room // PINS, frozenset[int]()
+def pinned(steering: Steering, history: History, outline: Outline, room: int | None) -> frozenset[int]:
+    """Positions of the pinned messages that fit into their share of a room, the newest pins first; of None, all."""
+    left, found = history.tokens if room is None else room // HELD, frozenset[int]()
     for pin in reversed(steering.pins):
         at = position_of(pin, history)
         if at is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,8 +25,8 @@ from pydantic_ai.messages import (
 )
 
 from context_compiler.compiler.cycle import Cycle
-from context_compiler.compiler.plan import BROKEN, LEFT_OUT, Plan
-from context_compiler.compiler.steering import PINNED, PINS
+from context_compiler.compiler.plan import BETWEEN, BROKEN, LEFT_OUT, Plan
+from context_compiler.compiler.steering import PINNED
 from context_compiler.messages.display import (
     CARRIED,
     SHORTENED,
@@ -51,6 +52,12 @@ from context_compiler.tokens import TokenCounter, as_counter
 NOTHING: Mapping[int, str] = {}
 
 _DAY_ONE = datetime(2000, 1, 1, tzinfo=UTC)
+
+Placed = tuple[int, ModelMessage]
+"""A message of a view with its position in the raw history."""
+
+OURS = -2
+"""Position of what was written for the view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +212,8 @@ def opening(
     history: History, cycle: Cycle, reader: Reader, recalled: Mapping[int, str] = NOTHING
 ) -> list[ModelMessage]:
     """The part of a view that a cycle fixed: what belongs to others, note, quotes, and what it kept."""
-    before: list[ModelMessage] = []
-    kept: list[ModelMessage] = []
+    before: list[Placed] = []
+    kept: list[Placed] = []
     led = 0
     turn = max((index for index, _ in cycle.kept if history.readings[index].asks), default=cycle.decided)
     for index, shape in cycle.kept:
@@ -216,17 +223,33 @@ def opening(
         if isinstance(message, ModelRequest) and index in recalled and not shape.bare:
             message = with_recalled(message, recalled[index])
         if message is not None:
-            (before if shape.bare else kept).append(message)
+            (before if shape.bare else kept).append((index, message))
         led = len(kept) if index < cycle.lead else led
     stamp = stamp_of(history.messages[cycle.decided - 1]) if cycle.decided else _DAY_ONE
     mark = {"v": 1, "tip": cycle.tip}
     first = head(cycle, stamp=stamp, mark=mark)
     lead = ModelRequest(parts=[_user(LEFT_OUT, stamp, mark)])
-    if any(isinstance(message, ModelResponse) for message in before):
-        before.insert(0, lead)
-    elif first is None and _answers([*kept, *history.messages[cycle.decided : cycle.decided + 1]]):
+    if any(isinstance(message, ModelResponse) for _, message in before):
+        before.insert(0, (OURS, lead))
+    elif first is None and _answers([*map(itemgetter(1), kept), *history.messages[cycle.decided : cycle.decided + 1]]):
         first = lead
-    return [*before, *kept[:led], *([first] if first else []), *kept[led:]]
+    notes = [(OURS, first)] if first else []
+    return _spaced([*before, *kept[:led], *notes, *kept[led:]], history, cycle.decided)
+
+
+def _spaced(placed: Sequence[Placed], history: History, stop: int) -> list[ModelMessage]:
+    """The messages that stand before position `stop`, with a line between two answers that did not follow each other.
+
+    Some providers refuse two messages of the assistant in a row, and what was said in between is left out.
+    """
+    messages: list[ModelMessage] = []
+    before = OURS
+    for at, message in [*placed, *enumerate(history.messages[stop : stop + 1], stop)]:
+        if at != before + 1 and _answers(messages[-1:]) and _answers([message]):
+            messages.append(ModelRequest(parts=[_user(BETWEEN, stamp_of(message), {"v": 1})]))
+        messages.append(message)
+        before = at
+    return messages[:-1] if stop < len(history) else messages
 
 
 def _answers(messages: Sequence[ModelMessage]) -> bool:
@@ -307,7 +330,7 @@ def why_kept(cycle: Cycle, plan: Plan) -> tuple[tuple[int, str], ...]:
     """Every message of a view and why it is there."""
     shapes = dict(cycle.kept)
     active = plan.outline.active.start if plan.outline.turns else 0
-    pins = plan.pinned(plan.history.tokens * PINS)
+    pins = plan.pinned()
     reasons: list[tuple[int, str]] = []
     for index in range(len(plan.history)):
         shape = shapes.get(index) if index < cycle.decided else Shape()

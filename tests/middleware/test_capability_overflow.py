@@ -18,7 +18,7 @@ from context_compiler.middleware.overflow import is_overflow
 from tests.recall.test_blocks import past
 from tests.support.agents import WAYS, Notes, Talker, compiler, unstamped
 from tests.support.anthropic_server import AnthropicServer
-from tests.support.builders import assistant, exchange, user
+from tests.support.builders import answer, assistant, call, exchange, user
 from tests.support.histories import long_history, prose
 from tests.support.openai_server import OpenAIServer
 
@@ -172,6 +172,16 @@ async def test_a_second_attempt_is_what_the_host_would_send() -> None:
     kinds = [[message.kind for message in view.messages] for view in views]
     assert any("request" == one == other for one, other in pairwise(kinds[1])), "there are two in a row"
     assert all(one != other for sent in talker.sent for one, other in pairwise(m.kind for m in sent.messages))
+
+
+async def test_answers_between_which_tool_exchanges_are_dropped_do_not_follow_each_other() -> None:
+    looks = [user("look"), assistant("Let me see.", call("look", "c1")), user(answer("c1")), assistant("it is blue")]
+    history = [*long_history(4), *looks, user("and then?"), *exchange(2), assistant("done")]
+    talker = Talker(["fine"])
+    ours = compiler(budget=20_000, tool_history="drop", every_turn=True, recent_turns=3)
+    await WAYS["run"](Agent(talker.model, tools=[look], capabilities=[ours]), "and now?", message_history=history)
+    assert all(one != other for one, other in pairwise(m.kind for m in talker.last.messages))
+    assert "Let me see." in talker.last.text and "it is blue" in talker.last.text
 
 
 async def test_a_dry_run_does_not_try_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,31 @@ async def test_a_pin_that_cannot_fit_is_refused_with_the_remedy() -> None:
     assert len(await talk.ours.pins("talk")) == 4
 
 
+async def test_a_pin_stays_where_a_request_has_less_room_and_says_so_where_it_cannot(tmp_path: Path) -> None:
+    talk = Talk(budget=4_000, store=tmp_path / "r.db", model="none")
+    await talk.say("Keep these rules. " + prose(70, 300), *prompts(9))
+    pin = await talk.ours.pin("talk", "turn 1")
+    for budget, stays in ((1_400, True), (700, False)):
+        assert budget // 4 < pin.tokens and (budget // 2 > pin.tokens) is stays
+        small = Talk(budget=budget, store=tmp_path / "r.db", model="none")
+        small.messages = list(talk.messages)
+        assert (prose(70, 300) in await small.say("And now?")) is stays
+        assert ("pinned" in [why for _, why in small.views[-1].kept]) is stays
+        assert ("pinned, over budget" in [drop.reason for drop in small.views[-1].drops]) is not stays
+
+
+async def test_between_a_pinned_answer_and_a_later_one_a_line_says_that_something_is_left_out() -> None:
+    talk = Talk(budget=2_000, model="none")
+    await talk.say(*prompts(8))
+    await talk.ours.pin("talk", "m3")
+    await talk.ours.pin("talk", "m7")
+    await talk.say(*prompts(12, 20))
+    kinds = [message.kind for message in talk.talker.last.messages]
+    assert all(one != other for one, other in pairwise(kinds)), kinds
+    assert talk.talker.last.text.count("[Messages in between are left out.]") > 0
+    assert talk.talker.last.tokens <= 2_000 and talk.views[-1].status in ("compiled", "cycle")
+
+
 @pytest.mark.parametrize("meanwhile", ["pin", "undo"])
 async def test_a_pin_during_a_compile_is_no_obstacle_and_an_undo_is(tmp_path: Path, meanwhile: str) -> None:
     talk = await talked(store=tmp_path / "context.db")
@@ -323,7 +349,7 @@ async def test_two_compiles_of_a_conversation_at_once_are_one_after_the_other() 
 
 
 async def test_a_run_makes_no_compile_beside_one_by_hand() -> None:
-    talk = Talk(notes=Notes(GOOD, seconds=0.2), budget=3_000, trigger=0.8)
+    talk = Talk(notes=Notes(GOOD, seconds=300), budget=3_000, trigger=0.8, timeout=300)
     await talk.say(*prompts(12))
     assert talk.notes.asked == 0 or pytest.fail("the history is too long for this test")
     by_hand = asyncio.create_task(talk.ours.compile_now("talk"))
@@ -333,7 +359,7 @@ async def test_a_run_makes_no_compile_beside_one_by_hand() -> None:
     assert talk.notes.asked == 1 and "refused" in [
         view.record.compile.status.split(";")[0] for view in talk.views if view.record and view.record.compile
     ]
-    await by_hand
+    by_hand.cancel()
 
 
 @pytest.mark.parametrize("wanted", [{"record": "off"}, {"record": "metadata"}, {"redact": str.upper}])

@@ -48,7 +48,7 @@ async def test_a_compile_that_was_undone_is_not_found_again(store: Any):
     await store.save_action("s", "", action("undo", summary_id=1), after=1)
     assert await store.find_compile("k") is None
     again = await store.save(request(talk(1), compile=compiled(cache_key="k", summary="another")))
-    assert again.summary_id not in (None, 1) and await store.find_compile("k") is None
+    assert (again.summary_id or 0) > 1 and await store.find_compile("k") is None
     assert [made.cache_key for made in await store.summaries("s")] == [None, "k"]
 
 
