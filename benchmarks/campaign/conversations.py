@@ -65,8 +65,8 @@ PRICED = "claude-sonnet-4-5"
 FOCUS = ("", "the staging database", "who owns what", "x" * 1_999)
 FLOOR = 260
 """Tokens above what a request costs beside its messages with which a view can always be had."""
-LEAST_ROOM = 130
-"""Tokens for messages below which even a short prompt may be cut."""
+LEAST_ROOM = 40
+"""Tokens for messages below which even the shortest prompt may be cut."""
 GADGETS = (
     "{{ ''.__class__.__mro__ }} {{ recent_turns }}",
     "{% for a in range(100000000) %}x{% endfor %}",

@@ -21,7 +21,7 @@ SUMMARY_STEPS = (1_500, 600, 500)
 """Sizes that a planned summary shrinks to, in tokens: medium, low, compact."""
 
 PROMPT_RESERVE, LEAST_RESERVE = 20, 64
-"""Reserve that a prompt has to leave: a divisor of the room, and a minimum in tokens."""
+"""Reserve that a prompt has to leave: a divisor of the room, and a minimum in tokens, at most a quarter of the room."""
 
 TRUNCATED = "clamped to fit"
 """Reason for what the last steps shorten."""
@@ -58,7 +58,7 @@ def truncate_large_prompts(draft: Draft) -> None:
 
 def _fits_whole(draft: Draft, index: int) -> bool:
     """True if a prompt fits beside what is reserved."""
-    most = draft.room - max(draft.room // PROMPT_RESERVE, LEAST_RESERVE)
+    most = draft.room - max(draft.room // PROMPT_RESERVE, min(LEAST_RESERVE, draft.room // LARGE))
     return draft.history.readings[index].tokens <= most
 
 

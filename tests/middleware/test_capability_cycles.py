@@ -12,7 +12,7 @@ import pytest
 from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter
 
-from context_compiler import View
+from context_compiler import TokenCounter, View
 from tests.middleware.chatting import BUDGET, Chat, extends
 from tests.support.agents import Notes, Sent, Talker, compiler, ran, run, unstamped
 from tests.support.histories import assert_pairs_whole, assistant, long_history, prose, user
@@ -120,6 +120,33 @@ async def test_a_fixed_part_near_the_budget_leaves_no_compile_on_every_request(b
     assert all(
         sent.tokens <= budget for sent, view in zip(talker.sent, views, strict=True) if "floor" not in view.status
     )
+
+
+COUNT = TokenCounter().text
+
+
+def look(path: str) -> str:
+    """Read a file."""
+    return prose(len(path), 90)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.7])
+@pytest.mark.parametrize("room", [40, 80, 120, 240])
+async def test_a_prompt_is_whole_in_whatever_room_is_left_beside_instructions_and_schemas(
+    room: int, share: float
+) -> None:
+    """A quarter of the room is a prompt's in every request; three quarters where nothing else of its turn needs any."""
+    fixed, words = 0, prose(3, 300).split()
+    prompt = next(text for size in range(300, 0, -1) if COUNT(text := " ".join(words[:size])) + 4 <= room * share)
+    for budget in (32_000, room):
+        talker, views = Talker([[("look", {"path": "a"})], "I see."]), list[View]()
+        ours = compiler(None, budget=fixed + budget, on_view=views.append)
+        agent = Agent(talker.model, capabilities=[ours], tools=[look], instructions=prose(7, 400))
+        await run(agent, prompt, message_history=long_history(4))
+        fixed = views[0].ledger["tokens"]["instructions and schemas"]
+    first, second = talker.sent
+    assert prompt in first.text and (prompt in second.text or share > 0.25)
+    assert all(view.tokens_sent <= fixed + room for view in views)
 
 
 async def test_a_view_is_compiled_once_for_all_steps_of_a_turn() -> None:
