@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from context_compiler.record.store import SQLiteStore, open_place
 from tests.support.slow import function_name, slow_names
 
 ROOM = 2 << 30
@@ -65,6 +66,13 @@ def data_folder() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real transcripts at {folder}; CONTEXT_COMPILER_DATA may name their folder")
     return folder
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that wait for another process that is writing, but not as long as they do by default."""
+    for function in (SQLiteStore.__init__, open_place):
+        monkeypatch.setitem(function.__kwdefaults__, "busy_timeout_ms", 100)
 
 
 @pytest.fixture

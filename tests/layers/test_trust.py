@@ -44,6 +44,7 @@ async def messages_of(layers: Layers) -> list[str]:
 # a store that fails at the end of a turn
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("later", ["read", "turn", "close"])
 async def test_a_turn_is_stored_later_where_the_store_is_locked_at_its_end(path: Path, later: str) -> None:
     errors: list[Exception] = []
@@ -66,6 +67,7 @@ async def test_a_turn_is_stored_later_where_the_store_is_locked_at_its_end(path:
     await again.close()
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_turns_go_on_while_the_store_stays_locked(layers: Layers, path: Path) -> None:
     await one_turn(layers, "one")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -79,6 +81,7 @@ async def test_turns_go_on_while_the_store_stays_locked(layers: Layers, path: Pa
     await again.close()
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_callback_that_raises_ends_no_turn(path: Path) -> None:
     async def raising(error: Exception) -> None:
         raise RuntimeError("no")

@@ -107,6 +107,7 @@ def test_a_breaker_that_has_failed_for_days_still_only_pauses() -> None:
     assert breaker.open
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_store_that_is_locked_costs_no_run(tmp_path: Path) -> None:
     file, release = await asyncio.to_thread(locked, tmp_path)
     faulty = Faulty(Notes(), store=file)

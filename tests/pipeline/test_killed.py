@@ -31,7 +31,7 @@ def killed(folder: Path, where: str, step: int) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(("where", "step"), [("sqlite", 2), ("folder", 5)])
+@pytest.mark.parametrize(("where", "step"), [("sqlite", 4), ("folder", 5)])
 def test_killed_at_any_event_and_taken_up_it_ends_the_same(tmp_path: Path, where: str, step: int) -> None:
     said = killed(tmp_path, where, step)
     assert said["events"] > 90

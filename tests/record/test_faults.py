@@ -18,7 +18,7 @@ from context_compiler.record.store import SQLiteStore
 from tests.record.entries import Talk, request, talk
 
 
-async def test_a_lock_held_elsewhere_is_reported(file: SQLiteStore):
+async def test_a_lock_held_elsewhere_is_reported(impatient: None, file: SQLiteStore):
     await file.save(request(talk(1)))
     other = sqlite3.connect(file.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

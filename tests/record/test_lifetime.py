@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from weakref import WeakSet
 
 import pytest
 
@@ -57,9 +59,20 @@ def test_several_threads_with_loops_of_their_own_share_one_connection(tmp_path: 
     assert ask(store.path, "SELECT count(*) FROM views") == [(96,)]
 
 
+@pytest.fixture(autouse=True)
+def earlier() -> Iterator[None]:
+    """Threads of tests before this one, which left stores to the garbage collector."""
+    EARLIER.update(threading.enumerate())
+    yield
+    EARLIER.clear()
+
+
+EARLIER: WeakSet[threading.Thread] = WeakSet()
+
+
 def threads() -> list[str]:
-    """Threads that sit on a connection."""
-    return [one.name for one in threading.enumerate() if "connection_worker" in one.name]
+    """Threads that sit on a connection of this test."""
+    return [one.name for one in threading.enumerate() if "connection_worker" in one.name and one not in EARLIER]
 
 
 def no_threads() -> bool:

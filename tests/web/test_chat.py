@@ -146,6 +146,7 @@ async def test_a_template_that_is_gone_is_told_and_the_chat_goes_on(tmp_path: Pa
             assert (await tab.until("done", 2))["status"] == "raw"
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_record_locked_by_another_process_is_told_and_nothing_shown_is_lost(tmp_path: Path) -> None:
     with serving(chat_app(tmp_path)) as address:
         async with Tab(address) as tab:
