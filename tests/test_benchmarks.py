@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,8 +21,10 @@ from pydantic_ai.messages import (
     ToolReturnPart,
     UserPromptPart,
 )
+from typer.testing import CliRunner
 
 from benchmarks import dial, facts, goals, lived, money, page, waiting, walks
+from benchmarks.__main__ import app as command
 from benchmarks.approaches import HOMES, Approach, Missing, load
 from benchmarks.charges import PointedCache
 from benchmarks.data import Data, generated_conversations, generated_sessions
@@ -413,14 +414,27 @@ def test_a_goal_that_is_missed_is_said_to_be() -> None:
     assert "| requests over the budget | 0 | 0 of 20 | yes |" in made
 
 
+@pytest.fixture
+def no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data are at hand."""
+    monkeypatch.setenv("CONTEXT_COMPILER_DATA", str(tmp_path / "nothing"))
+
+
+def measured(out: Path, *more: str) -> str:
+    """What the command prints, in this process."""
+    done = CliRunner().invoke(command, ["--fast", "--out", str(out), *more])
+    assert done.exit_code == 0, done.output
+    assert "raises" not in done.stdout, done.stdout
+    return done.stdout
+
+
 def benchmarked(out: Path, *more: str) -> str:
-    """The command, without data."""
+    """What the command prints, in a process of its own."""
     run = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--fast", "--out", str(out), *more],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "CONTEXT_COMPILER_DATA": str(out / "nothing")},
         timeout=800,
         check=False,
     )
@@ -442,25 +456,29 @@ def test_the_rooms_of_the_package_are_on_floors() -> None:
     assert figures["rooms in circles"] == 0 < figures["floors"] < figures["rooms"] < figures["arrows between rooms"]
 
 
+@pytest.mark.usefixtures("no_data")
 def test_the_command_measures_writes_and_goes_on(tmp_path: Path) -> None:
     wanted = ("--measure", "sessions", "--approach", "ours-live", "--approach", "tail")
-    said = benchmarked(tmp_path, *wanted)
+    said = measured(tmp_path, *wanted)
     assert "| **context-compiler, live agent** | 82 | 0 |" in said
     assert "because no data are at hand" in (tmp_path / "sessions.md").read_text()
     kept = (tmp_path / "results.jsonl").read_text()
     assert len(kept.splitlines()) == len(json.loads((tmp_path / "sessions.json").read_text())["results"]) == 2
-    benchmarked(tmp_path, *wanted, "--approach", "everything", "--resume")
+    measured(tmp_path, *wanted, "--approach", "everything", "--resume")
     after = (tmp_path / "results.jsonl").read_text()
     assert after.startswith(kept) and len(after.splitlines()) == 3, "only what was new was measured"
 
 
+@pytest.mark.usefixtures("no_data")
 def test_several_processes_measure_the_same(tmp_path: Path) -> None:
     wanted = ("--measure", "lived", "--approach", "ours-live", "--approach", "tail")
-    said = [benchmarked(tmp_path / jobs, *wanted, "--jobs", jobs).partition("written to")[0] for jobs in "12"]
+    one, two = measured(tmp_path / "1", *wanted), benchmarked(tmp_path / "2", *wanted, "--jobs", "2")
+    said = [text.partition("written to")[0] for text in (one, two)]
     assert said[0] == said[1] and "| **context-compiler, live agent** |" in said[0]
 
 
+@pytest.mark.usefixtures("no_data")
 def test_the_fast_benchmark_needs_neither_data_nor_peers(tmp_path: Path) -> None:
     few = [part for name in ("ours", "tail", "harness-window", "langchain-trim") for part in ("--approach", name)]
-    said = benchmarked(tmp_path, *few)
+    said = measured(tmp_path, *few)
     assert "Evidence recall, query-aware" in said and "The record" in said
