@@ -164,15 +164,14 @@ def test_the_code_of_a_page_does_what_the_page_shows(
 def test_the_commands_and_the_code_of_a_page_do_what_the_page_shows(
     name: str, desk: Path, provider: AnthropicServer, sync_loop: asyncio.AbstractEventLoop
 ) -> None:
-    """Those of the README begin cold, as everybody's do."""
-    if name != "README.md":
-        write_command(desk.parent / "bin" / "context-compiler")
+    write_command(desk.parent / "bin" / "context-compiler")
     run_page(name, desk, sync_loop, commands=True)
 
 
 def test_what_the_first_page_shows_is_so_also_after_the_demo(
     desk: Path, provider: AnthropicServer, sync_loop: asyncio.AbstractEventLoop
 ) -> None:
+    """The demo begins cold, as everybody's does."""
     figures = re.search(r"and ([\d,]+) tokens", run_shell("context-compiler demo", desk))
     assert figures and f"about {round(int(figures[1].replace(',', '')), -3):,} tokens" in page("README.md")
     run_page("README.md", desk, sync_loop, commands=False)

@@ -216,7 +216,7 @@ async def test_quotes_of_a_small_view_in_tool_work_are_about_what_is_to_be_done(
 @pytest.mark.parametrize("recall", [0.05, 0.4, 300, 1.0])
 async def test_a_block_keeps_to_its_share_and_the_request_to_its_budget(recall: float | int) -> None:
     ours = compiler(budget=BUDGET, recall=recall)
-    prompts = [f"What was item {number} about?" for number in range(3, 30)]
+    prompts = [f"What was item {number} about?" for number in range(3, 15)]
     talker, _ = await talked(ours, ["Hello.", *prompts], history=past(300))
     assert max(sent.tokens for sent in talker.sent) <= BUDGET
     count, most = TokenCounter().text, recall if isinstance(recall, int) else recall * BUDGET
