@@ -166,9 +166,10 @@ def patterns() -> dict[str, tuple[re.Pattern[Any], bool]]:
             continue
         module = importlib.import_module(f"context_compiler.{name}".rstrip("."))
         for variable, value in vars(module).items():
-            uses = set(re.findall(rf"\b{variable}(?:\[\w+\])?\.(\w+)\(", text(name)))
+            held = list(compiled(value))
+            uses = set(re.findall(rf"\b{variable}(?:\[\w+\])?\.(\w+)\(", text(name))) if held else set[str]()
             anywhere = f"{name}.{variable}" not in MATCHED and (not uses or bool(uses & set(SCANS)))
-            for at, one in enumerate(compiled(value)):
+            for at, one in enumerate(held):
                 found[f"{name}.{variable}" + (f"[{at}]" if at else "")] = one, anywhere
         for node in nodes(name, ast.Call):
             method = ast.unparse(node.func)

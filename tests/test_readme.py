@@ -22,7 +22,7 @@ import pytest
 
 from tests.support.anthropic_server import AnthropicServer
 from tests.support.pages import PAGES, ROOT, page
-from tests.support.warm import write_command
+from tests.support.warm import write_command, write_python
 
 ELSEWHERE = {"docs/benchmarks.md": "its commands take hours and are run by hand"}
 """Pages whose code is not run here, and why."""
@@ -189,5 +189,6 @@ def test_the_first_page_shows_what_the_demo_prints(desk: Path) -> None:
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_runs_without_a_key(script: Path, desk: Path) -> None:
+    write_python(desk.parent / "bin" / "python3")
     printed = run_shell(f"python3 {script}", desk)
     assert "compiled" in printed and "False" not in printed

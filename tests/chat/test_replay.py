@@ -13,7 +13,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from context_compiler import SQLiteStore
 from tests.chat.support import NOTES, Room, last_text
 
-TURNS, BUDGET = 70, 3_000
+TURNS, BUDGET = 40, 3_000
 
 
 def recorded(folder: Path) -> list[tuple[str, str]]:

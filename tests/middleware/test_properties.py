@@ -126,7 +126,7 @@ def test_any_history_without_a_prompt(
     check(history, None, budget, choices, sync_loop)
 
 
-@settings(suppress_health_check=QUICK, max_examples=80)
+@settings(suppress_health_check=QUICK, max_examples=40)
 @given(history=histories(future=False, max_turns=7), budget=BUDGETS, choices=CHOICES, data=st.data())
 def test_any_history_thoroughly(
     history: list[ModelMessage],

@@ -169,12 +169,12 @@ def test_a_megabyte_on_one_line_is_read_within_the_budget(unit: str) -> None:
 
 
 def test_a_very_long_history_fills_a_large_budget() -> None:
-    messages = long_history(3_333, 2, 16)
+    messages = long_history(1_200, 2, 16)
     history = Reader(COUNTER).read(messages)
     turns = outline(history, pair(history))
     candidates = passages(history, turns, range(len(history)), TokenCounter())
-    chosen = choose(candidates, 100_000)
-    assert 90_000 < COUNTER.text(quoted(chosen)) <= 100_000
+    chosen = choose(candidates, 40_000)
+    assert 36_000 < COUNTER.text(quoted(chosen)) <= 40_000
 
 
 def test_later_questions_about_a_talk_find_their_evidence(data_folder: Path) -> None:

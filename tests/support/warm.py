@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import pkgutil
+import runpy
 import select
 import signal
 import socket
@@ -35,11 +36,14 @@ ASK = """#!{python} -IS
 import json, os, socket, sys
 there = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 there.connect({address!r})
-socket.send_fds(there, [json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ), False]).encode()], [0, 1, 2])
+socket.send_fds(there, [json.dumps([{before!r} + sys.argv[1:], os.getcwd(), dict(os.environ), False]).encode()], [0, 1, 2])
 there.recv(16)
 sys.exit(int(there.recv(16) or 70))
 """
 """A program that ends as its child does; 70 where that was killed."""
+
+SCRIPT = "--script"
+"""First argument of a request that runs the script in the second."""
 
 LONGEST = 100_000
 """Bytes of a request."""
@@ -62,10 +66,15 @@ def address() -> str:
     return there
 
 
-def write_command(path: Path) -> None:
-    """Write a program that is the command line."""
-    path.write_text(ASK.format(python=sys.executable, address=address()))
+def write_command(path: Path, *before: str) -> None:
+    """Write a program that is the command line, with arguments before its own."""
+    path.write_text(ASK.format(python=sys.executable, address=address(), before=list(before)))
     path.chmod(0o755)
+
+
+def write_python(path: Path) -> None:
+    """Write a program that runs a script as Python does."""
+    write_command(path, SCRIPT)
 
 
 class Child:
@@ -158,7 +167,12 @@ def run(
     there.send(b"%d" % os.getpid())
     code: Any = 1
     try:
-        import_module("context_compiler.cli").main()
+        if args[:1] == [SCRIPT]:
+            sys.argv = args[1:]
+            sys.path.insert(0, str(Path(args[1]).parent))
+            runpy.run_path(args[1], run_name="__main__")
+        else:
+            import_module("context_compiler.cli").main()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
