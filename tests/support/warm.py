@@ -36,7 +36,8 @@ ASK = """#!{python} -IS
 import json, os, socket, sys
 there = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 there.connect({address!r})
-socket.send_fds(there, [json.dumps([{before!r} + sys.argv[1:], os.getcwd(), dict(os.environ), False]).encode()], [0, 1, 2])
+request = [{before!r} + sys.argv[1:], os.getcwd(), dict(os.environ), False]
+socket.send_fds(there, [json.dumps(request).encode()], [0, 1, 2])
 there.recv(16)
 sys.exit(int(there.recv(16) or 70))
 """
