@@ -13,9 +13,9 @@ from context_compiler.cli.show import excerpt, read_history
 from context_compiler.cli.text import number, one_line, plural
 from context_compiler.compiler.facts import FactPage, FactSearch, Stretch
 from context_compiler.compiler.origins import Fate
-from context_compiler.compiler.trace import Echo, Tracer, echoes, fate_of, request_of
+from context_compiler.compiler.trace import Echo, Tracer, fate_of, request_of, verdict_of
 from context_compiler.errors import SettingsError, StoreError
-from context_compiler.messages.display import ABSENT, CARRIED, FORMS, VERBATIM, reason_text, role
+from context_compiler.messages.display import ABSENT, FORMS, IDENTIFIER, PARTIAL, VERBATIM, reason_text, role
 from context_compiler.messages.history import History, Reading, load_messages
 from context_compiler.messages.turns import outline, pair
 from context_compiler.middleware.manual import REFERENCE
@@ -49,8 +49,12 @@ class MessageFate:
     role: str
     tokens: int
     fate: Fate
+    verdict: str
+    """Verdict on it, by all that is in the request of it."""
     echoes: tuple[Echo, ...]
-    """Texts of the view that repeat words of it."""
+    """Places of the request that have words of it."""
+    told: int | None
+    """Position of a summary that may tell what it said, in other words."""
     begins: str
 
 
@@ -110,14 +114,22 @@ def _holds(one: Reading, words: str) -> bool:
 def _fates(db: Database, tracer: Tracer, view: int, raw: History, wanted: Sequence[int]) -> list[MessageFate]:
     row, record = request_of(db, view)
     sent = tracer.trace(db, row, record)
-    lines = tracer.quotations(db, sent)
+    words = tracer.words(db, row, sent)
     found: list[MessageFate] = []
     for at in wanted:
         one, fate = raw.readings[at], fate_of(sent, at)
-        repeated = () if fate.form == VERBATIM else echoes(lines, one)
-        begins = excerpt(one, 200)
+        repeated, told = words.echoes(at, one), words.told(at)
         found.append(
-            MessageFate(index=at, role=role(one), tokens=one.tokens, fate=fate, echoes=repeated, begins=begins)
+            MessageFate(
+                index=at,
+                role=role(one),
+                tokens=one.tokens,
+                fate=fate,
+                verdict=verdict_of(fate, repeated, told),
+                echoes=repeated,
+                told=told,
+                begins=excerpt(one, 200),
+            )
         )
     return found
 
@@ -166,9 +178,15 @@ def print_why(screen: Screen, why: Why) -> None:
 
 
 def _form(one: MessageFate) -> str:
-    if one.fate.form in (ABSENT, CARRIED) and one.echoes:
-        return f"words of it: {_names(dict.fromkeys(echo.form for echo in one.echoes))}"
-    return FORMS[one.fate.form]
+    if one.echoes and one.verdict in (PARTIAL, IDENTIFIER):
+        return f"words of it: {', '.join(dict.fromkeys(map(_place, one.echoes)))}"
+    return FORMS[one.verdict]
+
+
+def _place(echo: Echo) -> str:
+    """Place of words of a message, by the position that `views show` has."""
+    name = "in another message" if echo.form == VERBATIM else FORMS[echo.form]
+    return name if echo.sent is None else f"{name} (message {echo.sent})"
 
 
 def _names(forms: Sequence[str] | dict[str, None]) -> str:
@@ -228,7 +246,8 @@ def _stretch_row(one: Stretch) -> tuple[object, ...]:
     if one.forms:
         form = _names(one.forms)
     else:
-        form = FORMS[ABSENT] if one.known else "not said yet"
+        form = f"{FORMS[ABSENT]}{', perhaps in the summary in other words' if one.told else ''}"
+        form = form if one.known else "not said yet"
     step = f"step {one.step} of the cut order: " if one.step else ""
     return (_span(one.first, one.last), _span(*one.turns), form, f"{step}{reason_text(one.reason)}")
 

@@ -9,8 +9,9 @@ from functools import partial
 from itertools import groupby
 
 from context_compiler.cache import Memo
-from context_compiler.compiler.trace import Tracer, fate_of, request_of, session_of
+from context_compiler.compiler.trace import Tracer, fate_of, is_told, request_of, session_of
 from context_compiler.messages.display import (
+    BESIDE,
     FORMS,
     SHORTENED,
     VERBATIM,
@@ -67,6 +68,8 @@ class Stretch:
     """Reason why it left, where it did."""
     step: int
     """Step of the cut order that dropped it; 0 for none."""
+    told: bool
+    """True if it is not there and a summary covers a message that held it, which may tell it in other words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +163,14 @@ class FactSearch:
         reached: dict[str, int] = {}
         for name, parent, content, *_ in chains.nodes.values():
             reached[name] = reached.get(parent or "", 0) | own.get(content, 0)
-        masks = [(reached.get(tip.view_tip or "", 0), reached.get(tip.raw_tip or "", 0)) for tip in tips]
+        beside = self._beside(db, chains, tips, fact)
+        masks = [
+            (
+                reached.get(tip.view_tip or "", 0) | beside.get(_instructions(chains, tip), 0),
+                reached.get(tip.raw_tip or "", 0),
+            )
+            for tip in tips
+        ]
         mentions, mentioned = self._mentions(db, info, tips, own, fact)
         return FactPage(
             session=info,
@@ -194,9 +204,9 @@ class FactSearch:
     def _forms(self, db: Database, chains: Chains, fact: str) -> dict[str, int]:
         """Forms of the fact in each message that holds it, by content hash, as bits."""
         found: dict[str, int] = {}
-        folded = fact.casefold()
+        folded = _flat(fact)
         for node, text in browse.matching_nodes(db, fact, -1):
-            if node in chains.nodes and folded in text.casefold():
+            if node in chains.nodes and folded in _flat(text):
                 found[chains.nodes[node][2]] = _bit(VERBATIM)
         contents = (content for _, _, content, *_ in chains.nodes.values())
         written = list(dict.fromkeys(content for content in contents if content not in chains.raw))
@@ -211,6 +221,12 @@ class FactSearch:
             if mask := sum(_bit(form) for form in set(_forms_in(reading, folded))):
                 found[content] = mask
         return found
+
+    def _beside(self, db: Database, chains: Chains, tips: Sequence[RequestTips], fact: str) -> dict[str | None, int]:
+        """The instructions that hold the fact, by their hash: they are sent with the messages that they end."""
+        names = sorted({name for tip in tips if (name := _instructions(chains, tip)) is not None})
+        texts = zip(names, browse.bodies(db, names), strict=True)
+        return {name: _bit(BESIDE) for name, body in texts if _flat(fact) in _flat(body.decode("utf-8", "replace"))}
 
     def _mentions(
         self,
@@ -239,9 +255,12 @@ class FactSearch:
         for (mask, known), group in groupby(range(len(tips)), key=lambda at: (masks[at][0], bool(masks[at][1]))):
             places = list(group)
             first, last = tips[places[0]], tips[places[-1]]
-            reason, step = "", 0
-            if known and before & _bit(VERBATIM) and not mask & _bit(VERBATIM) and explained < EXPLAINED:
-                reason, step = self._reason(db, first.id, mentions)
+            reason, step, told = "", 0, False
+            left = before & _bit(VERBATIM) and not mask & _bit(VERBATIM)
+            if known and (left or not mask) and explained < EXPLAINED:
+                reason, step, told = self._reason(db, first.id, mentions)
+                reason, step = (reason, step) if left else ("", 0)
+                told = told and not mask
                 explained += 1
             yield Stretch(
                 first=first.id,
@@ -252,19 +271,33 @@ class FactSearch:
                 known=known,
                 reason=reason,
                 step=step,
+                told=told,
             )
             before = mask
 
-    def _reason(self, db: Database, number: int, mentions: Sequence[int]) -> tuple[str, int]:
+    def _reason(self, db: Database, number: int, mentions: Sequence[int]) -> tuple[str, int, bool]:
+        """Reason and step by which these messages left, and if a summary of that request covers one of them."""
         row, record = request_of(db, number)
         sent = self.tracer.trace(db, row, record)
-        fates = [fate_of(sent, at) for at in mentions if at < len(sent.raw)]
-        gone = [fate for fate in fates if fate.reason]
-        return (gone[0].reason, gone[0].step.number if gone[0].step else 0) if gone else ("", 0)
+        there = [at for at in mentions if at < len(sent.raw)]
+        gone = [fate for fate in (fate_of(sent, at) for at in there) if fate.reason]
+        told = any(is_told(sent, at) for at in there)
+        return (gone[0].reason, gone[0].step.number if gone[0].step else 0, told) if gone else ("", 0, told)
+
+
+def _instructions(chains: Chains, tip: RequestTips) -> str | None:
+    """Hash of the instructions of a request, which its last message keeps."""
+    last = chains.nodes.get(tip.view_tip or "")
+    return last[4] if last is not None else None
 
 
 def _bit(form: str) -> int:
     return 1 << ORDER.index(form)
+
+
+def _flat(text: str) -> str:
+    """A text on one line, without case."""
+    return " ".join(text.casefold().split())
 
 
 def _plain_words(folded: str) -> list[bytes]:
@@ -274,12 +307,12 @@ def _plain_words(folded: str) -> list[bytes]:
 
 def _forms_in(reading: Reading, folded: str) -> Iterator[str]:
     for item in reading.items:
-        if folded not in item.text.casefold():
+        if folded not in _flat(item.text):
             continue
         if item.mark is None:
             yield SHORTENED if not _is_prompt_with_block(reading, item) else VERBATIM
             continue
-        yield from (piece.form for piece in segments(item.text) if folded in piece.text.casefold())
+        yield from (piece.form for piece in segments(item.text) if folded in _flat(piece.text))
 
 
 def _is_prompt_with_block(reading: Reading, item: Item) -> bool:

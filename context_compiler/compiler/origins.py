@@ -7,6 +7,7 @@ for the view, which their mark says, or smaller forms of a raw message, which sh
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -102,43 +103,72 @@ def causes(recorded: Iterable[tuple[int | None, Sequence[Drop]]]) -> dict[int, l
 
 
 def align(sent: Sequence[str], raw: Sequence[str]) -> list[int | None]:
-    """Raw position of each message of a view that holds it unchanged, by content hashes; None for the others."""
+    """Raw position of each message of a view that holds it unchanged, by content hashes; None for the others.
+
+    Of equal messages the newest counts, because views keep the end of a history; what is carried for the host stands
+    first, wherever it comes from.
+    """
     places: dict[str, list[int]] = {content: [] for content in sent}
     for at, content in enumerate(raw):
         if content in places:
             places[content].append(at)
     found: list[int | None] = []
-    last = -1
-    for content in sent:
-        at = next((at for at in places[content] if at > last), None)
+    following = len(raw)
+    for content in reversed(sent):
+        free = places[content]
+        before = bisect_left(free, following) - 1
+        at = free.pop(before) if before >= 0 else None
         found.append(at)
-        last = last if at is None else at
+        following = following if at is None else at
+    found.reverse()
+    for index, content in enumerate(sent):
+        if found[index] is None and places[content]:
+            found[index] = places[content].pop()
     return found
 
 
 def gaps(aligned: Sequence[int | None], length: int) -> dict[int, range]:
-    """Raw positions that each message without a known origin may come from."""
+    """Raw positions that each message without a known origin may come from, by those beside it that are in order."""
+    in_order: list[int | None] = []
+    after = length
+    for at in reversed(aligned):
+        in_order.append(at if at is not None and at < after else None)
+        after = in_order[-1] if in_order[-1] is not None else after
+    in_order.reverse()
     found: dict[int, range] = {}
     before = 0
     for index, at in enumerate(aligned):
-        if at is not None:
-            before = at + 1
-            continue
-        after = next((later for later in aligned[index + 1 :] if later is not None), length)
-        found[index] = range(before, after)
+        before = before if in_order[index] is None else (in_order[index] or 0) + 1
+        if at is None:
+            after = next((later for later in in_order[index + 1 :] if later is not None), length)
+            found[index] = range(before, after)
     return found
 
 
 def is_written(message: ModelMessage) -> bool:
     """True if all of a message but system text was written for a view."""
-    marks = [mark_of(part) or mark_of(_first(part)) for part in message.parts if part.part_kind != "system-prompt"]
-    return bool(marks) and all(mark is not None for mark in marks)
+    marks = [(_is_ours(part), part.part_kind) for part in message.parts]
+    return any(ours for ours, _ in marks) and all(ours or kind == "system-prompt" for ours, kind in marks)
 
 
 def has_block(message: ModelMessage) -> bool:
     """True if a message of somebody else has a part that we wrote."""
-    marks = [mark_of(_first(part)) is not None for part in message.parts]
+    marks = [_is_ours(part) for part in message.parts]
     return any(marks) and not all(marks)
+
+
+def says_as_much(sent: ModelMessage, raw: ModelMessage) -> bool:
+    """True if what a message holds beside our own parts is all that it held."""
+    theirs = [part for part in sent.parts if not _is_ours(part)]
+    return [_content(part) for part in theirs] == [_content(part) for part in raw.parts]
+
+
+def _content(part: Any) -> tuple[object, ...]:
+    return part.part_kind, getattr(part, "content", None), getattr(part, "args", None)
+
+
+def _is_ours(part: Any) -> bool:
+    return mark_of(part) is not None or mark_of(_first(part)) is not None
 
 
 def _first(part: Any) -> object:
@@ -150,16 +180,17 @@ def same_origin(sent: ModelMessage, raw: ModelMessage) -> bool:
     """True if one message may be a smaller form of the other: same kind, times and call ids."""
     if sent.kind != raw.kind:
         return False
-    signs = {_sign(part) for part in sent.parts if mark_of(part) is None and mark_of(_first(part)) is None}
+    signs = {_sign(part) for part in sent.parts if not _is_ours(part)}
     if sent.kind == "response" and sent.timestamp != getattr(raw, "timestamp", None):
         return False
-    return bool(signs) and signs <= {_sign(part) for part in raw.parts}
+    return bool(signs) and signs <= {sign for part in raw.parts for sign in (_sign(part), _sign(part, rendered=True))}
 
 
-def _sign(part: Any) -> tuple[object, ...]:
-    rendered = "text" if part.part_kind in ("text", "tool-call", "builtin-tool-call") else "prompt"
-    call = getattr(part, "tool_call_id", None)
-    return (call,) if call else (rendered, getattr(part, "timestamp", None))
+def _sign(part: Any, *, rendered: bool = False) -> tuple[object, ...]:
+    """Marks that a part has in common with its smaller forms; `rendered`, with the text that a tool call became."""
+    call = None if rendered else getattr(part, "tool_call_id", None)
+    kind = "text" if part.part_kind in ("text", "tool-call", "builtin-tool-call", "builtin-tool-return") else "prompt"
+    return (call,) if call else (kind, getattr(part, "timestamp", None) if kind == "prompt" else None)
 
 
 def why_here(form: str, position: int | None, active: int, reason: str) -> str:

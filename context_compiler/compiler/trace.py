@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from pydantic_ai.messages import ModelMessage
+from pydantic_ai.messages import ModelMessage, ModelRequest
 
 from context_compiler.cache import Memo
+from context_compiler.compiler.cycle import Span, positions, spans
+from context_compiler.compiler.echoes import Echo, Sayings, echoes, own_text, sayings, written_texts
 from context_compiler.compiler.origins import (
     Cause,
     Fate,
@@ -18,18 +20,46 @@ from context_compiler.compiler.origins import (
     has_block,
     is_written,
     same_origin,
+    says_as_much,
     step_of,
     why_here,
 )
 from context_compiler.errors import ContextCompilerError
-from context_compiler.messages.display import ABSENT, CARRIED, RECALLED, SHORTENED, SUMMARY, VERBATIM, quoted_lines
-from context_compiler.messages.history import Reader, Reading, load_messages, reader_of, searchable
-from context_compiler.record import browse
+from context_compiler.messages.display import (
+    ABSENT,
+    BESIDE,
+    CARRIED,
+    IDENTIFIER,
+    PARTIAL,
+    RECALLED,
+    SHORTENED,
+    SUMMARY,
+    TOLD,
+    VERBATIM,
+)
+from context_compiler.messages.history import Reader, Reading, load_messages, reader_of
+from context_compiler.messages.items import plain_text
+from context_compiler.record import browse, queries
 from context_compiler.record.browse import Node, RequestRow, RequestTips, SessionRow
 from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore
-from context_compiler.record.values import Record
+from context_compiler.record.values import Compile, Record
 from context_compiler.tokens import as_counter
+
+__all__ = [
+    "Echo",
+    "NotFound",
+    "Sent",
+    "Tracer",
+    "Words",
+    "fate_of",
+    "forms_of",
+    "is_told",
+    "reason_here",
+    "request_of",
+    "session_of",
+    "verdict_of",
+]
 
 T = TypeVar("T")
 
@@ -44,6 +74,9 @@ BLOCK = 50
 
 CHAINS = 8
 """Chains of ids that are kept in memory."""
+
+SEARCHED = 1_000
+"""Messages that are not in a request, in all of which its words are looked for; of more, in those that are shown."""
 
 LINKS = 400_000
 """Messages of whole sessions that are kept in memory without their bodies."""
@@ -66,16 +99,28 @@ class Sent:
     active: int
     """Raw position at which the current turn begins."""
     causes: Mapping[int, Sequence[Cause]] = field(default_factory=dict[int, Sequence[Cause]])
+    covered: tuple[Span, ...] = ()
+    """Raw positions that a model has summarized in its own words, if that summary is in the view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Echo:
-    """A message of a view that repeats words of an earlier one."""
+class Words:
+    """The words of a request, in which those of a raw message can be looked for."""
 
-    form: str
-    """quoted, recalled or instruction."""
-    sent: int
-    """Position in the view."""
+    sent: Sent
+    said: Sayings | None
+    """None where all messages are there as they were."""
+    summary: int | None
+    """Position of the summary in the view."""
+
+    def echoes(self, at: int, reading: Reading) -> tuple[Echo, ...]:
+        """Places of the request that have words of a raw message, if that is not there word for word."""
+        fate = fate_of(self.sent, at)
+        return () if self.said is None or fate.form == VERBATIM else echoes(self.said, reading, fate.sent)
+
+    def told(self, at: int) -> int | None:
+        """Position of a summary that may tell what a raw message said, in other words."""
+        return self.summary if is_told(self.sent, at) else None
 
 
 class Tracer:
@@ -88,8 +133,11 @@ class Tracer:
     def __init__(self, store: SQLStore) -> None:
         self.store = store
         self._reader: Reader = reader_of(as_counter(None))
+        self._uncounted = Reader(as_counter(len))
         self._chains: Memo[tuple[str, int], tuple[Node, ...]] = Memo(CHAINS)
         self._sent: Memo[int, Sent] = Memo(CHAINS)
+        self._words: Memo[int, Words] = Memo(CHAINS)
+        self._verdicts: Memo[int, tuple[list[str], bool]] = Memo(CHAINS)
         self._links: Memo[int, Mapping[str, browse.Row]] = Memo(LINKS, len)
 
     async def read(self, query: Callable[[Database], T]) -> T:
@@ -117,8 +165,7 @@ class Tracer:
 
     def read_nodes(self, db: Database, nodes: Sequence[Node]) -> tuple[list[ModelMessage], list[Reading]]:
         """Messages of a chain, with their readings."""
-        messages = load_messages(browse.message_bodies(db, nodes)) if nodes else []
-        return messages, [self._reader.one(message) for message in messages]
+        return self._read(db, nodes, self._reader)
 
     def trace(self, db: Database, row: RequestRow, record: Record) -> Sent:
         """Both chains of a request, and the origin and form of every message of its view."""
@@ -128,17 +175,70 @@ class Tracer:
             self._sent.keep(row.id, known)
         return known
 
-    def quotations(self, db: Database, sent: Sent) -> list[tuple[Echo, str]]:
-        """Lines of a view that repeat what was said before it."""
-        written = [at for at, form in enumerate(sent.form) if form in (RECALLED, SUMMARY) or sent.origin[at] is None]
-        _, readings = self.read_nodes(db, [sent.view[at] for at in written])
-        return [
-            (Echo(form=form, sent=at), " ".join(words.split()))
-            for at, reading in zip(written, readings, strict=True)
+    def words(self, db: Database, row: RequestRow, sent: Sent) -> Words:
+        """The words of a request."""
+        known = self._words.get(row.id)
+        if known is None:
+            known = self._read_words(db, row, sent)
+            self._words.keep(row.id, known)
+        return known
+
+    def _read_words(self, db: Database, row: RequestRow, sent: Sent) -> Words:
+        if all(form in (VERBATIM, RECALLED) for form in sent.form) and len(sent.view) == len(sent.raw):
+            return Words(sent=sent, said=None, summary=None)
+        messages, readings = self._read(db, sent.view, self._uncounted)
+        written = [
+            piece
+            for at, reading in enumerate(readings)
             for item in reading.items
             if item.mark is not None
-            for form, words in quoted_lines(item.text)
+            for piece in written_texts(item, at)
         ]
+        told = [(len(text), at) for form, at, text in written if form == SUMMARY]
+        summary = max(told)[1] if told else None
+        instructions = (one.instructions for one in messages[-1:] if isinstance(one, ModelRequest))
+        beside = [text for text in instructions if text]
+        for tool in queries.tools(db, row.id) or ():
+            beside.append(f"{tool.name}\n{tool.description or ''}\n{plain_text(tool.parameters)}")
+        others = [
+            (VERBATIM, at, own_text(item))
+            for at, reading in enumerate(readings)
+            for item in reading.items
+            if item.mark is None
+        ]
+        return Words(
+            sent=sent, said=sayings([*written, *((BESIDE, None, text) for text in beside), *others]), summary=summary
+        )
+
+    def verdicts(self, db: Database, row: RequestRow, sent: Sent) -> tuple[list[str], bool]:
+        """Verdict on each raw message, and whether words of all were looked for.
+
+        In a very long history they are not: there a message may be called absent of which some words are there.
+        """
+        known = self._verdicts.get(row.id)
+        if known is None:
+            known = self._find_verdicts(db, row, sent)
+            self._verdicts.keep(row.id, known)
+        return known
+
+    def _find_verdicts(self, db: Database, row: RequestRow, sent: Sent) -> tuple[list[str], bool]:
+        forms = forms_of(sent)
+        out = [at for at, form in enumerate(forms) if form in (ABSENT, CARRIED)]
+        if not out:
+            return forms, True
+        words = self.words(db, row, sent)
+        searched = out if len(out) <= SEARCHED else []
+        for at, reading in zip(searched, self.uncounted(db, [sent.raw[at] for at in searched]), strict=True):
+            forms[at] = verdict_of(fate_of(sent, at), words.echoes(at, reading), words.told(at))
+        return forms, len(out) == len(searched)
+
+    def uncounted(self, db: Database, nodes: Sequence[Node]) -> list[Reading]:
+        """Readings of messages whose tokens do not matter."""
+        return self._read(db, nodes, self._uncounted)[1]
+
+    def _read(self, db: Database, nodes: Sequence[Node], reader: Reader) -> tuple[list[ModelMessage], list[Reading]]:
+        messages = load_messages(browse.message_bodies(db, nodes)) if nodes else []
+        return messages, [reader.one(message) for message in messages]
 
     def _align(self, db: Database, row: RequestRow, record: Record) -> Sent:
         raw, view = self.chain(db, row.raw_tip, row.session), self.chain(db, row.view_tip, row.session)
@@ -150,7 +250,7 @@ class Tracer:
         )
         between = gaps(origin, len(raw))
         messages, readings = self.read_nodes(db, [view[at] for at in open_places])
-        taken: set[int] = set()
+        taken = {place for place in origin if place is not None}
         for at, message, reading in zip(open_places, messages, readings, strict=True):
             if is_written(message):
                 form[at] = SUMMARY
@@ -158,9 +258,17 @@ class Tracer:
             origin[at] = self._origin(db, message, raw, between[at], taken, why)
             taken.update(place for place in (origin[at],) if place is not None)
             bare = all(item.stays for item in reading.items)
-            form[at] = CARRIED if bare else RECALLED if has_block(message) else SHORTENED
+            form[at] = CARRIED if bare else SHORTENED
+            if has_block(message) and (place := origin[at]) is not None:
+                form[at] = RECALLED if says_as_much(message, self.read_nodes(db, [raw[place]])[0][0]) else SHORTENED
         return Sent(
-            raw=raw, view=view, origin=tuple(origin), form=tuple(form), active=self._active(db, raw), causes=why
+            raw=raw,
+            view=view,
+            origin=tuple(origin),
+            form=tuple(form),
+            active=self._active(db, raw),
+            causes=why,
+            covered=tuple(_covered(record.compile)) if SUMMARY in form else (),
         )
 
     def _origin(
@@ -172,11 +280,19 @@ class Tracer:
         taken: set[int],
         why: Mapping[int, Sequence[Cause]],
     ) -> int | None:
-        """Raw position of a shortened message."""
+        """Raw position of a shortened message: of those that it may be of, the one that shares most of its words."""
         free = [at for at in between if at not in taken]
-        near = [*[at for at in free if at in why], *reversed(free)][:NEAR]
-        messages, _ = self.read_nodes(db, [raw[at] for at in near])
-        return next((at for at, one in zip(near, messages, strict=True) if same_origin(message, one)), None)
+        carried = (at for at in why if at not in taken and at not in between and at < len(raw))
+        near = [*dict.fromkeys([*(at for at in free if at in why), *reversed(free), *carried])][:NEAR]
+        messages = load_messages(browse.message_bodies(db, [raw[at] for at in near])) if near else []
+        possible = [(at, one) for at, one in zip(near, messages, strict=True) if same_origin(message, one)]
+        if len(possible) < 2:
+            return possible[0][0] if possible else None
+        words = self._vocabulary(message)
+        return max(possible, key=lambda pair: len(words & self._vocabulary(pair[1])))[0]
+
+    def _vocabulary(self, message: ModelMessage) -> set[str]:
+        return {word for item in self._uncounted.one(message).items for word in own_text(item).split()}
 
     def _active(self, db: Database, raw: Sequence[Node]) -> int:
         """Raw position of the last message in which a user speaks."""
@@ -261,7 +377,37 @@ def reason_here(sent: Sent, at: int) -> str:
     return why_here(form, place, sent.active, cause.reason if cause else "")
 
 
-def echoes(lines: Sequence[tuple[Echo, str]], reading: Reading) -> tuple[Echo, ...]:
-    """Texts of a view that repeat words of a message, each once."""
-    said = " ".join(searchable(reading).split())
-    return tuple(dict.fromkeys(echo for echo, words in lines if words in said))
+def is_told(sent: Sent, at: int) -> bool:
+    """True if a summary of a request covers a raw message that is not in it."""
+    return any(start <= at < stop for start, stop in sent.covered) and fate_of(sent, at).form in (ABSENT, CARRIED)
+
+
+def verdict_of(fate: Fate, repeated: Sequence[Echo], told: int | None) -> str:
+    """Verdict on one raw message, by all that is in a request of it.
+
+    verbatim, shortened, partial for words of it elsewhere, identifier for no more than identifiers, carried, told for
+    what a summary may tell, or absent.
+    """
+    if fate.form in (VERBATIM, SHORTENED):
+        return fate.form
+    if repeated:
+        return IDENTIFIER if all(echo.form == IDENTIFIER for echo in repeated) else PARTIAL
+    return fate.form if fate.form == CARRIED else ABSENT if told is None else TOLD
+
+
+def _covered(made: Compile | None) -> Iterator[Span]:
+    """Raw positions that the summary of a compile covers, which a model has written: this one or one before it."""
+    payload = made.input_payload if made is not None else None
+    if made is None or payload is None:
+        return
+    gone, fresh = (_spans(payload.get(name)) for name in ("left_out", "compiled"))
+    if made.raw_output is not None and made.status.partition(";")[0] == "ok":
+        yield from gone
+        return
+    not_yet = positions(fresh)
+    yield from spans(at for at in sorted(positions(gone)) if at not in not_yet)
+
+
+def _spans(value: object) -> list[Span]:
+    given = cast("list[tuple[int, int]]", value) if isinstance(value, list) else []
+    return [(start, stop) for start, stop in given]

@@ -6,8 +6,8 @@ All markup is in `data/html/messages.html`, with every text escaped, and all col
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # a look at the record does not wait for the host
 SUMMARY, QUOTED, RECALLED, LAYERS = "summary", "quoted", "recalled", "layers"
 INSTRUCTION, OUTLINE, IDENTIFIER = "instruction", "outline", "identifier"
 VERBATIM, SHORTENED, CARRIED, ABSENT = "verbatim", "shortened", "carried", "absent"
+PARTIAL, BESIDE, TOLD = "partial", "beside", "told"
 
 FORMS: Mapping[str, str] = {
     VERBATIM: "word for word",
@@ -36,7 +37,10 @@ FORMS: Mapping[str, str] = {
     OUTLINE: "in the outline",
     IDENTIFIER: "among the identifiers",
     LAYERS: "in the layers",
+    BESIDE: "in the instructions or tools",
+    PARTIAL: "words of it",
     CARRIED: "carried for the host",
+    TOLD: "perhaps in the summary",
     ABSENT: "not in the request",
 }
 """Forms in which a text can be in a request, and their names, the fullest first."""
@@ -46,11 +50,6 @@ _REASONS: Mapping[str, str] = {
     "tool exchange of this turn, over budget": "tool exchange of this turn, no room left",
 }
 """Reasons as the record has them, and as they are shown: a compile cuts to the low threshold, not to the budget."""
-
-FEWEST = 8
-"""Characters from which on a line is taken for a quotation of the message that holds it."""
-
-_LABELLED = re.compile(r"\A(?:(?:\[[^\]\n]{1,200}\] )+(?:> )?|- turn \d{1,9}: )")
 
 FENCES: Mapping[str, str] = {
     "QUOTED FROM EARLIER TURNS": QUOTED,
@@ -81,6 +80,8 @@ class Segment:
     form: str
     """One of `FORMS`."""
     text: str
+    runs: tuple[tuple[str, str], ...] = ()
+    """The same text in pieces, each after its form where it is in a request elsewhere too; empty where none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +173,27 @@ def _show_part(item: Item, form: str, longest: int | None) -> ShownPart:
     )
 
 
+def mark_words(part: ShownPart, found: Iterable[tuple[str, str]]) -> ShownPart:
+    """A part in which these words are marked, given after their forms; of words that overlap the first count."""
+    (segment,) = part.segments
+    taken: list[tuple[int, int, str]] = []
+    for form, words in found:
+        start = segment.text.find(words)
+        stop = start + len(words)
+        if start >= 0 and words and all(stop <= other or start >= end for other, end, _ in taken):
+            taken.append((start, stop, form))
+    if not taken:
+        return part
+    runs: list[tuple[str, str]] = []
+    at = 0
+    for start, stop, form in sorted(taken):
+        runs += [("", segment.text[at:start])] if start > at else []
+        runs.append((form, segment.text[start:stop]))
+        at = stop
+    runs += [("", segment.text[at:])] if at < len(segment.text) else []
+    return replace(part, segments=(replace(segment, runs=tuple(runs)),))
+
+
 def segments(text: str) -> Iterator[Segment]:
     """A text that was written for a view, by what it is made of."""
     at = 0
@@ -199,16 +221,6 @@ def _quoted(text: str) -> Iterator[Segment]:
             return
         yield Segment(form=form, text=block)
         rest = after
-
-
-def quoted_lines(text: str) -> Iterator[tuple[str, str]]:
-    """Form and words of each line in which a text that was written for a view repeats what was said before."""
-    for piece in segments(text):
-        if piece.form in (QUOTED, RECALLED, INSTRUCTION):
-            for line in piece.text.split("\n"):
-                words = _LABELLED.sub("", line).strip().strip("…").strip()
-                if len(words) >= FEWEST:
-                    yield piece.form, words
 
 
 def bars(sections: Mapping[str, int], whole: int) -> list[Bar]:

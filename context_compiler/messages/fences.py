@@ -217,5 +217,9 @@ def one_line(text: str, width: int = WIDTH) -> str:
     """The text on one line, without control characters, terminal colours and marks that turn its direction."""
     if len(text) > SCANNED * 2:
         text = f"{text[:SCANNED]}…{text[-SCANNED:]}"
-    plain = _HIDDEN.sub("", TERMINAL.sub("", text))
-    return clip(_SPACE.sub(" ", plain).strip(), width)
+    return clip(_SPACE.sub(" ", visible(text)).strip(), width)
+
+
+def visible(text: str) -> str:
+    """The text without control characters, terminal colours and marks that turn its direction."""
+    return _HIDDEN.sub("", TERMINAL.sub("", text))

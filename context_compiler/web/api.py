@@ -16,6 +16,7 @@ from context_compiler.record.browse import SessionFilter
 from context_compiler.web.compare import Comparisons, DiffPage, ReplayPage
 from context_compiler.web.compiles import CompilePage, load_compile
 from context_compiler.web.data import (
+    VERDICTS,
     BadRequest,
     Inspector,
     MessagePage,
@@ -325,9 +326,9 @@ RESOURCES: tuple[Resource, ...] = (
             _number("Number of the request."),
             Parameter(
                 name="only",
-                about="Only messages in this form.",
+                about="Only messages of which this is in the request.",
                 default="",
-                choices=("", "verbatim", "shortened", "carried", "absent"),
+                choices=("", *VERDICTS),
             ),
             PAGE,
         ),

@@ -19,24 +19,27 @@ from context_compiler.compiler.trace import (
     NotFound,
     Sent,
     Tracer,
-    echoes,
     fate_of,
-    forms_of,
     reason_here,
     request_of,
     session_of,
+    verdict_of,
 )
 from context_compiler.errors import ContextCompilerError
 from context_compiler.ids import chain_id, identity
 from context_compiler.messages.display import (
     ABSENT,
     CARRIED,
+    IDENTIFIER,
+    PARTIAL,
     RECALLED,
     SHORTENED,
+    TOLD,
     VERBATIM,
     Bar,
     ShownMessage,
     bars,
+    mark_words,
     role,
     show_parts,
     time_of,
@@ -64,6 +67,10 @@ WEIGHED, BIGGEST = 400, 8
 
 NAMED = 5_000
 """Messages of the longest history in which pins are found by position; in a longer one, equal messages share a pin."""
+
+
+VERDICTS = (VERBATIM, SHORTENED, PARTIAL, IDENTIFIER, CARRIED, TOLD, ABSENT)
+"""Verdicts on a message, the fullest first."""
 
 
 class BadRequest(ContextCompilerError):
@@ -190,8 +197,13 @@ class RawMessage:
 
     message: ShownMessage
     fate: Fate
+    verdict: str
+    """Verdict on it: verbatim, shortened, partial for words of it, identifier for no more than
+    identifiers, carried, told for what the summary may tell in other words, or absent."""
     echoes: tuple[Echo, ...]
-    """Texts of the view that repeat words of it, where it is not in the view word for word."""
+    """Places of the request that have words of it, where it is not there word for word."""
+    told: int | None
+    """Position of a summary that may tell what it said, in other words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,9 +215,11 @@ class WhyPage:
     before: int | None
     after: int | None
     counts: Mapping[str, int]
-    """Messages by form."""
+    """Messages by verdict."""
     strip: str
-    """One letter a raw message: v verbatim, s shortened, c carried, a absent."""
+    """One letter a raw message, the first of its verdict."""
+    searched: bool
+    """Words were looked for of all messages that are left out, not only of those on this page."""
     messages: tuple[RawMessage, ...]
     pages: Pages
     only: str
@@ -387,30 +401,32 @@ class Inspector(Tracer):
     def _why(self, db: Database, number: int, page: int, only: str) -> WhyPage:
         row, record = request_of(db, number)
         sent = self.trace(db, row, record)
-        forms = forms_of(sent)
-        counts = {form: forms.count(form) for form in (VERBATIM, SHORTENED, CARRIED, ABSENT)}
-        chosen = [at for at, form in enumerate(forms) if not only or form == only]
+        verdicts, searched = self.verdicts(db, row, sent)
+        counts = {one: verdicts.count(one) for one in VERDICTS}
+        chosen = [at for at, one in enumerate(verdicts) if not only or one == only]
         pages = Pages(page=page, size=PAGE, total=len(chosen))
         places = chosen[pages.offset : pages.offset + PAGE]
         messages, readings = self.read_nodes(db, [sent.raw[at] for at in places])
         longest = longest_part(readings, PAGE)
         before, after = browse.neighbours(db, row)
-        lines = self.quotations(db, sent)
-        shown = [
-            RawMessage(
-                message=show(at, message, reading, form=forms[at], why="", raw=None, longest=longest),
-                fate=fate_of(sent, at),
-                echoes=() if forms[at] == VERBATIM else echoes(lines, reading),
-            )
-            for at, message, reading in zip(places, messages, readings, strict=True)
-        ]
+        words = self.words(db, row, sent)
+        shown: list[RawMessage] = []
+        for at, message, reading in zip(places, messages, readings, strict=True):
+            fate, repeated, told = fate_of(sent, at), words.echoes(at, reading), words.told(at)
+            verdict = verdict_of(fate, repeated, told)
+            seen = show(at, message, reading, form=verdict, why="", raw=None, longest=longest)
+            there = [(echo.form, words) for echo in repeated for words in echo.words]
+            marked = (mark_words(part, there) if len(part.segments) == 1 else part for part in seen.parts)
+            seen = replace(seen, parts=tuple(marked))
+            shown.append(RawMessage(message=seen, fate=fate, verdict=verdict, echoes=repeated, told=told))
         return WhyPage(
             session=session_of(db, row.session),
             request=row,
             before=before,
             after=after,
             counts=counts,
-            strip="".join(form[0] for form in forms),
+            strip="".join(one[0] for one in verdicts),
+            searched=searched,
             messages=tuple(shown),
             pages=pages,
             only=only,
@@ -462,13 +478,14 @@ def show(
     index: int, message: ModelMessage, reading: Reading, *, form: str, why: str, raw: int | None, longest: int | None
 ) -> ShownMessage:
     """A message for display."""
+    said = VERBATIM if form == RECALLED else ABSENT if form == IDENTIFIER else form
     return ShownMessage(
         index=index,
         role=role(reading),
         tokens=reading.tokens,
         form=VERBATIM if form == RECALLED else form,
         why=why,
-        parts=show_parts(reading, VERBATIM if form == RECALLED else form, longest=longest),
+        parts=show_parts(reading, said, longest=longest),
         raw=raw,
         time=time_of(message),
     )

@@ -70,11 +70,12 @@ def test_every_raw_message_is_accounted_for(client: TestClient) -> None:
 
 def test_a_message_that_is_out_names_the_step_that_dropped_it(client: TestClient) -> None:
     last = requests_of(client, "long")[-1]
-    found = client.get(f"/api/requests/{last['id']}/why", params={"only": "absent"}).json()
-    fact = next(one for one in found["messages"] if FACT in json.dumps(one["message"]))
-    assert fact["fate"]["step"]["number"] and fact["fate"]["reason"] and fact["fate"]["request"] <= last["id"]
-    page = client.get(f"/requests/{last['id']}/why?only=absent").text
-    assert "Not in this request" in page and fact["fate"]["step"]["name"] in page
+    gone = client.get(f"/api/requests/{last['id']}/why", params={"only": "told"}).json()["messages"][0]
+    assert gone["fate"]["step"]["number"] and gone["fate"]["reason"] and gone["fate"]["request"] <= last["id"]
+    page = client.get(f"/requests/{last['id']}/why?only=told").text
+    assert (
+        "Not word for word." in page and "may tell it in other words" in page and gone["fate"]["step"]["name"] in page
+    )
 
 
 def test_a_request_without_content_says_so(client: TestClient) -> None:
@@ -154,13 +155,18 @@ async def test_every_reason_of_the_cut_order_has_its_step() -> None:
 def test_a_message_that_is_quoted_is_not_called_absent(client: TestClient) -> None:
     asked = requests_of(client, "long")[-1]["id"]
     page = client.get(f"/api/requests/{asked}/why").json()
-    absent = [one for one in page["messages"] if one["fate"]["form"] == "absent"]
-    (said,) = [one for one in absent if FACT in json.dumps(one["message"])]
-    echo = said["echoes"][0]
-    assert echo["form"] in ("recalled", "quoted", "instruction")
+    (said,) = [
+        one for one in page["messages"] if one["message"]["role"] == "user" and FACT in json.dumps(one["message"])
+    ]
+    assert said["fate"]["form"] == "absent" and said["verdict"] == "partial"
+    assert page["strip"][said["message"]["index"]] == "p" and page["counts"]["partial"] >= 1
     view = client.get(f"/api/requests/{asked}").json()["messages"]
-    assert FACT in json.dumps(next(one for one in view if one["index"] == echo["sent"]))
-    shown = client.get(f"/requests/{asked}/why?only=absent").text
-    assert "Not as a message" in shown and "words of it are there" in shown
+    for echo in said["echoes"]:
+        assert all(words in json.dumps(view[echo["sent"]]) for words in echo["words"])
+    assert any(FACT in words for echo in said["echoes"] for words in echo["words"])
+    runs = said["message"]["parts"][-1]["segments"][0]["runs"]
+    (run,) = [text for form, text in runs if form and FACT in text]
+    shown = client.get(f"/requests/{asked}/why?only=partial").text
+    assert "Not as a message, but words of it are in this request" in shown and f">{run}</mark>" in shown
     others = client.get(f"/api/requests/{asked}/why", params={"only": "verbatim"}).json()["messages"]
     assert others and not any(one["echoes"] for one in others)

@@ -1,0 +1,313 @@
+"""Words of a message that a request holds elsewhere than in that message, by what was really sent.
+
+A view holds words of what it leaves out as standing instructions, outline, identifiers and quotes, in recall blocks, in
+layers, and in a summary that repeats them; other messages of it may say the same, and so may the instructions and tools
+beside them. What is compared are words: letters and digits, in any case, whatever stands between them.
+
+Of a text that only quotes, a whole line counts, however short. Everywhere else whole sentences of four words count, and
+eight words in a row.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from context_compiler.compiler.patterns import Sort
+from context_compiler.compiler.specifics import Specific, TextSet, readable_text, specifics
+from context_compiler.messages.display import FORMS, IDENTIFIER, INSTRUCTION, OUTLINE, QUOTED, RECALLED, segments
+from context_compiler.messages.fences import one_line, visible
+from context_compiler.messages.history import Reading
+from context_compiler.messages.items import Item, Kind
+from context_compiler.messages.tool_lines import call_line, outcome_line
+
+SENTENCE, RUN = 4, 8
+"""Words of a sentence, and words in a row, from which on they count wherever they stand."""
+
+LINE = 8
+"""Characters from which on a line of a quotation counts wherever in a message it stands; a shorter one is all of it."""
+
+SCANNED = 100_000
+"""Characters at each end of a part that are compared."""
+
+PLACES, LISTED = 8, 6
+"""Places of one sentence that are named, and identifiers."""
+
+MOST = 60
+"""Sentences of one message that are listed for one place."""
+
+
+Report = Callable[[int, str, bool], None]
+"""Called with the number of a text, the words that it has, and whether they are no more than identifiers."""
+
+QUOTING = (QUOTED, RECALLED, INSTRUCTION, OUTLINE)
+"""Forms that hold nothing but what was said, line by line."""
+
+_WORD = re.compile(
+    "[\u0e00-\u0e7f\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
+    "|[^\\W\u0e00-\u0e7f\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+"
+)
+"""A word; of scripts without spaces a character."""
+_ENDS = re.compile(r"[.!?…]+[\"')\]*’”»]*\s+|[。！？؟۔।॥]+|\n+")
+_ESCAPE = re.compile(r"\\[nrt]")
+_LABEL = re.compile(r"\A(?:(?:\[[^\]\n]{1,200}\] )+(?:> )?|(?:- )?turn \d{1,9}: )")
+_TOLD_WORDS = re.compile(r" \([^()\n]*\)\Z")
+"""Words that tell a phase from the others, behind its line."""
+_MEANT = frozenset({Sort.NAME, Sort.RULE})
+"""Sorts of specifics that many messages have in common."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """A place of a request that has words of a message which is not there as it was."""
+
+    form: str
+    """Form of that place, such as quoted, recalled or instruction; verbatim for another message that says the same."""
+    sent: int | None
+    """Position in the view; None for what was sent beside the messages."""
+    words: tuple[str, ...]
+    """The words, as the message has them: its sentences, lines or identifiers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sayings:
+    """The texts of one request, ready to be compared."""
+
+    pieces: tuple[tuple[str, int | None], ...]
+    """Form and place of each text."""
+    starts: tuple[int, ...]
+    """Position in `text` at which each begins."""
+    text: str
+    """The words of all texts."""
+    beginnings: frozenset[tuple[str, ...]]
+    """All words that follow one another, `SENTENCE` at a time."""
+    lines: dict[str, list[tuple[str, int]]]
+    """Lines that quote, as words and number of their text, by their longest word."""
+    short: dict[str, int]
+    """Those too short to be found within a message, and the number of their text."""
+    exchanges: tuple[tuple[str, int], ...]
+    """Lines that quote an exchange with a tool, and the number of their text."""
+    listed: tuple[tuple[Specific, int], ...]
+    """Identifiers, each with the number of its text."""
+
+
+def sayings(texts: Iterable[tuple[str, int | None, str]]) -> Sayings:
+    """Everything that a request says, from form, place and text of each piece."""
+    pieces: list[tuple[str, int | None]] = []
+    starts: list[int] = []
+    parts: list[str] = []
+    size = 0
+    beginnings: set[tuple[str, ...]] = set()
+    lines: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    short: dict[str, int] = {}
+    exchanges: list[tuple[str, int]] = []
+    listed: list[tuple[Specific, int]] = []
+    for form, sent, text in texts:
+        number = len(pieces)
+        pieces.append((form, sent))
+        starts.append(size)
+        words = _words(text)
+        beginnings.update(zip(*(words[at:] for at in range(SENTENCE)), strict=False))
+        joined = f" {' '.join(words)} \n"
+        parts.append(joined)
+        size += len(joined)
+        if form in QUOTING or form == IDENTIFIER:
+            _add_lines(text, form, number, lines, short, exchanges)
+        if form == IDENTIFIER:
+            listed += [(one, number) for one in specifics(text, False) if _identifies(one)]
+    return Sayings(
+        pieces=tuple(pieces),
+        starts=tuple(starts),
+        text="".join(parts),
+        beginnings=frozenset(beginnings),
+        lines=dict(lines),
+        short=short,
+        exchanges=tuple(exchanges),
+        listed=tuple(listed),
+    )
+
+
+def written_texts(item: Item, sent: int) -> Iterator[tuple[str, int | None, str]]:
+    """Texts of a part that was written for a view, by their forms."""
+    for piece in segments(item.text):
+        yield piece.form, sent, piece.text
+
+
+def _add_lines(
+    text: str,
+    form: str,
+    number: int,
+    lines: defaultdict[str, list[tuple[str, int]]],
+    short: dict[str, int],
+    exchanges: list[tuple[str, int]],
+) -> None:
+    for line in text.split("\n"):
+        labelled = _LABEL.match(line)
+        said = line[labelled.end() :] if labelled else line
+        if "(" in said or " → " in said:
+            exchanges.append((said, number))
+        said = _TOLD_WORDS.sub("", said) if form == OUTLINE else said
+        for piece in said.split("…"):
+            words = _words(piece)
+            if len(" ".join(words)) >= LINE:
+                lines[max(words, key=len)].append((f" {' '.join(words)} ", number))
+            elif words and labelled:
+                short.setdefault(" ".join(words), number)
+
+
+def _identifies(one: Specific) -> bool:
+    return one.sort not in _MEANT and len(one.text) >= SENTENCE
+
+
+def echoes(request: Sayings, reading: Reading, own: int | None = None) -> tuple[Echo, ...]:
+    """Places of a request that have words of a message, the form that tells most first; each once.
+
+    Args:
+        request: What it says.
+        reading: The message.
+        own: Position of what is left of it in the view, which is not looked at.
+    """
+    said: defaultdict[tuple[str, int | None], dict[str, None]] = defaultdict(dict)
+
+    def found(number: int, words: str, named: bool) -> None:
+        form, sent = request.pieces[number]
+        form = QUOTED if form == IDENTIFIER and not named and len(words.split()) >= SENTENCE else form
+        if own is None or sent != own or form in QUOTING:
+            said[form, sent][words] = None
+
+    for item in reading.items:
+        if item.mark is None:
+            _compare(request, item, found)
+    order = tuple(FORMS)
+    places = sorted(said, key=lambda place: (order.index(place[0]), -1 if place[1] is None else place[1]))
+    return tuple(Echo(form=form, sent=sent, words=tuple(_longest(said[form, sent]))) for form, sent in places)
+
+
+def _longest(words: Iterable[str]) -> list[str]:
+    """The words without those that longer ones hold."""
+    kept: list[str] = []
+    for one in sorted(dict.fromkeys(words), key=len, reverse=True)[:MOST]:
+        if not any(one in longer for longer in kept):
+            kept.append(one)
+    return kept
+
+
+def _compare(request: Sayings, item: Item, found: Report) -> None:
+    """Report every text of a request that has words of a part, with those words."""
+    for text in _ends_of(own_text(item)):
+        said = _Said(text)
+        for start, stop in said.sentences():
+            _compare_sentence(request, said, start, stop, found)
+        _compare_lines(request, said, found)
+    _compare_exchanges(request, item, found)
+    if request.listed:
+        own = TextSet(own_text(item))
+        held: defaultdict[int, list[str]] = defaultdict(list)
+        for one, number in request.listed:
+            if len(held[number]) < LISTED and one.verbatim not in held[number] and own.holds(one):
+                held[number].append(one.verbatim)
+        for number, names in held.items():
+            for name in names:
+                found(number, name, True)
+
+
+class _Said:
+    """A text and its words."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._spans = [match.span() for match in _WORD.finditer(text)]
+        self.words = [text[start:stop].casefold() for start, stop in self._spans]
+
+    def sentences(self) -> Iterator[tuple[int, int]]:
+        """Each sentence or line, as the number of its first word and of that behind its last."""
+        begins = [start for start, _ in self._spans]
+        ends = [0, *(bisect_left(begins, match.end()) for match in _ENDS.finditer(self.text)), len(begins)]
+        return ((start, stop) for start, stop in pairwise(ends) if start < stop)
+
+    def shown(self, start: int, stop: int) -> str:
+        """These words as the text has them."""
+        return self.text[self._spans[start][0] : self._spans[stop - 1][1]]
+
+
+def _compare_sentence(request: Sayings, said: _Said, start: int, stop: int, found: Report) -> None:
+    words = said.words[start:stop]
+    if (number := request.short.get(" ".join(words))) is not None:
+        found(number, said.shown(start, stop), False)
+    if len(words) < SENTENCE:
+        return
+    if _begins(request, words, 0) and (places := _places(request, words)):
+        for number in places:
+            found(number, said.shown(start, stop), False)
+        return
+    at = 0
+    while at + RUN <= len(words):
+        end = at + RUN
+        if not (_begins(request, words, at) and (places := _places(request, words[at:end]))):
+            at += 1
+            continue
+        while end < len(words) and (longer := _places(request, words[at : end + 1])):
+            places, end = longer, end + 1
+        for number in places:
+            found(number, said.shown(start + at, start + end), False)
+        at = end
+
+
+def _begins(request: Sayings, words: Sequence[str], at: int) -> bool:
+    return tuple(words[at : at + SENTENCE]) in request.beginnings
+
+
+def _places(request: Sayings, words: Sequence[str]) -> list[int]:
+    """Numbers of the first texts that have these words in a row."""
+    wanted, numbers = f" {' '.join(words)} ", list[int]()
+    at = request.text.find(wanted)
+    while at >= 0 and len(numbers) < PLACES:
+        numbers.append(bisect_right(request.starts, at) - 1)
+        after = numbers[-1] + 1
+        at = request.text.find(wanted, request.starts[after]) if after < len(request.starts) else -1
+    return numbers
+
+
+def _compare_lines(request: Sayings, said: _Said, found: Report) -> None:
+    """Find the lines of quotations, however short, that stand within a text."""
+    joined = f" {' '.join(said.words)} "
+    for word in request.lines.keys() & set(said.words):
+        for line, number in request.lines[word]:
+            at = joined.find(line)
+            if at >= 0:
+                first = joined.count(" ", 0, at)
+                found(number, said.shown(first, first + line.count(" ") - 1), False)
+
+
+def _compare_exchanges(request: Sayings, item: Item, found: Report) -> None:
+    """Find a call, or the outcome of one, in the lines that quote exchanges with tools."""
+    if not request.exchanges or item.kind not in (Kind.CALL, Kind.RETURN):
+        return
+    tool = item.tool or "tool"
+    called = item.kind is Kind.CALL
+    line = call_line(tool, item.text) if called else f"→ {outcome_line(item.text, failed=item.failed)}"
+    for said, number in request.exchanges:
+        if line in said if called else said.endswith(line) and said.startswith(one_line(tool, 64)):
+            found(number, line.removeprefix("→ "), False)
+
+
+def own_text(item: Item) -> str:
+    """Text of a part as it is compared, the name of its tool first."""
+    return _plain(f"{item.tool} {readable_text(item)}" if item.tool else item.text)
+
+
+def _plain(text: str) -> str:
+    """A text without the escapes of JSON, pieces of which are quoted."""
+    return _ESCAPE.sub(" \n", visible(text))
+
+
+def _ends_of(text: str) -> tuple[str, ...]:
+    return (text,) if len(text) <= 2 * SCANNED else (text[:SCANNED], text[-SCANNED:])
+
+
+def _words(text: str) -> list[str]:
+    return [word.casefold() for word in _WORD.findall(_plain(text))]

@@ -1,0 +1,257 @@
+"""What is said not to be in a request is not there, and what is said to be there is, in every form that a view has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, SystemPromptPart
+from pydantic_ai.models.function import AgentInfo
+from starlette.testclient import TestClient
+
+from context_compiler import ContextCompiler
+from context_compiler.cli.options import open_record, recorded_messages
+from context_compiler.template import Template
+from context_compiler.web.app import create_app
+from tests.support.agents import Notes, Step, Talker
+
+WORDS = (
+    "ledger invoice gateway retry payment refund webhook table migration deploy release branch review ticket customer"
+    " order price index cache worker queue token budget summary layer answer question folder module function handler"
+    " orange violet copper silver granite harbour meadow lantern compass feather marble timber saddle anchor"
+).split()
+RULES = (
+    "Never {0} the {1} without my explicit yes.",
+    "From now on keep every {0} {1} in euros.",
+    "Always name the {0} {1}.",
+)
+
+
+def sentence(draw: Random) -> str:
+    words = [draw.choice(WORDS) for _ in range(draw.randint(4, 9))]
+    words.insert(
+        draw.randrange(len(words)), draw.choice([f"ORD-{draw.randint(1000, 9999)}", f"/srv/{words[0]}/{words[1]}.py"])
+    )
+    return f"{' '.join(words).capitalize()}."
+
+
+def said(draw: Random) -> str:
+    """A prompt: sentences, a list, now and then a rule, a question about what was said, or a long paste."""
+    kind = draw.random()
+    lines = [sentence(draw) for _ in range(draw.randint(1, 4))]
+    if kind < 0.25:
+        lines.append(draw.choice(RULES).format(draw.choice(WORDS), draw.choice(WORDS)))
+    if kind < 0.1:
+        lines += [f"- {sentence(draw)}" for _ in range(3)]
+    if 0.3 < kind < 0.35:
+        lines += [sentence(draw) for _ in range(60)]
+    if kind > 0.7:
+        lines = [f"What did I say about the {draw.choice(WORDS)} and the {draw.choice(WORDS)}?"]
+    return draw.choice(["\n", " ", "\n\n"]).join(lines)
+
+
+class Drawn:
+    """A model and its tools that say what is drawn."""
+
+    def __init__(self, draw: Random, *, tools: bool) -> None:
+        self.draw, self.tools = draw, tools
+
+    def answer(self, messages: list[ModelMessage], info: AgentInfo) -> Step:
+        first = messages[-1].parts[-1].part_kind == "user-prompt"
+        if self.tools and info.function_tools and self.draw.random() < (0.7 if first else 0.3):
+            path = f"/srv/{self.draw.choice(WORDS)}/{self.draw.choice(WORDS)}.py"
+            return [("read_file", {"path": path, "about": sentence(self.draw)})]
+        return " ".join(sentence(self.draw) for _ in range(self.draw.randint(1, 5)))
+
+    def read_file(self, path: str, about: str) -> str | dict[str, Any]:
+        lines = [sentence(self.draw) for _ in range(self.draw.choice([1, 3, 30]))]
+        return "\n".join([path, *lines]) if self.draw.random() < 0.5 else {"path": path, "lines": lines}
+
+
+def summary(draw: Random) -> str:
+    return "\n".join([f"- {sentence(draw)}" for _ in range(4)])
+
+
+QUOTES_ALL = Template.parse(
+    "---\ncompiler: none\n---\n{{ constraints }}\n{{ topic }}\n{{ plan }}\n{{ recent_turns }}\n{{ latest_input }}\n",
+    name="all",
+)
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "chat": {"budget": 1_000},
+    "small": {"budget": 300},
+    "user": {"budget": 1_500, "notes": True, "every_turn": True, "recall": 0},
+    "system": {"budget": 1_200, "notes": True, "inject": "system", "every_turn": True},
+    "compaction": {"budget": 1_200, "notes": True, "inject": "compaction", "every_turn": True},
+    "compact": {"budget": 1_500, "notes": True, "fidelity": "compact", "recall": 0},
+    "every-turn": {"budget": 1_500, "notes": True, "every_turn": True},
+    "tools": {"budget": 1_500, "tools": True},
+    "render": {"budget": 2_000, "tools": True, "tool_history": "render"},
+    "drop": {"budget": 2_000, "tools": True, "tool_history": "drop"},
+    "own-note": {"budget": 1_500, "template": QUOTES_ALL},
+    "across": {"budget": 1_500, "recall_across": 0.2},
+    "tools-notes": {"budget": 1_500, "tools": True, "notes": True, "recall": 0.5},
+}
+
+
+@dataclass(kw_only=True)
+class Recorded:
+    """A record, and what the model was really sent at each of its requests."""
+
+    db: Path
+    sent: list[str]
+    """Messages, instructions and tools of each request, in order, on one line."""
+
+
+async def converse(db: Path, name: str, seed: int, turns: int) -> list[str]:
+    draw, given = Random(seed), dict(SETTINGS[name])
+    world = Drawn(draw, tools=given.pop("tools", False))
+    model = Notes(lambda _: summary(draw)).model if given.pop("notes", False) else "none"
+    compiler = ContextCompiler(store=db, system=None, model=model, **given)
+    talker = Talker(world.answer)
+    agent = Agent(
+        talker.model,
+        tools=[world.read_file] if world.tools else [],
+        capabilities=[compiler],
+        instructions="Answer in a few words.",
+        system_prompt=f"You work for Larkfield Books. {sentence(draw)}",
+    )
+    history: list[ModelMessage] = []
+    for turn in range(turns):
+        if turn == 3:  # what an application puts between
+            text = f"The office is closed today. {sentence(draw)}"
+            history.append(ModelRequest(parts=[SystemPromptPart(content=text)]))
+        result = await agent.run(said(draw), message_history=history, conversation_id=f"{name}-{seed}")
+        history = result.all_messages()
+    return [spoken("\n".join([*texts_of_all(one.messages), one.instructions, one.tools])) for one in talker.sent]
+
+
+def texts_of_all(messages: list[ModelMessage]) -> Iterator[str]:
+    for body in ModelMessagesTypeAdapter.dump_python(messages, mode="json"):
+        yield from texts_in(body["parts"])
+
+
+def spoken(text: str) -> str:
+    return " ".join(text.split())
+
+
+IDENTITY = {"timestamp", "part_kind", "kind", "tool_call_id", "run_id", "conversation_id", "metadata", "outcome", "id"}
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text in the JSON of parts; arguments of calls by their values too."""
+    if isinstance(value, str):
+        yield value
+        if value[:1] == "{":
+            with suppress(ValueError):
+                yield from texts_in(json.loads(value))
+    elif isinstance(value, list):
+        for one in cast("list[Any]", value):
+            yield from texts_in(one)
+    elif isinstance(value, dict):
+        for name, one in cast("dict[str, Any]", value).items():
+            if name not in IDENTITY:
+                yield name
+                yield from texts_in(one)
+
+
+def sentences(parts: Any) -> set[str]:
+    """Sentences of four words or more, without list marks."""
+    found: set[str] = set()
+    for text in texts_in(parts):
+        if text[:1] == "{":
+            continue  # by its values
+        for one in re.split(r"(?<=[.!?])\s+|\n+", text):
+            plain = spoken(one).lstrip("-*• ")
+            if len(plain.split()) >= 4:
+                found.add(plain)
+    return found
+
+
+def make(db: Path, seeds: range, turns: int, names: Iterable[str] = SETTINGS) -> Recorded:
+    async def converse_all() -> list[str]:
+        return [one for seed in seeds for name in names for one in await converse(db, name, seed, turns)]
+
+    return Recorded(db=db, sent=asyncio.run(converse_all()))
+
+
+def raw_messages(db: Path) -> dict[int, list[Any]]:
+    """Raw messages of each request, as JSON, read by the store."""
+
+    async def load() -> dict[int, list[Any]]:
+        async with open_record(db) as store:
+            found = await store.views(None, limit=None)
+            return {
+                one.id or 0: [json.loads(body) for body in await recorded_messages(store, one, raw=True)]
+                for one in found
+            }
+
+    return asyncio.run(load())
+
+
+def check(client: TestClient, recorded: Recorded) -> Counter[str]:
+    """Compare what is said of every message at every request with what was sent; the verdicts that occurred."""
+    raw, seen = raw_messages(recorded.db), Counter[str]()
+    for number, sent in enumerate(recorded.sent, 1):
+        messages, page = list[Any](), 1
+        while True:
+            found = client.get(f"/api/requests/{number}/why", params={"page": page}).json()
+            messages += found["messages"]
+            if len(messages) >= found["pages"]["total"]:
+                break
+            page += 1
+        assert len(messages) == len(raw[number])
+        kept = {
+            at: sentences(raw[number][at]["parts"])
+            for at, one in enumerate(messages)
+            if one["verdict"] in ("verbatim", "shortened")
+        }
+        for at, one in enumerate(messages):
+            seen[one["verdict"]] += 1
+            seen.update(f"echo {echo['form']}" for echo in one["echoes"])
+            said_here = sentences(raw[number][at]["parts"])
+            where = (number, at, one["verdict"], one["fate"])
+            assert found["strip"][at] == one["verdict"][0]
+            if one["verdict"] == "verbatim":
+                assert all(text in sent for text in said_here), where
+            if one["verdict"] in ("told", "absent", "identifier", "carried"):
+                system = sentences([part for part in raw[number][at]["parts"] if part["part_kind"] == "system-prompt"])
+                there = {text for text in said_here - system if text in sent}
+                assert all(any(text in others for others in kept.values()) for text in there), (where, there)
+            there = re.findall(r"\w+", sent.casefold().replace("\\n", " "))
+            for form, text in ((echo["form"], text) for echo in one["echoes"] for text in echo["words"]):
+                words = re.findall(r"\w+", text.casefold())
+                in_a_row = f" {' '.join(words)} " in f" {' '.join(there)} "
+                true = in_a_row if form not in ("identifier", "verbatim") else {*words} <= {*there}
+                assert true, (where, form, text)
+    return seen
+
+
+FORMS = {
+    "chat": {"verbatim", "absent", "partial", "echo recalled", "carried"},
+    "user": {"told"},
+    "system": {"told"},
+    "compaction": {"told"},
+    "tools": {"shortened", "identifier", "echo quoted", "echo identifier"},
+    "render": {"shortened", "echo instruction"},
+    "own-note": {"echo quoted", "echo recalled"},
+}
+"""What must occur in the sessions of some settings, so that nothing is said because there was nothing to say."""
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_is_said_of_each_message_is_what_was_sent(name: str, tmp_path: Path) -> None:
+    recorded = make(tmp_path / "context.db", range(2, 3), 14, [name])
+    with TestClient(create_app(recorded.db, system=None), base_url="http://127.0.0.1") as client:
+        seen = check(client, recorded)
+    assert FORMS.get(name, set()) <= seen.keys(), seen
