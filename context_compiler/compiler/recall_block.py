@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from statistics import median
 
@@ -369,17 +370,14 @@ def recalled(
     shown = "\n".join((cycle.note, cycle.quotes, *said, *_texts(plan, cycle, abridged)))
     words = set(shown.split())
 
-    def news(text: str) -> bool:
-        return bool(text) and not (words.issuperset(text.split(maxsplit=8)[1:-1]) and text in shown)
-
     def quotable(positions: Sequence[int]) -> list[Passage]:
         found = passages(history, plan.outline, positions, counter, ranking.weight)
-        return [one for one in found if news(text := one.text.strip()) and (not within or text in within)]
+        return [one for one in found if _is_new(one.text, words, shown) and (not within or one.text.strip() in within)]
 
-    candidates = quotable(_best(best, _costs(plan), WIDE * room))
+    candidates = quotable(_best(plan, best, WIDE * room))
     wide = question.wide and room * len(candidates) >= MENTIONS * sum(one.tokens for one in candidates)
     if wide:
-        candidates = quotable(_best(spread(best, int), _costs(plan), WIDE * room))
+        candidates = quotable(_best(plan, spread(best, int), WIDE * room))
     scored = zip(candidates, ranking.passages(candidates), strict=True)
     ranked = _distinct(sorted(scored, key=lambda pair: -pair[1]))
     answering = [pair for pair in ranked if pair[1] > 0]
@@ -481,18 +479,31 @@ def _known(question: Question, index: Index, stop: int) -> bool:
     return bool(question.months) or any(index.posts[term][0] < stop for term in question.terms & index.posts.keys())
 
 
-def _costs(plan: Plan) -> Counter[int]:
-    """Tokens of each message, of a call with its answer."""
-    costs = Counter({at: reading.tokens for at, reading in enumerate(plan.history.readings)})
+def _is_new(text: str, words: set[str], shown: str) -> bool:
+    """True if a passage is not in what is `shown`, which has these words."""
+    plain, some = _opening_words(text)
+    return bool(plain) and not (words.issuperset(some) and plain in shown)
+
+
+@lru_cache(maxsize=8_192)
+def _opening_words(text: str) -> tuple[str, Sequence[str]]:
+    """A passage without white space around it, and some words near its beginning, none of which is cut off."""
+    return text.strip(), text.split(maxsplit=8)[1:-1]
+
+
+def _best(plan: Plan, ranked: Sequence[int], tokens: int) -> list[int]:
+    """The first of these messages within `tokens`, a call with its answer; a long one counts in part."""
+    readings, pairs = plan.history.readings, dict[int, int]()
     for call, answer in plan.pairing.pairs:
-        costs[call] += costs[answer]
-    return costs
-
-
-def _best(ranked: Sequence[int], costs: Mapping[int, int], tokens: int) -> list[int]:
-    """The first of these messages within `tokens`; a long one counts in part."""
-    sums = accumulate(min(costs[at], tokens // WIDE) for at in ranked)
-    return [at for at, cost in zip(ranked, sums, strict=True) if cost <= tokens]
+        pairs[call] = pairs.get(call, readings[call].tokens) + pairs.get(answer, readings[answer].tokens)
+    found: list[int] = []
+    left, most = tokens, tokens // WIDE
+    for at in ranked:
+        left -= min(pairs.get(at, readings[at].tokens), most)
+        if left < 0:
+            break
+        found.append(at)
+    return found
 
 
 def _visible_positions(cycle: Cycle) -> tuple[set[int], list[int]]:

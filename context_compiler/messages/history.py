@@ -287,7 +287,10 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
 
 def day_of(message: ModelMessage) -> str:
     """The day a message was made, as YYYY-MM-DD; empty where it does not say."""
-    return next(filter(None, (day(getattr(one, "timestamp", None)) for one in (*message.parts, message))), "")
+    for one in (*message.parts, message):
+        if found := day(getattr(one, "timestamp", None)):
+            return found
+    return ""
 
 
 def day(when: object) -> str:

@@ -124,9 +124,10 @@ def passages(
         else:
             key = (id(counter), history.ids[position], turn, day_of(history.messages[position]))
             kept = _known.get(key)
-            own = kept[1] if kept is not None else _of_message(history, position, turn, exchanges, price)
-            _known.keep(key, (counter, own))
-            found += own
+            if kept is None:
+                kept = counter, _of_message(history, position, turn, exchanges, price)
+                _known.keep(key, kept)
+            found += kept[1]
     return tuple(found)
 
 

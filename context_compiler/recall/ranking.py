@@ -12,7 +12,7 @@ when even the best is beside the point.
 from __future__ import annotations
 
 from array import array
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence, Set
 from heapq import nlargest
 from itertools import accumulate
@@ -111,9 +111,9 @@ class Ranking:
         for at in without:
             if at < len(scores):
                 scores[at] = NONE
-        last = min(nlargest(count, scores), default=NONE)
+        last = min(nlargest(count, scores), default=NONE) if count < len(scores) else NONE
         found = [at for at, score in enumerate(scores) if score >= last and score > NONE]
-        return sorted(found, key=lambda at: -scores[at])[:count]
+        return sorted(found, key=scores.__getitem__, reverse=True)[:count]
 
     def passages(self, candidates: Sequence[Passage]) -> list[float]:
         """The score of each passage: its message's and its own; 0 or less for what answers nothing."""
@@ -233,8 +233,8 @@ def _around(hits: Sequence[float]) -> list[float]:
 def _own(wanted: Mapping[str, float], text: str) -> float:
     """The BM25 of a passage."""
     spoken = passage_terms(text)
-    times = Counter(term for term in spoken if term in wanted)
-    return sum(wanted[term] * _saturated(often, len(spoken) / TYPICAL) for term, often in sorted(times.items()))
+    size = sum(spoken.values()) / TYPICAL
+    return sum(wanted[term] * _saturated(spoken[term], size) for term in sorted(wanted.keys() & spoken.keys()))
 
 
 def named(index: Index, question: Question) -> dict[str, int]:
@@ -306,7 +306,7 @@ class Relevance:
 
     def held(self, text: str) -> set[str]:
         """The terms of the question in a text."""
-        return self._weights.keys() & set(passage_terms(text))
+        return self._weights.keys() & passage_terms(text).keys()
 
     def share(self, held: Set[str]) -> float:
         """The share of the most telling terms' idf that these terms have, at most 1."""

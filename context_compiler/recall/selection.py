@@ -24,7 +24,8 @@ import heapq
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby, pairwise
+from functools import lru_cache
+from itertools import chain, groupby, pairwise
 from math import exp, log
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
@@ -217,13 +218,13 @@ def _novelty(pairs: frozenset[tuple[str, str]], taken: set[tuple[str, str]]) -> 
 
 def worths(candidates: Sequence[Passage]) -> list[float]:
     """Worth of each passage's message; candidates are in order, and messages complete."""
-    texts = [words(passage.text) for passage in candidates]
-    messages = _messages(candidates, texts, _idf(texts))
+    pieces = [_piece(passage.text) for passage in candidates]
+    messages = _messages(candidates, pieces, _idf(pieces))
     talk = _talk(candidates, messages)
     found: dict[Part, float] = {}
     for part, message in messages.items():
-        sign = BOTH["mass"] * log(1 + sum(message.known)) + BOTH["slight"] * (message.size < SLIGHT)
-        sign += BOTH["times"] * min(2, len(_TIMES.intersection(message.words)))
+        sign = BOTH["mass"] * log(1 + message.mass) + BOTH["slight"] * (message.size < SLIGHT)
+        sign += BOTH["times"] * min(2, message.times)
         if talk < 1:
             sign += (1 - talk) * _chat_signs(message)
         if talk > 0:
@@ -232,9 +233,42 @@ def worths(candidates: Sequence[Passage]) -> list[float]:
     return [found[_part(passage)] for passage in candidates]
 
 
-def _idf(texts: Sequence[Sequence[str]]) -> dict[str, float]:
-    spread = Counter(word for own in texts for word in set(own))
-    logs = {times: log(len(texts) / times) for times in set(spread.values())}
+class _Piece(NamedTuple):
+    """Word statistics of one passage, whatever stands beside it."""
+
+    size: int
+    """In words."""
+    words: Sequence[str]
+    """Each once."""
+    times: frozenset[str]
+    you: int
+    names: int
+    marks: int
+    """Question marks."""
+    stops: int
+    asks: bool
+    """It ends with a question."""
+
+
+@lru_cache(maxsize=4_096)
+def _piece(text: str) -> _Piece:
+    """Read a passage: one is chosen from again and again while a conversation goes on."""
+    spoken = words(text)
+    return _Piece(
+        size=len(spoken),
+        words=tuple(dict.fromkeys(spoken)),
+        times=_TIMES.intersection(spoken),
+        you=sum(map(spoken.count, _YOU)),
+        names=len(_NAME.findall(text)),
+        marks=text.count("?") + text.count("？"),
+        stops=len(_STOPS.findall(text)),
+        asks=text.rstrip().endswith(("?", "？")),
+    )
+
+
+def _idf(pieces: Sequence[_Piece]) -> dict[str, float]:
+    spread = Counter(chain.from_iterable([piece.words for piece in pieces]))
+    logs = {times: log(len(pieces) / times) for times in set(spread.values())}
     return {
         word: logs[times] if logs[times] >= RARE and len(word) <= LONGEST else 0.0 for word, times in spread.items()
     }
@@ -244,38 +278,53 @@ class _Message(NamedTuple):
     """Word statistics of one message."""
 
     speaker: str
-    text: str
-    words: Sequence[str]
-    known: Sequence[float]
+    texts: Sequence[str]
+    pieces: Sequence[_Piece]
+    mass: float
     """The idf of its words that say something, each once."""
+    telling: int
+    """The number of those."""
     opens: bool
     """It is the first of its day."""
 
     @property
-    def size(self) -> int:
-        """In words."""
-        return len(self.words)
+    def text(self) -> str:
+        """All of it."""
+        return " ".join(self.texts)
 
     @property
-    def asks(self) -> bool:
-        """It ends with a question."""
-        return self.text.rstrip().endswith(("?", "？"))
+    def size(self) -> int:
+        """In words."""
+        return sum([piece.size for piece in self.pieces])
+
+    @property
+    def times(self) -> int:
+        """Words for times, each once."""
+        return len(frozenset[str]().union(*[piece.times for piece in self.pieces]))
+
+    @property
+    def names(self) -> int:
+        """Words that look like names."""
+        return self.pieces[0].names if len(self.pieces) == 1 else len(_NAME.findall(self.text))
 
 
 def _messages(
-    candidates: Sequence[Passage], texts: Sequence[Sequence[str]], idf: Mapping[str, float]
+    candidates: Sequence[Passage], pieces: Sequence[_Piece], idf: Mapping[str, float]
 ) -> dict[Part, _Message]:
     found: dict[Part, _Message] = {}
     day: str | None = None
-    for part, group in groupby(zip(candidates, texts, strict=True), key=lambda pair: _part(pair[0])):
-        own = list(group)
+    for part, group in groupby(zip(candidates, pieces, strict=True), key=lambda pair: _part(pair[0])):
+        own = [*group]
         last = own[-1][0]
-        spoken = [word for _, some in own for word in some]
+        said = [piece for _, piece in own]
+        distinct = said[0].words if len(said) == 1 else dict.fromkeys(chain.from_iterable(one.words for one in said))
+        known = [*filter(None, map(idf.__getitem__, distinct))]
         found[part] = _Message(
-            speaker="user" if any(passage.speaker == "user" for passage, _ in own) else last.speaker,
-            text=" ".join(passage.text for passage, _ in own),
-            words=spoken,
-            known=[weight for word in dict.fromkeys(spoken) if (weight := idf[word])],
+            speaker="user" if any([passage.speaker == "user" for passage, _ in own]) else last.speaker,
+            texts=[passage.text for passage, _ in own],
+            pieces=said,
+            mass=sum(known),
+            telling=len(known),
             opens=last.date != day,
         )
         day = last.date
@@ -303,12 +352,12 @@ def _chat_signs(message: _Message) -> float:
 
 
 def _talk_signs(message: _Message, before: _Message | None) -> float:
-    own, text = message.words, message.text
+    pieces = message.pieces
     return (
-        TALK["rare"] * sum(message.known) / max(1, len(message.known))
-        + TALK["answers"] * (before is not None and before.asks)
+        TALK["rare"] * message.mass / max(1, message.telling)
+        + TALK["answers"] * (before is not None and before.pieces[-1].asks)
         + TALK["opens"] * message.opens
-        + TALK["names"] * min(4, len(_NAME.findall(text)))
-        + TALK["asks"] * (text.count("?") + text.count("？")) / max(1, len(_STOPS.findall(text)))
-        + TALK["you"] * min(1.0, 5 * sum(map(own.count, _YOU)) / max(1, len(own)))
+        + TALK["names"] * min(4, message.names)
+        + TALK["asks"] * sum([one.marks for one in pieces]) / max(1, sum([one.stops for one in pieces]))
+        + TALK["you"] * min(1.0, 5 * sum([one.you for one in pieces]) / max(1, message.size))
     )

@@ -7,7 +7,8 @@ spaced scripts stand as they are, and scripts without spaces become pairs of cha
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any
@@ -101,9 +102,9 @@ _remembered = lru_cache(maxsize=RUNS)(_terms)
 
 
 @lru_cache(maxsize=4_096)
-def passage_terms(passage: str) -> tuple[str, ...]:
-    """The terms of a passage: one is asked for again and again while a conversation goes on."""
-    return tuple(terms(passage))
+def passage_terms(passage: str) -> Mapping[str, int]:
+    """The terms of a passage, with how often: one is asked for again and again while a conversation goes on."""
+    return Counter(terms(passage))
 
 
 def folded(text: str) -> str:
