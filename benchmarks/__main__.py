@@ -42,6 +42,7 @@ def main(
     measure: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(MEASURES)}; all without.")] = None,
     approach: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(HOMES)}; all without.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="A set of histories; all without.")] = None,
+    budget: Annotated[list[int] | None, typer.Option(help="A budget, in tokens; all without.")] = None,
     fast: Annotated[bool, typer.Option("--fast", help="A small part of the data; a minute.")] = False,
     every: Annotated[int, typer.Option(help="Ask one question in so many, drawn with a fixed seed.", min=1)] = 1,
     out: Annotated[Path, typer.Option(help="Where results, tables and plots go.")] = Path("benchmark-results"),
@@ -55,6 +56,9 @@ def main(
     page: Annotated[
         list[Path] | None, typer.Option(help="Also put the tables into this page, and its plots beside it.")
     ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep what pages have of what is not among the results, and their plots.")
+    ] = False,
     report_only: Annotated[bool, typer.Option("--report-only", help="Measure nothing; print what is known.")] = False,
 ) -> None:
     """Measure, write down, print."""
@@ -67,13 +71,13 @@ def main(
             "no data at hand (CONTEXT_COMPILER_DATA names their folder): a small generated history stands for them"
         )
     if not report_only:
-        _measure(chosen, names, there, results, data, jobs)
+        _measure(chosen, names, there, results, data, budget, jobs)
     tables = _report(chosen, results, out)
     tables |= {"machine": ran(results), "goals": goals.table(results), "setup": setup(), "dial": dial.table(results)}
     pictures = {one.name: one.panels(_of(one, results)) for one in chosen if one.panels is not None}
     pictures["dial"] = dial.panels(results)
     for one in page or ():
-        fill_page(one, tables, pictures)
+        fill_page(one, tables, pictures, keep=keep)
 
 
 @cache
@@ -93,6 +97,7 @@ def _measure(
     data: Data,
     results: Results,
     only: Sequence[str] | None,
+    budgets: Sequence[int] | None,
     jobs: int,
 ) -> None:
     """Every cell that is not known."""
@@ -101,6 +106,7 @@ def _measure(
         for one in chosen
         for cell in one.cells(data, [name for name in names if one.name in ONLY.get(name, {one.name})])
         if not only or cell.data.partition("+")[0] in only
+        if not budgets or cell.budget in budgets
     ]
     prints = {name: data.fingerprint(name) for name in {cell.data for _, cell in wanted}}
     codes = {ours: code(ours=ours) for ours in (False, True)}

@@ -176,6 +176,14 @@ def _added(known: Known) -> Iterator[Row]:
             )
 
 
+def _blocks(known: Known) -> Iterator[Row]:
+    for cell, value in known.items():
+        if cell.measure == "blocks":
+            median, p90 = value["median"], value["p90"]
+            what = f"CPU time of a recall block, {value['messages']:,} messages, within {cell.budget:,}"
+            yield what, "≤ 6 ms, p90 ≤ 12", f"{median:.1f} ms, p90 {p90:.1f}", median <= 6 and p90 <= 12
+
+
 def _store(known: Known) -> Iterator[Row]:
     for cell, value in known.items():
         for name, *figures in value["rows"] if cell.measure == "store" else ():
@@ -193,5 +201,6 @@ GOALS: tuple[Callable[[Known], Iterator[Row]], ...] = (
     _requests,
     _compiles,
     _added,
+    _blocks,
     _store,
 )

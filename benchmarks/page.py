@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.data import GENERATED
 from benchmarks.measures import Measure
 from benchmarks.results import Result
+from benchmarks.tables import markdown
 from context_compiler.cli.drawing import Panel, draw, libraries
 from context_compiler.errors import SettingsError
 
@@ -26,6 +27,8 @@ PICTURES = {
 """Descriptions of pictures."""
 ADDED = ("goals", "machine")
 """Tables of a page that keep the rows of what is not measured again."""
+DASH = "–"
+"""What was not measured."""
 MADE_UP = "\n\nMeasured on a small generated history, because no data are at hand: this shows only that it works."
 
 
@@ -62,8 +65,17 @@ def plotted(measure: Measure, results: Sequence[Result], path: Path) -> bool:
     return True
 
 
-def fill_page(page: Path, tables: Mapping[str, str], pictures: Mapping[str, Sequence[Panel]]) -> None:
-    """Put tables into a page, and beside it those pictures that it shows or has a place for."""
+def fill_page(
+    page: Path, tables: Mapping[str, str], pictures: Mapping[str, Sequence[Panel]], *, keep: bool = False
+) -> None:
+    """Put tables into a page, and beside it those pictures that it shows or has a place for.
+
+    With `keep`, tables keep the rows and cells that are not measured again; pictures would lack their points, and
+    stay as they are.
+    """
+    if keep:
+        page.write_text(filled(page.read_text(encoding="utf-8"), tables, keep=True), encoding="utf-8")
+        return
     text, links = page.read_text(encoding="utf-8"), dict(tables)
     for name, panels in pictures.items():
         picture = page.with_name(f"benchmarks-{name}.svg")
@@ -82,14 +94,18 @@ def can_draw() -> bool:
     return True
 
 
-def filled(text: str, tables: Mapping[str, str]) -> str:
-    """A page with its tables; what was not measured stays as it was."""
+def filled(text: str, tables: Mapping[str, str], *, keep: bool = False) -> str:
+    """A page with its tables; what was not measured stays as it was, with `keep` within tables too."""
 
     def table(found: re.Match[str]) -> str:
         name, old = found[1], found[2]
         if name not in tables:
             return found[0]
-        new = _with_kept_rows(tables[name], old) if name in ADDED else tables[name]
+        new = tables[name]
+        if name in ADDED:
+            new = _with_kept_rows(new, old)
+        elif keep:
+            new = _merged(new, old)
         return f"<!-- table: {name} -->\n{new}\n<!-- end -->"
 
     return PLACE.sub(table, text)
@@ -108,6 +124,32 @@ def _with_kept_rows(new: str, old: str) -> str:
         if left:
             lines.append(f"* {', '.join(left)}:{line.partition(':')[2]}")
     return "\n".join(lines)
+
+
+def _merged(new: str, old: str) -> str:
+    """A table with the rows and cells of an older one that are not measured again; no table is left as it was."""
+    if not new.startswith("|"):
+        return old
+    (columns, rows), (known, kept) = _cells(new), _cells(old)
+    if not set(columns) <= set(known):
+        return new
+    names = [*rows, *(name for name in kept if name not in rows)]
+    lines = [markdown(known, [[_newest(name, column, rows, kept) for column in known] for name in names])]
+    reasons = [line for text in (new, old) for line in text.splitlines() if line.startswith("– ")]
+    return "\n\n".join([*lines, *dict.fromkeys(reasons)])
+
+
+def _cells(table: str) -> tuple[list[str], dict[str, dict[str, str]]]:
+    """The columns of a table, and its rows by their first cell."""
+    lines = [[one.strip() for one in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
+    columns, _, *rows = lines or [[], []]
+    return columns, {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
+
+
+def _newest(name: str, column: str, *tables: Mapping[str, Mapping[str, str]]) -> str:
+    """A cell of the first table in which it is no dash."""
+    found = (table.get(name, {}).get(column, DASH) for table in tables)
+    return next((one for one in found if one != DASH), DASH)
 
 
 def _first_cell(line: str) -> str:

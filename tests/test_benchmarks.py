@@ -23,7 +23,7 @@ from pydantic_ai.messages import (
 )
 from typer.testing import CliRunner
 
-from benchmarks import dial, facts, goals, lived, money, page, waiting, walks
+from benchmarks import blocks, dial, facts, goals, lived, money, page, waiting, walks
 from benchmarks.__main__ import app as command
 from benchmarks.approaches import HOMES, Approach, Missing, load
 from benchmarks.charges import PointedCache
@@ -392,6 +392,25 @@ def test_a_page_gets_its_tables_and_keeps_the_rest() -> None:
     text = "# Page\n<!-- table: one -->\nold\n<!-- end -->\nprose\n<!-- table: two -->\nkept\n<!-- end -->\n"
     made = page.filled(text, {"one": "| new |"})
     assert made == text.replace("old", "| new |")
+
+
+def test_a_page_keeps_rows_and_cells_that_are_not_measured_again_if_it_is_told_to() -> None:
+    text = "<!-- table: one -->\n{}\n<!-- end -->\n"
+    old = text.format("|  | 1 | 2 |\n|---|---|---|\n| a | 10 | 20 |\n| b | 30 | – |\n\n– b: why.")
+    new = "|  | 2 |\n|---|---|\n| c | 6 |\n| a | 5 |"
+    made = page.filled(old, {"one": new}, keep=True)
+    rows = "| c | – | 6 |\n| a | 10 | 5 |\n| b | 30 | – |"
+    assert made == text.format(f"|  | 1 | 2 |\n|---|---|---|\n{rows}\n\n– b: why.")
+    assert page.filled(old, {"one": new}) == text.format(new)
+    other = "|  | 3 |\n|---|---|\n| a | 5 |"
+    assert page.filled(old, {"one": other}, keep=True) == text.format(other), "of another kind, so it takes its place"
+
+
+async def test_every_question_has_a_block_whose_search_is_timed() -> None:
+    row = await blocks.measured(NO_DATA, 600, 120, 4)
+    assert (row["messages"], row["blocks"]) == (120, 4)
+    assert 0 < row["median"] <= row["p90"]
+    assert row["host"] > 0
 
 
 def test_a_page_keeps_the_goals_and_machines_of_what_was_not_measured_again() -> None:

@@ -1,4 +1,7 @@
-"""What is added to a request, and what it costs to remember one: `benchmarks.overhead` and `benchmarks.store`."""
+"""What is added to a request, what a recall block takes, and what it costs to remember a request.
+
+See `benchmarks.overhead`, `benchmarks.blocks` and `benchmarks.store`.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import overhead, store
+from benchmarks import blocks, overhead, store
 from benchmarks.approaches import Approach
-from benchmarks.data import Data
+from benchmarks.data import GENERATED, Data
 from benchmarks.measures import Measure
 from benchmarks.results import Cell, Result
 from benchmarks.tables import markdown
 from context_compiler.cli.drawing import Line, Panel
 
-ADDED, STORE = "added", "store"
+ADDED, BLOCKS, STORE = "added", "blocks", "store"
 SIZES, FAST_SIZES = (100, 1_000, 10_000), (100,)
 REPEAT, FAST_REPEAT = 9, 2
 MESSAGES, REQUESTS, FAST_REQUESTS = 2_000, 500, 20
+FAST_BLOCKS = (200, 5)
+"""Messages and questions."""
 
 
 def run_added(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any]:
@@ -28,6 +33,11 @@ def run_added(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         rows = asyncio.run(overhead.measured(cell.budget, Path(folder), FAST_REPEAT if data.fast else REPEAT))
     return {"rows": [asdict(row) for row in rows]}
+
+
+def run_blocks(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any]:
+    """Blocks of a long conversation, one a question."""
+    return asyncio.run(blocks.measured(data, cell.budget, *(FAST_BLOCKS if data.fast else ())))
 
 
 def run_store(cell: Cell, approach: Approach, data: Data) -> Mapping[str, Any]:
@@ -39,6 +49,12 @@ def added_tables(results: Sequence[Result]) -> dict[str, str]:
     ordered = sorted(results, key=lambda one: one.cell.budget)
     rows = [overhead.Row(**row) for one in ordered if one.value is not None for row in one.value["rows"]]
     return {ADDED: overhead.table(rows)}
+
+
+def blocks_tables(results: Sequence[Result]) -> dict[str, str]:
+    ordered = sorted(results, key=lambda one: one.cell.budget)
+    rows = [blocks.cells(dict(one.value)) for one in ordered if one.value is not None]
+    return {BLOCKS: markdown(blocks.HEAD, rows)}
 
 
 def added_panels(results: Sequence[Result]) -> list[Panel]:
@@ -80,6 +96,21 @@ MEASURES = (
         run=run_added,
         tables=added_tables,
         panels=added_panels,
+        alone=True,
+    ),
+    Measure(
+        name=BLOCKS,
+        title="What a recall block takes",
+        about=(
+            "CPU time of finding the block of a question at a user turn of a conversation of 2,000 messages, all of "
+            "which are searched, beside that of the host's whole run with the same history. Less is better."
+        ),
+        cells=lambda data, approaches: [
+            Cell(BLOCKS, "ours", "locomo" if "locomo" in data.asked else GENERATED, budget)
+            for budget in (blocks.BUDGETS[:1] if data.fast else blocks.BUDGETS)
+        ],
+        run=run_blocks,
+        tables=blocks_tables,
         alone=True,
     ),
     Measure(
