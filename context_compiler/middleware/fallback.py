@@ -31,13 +31,14 @@ Read = Callable[[], RequestContext]
 async def fallback(compiler: CompilerState, run: Run, request: Request, host: Host, error: Exception) -> Result:
     """The view that goes out instead of one that failed with `error`, and the reason. Never raises."""
     budget, allowed = _ceiling(compiler, run, request)
+    ratio = run.ratios.of(request.family)
 
     def why(name: str) -> str:
         return f"{type(error).__name__}: {error}; {request.instead or f'sent: {name}'}"
 
     for name, way in _ways(compiler, run, request, host):
         result = (await try_await(way())).value
-        if result is None or (allowed is not None and result.cost > allowed):
+        if result is None or (allowed is not None and result.cost * max(1.0, result.ratio / ratio) > allowed):
             continue
         view = replace(result.view, status="fallback", error=why(name))
         return replace(result, view=view, row=run.failed or result.row)

@@ -61,7 +61,7 @@ class ProviderCounts:
         self._begun.add(request.family)
         found = (await try_await(self._work(run, request, host, partial(sample, self._state, run, request)))).value
         counted = await self._count(request, host, found.view.messages) if found is not None else None
-        if found is None or counted is None:
+        if found is None or counted is None or not found.cost:
             return None
         self._measure(run, request, found.cost, counted)
         if counted > self._budget(run, request):
@@ -132,8 +132,13 @@ class ProviderCounts:
         return self._arguments.whole_budget(**request.terms)[0] * run.tight
 
     def _measure(self, run: Run, request: Request, exact: int, counted: int) -> None:
+        """Learn from a count; a lower ratio than was taken for granted holds for the run, however short the request.
+
+        What a provider adds to a request only makes that ratio higher than the one of a longer request.
+        """
         for ratios in (run.ratios, self._ratios):
             ratios.measure(request.family, exact=exact, counted=counted)
+        run.ratios.hold(request.family, min(run.ratios.of(request.family), counted / exact))
 
     def _hold(self, run: Run, request: Request, exact: int, counted: int, tries: int) -> None:
         """Have the run go on by a ratio at which a request that is over its budget has to be smaller.

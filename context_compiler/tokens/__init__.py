@@ -491,7 +491,7 @@ class Ratios:
             self._measured.add(family)
 
     def hold(self, family: str, ratio: float) -> None:
-        """Take a ratio by which a request is cut that the provider counts above its budget, whatever its size."""
+        """Go on by this ratio, which a count of a request has told, whatever its size."""
         self._learnt[family] = max(1.0, ratio)
 
     def learn(self, family: str, *, exact: int, reported: int) -> float:

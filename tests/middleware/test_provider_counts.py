@@ -13,7 +13,7 @@ from pydantic_ai.usage import UsageLimits
 from context_compiler import ContextCompiler, Money, View, build_compiling_history_processor, compile_view
 from context_compiler.errors import SettingsError
 from context_compiler.tokens import TokenCounter
-from tests.support.agents import Talker
+from tests.support.agents import NOTES, Notes, Talker
 from tests.support.anthropic_server import AnthropicServer
 from tests.support.bedrock_server import BedrockServer
 from tests.support.google_server import GoogleServer
@@ -155,6 +155,32 @@ async def test_the_least_is_no_floor_where_the_provider_counts_it_within_the_bud
         seen = Seen(server, "claude-sonnet-4-6", budget=130)
         await seen.agent.run(f"And now? {prose(1, 300)}", message_history=long_history(3))
     assert server.prompt_tokens[0] <= 130 and seen.views[0].status == "compiled" and not seen.errors
+
+
+async def test_a_short_history_goes_out_whole_where_the_provider_counts_less_than_its_family_is_known_for() -> None:
+    with AnthropicServer("done", count=lambda text: OURS.text(text) // 2) as server:
+        seen = Seen(server, "claude-sonnet-4-6", budget=900, trigger=1.0)
+        await seen.agent.run("and now?", message_history=long_history(2))
+    assert 720 < seen.views[0].record.tokens_exact <= 900  # pyright: ignore[reportOptionalMemberAccess]
+    assert seen.views[0].status == "raw" and server.prompt_tokens[0] <= 900 and seen.counts == 2
+
+
+async def test_a_view_that_stands_in_for_another_is_held_to_the_ratio_that_its_cycle_was_cut_by() -> None:
+    def notes(number: int) -> str:
+        if number > 1:
+            raise ZeroDivisionError
+        return NOTES
+
+    rate = 2.5
+    with AnthropicServer("done", count=lambda text: int(rate * OURS.text(text))) as server:
+        seen = Seen(server, "claude-sonnet-4-6", budget=8_000, trigger=1.0, model=Notes(notes).model)
+        history = (await seen.agent.run("and now?", message_history=long_history(60))).all_messages()
+        rate = 1.0
+        for turn in range(9):
+            prompt = f"Question {turn}: {prose(turn, 90 if turn < 8 else 1_200)}"
+            history = (await seen.agent.run(prompt, message_history=history)).all_messages()
+    assert [view.status for view in seen.views] == ["compiled", *["cycle"] * 8, "fallback"]
+    assert max(view.tokens_sent for view in seen.views) <= 8_000 and len(seen.errors) == 1
 
 
 async def test_a_limit_of_requests_and_tokens_does_not_see_it() -> None:
