@@ -38,11 +38,16 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 def environment(folder: Path) -> Path:
     """A fresh virtual environment that finds what is installed here, but not this project; its Python."""
-    run(sys.executable, "-m", "venv", folder, cwd=folder.parent)
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
     python = folder / "bin" / "python"
     site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
     Path(site, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return python
+
+
+def install(python: Path, *what: str | Path, cwd: Path) -> None:
+    """Install into an environment, with the pip of this one."""
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", *what, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +55,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a source archive, and the wheel that was built from that archive alone."""
     folder = tmp_path_factory.mktemp("built")
     python = folder / "venv" / "bin" / "python"
-    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
-    run(python, "-m", "pip", "install", "-q", "hatchling>=1.26", cwd=folder)
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+    install(python, "hatchling>=1.26", cwd=folder)
     run(python, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=ROOT)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
@@ -83,7 +88,7 @@ def test_the_source_archive_holds_all_that_a_wheel_is_built_from(built: Path) ->
 def test_the_wheel_works_where_it_is_installed(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
     python = environment(tmp_path / "venv")
-    run(python, "-m", "pip", "install", "-q", "--no-deps", wheel, cwd=tmp_path)
+    install(python, "--no-deps", wheel, cwd=tmp_path)
     assert "6 of 6" in run(tmp_path / "venv" / "bin" / "context-compiler", "demo", cwd=tmp_path)
     found = Path(run(python, "-c", LOOK_UP, cwd=tmp_path).strip())
     assert found.is_relative_to(tmp_path) and found.parent.name == "_templates"

@@ -17,7 +17,7 @@ PROMPT = "›"
 MODES = pytest.mark.parametrize("mode", [(), ("--endless",)], ids=["normal", "endless"])
 
 
-def chat(folder: Path, *args: str, model: str = "scripted:0.002") -> object:
+def chat(folder: Path, *args: str, model: str = "scripted:0") -> object:
     return terminal(folder, "chat", "--model", model, "--budget", "900", *args)
 
 
@@ -50,7 +50,7 @@ def test_a_conversation_is_typed_and_answered(mode: tuple[str, ...], tmp_path: P
         first = say(screen, "What about the queue?")
         assert "On “What about the queue?”:" in first
         assert "raw " in first and "sent " in first and "cached " in first
-        for number in range(12):
+        for number in range(8):
             last = say(screen, f"Question number {number} about the receipts?")
         assert less_was_sent(last) == bool(mode), "in Endless mode less is sent than there is"
         screen.type("/view\r")
@@ -60,12 +60,12 @@ def test_a_conversation_is_typed_and_answered(mode: tuple[str, ...], tmp_path: P
         last = say(screen, "And in the other mode?")
         assert less_was_sent(last) != bool(mode)
         leave(screen)
-    assert transcript(tmp_path).count("**User:**") == 14
+    assert transcript(tmp_path).count("**User:**") == 10
 
 
 def test_a_chat_greets_and_shows_where_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with chat(tmp_path, "--endless") as screen:
-        assert "main, a chat with scripted:0.002: each request is a view within 900 tokens\n/help" in screen.wait_for(
+        assert "main, a chat with scripted:0: each request is a view within 900 tokens\n/help" in screen.wait_for(
             PROMPT
         )
         say(screen, "What about the queue?")
@@ -88,12 +88,12 @@ def test_the_transcripts_of_the_two_modes_differ_in_nothing_but_the_time(tmp_pat
         (tmp_path / name).mkdir()
         with chat(tmp_path / name, *mode) as screen:
             screen.wait_for(PROMPT)
-            for number in range(12):
+            for number in range(8):
                 say(screen, f"Question number {number} about the receipts?")
             screen.type("/quit\r")
             assert screen.ended() == 0
         told.append([line for line in transcript(tmp_path / name).splitlines() if not line.endswith(" UTC*")])
-    assert told[0] == told[1] and told[0].count("**User:**") == 12
+    assert told[0] == told[1] and told[0].count("**User:**") == 8
 
 
 @MODES

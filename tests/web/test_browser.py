@@ -24,6 +24,14 @@ def chromium() -> Iterator[Any]:
         yield found
 
 
+@pytest.fixture(autouse=True)
+def closed(chromium: Any) -> Iterator[None]:
+    """Pages end with their test: those whose server has gone would go on asking for it."""
+    yield
+    for context in chromium.contexts:
+        context.close()
+
+
 class Visit:
     """A page that keeps what its console complains about and what it asks of other machines."""
 
