@@ -14,6 +14,7 @@ import yaml
 from context_compiler.cli.root import COMMANDS
 from tests.support.anthropic_server import AnthropicServer
 from tests.support.pages import PAGES, ROOT
+from tests.support.warm import write_command
 from tests.test_readme import desk as desk
 from tests.test_readme import provider as provider
 from tests.test_readme import run_page
@@ -73,6 +74,7 @@ def test_links_into_the_checkout_lead_to_pages_of_the_site(site: Any) -> None:
 def test_the_skill_does_what_it_shows(
     desk: Path, provider: AnthropicServer, sync_loop: asyncio.AbstractEventLoop
 ) -> None:
+    write_command(desk.parent / "bin" / "context-compiler")
     run_page(SKILL, desk, sync_loop, commands=True)
 
 

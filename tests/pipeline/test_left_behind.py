@@ -208,7 +208,7 @@ def test_a_loop_that_carries_on_one_conversation_is_saved_in_proportion_to_what_
     tmp_path: Path, where: str
 ) -> None:
     written: list[int] = []
-    for visits in (100, 400):
+    for visits in (50, 200):
         folder = tmp_path / str(visits)
         folder.mkdir()
         command = [sys.executable, "-c", ONE_CONVERSATION, str(folder), where, str(visits)]
