@@ -119,6 +119,11 @@ class RunQueue:
         )
         return [_submission(row) for row in rows]
 
+    async def ready(self, limit: int) -> list[str]:
+        """Runs that nobody has, and that could be taken now, oldest first."""
+        (rows,) = await self.runs.database.transact(Statement(_READY, (limit,)))
+        return [str(row[0]) for row in rows]
+
     async def candidates(self, limit: int) -> list[str]:
         """Runs that could be taken now: those of dead workers, and up to `limit` others, oldest first."""
         running, others = await self.runs.database.transact(Statement(_RUNNING), Statement(_READY, (limit,)))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -59,6 +61,8 @@ class Worker:
     _tasks: dict[str, asyncio.Task[None]] = field(init=False, default_factory=dict[str, "asyncio.Task[None]"])
     cancelled: dict[str, str] = field(init=False, default_factory=dict[str, str])
     """Runs of this worker that somebody has cancelled, with the reasons."""
+    _looked: float = field(init=False, default=-math.inf)
+    """When it last looked for more than the next run."""
     _stop: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     @property
@@ -89,11 +93,19 @@ class Worker:
             await asyncio.gather(stopping, *tasks, return_exceptions=True)
 
     async def _look(self) -> bool:
-        """Take what there is room for; True if nothing is left to take or to end."""
+        """Take what there is room for; True if nothing is left to take or to end.
+
+        A place that becomes free is given to the next run at once. Whether a run was cancelled, or its worker has died,
+        is looked up once a `poll`, and when no run is ready.
+        """
         try:
-            self.cancelled = await self.queue.cancelled([*self._tasks])
-            room = self.concurrency - len(self._tasks)
-            found = await self.queue.candidates(4 * self.concurrency) if room else []
+            room, most = self.concurrency - len(self._tasks), 4 * self.concurrency
+            soon = time.monotonic() - self._looked < self.poll
+            found = await self.queue.ready(most) if soon and room else []
+            if not found and (room or not soon):
+                self._looked = time.monotonic()
+                self.cancelled = await self.queue.cancelled([*self._tasks])
+                found = await self.queue.candidates(most) if room else []
             taken = [one for one in found if one not in self._tasks]
             chosen = random.sample(taken, min(room, len(taken)))  # workers that look at once should not collide
             for run_id in sorted(chosen, key=taken.index):

@@ -58,6 +58,10 @@ CREATE TABLE questions (
 """Statements that lead from each version of the tables to the next one, in the SQL that engines share."""
 
 
+CONTENTS = 32
+"""Texts that are remembered."""
+
+
 def statements_of(scripts: Sequence[str]) -> list[str]:
     """The single statements of scripts."""
     return [one for script in scripts for one in script.split(";") if one.strip()]
@@ -103,6 +107,8 @@ class SQLRuns(ABC):
         self.database = database
         self._saved: dict[str, RunState] = {}
         self._infos: dict[str, RunInfo] = {}
+        self._contents: dict[str, str] = {}
+        """The last texts that were read by their hashes: many runs have the same graph."""
 
     @abstractmethod
     def own(self, run_id: str) -> AbstractAsyncContextManager[Lost]:
@@ -207,8 +213,14 @@ class SQLRuns(ABC):
 
     async def content(self, hash: str) -> str | None:
         """The text with a hash."""
-        (rows,) = await self.database.transact(Statement("SELECT body FROM contents WHERE hash = ?", (hash,)))
-        return rows[0][0] if rows else None
+        if hash not in self._contents:
+            (rows,) = await self.database.transact(Statement("SELECT body FROM contents WHERE hash = ?", (hash,)))
+            if not rows:
+                return None
+            self._contents[hash] = rows[0][0]
+            if len(self._contents) > CONTENTS:
+                del self._contents[next(iter(self._contents))]
+        return self._contents[hash]
 
     async def close(self) -> None:
         """Close the database."""
