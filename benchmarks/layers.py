@@ -4,6 +4,8 @@
 
 Entities come ten a turn; one in fifty is retained, one in a hundred was generated and never saved, one in forty was
 demoted. A manager's session grows to 10,000 messages. Times are medians in milliseconds, and the slowest.
+
+Beside them, the CPU time of turns that mention 1, 10 or 100 of 100 to 100,000 entities, which all stay in the session.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from context_compiler.layers import (
     conversation_of,
     from_json,
     layer_texts,
+    retention,
     summarise_turn,
     to_json,
 )
@@ -138,6 +141,59 @@ def whole_turns(state: dict[str, Any]) -> Iterator[Timed]:
     loop.close()
 
 
+MENTIONED = ((100, 10), (1_000, 10), (10_000, 1), (10_000, 10), (10_000, 100), (100_000, 10))
+"""Entities that exist, and those of them that each turn mentions."""
+
+
+def turns_by_size(times: int) -> Iterator[tuple[str, ...]]:
+    """CPU time of turns with four blocks in a file, by what exists and what is mentioned: a line of the table each."""
+    kept, retention.MAX_ENTITIES = retention.MAX_ENTITIES, 10**9
+    try:
+        for exist, mentioned in MENTIONED:
+            yield f"{exist:,}", f"{mentioned:,}", *asyncio.run(cpu_of_turns(exist, mentioned, times))
+    finally:
+        retention.MAX_ENTITIES = kept
+
+
+async def cpu_of_turns(exist: int, mentioned: int, times: int) -> tuple[str, ...]:
+    """CPU milliseconds of a turn: median, slowest, first one of a process; and kilobytes that a turn writes."""
+    counter, library = TokenCounter(), TemplateLibrary(system=None)
+    templates = {node: node_template(node, library) for node in NEEDS}
+    numbers = count()
+
+    async def one(layers: Layers) -> float:
+        started = time.process_time()
+        async with layers.turn("s", "Question?") as now:
+            for _ in range(mentioned):
+                now.registry.touch(f"recipe_{next(numbers) * 97 % exist + 1}")
+            for node, template in templates.items():
+                layer_block(node, now.state, template, room=4_000, counter=counter)
+            now.answered("Answer.")
+        return (time.process_time() - started) * 1000
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = SQLiteStore(Path(folder) / "context.db")
+        async with Layers(store).turn("s", "Question?") as now:
+            for number in range(exist):
+                now.registry.register_read("recipes", number, f"Recipe number {number}")
+        layers = Layers(store)
+        first = await one(layers)
+        for _ in range(5):  # until the entities of the first turn are active no more
+            await one(layers)
+        taken = [await one(layers) for _ in range(times)]
+        before = await pages(store)
+        await one(layers)
+        written = sum(len(body) for name, body in (await pages(store)).items() if name not in before)
+        await store.close()
+    return f"{statistics.median(taken):.1f}", f"{max(taken):.1f}", f"{first:.1f}", f"{written / 1000:.0f}"
+
+
+async def pages(store: SQLiteStore) -> dict[str, str]:
+    """Pages of entities in a store."""
+    query = "SELECT name, body FROM layer_pages"
+    return {row[0]: row[1] for row in await store.perform(lambda db: db.execute(query).fetchall())}
+
+
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
     """What came of some work, in an event loop of its own."""
 
@@ -231,6 +287,10 @@ def main() -> None:
     for measure in MEASURES:
         for one in measure(state):
             print("| " + " | ".join(timed(one, given.times)) + " |", flush=True)
+    print("\n| entities | mentioned a turn | CPU ms | slowest | first of a process | kB written |")
+    print("|---:|---:|---:|---:|---:|---:|")
+    for line in turns_by_size(given.times):
+        print("| " + " | ".join(line) + " |", flush=True)
 
 
 if __name__ == "__main__":

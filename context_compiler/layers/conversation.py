@@ -174,7 +174,7 @@ class ConversationContext(TypedDict):
     history_summary: str
     engagement_summary: str
     pending_clarification: dict[str, Any] | None
-    id_registry: dict[str, Any]
+    id_registry: Mapping[str, Any]
     turn_summaries: list[dict[str, Any]]
     """Summaries of the last two turns."""
     reasoning_summary: str

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from context_compiler.layers.models import EntitySnapshot
-from context_compiler.layers.refs import Answer, Refs, are_current, encode_json
+from context_compiler.layers.overlay import Overlay
+from context_compiler.layers.refs import Answer, Refs, are_current
 
 Row = Mapping[str, Any]
 """Fields of one entity; replaced, never changed."""
-PAGE = 256
-"""Entities whose JSON text is kept together."""
+PAGE = 64
+"""Entities that are stored together."""
+Page = tuple[str, str]
+"""Name and JSON text of entities that are stored together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +39,12 @@ class EntityIndex:
         """Start with the entities in order of registration."""
         self.derived: dict[Hashable, Any] = {}
         """Values of all entities as they are now; dropped at every change."""
-        self._place: dict[str, int] = {}
-        self._turns: dict[int, set[str]] = {}
+        self._place = Overlay[str, int]()
+        self._next = 0
+        """Place of the next new entity."""
+        self._turns = Overlay[int, Overlay[str, None]]()
+        self._newest = 0
+        """Newest turn with an entity so far."""
         self._own: set[int] = set()
         """Turns whose refs no copy shares."""
         self._marked: set[str] = set()
@@ -46,37 +53,41 @@ class EntityIndex:
         """Content of entities as shown, by ref."""
         self._members: dict[int, list[str]] = {}
         """Refs of each page; a list is replaced, never changed."""
-        self._pages: dict[int, str] = {}
+        self._pages: dict[int, Page] = {}
+        """Pages that did not change since they were named."""
         for row in rows:
             self.add(row)
 
     def copy(self) -> EntityIndex:
         """Another one of the same entities."""
         other = EntityIndex()
-        other._place, other._marked = dict(self._place), set(self._marked)
-        other._turns, self._own = dict(self._turns), set()
+        other._place, other._next, other._marked = self._place.copy(), self._next, set(self._marked)
+        other._turns, other._newest = self._turns.copy(), self._newest
+        self._own = set()
         other._snapshots, other._pages = dict(self._snapshots), dict(self._pages)
         other._members, other.contents = dict(self._members), dict(self.contents)
         return other
 
-    def add(self, row: Row) -> None:
-        """Add an entity; one that was known keeps its place."""
+    def add(self, row: Row, place: int | None = None) -> None:
+        """Add an entity, at the given place or the next; one that was known keeps its place."""
         ref = row["ref"]
-        place = self._place.get(ref)
-        if place is None:
-            place = self._place[ref] = len(self._place)
-            self._members[place // PAGE] = [*self._members.get(place // PAGE, ()), ref]
-        self._of_turn(row["turn_last_ref"]).add(ref)
+        known = self._place.get(ref)
+        if known is None:
+            known = self._place[ref] = self._next if place is None else place
+            self._next = max(self._next, known + 1)
+            self._members[known // PAGE] = [*self._members.get(known // PAGE, ()), ref]
+        self._of_turn(row["turn_last_ref"])[ref] = None
+        self._newest = max(self._newest, row["turn_last_ref"])
         if row["status"] == "generated" or row["retention_reason"]:
             self._marked.add(ref)
-        self._pages.pop(place // PAGE, None)
+        self._pages.pop(known // PAGE, None)
         self.derived.clear()
 
     def remove(self, row: Row) -> None:
         """Remove an entity; its place stays, because a ref is not reused."""
         ref, turn = row["ref"], row["turn_last_ref"]
         refs = self._of_turn(turn)
-        refs.discard(ref)
+        refs.pop(ref, None)
         if not refs:
             del self._turns[turn]
         self._marked.discard(ref)
@@ -84,22 +95,29 @@ class EntityIndex:
         self._pages.pop(self._place[ref] // PAGE, None)
         self.derived.clear()
 
-    def _of_turn(self, turn: int) -> set[str]:
+    def _of_turn(self, turn: int) -> Overlay[str, None]:
         """Refs of a turn, to be changed."""
-        if turn not in self._own or turn not in self._turns:
+        refs = self._turns.get(turn)
+        if turn not in self._own or refs is None:
             self._own.add(turn)
-            self._turns[turn] = set(self._turns.get(turn, ()))
-        return self._turns[turn]
+            refs = self._turns[turn] = Overlay[str, None]() if refs is None else refs.copy()
+        return refs
 
     def since(self, turn: int) -> list[str]:
         """Refs of a turn or later, and those that are marked, in order of registration."""
-        found = self._marked.union(*(refs for last, refs in self._turns.items() if last >= turn))
+        turns = range(turn, self._newest + 1) if self._newest - turn < len(self._turns) else list(self._turns)
+        found = self._marked.union(*(self._turns.get(last, ()) for last in turns if last >= turn))
         return sorted(found, key=self._place.__getitem__)
+
+    def generated(self, rows: Mapping[str, Row]) -> Iterator[Row]:
+        """Fields of the unsaved entities, in order of registration."""
+        marked = sorted(self._marked, key=self._place.__getitem__)
+        return (row for ref in marked if (row := rows[ref])["status"] == "generated")
 
     def unmarked(self) -> Iterator[str]:
         """Refs that are saved and kept for no reason, the least recently mentioned first."""
         for turn in sorted(self._turns):
-            yield from sorted(self._turns[turn] - self._marked, key=self._place.__getitem__)
+            yield from sorted(self._turns[turn].keys() - self._marked, key=self._place.__getitem__)
 
     def snapshot(self, row: Row) -> EntitySnapshot:
         """State of an entity; the same object until the entity changes."""
@@ -114,9 +132,34 @@ class EntityIndex:
         known = self._snapshots.items()
         self._snapshots = {ref: one for ref, one in known if ref in near or ref in self._marked}
 
-    def to_json(self, rows: Mapping[str, Row]) -> str:
-        """JSON text of all entities in order, of which only the pages that changed are written."""
-        for page, refs in self._members.items():
-            if page not in self._pages:
-                self._pages[page] = encode_json([rows[ref] for ref in refs if ref in rows])[1:-1]
-        return f"[{','.join(filter(None, (self._pages[page] for page in self._members)))}]"
+    def numbers(self) -> list[int]:
+        """Numbers of the pages."""
+        return list(self._members)
+
+    def members(self, page: int) -> Sequence[str]:
+        """Refs that are or were on a page."""
+        return self._members.get(page, ())
+
+    def named(self, page: int) -> Page | None:
+        """Name and text of a page that did not change since; None for any other."""
+        return self._pages.get(page)
+
+    def set_page(self, page: int, stored: Page) -> None:
+        """Set the name and text of a page, whose entities are as the text says."""
+        self._pages[page] = stored
+
+    def clear_page(self, page: int) -> None:
+        """Forget the places on a page, all of whose entities are removed."""
+        self._pages.pop(page, None)
+        for ref in self._members.pop(page, ()):
+            self._place.pop(ref, None)
+
+    def pages(self, write: Callable[[Sequence[str]], Page | None]) -> dict[int, Page]:
+        """Every page with an entity; `write` names those that changed, from their refs."""
+        for page in [page for page in self._members if page not in self._pages]:
+            written = write(self._members[page])
+            if written is None:
+                self.clear_page(page)
+            else:
+                self._pages[page] = written
+        return self._pages

@@ -9,11 +9,11 @@ from functools import lru_cache
 from typing import Any, cast
 from unicodedata import normalize
 from uuid import UUID as UUIDType
-from uuid import uuid4
 
 from pydantic_core import to_json, to_jsonable_python
 
 from context_compiler.errors import LayersError
+from context_compiler.layers.overlay import Overlay
 from context_compiler.messages.fences import neutralize
 
 OWN_ID_FIELDS = ("id", "_id", "uuid")
@@ -71,15 +71,14 @@ def id_text(id: object) -> str:
 def encode_json(data: object) -> str:
     """Data as JSON text; raises ValueError if it contains itself."""
     try:
-        return to_json(data, fallback=str, inf_nan_mode="strings").decode()
+        return to_json(data, fallback=_as_json, inf_nan_mode="strings").decode()
     except ValueError:  # half a character can be escaped, and bytes that are no UTF-8 have a text in base64
-        return json.dumps(to_jsonable_python(data, fallback=str, inf_nan_mode="strings", bytes_mode="base64"))
+        return json.dumps(to_jsonable_python(data, fallback=_as_json, inf_nan_mode="strings", bytes_mode="base64"))
 
 
-def splice_json(data: Mapping[str, Any], key: str, text: str) -> str:
-    """Data as JSON text, with a value that is JSON text already."""
-    place = uuid4().hex
-    return encode_json({**data, key: place}).replace(f'"{place}"', text, 1)
+def _as_json(value: object) -> object:
+    """A value unknown to JSON: a mapping that is no dict as a dict, any other as its text."""
+    return dict(cast("Mapping[object, object]", value)) if isinstance(value, Mapping) else str(value)
 
 
 def to_plain_data(data: object, what: str) -> object:
@@ -103,16 +102,16 @@ class Refs:
 
     def __init__(self, ids: Mapping[str, str] | None = None, types: Mapping[str, str] | None = None) -> None:
         """Start from ids by ref, with the type of each ref."""
-        self.ids = dict(ids or {})
+        self.ids = Overlay[str, str](ids or {})
         given = types or {}
         prefixes = {type: ref_prefix(type) for type in set(given.values())}
-        self._refs = {(prefixes[given[ref]], _lookup_key(id)): ref for ref, id in self.ids.items()}
-        self._uuids = {_hex_digits(id): ref for ref, id in self.ids.items() if _is_uuid(id)}
+        self._refs = Overlay(((prefixes[given[ref]], _lookup_key(id)), ref) for ref, id in self.ids.items())
+        self._uuids = Overlay((_hex_digits(id), ref) for ref, id in self.ids.items() if _is_uuid(id))
 
     def copy(self) -> Refs:
         """Another mapping of the same ids."""
         other = Refs()
-        other.ids, other._refs, other._uuids = dict(self.ids), dict(self._refs), dict(self._uuids)
+        other.ids, other._refs, other._uuids = self.ids.copy(), self._refs.copy(), self._uuids.copy()
         return other
 
     def __contains__(self, ref: object) -> bool:

@@ -1,4 +1,4 @@
-"""Entities of a session: `SessionIdRegistry`, its stored form, and curation.
+"""Entities of a session: `SessionIdRegistry`, and curation.
 
 Models see refs such as `recipe_1`, never database ids. A ref belongs to its entity for the whole session, also after a
 generated entity is saved.
@@ -6,29 +6,29 @@ generated entity is saved.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
-from operator import itemgetter
-from typing import Any, cast, get_args
-
-from pydantic import ValidationError
+from typing import Any, cast
 
 from context_compiler.errors import LayersError
-from context_compiler.layers.index import ContentText, EntityIndex, Row
-from context_compiler.layers.models import CurationSummary, EntitySnapshot, Status, as_mapping, list_field
+from context_compiler.layers.index import PAGE, ContentText, EntityIndex, Page, Row
+from context_compiler.layers.models import CurationSummary, EntitySnapshot, Status, as_mapping
+from context_compiler.layers.overlay import Overlay
 from context_compiler.layers.refs import (
     RecordingRefs,
     Refs,
     as_text,
+    encode_json,
     id_text,
     mask_data,
     ref_prefix,
-    splice_json,
     to_plain_data,
 )
-
-VERSION = 1
+from context_compiler.layers.stored import VERSION, RegistryData, mapping_field, parse_pages, parse_registry
+from context_compiler.record.values import page_name
 
 
 class SessionIdRegistry:
@@ -37,11 +37,11 @@ class SessionIdRegistry:
     def __init__(self) -> None:
         """Start empty, before the first turn."""
         self.current_turn = 0
-        self._keep: dict[str, Row] = {}
+        self._keep = Overlay[str, Row]()
         self.refs = Refs()
         """Mapping between refs and database ids."""
         self._data: dict[str, Any] = {}
-        self._demoted: set[str] = set()
+        self._demoted = Overlay[str, None]()
         self._counters: dict[str, int] = {}
         self._gen_counters: dict[str, int] = {}
         self._index: EntityIndex | None = None
@@ -51,7 +51,7 @@ class SessionIdRegistry:
 
     def __iter__(self) -> Iterator[EntitySnapshot]:
         """Every entity, in order of registration."""
-        return map(EntitySnapshot.model_validate, self._keep.values())
+        return map(EntitySnapshot.model_validate, self._keep.flat().values())
 
     def __contains__(self, ref: object) -> bool:
         return isinstance(ref, str) and ref in self._keep
@@ -65,7 +65,7 @@ class SessionIdRegistry:
         wanted = given.casefold()
         if given in self or not given:
             return [self[given]] if given else []
-        labels = {ref: row["label"].casefold() for ref, row in self._keep.items()}
+        labels = {ref: row["label"].casefold() for ref, row in self._keep.flat().items()}
         same = [ref for ref, label in labels.items() if label.strip() == wanted]
         return [self[ref] for ref in same or [ref for ref, label in labels.items() if wanted in label]]
 
@@ -80,7 +80,7 @@ class SessionIdRegistry:
     def index(self) -> EntityIndex:
         """Values computed from the entities."""
         if self._index is None:
-            self._index = EntityIndex(self._keep.values())
+            self._index = EntityIndex(self._keep.flat().values())
         return self._index
 
     def register_read(self, type: str, id: object, label: str, *, data: object = None) -> str:
@@ -148,7 +148,7 @@ class SessionIdRegistry:
         """Make an entity neither active nor retained until it is mentioned again; return False if it is unknown."""
         if not self._change(ref, retention_reason=None):
             return False
-        self._demoted.add(ref)
+        self._demoted[ref] = None
         self.index.derived.clear()
         return True
 
@@ -159,7 +159,7 @@ class SessionIdRegistry:
         row = self._keep.pop(ref)
         if self._index is not None:
             self._index.remove(row)
-        self._demoted.discard(ref)
+        self._demoted.pop(ref, None)
         self._data.pop(ref, None)
         self.refs.drop(row["type"], ref)
         return True
@@ -167,8 +167,7 @@ class SessionIdRegistry:
     def clear(self) -> None:
         """Forget every entity; counters continue, so that no ref ever has two meanings."""
         self.refs, self._index = Refs(), None
-        for kept in (self._keep, self._data, self._demoted):
-            kept.clear()
+        self._keep, self._data, self._demoted = Overlay[str, Row](), {}, Overlay[str, None]()
 
     def is_demoted(self, ref: str) -> bool:
         """True if an entity was demoted and not mentioned since."""
@@ -210,13 +209,14 @@ class SessionIdRegistry:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as a mapping, ready for JSON."""
-        return self._dump([dict(row) for row in self._keep.values()])
+        rows = [dict(row) for row in self._keep.flat().values()]
+        return self._dump(rows=rows, ids=self.refs.ids.flat(), demoted=sorted(self._demoted))
 
     def copy(self) -> SessionIdRegistry:
         """Another registry with the same content; content is shared, because it is replaced and never changed."""
         other = SessionIdRegistry()
-        other.current_turn, other._keep, other._data = self.current_turn, dict(self._keep), dict(self._data)
-        other.refs, other._demoted = self.refs.copy(), set(self._demoted)
+        other.current_turn, other._keep, other._data = self.current_turn, self._keep.copy(), dict(self._data)
+        other.refs, other._demoted = self.refs.copy(), self._demoted.copy()
         other._counters, other._gen_counters = dict(self._counters), dict(self._gen_counters)
         other._index = None if self._index is None else self._index.copy()
         return other
@@ -238,29 +238,79 @@ class SessionIdRegistry:
         kept.index.forget(near)
         return kept
 
-    def dump(self) -> dict[str, Any]:
-        """Everything as `to_dict` gives it, with rows that are shared: read-only."""
-        return self._dump(list(self._keep.values()))
-
     def to_json(self) -> str:
-        """JSON text of `dump`.
+        """JSON text of `to_dict`.
 
         Raises:
             LayersError: The content of an entity contains itself.
         """
         try:
-            return splice_json(self._dump(()), "entities", self.index.to_json(self._keep))
+            return encode_json(self.to_dict())
         except (ValueError, RecursionError) as error:
             raise LayersError(f"the registry cannot be kept as JSON: {error}") from None
 
-    def _dump(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def stored(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """The content of `to_dict` in two parts: all but the entities, and pages of those as JSON text by name.
+
+        Only pages that changed since they were read or written are made again. The first part lists their names.
+        """
+        pages = self.index.pages(self._page)
+        rest = self._dump(rows=(), ids={}, demoted=())
+        return {**rest, "pages": {str(number): name for number, (name, _) in pages.items()}}, dict(pages.values())
+
+    def _page(self, refs: Sequence[str]) -> Page | None:
+        rows = [self._keep[ref] for ref in refs if ref in self]
+        if not rows:
+            return None
+        ids = {ref: self.refs.ids[ref] for ref in refs if ref in self.refs.ids}
+        text = encode_json({"entities": rows, "ids": ids, "demoted": [ref for ref in refs if ref in self._demoted]})
+        return page_name(text), text
+
+    def renewed(self, rest: Mapping[str, Any], pages: Mapping[str, str]) -> SessionIdRegistry:
+        """The registry of a stored state, as `stored` or `to_dict` gives it; of its pages those that differ are read.
+
+        Raises:
+            LayersError: A value is wrong, or a page is missing; the message says which.
+        """
+        if "pages" not in rest:
+            return SessionIdRegistry.from_dict(rest)
+        new, wanted = self.copy(), parse_pages(rest)
+        known = {number: named[0] for number in new.index.numbers() if (named := new.index.named(number)) is not None}
+        for number in [number for number in new.index.numbers() if known.get(number) != wanted.get(number)]:
+            for ref in new.index.members(number):
+                new.drop(ref)
+            new.index.clear_page(number)
+        for number, name in wanted.items():
+            if known.get(number) != name:
+                new._read_page(number, name, pages)
+        found = parse_registry(rest)
+        new.current_turn, new._counters, new._gen_counters = found.current_turn, found.counters, found.gen_counters
+        new._data = {ref: data for ref, data in mapping_field(rest, "data").items() if ref in new}
+        return new
+
+    def _read_page(self, number: int, name: str, pages: Mapping[str, str]) -> None:
+        if name not in pages:
+            raise LayersError(f"id_registry: page {number} of the entities is missing; verify the record")
+        try:
+            found = parse_registry({"version": VERSION, **json.loads(pages[name])})
+        except (ValueError, TypeError, RecursionError) as error:
+            raise LayersError(f"id_registry: page {number} of the entities is no JSON object: {error}") from None
+        for place, (ref, row) in enumerate(found.entities.items(), start=number * PAGE):
+            self._keep[ref] = row
+            self.index.add(row, place)
+        for ref, id in found.ids.items():
+            self.refs.add(found.entities[ref]["type"], id, ref)
+        self._demoted.update(dict.fromkeys(found.demoted))
+        self.index.set_page(number, (name, pages[name]))
+
+    def _dump(self, *, rows: Sequence[Row], ids: Mapping[str, str], demoted: Sequence[str]) -> dict[str, Any]:
         return {
             "version": VERSION,
             "current_turn": self.current_turn,
             "entities": rows,
-            "ids": dict(self.refs.ids),
+            "ids": ids,
             "data": dict(self._data),
-            "demoted": sorted(self._demoted),
+            "demoted": demoted,
             "counters": dict(self._counters),
             "gen_counters": dict(self._gen_counters),
         }
@@ -279,9 +329,10 @@ class SessionIdRegistry:
 
     def _take(self, found: RegistryData) -> None:
         self.current_turn = found.current_turn
-        self._keep, self._data, self._index = found.entities, found.data, None
+        self._keep, self._data, self._index = Overlay(found.entities), found.data, None
         self.refs = Refs(found.ids, {ref: row["type"] for ref, row in found.entities.items()})
-        self._demoted, self._counters, self._gen_counters = found.demoted, found.counters, found.gen_counters
+        self._demoted = Overlay[str, None](dict.fromkeys(found.demoted))
+        self._counters, self._gen_counters = found.counters, found.gen_counters
 
     def _register(self, type: str, id: object, label: str, status: Status, data: object) -> str:
         name = id_text(id)
@@ -296,7 +347,7 @@ class SessionIdRegistry:
 
     def _put(self, ref: str, type: str, label: str, status: Status) -> None:
         old = self._keep.get(ref)
-        self._demoted.discard(ref)
+        self._demoted.pop(ref, None)
         row: Row = {
             "ref": ref,
             "type": type,
@@ -308,17 +359,17 @@ class SessionIdRegistry:
         }
         self._replace(ref, row)
 
-    def _replace(self, ref: str, row: Row) -> None:
+    def _replace(self, ref: str, row: Row, place: int | None = None) -> None:
         if self._index is not None:
             if ref in self._keep:
                 self._index.remove(self._keep[ref])
-            self._index.add(row)
+            self._index.add(row, place)
         self._keep[ref] = row
 
     def _change(self, ref: str, **facts: object) -> bool:
         if ref not in self:
             return False
-        self._demoted.discard(ref)
+        self._demoted.pop(ref, None)
         self._replace(ref, {**self._keep[ref], **facts})
         return True
 
@@ -329,8 +380,8 @@ class SessionIdRegistry:
 
     def _unsaved(self, type: str, label: str) -> str | None:
         wanted = ref_prefix(type), as_text(label).strip().casefold()
-        for row in self._keep.values():
-            if row["status"] == "generated" and (ref_prefix(row["type"]), row["label"].strip().casefold()) == wanted:
+        for row in self.index.generated(self._keep):
+            if (ref_prefix(row["type"]), row["label"].strip().casefold()) == wanted:
                 return row["ref"]
         return None
 
@@ -340,143 +391,29 @@ class SessionIdRegistry:
         self.refs.add(type, id_text(id), ref)
 
 
+class StoredEntities(Mapping[str, Any]):
+    """The content of `to_dict` of a registry, made when it is read."""
+
+    def __init__(self, registry: SessionIdRegistry) -> None:
+        self._registry = registry
+
+    def __getitem__(self, key: str) -> Any:
+        return self._all[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @cached_property
+    def _all(self) -> dict[str, Any]:
+        return self._registry.to_dict()
+
+
 def registry_of(given: SessionIdRegistry | Mapping[str, Any] | None) -> SessionIdRegistry:
     """Return a registry as it is, or read what its `to_dict` gave; raises LayersError if it is neither."""
     return given if isinstance(given, SessionIdRegistry) else SessionIdRegistry.from_dict(given)
-
-
-STATUSES: tuple[str, ...] = get_args(Status)
-ROW_FIELDS = ("ref", "type", "label", "status", "turn_created", "turn_last_ref", "retention_reason")
-VALUE_TYPES = {(str, str, str, str, int, int, str), (str, str, str, str, int, int, type(None))}
-"""Types of the fields: a fast check, because all entities are read at the beginning of every turn."""
-_VALUES = itemgetter(*ROW_FIELDS)
-_OLDER_KEYS = {
-    "status": "ref_actions",
-    "type": "ref_types",
-    "label": "ref_labels",
-    "turn_created": "ref_turn_created",
-    "turn_last_ref": "ref_turn_last_ref",
-    "retention_reason": "ref_active_reason",
-}
-"""Fields of an entity, and the key of each in the older form."""
-
-
-@dataclass(slots=True, kw_only=True)
-class RegistryData:
-    """Stored state of a registry."""
-
-    current_turn: int = 0
-    entities: dict[str, Row] = field(default_factory=dict[str, Row])
-    ids: dict[str, str] = field(default_factory=dict[str, str])
-    data: dict[str, Any] = field(default_factory=dict[str, Any])
-    demoted: set[str] = field(default_factory=set[str])
-    counters: dict[str, int] = field(default_factory=dict[str, int])
-    gen_counters: dict[str, int] = field(default_factory=dict[str, int])
-
-
-def parse_registry(given: Mapping[str, Any]) -> RegistryData:
-    """Read the stored form of a registry.
-
-    Raises:
-        LayersError: A value is wrong; the message says which.
-    """
-    if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
-        raise LayersError(f"id_registry is a {type(given).__name__}; give a SessionIdRegistry or its to_dict()")
-    turn = given.get("current_turn") or 0
-    if isinstance(turn, bool) or not isinstance(turn, int) or turn < 0:
-        raise LayersError(f"id_registry: current_turn is {turn!r}; give a number from 0")
-    rows: Any = given.get("entities")
-    entities = _parse_entities(_older_rows(given) if rows is None else rows)
-    found = RegistryData(
-        current_turn=turn,
-        entities=entities,
-        ids=_parse_ids(given, entities),
-        data={ref: data for ref, data in _mapping(given, "data", "pending_artifacts").items() if ref in entities},
-        demoted={str(ref) for ref in list_field(given, "demoted")}.intersection(entities),
-        counters=_parse_counters(given, "counters"),
-        gen_counters=_parse_counters(given, "gen_counters"),
-    )
-    if "version" not in given:
-        _raise_counters(found)
-    return found
-
-
-def _parse_entities(given: Any) -> dict[str, Row]:
-    if not isinstance(given, list | tuple):
-        raise LayersError(f"id_registry: entities is a {type(given).__name__}; give a list")
-    rows: list[Row] = [
-        dict(row) if _is_valid_row(row) else _parse_row(row, at) for at, row in enumerate(cast("list[Any]", given))
-    ]
-    return {row["ref"]: row for row in rows}
-
-
-def _is_valid_row(row: Any) -> bool:
-    """True if the row has exactly the fields of an entity, with the right types, as a registry writes them."""
-    one = cast("dict[str, Any]", row)
-    if type(row) is not dict or len(one) != len(ROW_FIELDS):
-        return False
-    try:
-        values = _VALUES(one)
-    except KeyError:
-        return False
-    return tuple(map(type, values)) in VALUE_TYPES and bool(values[0]) and values[3] in STATUSES
-
-
-def _parse_row(row: Any, at: int) -> Row:
-    try:
-        return EntitySnapshot.model_validate(row).model_dump()
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = "".join(f".{step}" for step in first["loc"])
-        raise LayersError(f"id_registry: entities[{at}]{place}: {first['msg']}") from None
-
-
-def _mapping(given: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    name = next((name for name in names if given.get(name) is not None), names[0])
-    found: Any = given.get(name) or {}
-    if not isinstance(found, Mapping):
-        raise LayersError(f"id_registry: {name} is a {type(found).__name__}; give a mapping by ref")
-    return cast("Mapping[str, Any]", found)
-
-
-def _parse_ids(given: Mapping[str, Any], entities: Mapping[str, Row]) -> dict[str, str]:
-    """Ids by ref; the older form has a placeholder for unsaved entities."""
-    found = _mapping(given, "ids", "ref_to_uuid")
-    texts = ((ref, id if type(id) is str else str(id)) for ref, id in found.items() if id is not None)
-    return {ref: text for ref, text in texts if ref in entities and text[:11] != "__pending__"}
-
-
-def _parse_counters(given: Mapping[str, Any], name: str) -> dict[str, int]:
-    found = {str(key): count for key, count in _mapping(given, name).items()}
-    wrong = next((key for key, count in found.items() if isinstance(count, bool) or not isinstance(count, int)), None)
-    if wrong is not None:
-        raise LayersError(f"id_registry: {name}.{wrong} is {found[wrong]!r}; give a number from 0")
-    own = {key: count for key, count in found.items() if name == "counters" or key.startswith("gen_")}
-    return own or {f"gen_{ref_prefix(key)}": count for key, count in found.items()}
-
-
-def _raise_counters(found: RegistryData) -> None:
-    """Raise counters of a foreign form to the highest ref in use, so that no ref is given twice."""
-    for ref in found.entities:
-        prefix, _, number = ref.rpartition("_")
-        if prefix and number.isdecimal():
-            counters = found.gen_counters if ref.startswith("gen_") else found.counters
-            counters[prefix] = max(counters.get(prefix, 0), int(number))
-
-
-def _older_rows(given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Entities of the older form; an action by the user, such as `created:user`, counts as the action."""
-    facts = {name: _mapping(given, key) for name, key in _OLDER_KEYS.items()}
-    known = (*_mapping(given, "ref_to_uuid"), *_mapping(given, "pending_artifacts"), *facts["status"])
-    refs = dict.fromkeys(map(str, known))
-    found: list[dict[str, Any]] = []
-    for ref in refs:
-        one = {name: known[ref] for name, known in facts.items() if known.get(ref) is not None}
-        action = str(one.get("status", "generated" if ref.startswith("gen_") else "read")).partition(":")[0]
-        one["status"] = action if action in STATUSES else "read"
-        one.setdefault("type", ref.removeprefix("gen_").rpartition("_")[0] or ref)
-        found.append({"label": ref, **one, "ref": ref})
-    return found
 
 
 UNKNOWN_REF = "no such entity"

@@ -16,7 +16,7 @@ from context_compiler.layers.entities import refs_with_content
 from context_compiler.layers.models import TurnExecutionSummary, as_mapping, list_field, text_field
 from context_compiler.layers.reasoning import FULL_TURNS
 from context_compiler.layers.refs import ELLIPSIS, single_line
-from context_compiler.layers.registry import SessionIdRegistry, registry_of
+from context_compiler.layers.registry import SessionIdRegistry, StoredEntities, registry_of
 from context_compiler.layers.turn import execution_summary, get_current_curation, pending_question, turn_number
 from context_compiler.messages.fences import fence
 from context_compiler.resilience import try_await
@@ -80,7 +80,7 @@ async def end_turn(
             or old["engagement_summary"]
             or done.think_goal,
             "pending_clarification": _pending(state, done, old),
-            "id_registry": kept.dump(),
+            "id_registry": StoredEntities(kept),
             "turn_summaries": summaries[-FULL_TURNS:],
             "reasoning_summary": _update_reasoning(text_field(old, "reasoning_summary"), summaries[:-FULL_TURNS]),
             "content_archive": {

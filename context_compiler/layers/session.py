@@ -19,11 +19,17 @@ from context_compiler.errors import LayersError, SettingsError, StoreError
 from context_compiler.layers.context import Need, build_context, layer_prompt
 from context_compiler.layers.conversation import ConversationContext, conversation_of, from_json, to_json
 from context_compiler.layers.models import as_mapping
-from context_compiler.layers.refs import splice_json
-from context_compiler.layers.registry import CurationResult, SessionIdRegistry, curate, merge_curations
+from context_compiler.layers.registry import (
+    CurationResult,
+    SessionIdRegistry,
+    StoredEntities,
+    curate,
+    merge_curations,
+)
 from context_compiler.layers.retention import Ask, end_turn
 from context_compiler.layers.turn import TurnState, get_current_curation
-from context_compiler.record.store import Store, Tenants, open_store
+from context_compiler.record.store import PagedLayers, Store, Tenants, open_store
+from context_compiler.record.values import LayerPages
 from context_compiler.resilience import try_await
 
 KNOWN = 8
@@ -42,19 +48,10 @@ _WAITING: set[Layers] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Unsaved:
-    """State of a session that its store did not take yet."""
-
-    text: str
-    after: int
-    """Version in the store that it follows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """Stored state of a session, read: never handed out but as a copy."""
+    """State of a session as last read or stored: its registry is never handed out but as a copy."""
 
-    text: str
+    stored: LayerPages
     conversation: ConversationContext
     registry: SessionIdRegistry
 
@@ -80,10 +77,12 @@ class Layers:
         on_error: Callable[[Exception], Any] | None = None,
     ) -> None:
         self.store = open_store(store)
+        self._paged = self.store if isinstance(self.store, PagedLayers) else None
         self.vault_name = vault_name
         self.ask, self.timeout, self.on_error = ask, timeout, on_error
         self._open: dict[str, Turn] = {}
-        self._unsaved: dict[str, _Unsaved] = {}
+        self._unsaved: dict[str, LayerPages] = {}
+        """States that the store did not take yet, each with the version that it follows."""
         self._known: Memo[str, _Known] = Memo(KNOWN)
         self._scoped: WeakValueDictionary[str, Layers] = WeakValueDictionary()
 
@@ -133,30 +132,46 @@ class Layers:
 
     async def load(self, session_id: str) -> tuple[ConversationContext, int]:
         """Stored state of a session and its version in the store."""
-        text, version = await self._text(session_id)
+        found = await self._waiting(session_id)
+        text, version = (found.joined(), found.version) if found else await self._whole(session_id)
         return (conversation_of(None) if text is None else from_json(text)), version
 
     async def begin(self, session_id: str, user_message: str) -> tuple[TurnState, int]:
         """State at the beginning of the session's next turn, and the version in the store that it follows.
 
-        Entities are read only where the store has another text than was read or stored here last.
+        Only what has changed in the store since it was last read or stored here is read.
         """
-        text, version = await self._text(session_id)
-        if text is None:
-            return initial_state(conversation_of(None), SessionIdRegistry(), user_message), version
-        known = self._known.get(session_id)
-        if known is None or known.text != text:
-            stored = from_json(text)
-            known = _Known(text=text, conversation=stored, registry=SessionIdRegistry.from_dict(stored["id_registry"]))
+        known = self._known.get(check_session_id(session_id))
+        stored = await self._parts(session_id, known.stored if known else None)
+        if stored is None:
+            return initial_state(conversation_of(None), SessionIdRegistry(), user_message), 0
+        if known is None or known.stored.state != stored.state:
+            found = from_json(stored.state)
+            before = known.registry if known else SessionIdRegistry()
+            registry = before.renewed(as_mapping(found["id_registry"], "id_registry"), stored.pages)
+            found["id_registry"] = StoredEntities(registry)
+            known = _Known(stored=stored, conversation=found, registry=registry)
             self._known.keep(session_id, known)
-        return initial_state(known.conversation, known.registry.copy(), user_message), version
+        return initial_state(known.conversation, known.registry.copy(), user_message), stored.version
 
-    async def _text(self, session_id: str) -> tuple[str | None, int]:
+    async def _parts(self, session_id: str, known: LayerPages | None) -> LayerPages | None:
+        """Newest state of a session in parts; one without pages if the store knows none."""
+        if (found := await self._waiting(session_id)) is not None:
+            return found
+        if self._paged is not None:
+            return await self._paged.layer_pages(session_id, self.vault_name, known=known)
+        text, version = await self._whole(session_id)
+        return None if text is None else LayerPages(state=text, version=version, pages={})
+
+    async def _waiting(self, session_id: str) -> LayerPages | None:
+        """State of a session that the store does not take yet, after another try; with the version that it follows."""
+        if (unsaved := self._unsaved.get(check_session_id(session_id))) is None:
+            return None
+        await self._save(session_id, unsaved)
+        return self._unsaved.get(session_id)
+
+    async def _whole(self, session_id: str) -> tuple[str | None, int]:
         """Stored state of a session as JSON text, and its version; None and 0 if the session is unknown."""
-        if (unsaved := self._unsaved.get(check_session_id(session_id))) is not None:
-            await self._save(session_id, unsaved)
-            if session_id in self._unsaved:
-                return unsaved.text, unsaved.after
         found = await self.store.layers(session_id, self.vault_name)
         return (None, 0) if found is None else found
 
@@ -168,24 +183,33 @@ class Layers:
         Raises:
             StoreError: Another process has stored a turn of the session meanwhile.
         """
-        rest = from_json(to_json({**conversation, "id_registry": {}}))
-        text = splice_json(conversation, "id_registry", registry.to_json())
-        known = _Known(text=text, conversation={**rest, "id_registry": conversation["id_registry"]}, registry=registry)
-        self._known.keep(session_id, known)
-        await self._save(session_id, _Unsaved(text=text, after=after), strict=True)
+        rest, pages = registry.stored()
+        kept = from_json(to_json({**conversation, "id_registry": {}}))
+        state = to_json({**kept, "id_registry": rest})
+        stored = LayerPages(state=state, version=after, pages=pages)
+        if pages and self._paged is None:
+            stored = LayerPages(state=stored.joined(), version=after, pages={})
+        kept["id_registry"] = StoredEntities(registry)
+        self._known.keep(session_id, _Known(stored=stored, conversation=kept, registry=registry))
+        await self._save(session_id, stored, strict=True)
 
-    async def _save(self, session_id: str, state: _Unsaved, *, strict: bool = False) -> None:
+    async def _store(self, session_id: str, state: LayerPages) -> int:
+        if state.pages and self._paged is not None:
+            save = self._paged.save_layer_pages
+            return await save(session_id, self.vault_name, state.state, state.pages, after=state.version)
+        return await self.store.save_layers(session_id, self.vault_name, state.state, after=state.version)
+
+    async def _save(self, session_id: str, state: LayerPages, *, strict: bool = False) -> None:
         """Store a state; keep it if the store fails, drop it if the stored one was changed or deleted meanwhile."""
-        keep = self.store.save_layers(session_id, self.vault_name, state.text, after=state.after)
-        error = (await try_await(keep)).error
+        error = (await try_await(self._store(session_id, state))).error
         self._unsaved.pop(session_id, None)
         if not self._unsaved:
             _WAITING.discard(self)
         if error is None:
             return
         found = await try_await(self.store.layers(session_id, self.vault_name))
-        version = state.after if found.error is not None else found.value[1] if found.value is not None else 0
-        if version == state.after:
+        version = state.version if found.error is not None else found.value[1] if found.value is not None else 0
+        if version == state.version:
             self._unsaved[session_id] = state
             _WAITING.add(self)
             await self.report(f"session {session_id!r}: its layers are kept here until they can be stored", error)

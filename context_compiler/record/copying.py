@@ -19,6 +19,7 @@ from context_compiler.record import rows
 from context_compiler.record.database import Database
 from context_compiler.record.sessions import memory_diff
 from context_compiler.record.store import PAGE, SQLStore
+from context_compiler.record.values import page_names
 
 Row = Mapping[str, Any]
 Numbers = dict[str, dict[int, int]]
@@ -100,12 +101,22 @@ def _write_page(db: Database, table: str, page: Sequence[Row], numbers: Numbers)
             return _write_sealed(db, table, page, numbers)
         before = _count(db, table)
         given = [_renumber(row, numbers) for row in page]
+        if table == "layer_pages":
+            given = [row for row in given if _is_wanted(db, row)]
         if table == "contents":
             given = [{"hash": row["hash"], "body": rows.pack(rows.to_bytes(row["body"]))} for row in page]
+        if not given:
+            return 0, {}
         columns = list(given[0])
         query = f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
         db.executemany(query, [[row[column] for column in columns] for row in given])
         return _count(db, table) - before, {}
+
+
+def _is_wanted(db: Database, page: Row) -> bool:
+    """True unless the copy has layers of the session already, which do not list this page."""
+    found = db.execute("SELECT state FROM layers WHERE session = ?", (page["session"],)).fetchone()
+    return found is None or page["name"] in page_names(found["state"])
 
 
 def _count(db: Database, table: str) -> int:

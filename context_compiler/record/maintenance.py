@@ -21,7 +21,7 @@ from context_compiler.record.database import Database
 from context_compiler.record.queries import OWNED, reseal
 from context_compiler.record.rows import bare, prefix, prefix_of, writer_of
 from context_compiler.record.sessions import commit_id, memory_diff
-from context_compiler.record.values import parse_tools
+from context_compiler.record.values import page_name, page_names, parse_tools
 
 DROP_NODES = f"""
 WITH RECURSIVE kept (id) AS (
@@ -67,7 +67,7 @@ HELD = "SELECT session FROM spaces UNION SELECT session FROM layers UNION SELECT
 
 OF_SESSION = (
     *("cycles", "copies", "layers", "scores", "live_memories", "spaces", "commits", "conversations"),
-    *("toolsets", "under_way"),
+    *("layer_pages", "toolsets", "under_way"),
 )
 """Tables whose rows go with their session."""
 
@@ -317,6 +317,19 @@ def check_tools(db: Database) -> Iterator[str]:
             yield f"toolsets {row['id']}: cannot be read ({error})"
 
 
+def check_layers(db: Database) -> Iterator[str]:
+    """Check that the pages of layers are there, and are as they were named."""
+    known: set[tuple[int, str]] = set()
+    for row in db.scan("SELECT session, name, body FROM layer_pages"):
+        known.add((row["session"], row["name"]))
+        if page_name(row["body"]) != row["name"]:
+            yield f"layer_pages {row['session']} {row['name']}: the body is another than the one that was named"
+    for row in db.scan("SELECT session, state FROM layers"):
+        for name in page_names(row["state"]):
+            if (row["session"], name) not in known:
+                yield f"layers of session {row['session']}: the page {name} is not there"
+
+
 def check_conversations(db: Database) -> Iterator[str]:
     """Check that logs of conversations are whole, and that their messages follow one another."""
     reached: dict[tuple[str, str], str] = {}
@@ -344,6 +357,7 @@ CHECKS: tuple[Callable[[Database], Iterator[str]], ...] = (
     check_memories,
     check_conversations,
     check_tools,
+    check_layers,
 )
 
 

@@ -231,6 +231,15 @@ WAITING = (
 )
 """Texts that wait for the search index have no words; a search reads them one by one."""
 
+RECORD_LAYER_PAGES = (
+    f"""CREATE TABLE {{schema}}.layer_pages (
+        session BIGINT NOT NULL REFERENCES {{schema}}.sessions(id),
+        name {NAME} NOT NULL,
+        body TEXT NOT NULL,
+        UNIQUE (session, name)
+    )""",
+)
+
 _FIRST = (
     "sessions",
     "context_summaries",
@@ -248,6 +257,7 @@ NUMBERED = (*_FIRST, "toolsets")
 TABLES = (
     *("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layers", "actions"),
     *(
+        "layer_pages",
         "memories",
         "commits",
         "spaces",
@@ -294,5 +304,6 @@ RECORD = Component(
         (SAVE,),
         ("DROP FUNCTION {schema}.save_request", SAVE),  # which had another form before
         (*WAITING, "DROP FUNCTION {schema}.save_request", SAVE),
+        RECORD_LAYER_PAGES,
     ),
 )

@@ -40,8 +40,8 @@ UNDONE = "SELECT summary FROM actions WHERE kind = 'undo' AND summary NOT NULL"
 """Compiles that a user has undone, which are not used again."""
 
 EXPORTED = (
-    *("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layers", "actions"),
-    *("toolsets", "memories", "commits", "spaces", "scores", "entries", "conversations"),
+    *("contents", "nodes", "sessions", "copies", "context_summaries", "cycles", "views", "layer_pages", "layers"),
+    *("actions", "toolsets", "memories", "commits", "spaces", "scores", "entries", "conversations"),
 )
 """Every table but the search indexes, each after those it refers to."""
 
@@ -51,6 +51,7 @@ NAMED = {"contents": "hash", "nodes": "id", "memories": "id"}
 ORDERS = {
     "nodes": "position, id",
     "copies": "session, node",
+    "layer_pages": "session, name",
     "memories": "position, id",
     "commits": "created_at, id",
     "entries": "owner, id",

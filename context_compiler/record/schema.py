@@ -347,6 +347,18 @@ def create_tools(db: sqlite3.Connection) -> None:
     )
 
 
+def create_layer_pages(db: sqlite3.Connection) -> None:
+    """Create the table of entities of layers; a state of an earlier version has its own until it is next saved."""
+    db.execute(
+        """CREATE TABLE layer_pages (
+        session INTEGER NOT NULL REFERENCES sessions(id),
+        name TEXT NOT NULL,                 -- the hash of the body; the session's layers list it
+        body TEXT NOT NULL,
+        UNIQUE (session, name)
+    )"""
+    )
+
+
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     create_record,
     create_memories,
@@ -355,6 +367,7 @@ MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     separate_owners,
     create_actions,
     create_tools,
+    create_layer_pages,
 )
 """In order; append only."""
 

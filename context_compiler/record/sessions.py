@@ -7,7 +7,7 @@ and two states differ by what lies between them: a commit costs one row, and a c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -29,7 +29,7 @@ from context_compiler.record.queries import (
     session_row,
 )
 from context_compiler.record.rows import bare, prefix, stored, writer_of
-from context_compiler.record.values import Action, Chain, Compile, Cycle
+from context_compiler.record.values import Action, Chain, Compile, Cycle, LayerPages, page_name, page_names
 
 IndexTerms = Callable[[str], str]
 """The terms by which a text is found, separated by blanks."""
@@ -62,29 +62,57 @@ LONGEST_S = 3_600.0
 """Seconds for which a compile is shown at most."""
 
 
+NEWEST_LAYERS = (
+    "SELECT l.session, l.state, l.version FROM layers l JOIN sessions s ON s.id = l.session"
+    " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?"
+)
+
+
 def load_layers(db: Database, session_id: str, vault_name: str) -> tuple[str, int] | None:
-    """The newest layers of a session as JSON text, and their version from 1; None if it has none."""
-    found = db.execute(
-        "SELECT l.state, l.version FROM layers l JOIN sessions s ON s.id = l.session"
-        " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?",
-        session_key(db, session_id, vault_name),
-    ).fetchone()
-    return None if found is None else (found["state"], found["version"])
+    """The newest layers of a session as JSON text, and their version from 1; None if it has none.
+
+    Raises:
+        StoreError: their pages are not as they were written.
+    """
+    found = load_layer_pages(db, session_id, vault_name, None)
+    return None if found is None else (found.joined(), found.version)
 
 
-def save_layers(db: Database, session_id: str, vault_name: str, state: str, after: int) -> int:
-    """Replace version `after` of a session's layers and return the new version.
+def load_layer_pages(db: Database, session_id: str, vault_name: str, known: LayerPages | None) -> LayerPages | None:
+    """The newest layers of a session in parts; what is as `known` is not read again.
+
+    Raises:
+        StoreError: a page is missing, or not as it was written.
+    """
+    key = session_key(db, session_id, vault_name)
+    if known is not None:
+        row = db.execute(NEWEST_LAYERS, key).fetchone()
+        if row is not None and row["state"] == known.state:
+            return replace(known, version=row["version"])
+    with db.snapshot():
+        row = db.execute(NEWEST_LAYERS, key).fetchone()
+        if row is None:
+            return None
+        held: Mapping[str, str] = {} if known is None else known.pages
+        query = "SELECT name, body FROM layer_pages WHERE session = ? AND NOT name IN (SELECT value FROM json_each(?))"
+        found = dict(db.execute(query, (row["session"], json.dumps(list(held)))).fetchall())
+    pages = {name: held.get(name) or found.get(name, "") for name in page_names(row["state"])}
+    if any(name not in held and page_name(text) != name for name, text in pages.items()):
+        raise StoreError(f"session {session_id!r}: its layers are not as they were written; verify the record")
+    return LayerPages(state=row["state"], version=row["version"], pages=pages)
+
+
+def save_layers(
+    db: Database, session_id: str, vault_name: str, state: str, after: int, pages: Mapping[str, str] | None = None
+) -> int:
+    """Replace version `after` of a session's layers and return the new version; only pages that are new are written.
 
     Raises:
         StoreError: the newest version is another one.
     """
     with db.transaction():
         db.hold(rows.plain(session_id))
-        found = db.execute(
-            "SELECT l.version FROM layers l JOIN sessions s ON s.id = l.session"
-            " WHERE s.session_id = ? AND s.vault_name = ? AND s.owner = ?",
-            session_key(db, session_id, vault_name),
-        ).fetchone()
+        found = db.execute(NEWEST_LAYERS, session_key(db, session_id, vault_name)).fetchone()
         version = 0 if found is None else found["version"]
         if version != after:
             raise StoreError(
@@ -94,7 +122,18 @@ def save_layers(db: Database, session_id: str, vault_name: str, state: str, afte
         session = session_row(db, session_key(db, session_id, vault_name), datetime.now(UTC))
         db.execute("DELETE FROM layers WHERE session = ?", (session,))
         insert(db, "layers", (session, after + 1, rows.to_bytes(state).decode("utf-8", "backslashreplace")))
+        _save_pages(db, session, pages or {})
     return after + 1
+
+
+def _save_pages(db: Database, session: int, pages: Mapping[str, str]) -> None:
+    """Make these the pages of a session's layers."""
+    known = {row[0] for row in db.execute("SELECT name FROM layer_pages WHERE session = ?", (session,))}
+    if gone := known - pages.keys():
+        query = "DELETE FROM layer_pages WHERE session = ? AND name IN (SELECT value FROM json_each(?))"
+        db.execute(query, (session, json.dumps(sorted(gone))))
+    new = [(session, name, pages[name]) for name in pages if name not in known]
+    db.executemany("INSERT INTO layer_pages (session, name, body) VALUES (?, ?, ?)", new)
 
 
 def actions(db: Database, session_id: str, vault_name: str) -> list[Action]:

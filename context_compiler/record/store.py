@@ -34,6 +34,7 @@ from context_compiler.record.values import (
     Compile,
     Cycle,
     Entry,
+    LayerPages,
     OwnerInfo,
     Record,
     SessionInfo,
@@ -48,6 +49,7 @@ __all__ = [
     "Keeper",
     "Layered",
     "MemoryStore",
+    "PagedLayers",
     "Reader",
     "Recorder",
     "SQLiteStore",
@@ -141,6 +143,34 @@ class Layered(Protocol):
 
     async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
         """Replace version `after` (0 for none) of a session's layers and return the new version.
+
+        Raises:
+            StoreError: The newest version is another one, or saving failed; nothing has changed.
+        """
+        ...
+
+
+@runtime_checkable
+class PagedLayers(Protocol):
+    """Methods for layers in parts, so that a turn reads and writes only what changed; a store may do without."""
+
+    async def layer_pages(
+        self, session_id: str, vault_name: str = "", *, known: LayerPages | None = None
+    ) -> LayerPages | None:
+        """The newest layers of a session in parts; None if it has none. What is as `known` is not read again."""
+        ...
+
+    async def save_layer_pages(
+        self, session_id: str, vault_name: str, state: str, pages: Mapping[str, str], *, after: int
+    ) -> int:
+        """Replace version `after` (0 for none) of a session's layers and return the new version.
+
+        Args:
+            session_id: The session.
+            vault_name: Its vault.
+            state: JSON text that lists the names of the pages in `id_registry.pages`.
+            pages: Text of every page by its name.
+            after: The version that is replaced.
 
         Raises:
             StoreError: The newest version is another one, or saving failed; nothing has changed.
@@ -375,6 +405,20 @@ class SQLStore(Protocol):
     async def save_layers(self, session_id: str, vault_name: str, state: str, *, after: int) -> int:
         """Replace version `after` of a session's layers and return the new version."""
         given = {"session_id": session_id, "vault_name": vault_name, "state": state, "after": after}
+        return await self.perform(partial(sessions.save_layers, **given))
+
+    async def layer_pages(
+        self, session_id: str, vault_name: str = "", *, known: LayerPages | None = None
+    ) -> LayerPages | None:
+        """The newest layers of a session in parts; None if it has none. What is as `known` is not read again."""
+        given = {"session_id": session_id, "vault_name": vault_name, "known": known}
+        return await self.perform(partial(sessions.load_layer_pages, **given))
+
+    async def save_layer_pages(
+        self, session_id: str, vault_name: str, state: str, pages: Mapping[str, str], *, after: int
+    ) -> int:
+        """Replace version `after` of a session's layers and return the new version."""
+        given = {"session_id": session_id, "vault_name": vault_name, "state": state, "pages": pages, "after": after}
         return await self.perform(partial(sessions.save_layers, **given))
 
     async def actions(self, session_id: str, vault_name: str = "") -> list[Action]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar, cast
 
+from context_compiler import ids
 from context_compiler.errors import SettingsError
 from context_compiler.messages.display import bars, fragment
 
@@ -75,6 +76,46 @@ class Action:
     """Row number of the compile that was made or undone."""
     number: int = 0
     """Ordinal in its conversation, from 1, once stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPages:
+    """The newest layers of a session, in parts; rows of `layers` and `layer_pages`."""
+
+    state: str
+    """JSON text; with pages, `id_registry.pages` of it lists their names."""
+    version: int
+    pages: Mapping[str, str]
+    """JSON texts of entities, by `page_name`; empty where the state has everything."""
+
+    def joined(self) -> str:
+        """The state with the entities of its pages, as JSON text; as it is if it lists none."""
+        if not page_names(self.state):
+            return self.state
+        state: dict[str, Any] = json.loads(self.state)
+        names: dict[str, str] = state["id_registry"].pop("pages")
+        found = [json.loads(self.pages[names[number]]) for number in sorted(names, key=int)]
+        state["id_registry"] |= {
+            "entities": [row for page in found for row in page["entities"]],
+            "ids": {ref: id for page in found for ref, id in page["ids"].items()},
+            "demoted": sorted(ref for page in found for ref in page["demoted"]),
+        }
+        return json.dumps(state)
+
+
+def page_names(state: str) -> Sequence[str]:
+    """Names of the pages that layers list; none for those that have their entities in themselves."""
+    if '"pages"' not in state:
+        return ()
+    try:
+        return tuple(json.loads(state)["id_registry"]["pages"].values())
+    except (ValueError, LookupError, TypeError, AttributeError):  # an application's own text
+        return ()
+
+
+def page_name(text: str) -> str:
+    """Name of a page of entities by its text."""
+    return ids.blob_id(text.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,10 +14,12 @@ from typer.testing import CliRunner
 
 from context_compiler.cli.root import app
 from context_compiler.errors import StoreError
+from context_compiler.layers import Layers
 from context_compiler.manager.memory import SQLiteMemory
 from context_compiler.record import browse
 from context_compiler.record.copying import copy_record
 from context_compiler.record.store import MemoryStore, SQLStore, open_place
+from context_compiler.record.values import page_name
 from tests.record.entries import Talk, compiled, cycle, request, talk
 
 
@@ -31,6 +33,9 @@ async def fill(store: SQLStore) -> None:
         await one.save(request(raw, Talk("a summary", "and"), compile=made, cycle=cycle(raw.ids[2], '{"a": 1}')))
         await one.save(request(raw.then("more", "words"), run_id=None))
         await one.save_layers("s", "", '{"layers": 1}', after=0)
+        page = f'{{"entities": "of {owner} \ufdd0"}}'
+        state = json.dumps({"id_registry": {"pages": {"3": page_name(page)}}})
+        await one.save_layer_pages("pages", "", state, {page_name(page): page}, after=0)
         memory = SQLiteMemory("s", one)
         await memory.remember("Ann lives in Oslo")
         first = await memory.commit("one")
@@ -94,6 +99,18 @@ async def test_a_copy_that_was_interrupted_is_finished_by_the_next(target: SQLSt
     result = await copy_record(source, target, lambda table: None)
     assert result.defects == () and result.present["nodes"]
     assert await content(target) == await content(source)
+    await target.close()
+
+
+async def test_layers_that_the_copy_has_already_keep_the_pages_that_they_list(target: SQLStore):
+    source, there = MemoryStore(), Layers(target)
+    for layers, number in ((Layers(source), 1), (there, 2)):
+        async with layers.turn("s") as turn:
+            turn.registry.register_read("recipes", number, f"Recipe {number}")
+    result = await copy_record(source, target, lambda table: None)
+    assert result.defects == () and (result.copied["layer_pages"], result.present["layer_pages"]) == (0, 1)
+    async with there.turn("s") as turn:
+        assert [one.label for one in turn.registry] == ["Recipe 2"]
     await target.close()
 
 

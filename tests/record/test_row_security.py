@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -11,6 +12,7 @@ import pytest
 from context_compiler.manager.memory import SQLiteMemory
 from context_compiler.record.postgres import PostgresStore
 from context_compiler.record.postgres_tables import TABLES
+from context_compiler.record.values import page_name
 from tests.record.entries import Talk, compiled, cycle, request, talk
 from tests.support.postgres import Cluster
 
@@ -52,7 +54,9 @@ async def fill(store: PostgresStore) -> None:
     raw, owner = talk(3), store.owner
     made = compiled(raw.ids[2], cache_key="k", summary=f"for {owner}")
     await store.save(request(raw, Talk(f"of {owner}"), compile=made, cycle=cycle(raw.ids[2], f'"{owner}"')))
-    await store.save_layers("s", "", f"layers of {owner}", after=0)
+    page = json.dumps({"entities": [], "ids": {"recipe_1": owner}, "demoted": []})
+    listing = json.dumps({"id_registry": {"pages": {"0": page_name(page)}}})
+    await store.save_layer_pages("s", "", listing, {page_name(page): page}, after=0)
     memory = SQLiteMemory("s", store)
     await memory.remember(f"the user is {owner}")
     await memory.commit(f"of {owner}")

@@ -1,0 +1,164 @@
+"""Stored form of a registry: what `SessionIdRegistry.to_dict` gives, also in pages, and the older form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, cast, get_args
+
+from pydantic import ValidationError
+
+from context_compiler.errors import LayersError
+from context_compiler.layers.index import Row
+from context_compiler.layers.models import EntitySnapshot, Status, list_field
+from context_compiler.layers.refs import ref_prefix
+
+VERSION = 1
+
+STATUSES: tuple[str, ...] = get_args(Status)
+ROW_FIELDS = ("ref", "type", "label", "status", "turn_created", "turn_last_ref", "retention_reason")
+VALUE_TYPES = {(str, str, str, str, int, int, str), (str, str, str, str, int, int, type(None))}
+"""Types of the fields: a fast check, because all entities are read at the beginning of every turn."""
+_VALUES = itemgetter(*ROW_FIELDS)
+_OLDER_KEYS = {
+    "status": "ref_actions",
+    "type": "ref_types",
+    "label": "ref_labels",
+    "turn_created": "ref_turn_created",
+    "turn_last_ref": "ref_turn_last_ref",
+    "retention_reason": "ref_active_reason",
+}
+"""Fields of an entity, and the key of each in the older form."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RegistryData:
+    """Stored state of a registry."""
+
+    current_turn: int = 0
+    entities: dict[str, Row] = field(default_factory=dict[str, Row])
+    ids: dict[str, str] = field(default_factory=dict[str, str])
+    data: dict[str, Any] = field(default_factory=dict[str, Any])
+    demoted: set[str] = field(default_factory=set[str])
+    counters: dict[str, int] = field(default_factory=dict[str, int])
+    gen_counters: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def parse_registry(given: Mapping[str, Any]) -> RegistryData:
+    """Read the stored form of a registry.
+
+    Raises:
+        LayersError: A value is wrong; the message says which.
+    """
+    if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
+        raise LayersError(f"id_registry is a {type(given).__name__}; give a SessionIdRegistry or its to_dict()")
+    turn = given.get("current_turn") or 0
+    if isinstance(turn, bool) or not isinstance(turn, int) or turn < 0:
+        raise LayersError(f"id_registry: current_turn is {turn!r}; give a number from 0")
+    rows: Any = given.get("entities")
+    entities = _parse_entities(_older_rows(given) if rows is None else rows)
+    found = RegistryData(
+        current_turn=turn,
+        entities=entities,
+        ids=_parse_ids(given, entities),
+        data={ref: data for ref, data in mapping_field(given, "data", "pending_artifacts").items() if ref in entities},
+        demoted={str(ref) for ref in list_field(given, "demoted")}.intersection(entities),
+        counters=_parse_counters(given, "counters"),
+        gen_counters=_parse_counters(given, "gen_counters"),
+    )
+    if "version" not in given:
+        _raise_counters(found)
+    return found
+
+
+def _parse_entities(given: Any) -> dict[str, Row]:
+    if not isinstance(given, list | tuple):
+        raise LayersError(f"id_registry: entities is a {type(given).__name__}; give a list")
+    rows: list[Row] = [
+        dict(row) if _is_valid_row(row) else _parse_row(row, at) for at, row in enumerate(cast("list[Any]", given))
+    ]
+    return {row["ref"]: row for row in rows}
+
+
+def _is_valid_row(row: Any) -> bool:
+    """True if the row has exactly the fields of an entity, with the right types, as a registry writes them."""
+    one = cast("dict[str, Any]", row)
+    if type(row) is not dict or len(one) != len(ROW_FIELDS):
+        return False
+    try:
+        values = _VALUES(one)
+    except KeyError:
+        return False
+    return tuple(map(type, values)) in VALUE_TYPES and bool(values[0]) and values[3] in STATUSES
+
+
+def _parse_row(row: Any, at: int) -> Row:
+    try:
+        return EntitySnapshot.model_validate(row).model_dump()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = "".join(f".{step}" for step in first["loc"])
+        raise LayersError(f"id_registry: entities[{at}]{place}: {first['msg']}") from None
+
+
+def mapping_field(given: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """Mapping stored under the first of these keys that there is; missing is empty.
+
+    Raises:
+        LayersError: The value is not a mapping.
+    """
+    name = next((name for name in names if given.get(name) is not None), names[0])
+    found: Any = given.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise LayersError(f"id_registry: {name} is a {type(found).__name__}; give a mapping by ref")
+    return cast("Mapping[str, Any]", found)
+
+
+def _parse_ids(given: Mapping[str, Any], entities: Mapping[str, Row]) -> dict[str, str]:
+    """Ids by ref; the older form has a placeholder for unsaved entities."""
+    found = mapping_field(given, "ids", "ref_to_uuid")
+    texts = ((ref, id if type(id) is str else str(id)) for ref, id in found.items() if id is not None)
+    return {ref: text for ref, text in texts if ref in entities and text[:11] != "__pending__"}
+
+
+def parse_pages(given: Mapping[str, Any]) -> dict[int, str]:
+    """Names of the pages of the entities by number, in order."""
+    found = {str(number): str(name) for number, name in mapping_field(given, "pages").items()}
+    wrong = next((number for number in found if not number.isdecimal()), None)
+    if wrong is not None:
+        raise LayersError(f"id_registry: pages.{wrong} is no page; give numbers")
+    return {int(number): found[number] for number in sorted(found, key=int)}
+
+
+def _parse_counters(given: Mapping[str, Any], name: str) -> dict[str, int]:
+    found = {str(key): count for key, count in mapping_field(given, name).items()}
+    wrong = next((key for key, count in found.items() if isinstance(count, bool) or not isinstance(count, int)), None)
+    if wrong is not None:
+        raise LayersError(f"id_registry: {name}.{wrong} is {found[wrong]!r}; give a number from 0")
+    own = {key: count for key, count in found.items() if name == "counters" or key.startswith("gen_")}
+    return own or {f"gen_{ref_prefix(key)}": count for key, count in found.items()}
+
+
+def _raise_counters(found: RegistryData) -> None:
+    """Raise counters of a foreign form to the highest ref in use, so that no ref is given twice."""
+    for ref in found.entities:
+        prefix, _, number = ref.rpartition("_")
+        if prefix and number.isdecimal():
+            counters = found.gen_counters if ref.startswith("gen_") else found.counters
+            counters[prefix] = max(counters.get(prefix, 0), int(number))
+
+
+def _older_rows(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Entities of the older form; an action by the user, such as `created:user`, counts as the action."""
+    facts = {name: mapping_field(given, key) for name, key in _OLDER_KEYS.items()}
+    known = (*mapping_field(given, "ref_to_uuid"), *mapping_field(given, "pending_artifacts"), *facts["status"])
+    refs = dict.fromkeys(map(str, known))
+    found: list[dict[str, Any]] = []
+    for ref in refs:
+        one = {name: known[ref] for name, known in facts.items() if known.get(ref) is not None}
+        action = str(one.get("status", "generated" if ref.startswith("gen_") else "read")).partition(":")[0]
+        one["status"] = action if action in STATUSES else "read"
+        one.setdefault("type", ref.removeprefix("gen_").rpartition("_")[0] or ref)
+        found.append({"label": ref, **one, "ref": ref})
+    return found
