@@ -263,14 +263,15 @@ def since(
     """Everything after a position, whole but for what is broken; with what was recalled before a prompt."""
     if not recalled and not any(index >= start for index in base):
         return list(history.messages[start:])
-    messages: list[ModelMessage] = []
+    placed: list[Placed] = []
     for index in range(start, len(history)):
         shape = base.get(index, WHOLE)
         message = apply_shape(history.messages[index], history.readings[index], shape, reader.counter)
         if isinstance(message, ModelRequest) and index in recalled:
             message = with_recalled(message, recalled[index])
         if message is not None:
-            messages.append(message)
+            placed.append((index, message))
+    messages = _spaced(placed, history, len(history))
     if not start and _answers(messages):
         messages.insert(0, ModelRequest(parts=[_user(LEFT_OUT, _DAY_ONE, {"v": 1, "tip": ""})]))
     return messages

@@ -140,3 +140,11 @@ async def test_what_repair_leaves_out_is_listed_so_that_tokens_add_up() -> None:
     assert [drop.what for drop in broken] == ["message 60"] and broken[0].tokens > 300
     left = raw.record.tokens_raw - sum(drop.tokens for drop in view.drops)
     assert abs(left - view.ledger["tokens"]["messages"]) <= 8, "but for the frames of note and quotes"
+
+
+async def test_where_repair_leaves_out_what_stood_between_two_answers_a_line_says_so() -> None:
+    orphan = ModelRequest(parts=[answer("nobody asked")])
+    said = ModelResponse(parts=[TextPart("It is blue.")])
+    view = await compile_view([*TALK[:2], orphan, said, *ASKED[-1:]], "extractive", 8_000, system=None)
+    assert [message.kind for message in view.messages] == ["request", "response"] * 2 + ["request"]
+    assert "[Messages in between are left out.]" in str(view.messages[2])
