@@ -19,7 +19,16 @@ from itertools import pairwise
 
 from context_compiler.compiler.patterns import Sort
 from context_compiler.compiler.specifics import Specific, TextSet, readable_text, specifics
-from context_compiler.messages.display import FORMS, IDENTIFIER, INSTRUCTION, OUTLINE, QUOTED, RECALLED, segments
+from context_compiler.messages.display import (
+    FORMS,
+    IDENTIFIER,
+    INSTRUCTION,
+    OUTLINE,
+    QUOTED,
+    RECALLED,
+    VERBATIM,
+    segments,
+)
 from context_compiler.messages.fences import one_line, visible
 from context_compiler.messages.history import Reading
 from context_compiler.messages.items import Item, Kind
@@ -66,7 +75,8 @@ class Echo:
     """A place of a request that has words of a message which is not there as it was."""
 
     form: str
-    """Form of that place, such as quoted, recalled or instruction; verbatim for another message that says the same."""
+    """Form of that place, such as quoted, recalled or instruction; verbatim for another message that says the same,
+    shortened or carried for what is left of the message itself."""
     sent: int | None
     """Position in the view; None for what was sent beside the messages."""
     words: tuple[str, ...]
@@ -163,37 +173,37 @@ def _identifies(one: Specific) -> bool:
     return one.sort not in _MEANT and len(one.text) >= SENTENCE
 
 
-def echoes(request: Sayings, reading: Reading, own: int | None = None) -> tuple[Echo, ...]:
+def echoes(request: Sayings, reading: Reading, own: tuple[str, int] | None = None) -> tuple[Echo, ...]:
     """Places of a request that have words of a message, the form that tells most first; each once.
 
     Args:
         request: What it says.
         reading: The message.
-        own: Position of what is left of it in the view, which is not looked at.
+        own: Form and position in the view of what is left of it.
     """
     said: defaultdict[tuple[str, int | None], dict[str, None]] = defaultdict(dict)
 
     def found(number: int, words: str, named: bool) -> None:
         form, sent = request.pieces[number]
         form = QUOTED if form == IDENTIFIER and not named and len(words.split()) >= SENTENCE else form
-        if own is None or sent != own or form in QUOTING:
-            said[form, sent][words] = None
+        form = own[0] if own is not None and form == VERBATIM and sent == own[1] else form
+        said[form, sent][words] = None
 
     for item in reading.items:
         if item.mark is None:
             _compare(request, item, found)
     order = tuple(FORMS)
     places = sorted(said, key=lambda place: (order.index(place[0]), -1 if place[1] is None else place[1]))
-    return tuple(Echo(form=form, sent=sent, words=tuple(_longest(said[form, sent]))) for form, sent in places)
+    return tuple(Echo(form=form, sent=sent, words=_apart(said[form, sent], form)) for form, sent in places)
 
 
-def _longest(words: Iterable[str]) -> list[str]:
-    """The words without those that longer ones hold."""
+def _apart(words: Iterable[str], form: str) -> tuple[str, ...]:
+    """The words without those that longer ones hold; of identifiers, without those that hold shorter ones."""
     kept: list[str] = []
-    for one in sorted(dict.fromkeys(words), key=len, reverse=True)[:MOST]:
-        if not any(one in longer for longer in kept):
+    for one in sorted(dict.fromkeys(words), key=len, reverse=form != IDENTIFIER)[:MOST]:
+        if not any(other in one if form == IDENTIFIER else one in other for other in kept):
             kept.append(one)
-    return kept
+    return tuple(kept)
 
 
 def _compare(request: Sayings, item: Item, found: Report) -> None:

@@ -251,7 +251,7 @@ class FactSearch:
         mentions: Sequence[int],
     ) -> Iterator[Stretch]:
         explained = 0
-        before = 0
+        before = _bit(VERBATIM)
         for (mask, known), group in groupby(range(len(tips)), key=lambda at: (masks[at][0], bool(masks[at][1]))):
             places = list(group)
             first, last = tips[places[0]], tips[places[-1]]
@@ -273,7 +273,7 @@ class FactSearch:
                 step=step,
                 told=told,
             )
-            before = mask
+            before = mask if known else _bit(VERBATIM)
 
     def _reason(self, db: Database, number: int, mentions: Sequence[int]) -> tuple[str, int, bool]:
         """Reason and step by which these messages left, and if a summary of that request covers one of them."""

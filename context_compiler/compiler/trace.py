@@ -116,7 +116,9 @@ class Words:
     def echoes(self, at: int, reading: Reading) -> tuple[Echo, ...]:
         """Places of the request that have words of a raw message, if that is not there word for word."""
         fate = fate_of(self.sent, at)
-        return () if self.said is None or fate.form == VERBATIM else echoes(self.said, reading, fate.sent)
+        if self.said is None or fate.form == VERBATIM:
+            return ()
+        return echoes(self.said, reading, None if fate.sent is None else (fate.form, fate.sent))
 
     def told(self, at: int) -> int | None:
         """Position of a summary that may tell what a raw message said, in other words."""
@@ -390,8 +392,9 @@ def verdict_of(fate: Fate, repeated: Sequence[Echo], told: int | None) -> str:
     """
     if fate.form in (VERBATIM, SHORTENED):
         return fate.form
-    if repeated:
-        return IDENTIFIER if all(echo.form == IDENTIFIER for echo in repeated) else PARTIAL
+    elsewhere = {echo.form for echo in repeated} - {CARRIED}
+    if elsewhere:
+        return IDENTIFIER if elsewhere == {IDENTIFIER} else PARTIAL
     return fate.form if fate.form == CARRIED else ABSENT if told is None else TOLD
 
 
