@@ -11,7 +11,16 @@ from typing import Any, Literal, cast, get_args
 from context_compiler.errors import LayersError
 from context_compiler.layers.index import Row
 from context_compiler.layers.models import EntityContext, EntitySnapshot, as_mapping, parse_layer
-from context_compiler.layers.refs import ELLIPSIS, NO_REFS, SHORT, label, mask_data, mask_ids, ref_sort_key, single_line
+from context_compiler.layers.refs import (
+    ELLIPSIS,
+    SHORT,
+    RefsByForm,
+    label,
+    mask_data,
+    mask_ids,
+    ref_sort_key,
+    single_line,
+)
 from context_compiler.layers.registry import SessionIdRegistry, registry_of
 
 Mode = Literal["full", "refs_and_labels", "reply", "do_not_read", "curation"]
@@ -183,7 +192,7 @@ def _content_texts(data: Mapping[str, Any] | SessionIdRegistry) -> Callable[[str
     if isinstance(data, SessionIdRegistry):
         return lambda ref: partial(data.content_text, ref, _content_text) if data.has_content(ref) else None
     given = as_mapping(data, "data")
-    return lambda ref: partial(_content_text, given[ref]) if ref in given else None
+    return lambda ref: partial(_masked_text, given[ref]) if ref in given else None
 
 
 def _full_sections(ctx: EntityContext, content: Callable[[str], Callable[[], str] | None]) -> list[str]:
@@ -209,9 +218,13 @@ def _detail_lines(one: EntitySnapshot, texts: Mapping[str, str]) -> list[str]:
     return [line, f"  {texts[one.ref]}"] if one.ref in texts else [line]
 
 
+def _masked_text(data: object) -> str:
+    return _content_text(mask_data(data, RefsByForm()))
+
+
 def _content_text(data: object) -> str:
-    """Content as JSON on one line; values unknown to JSON become their text."""
-    text = mask_ids(single_line(json.dumps(mask_data(data, NO_REFS), ensure_ascii=False)))
+    """Content, without ids, as JSON on one line."""
+    text = mask_ids(single_line(json.dumps(data, ensure_ascii=False)))
     return text if len(text) <= MAX_CONTENT else f"{text[:MAX_CONTENT]}{ELLIPSIS} ({len(text):,} characters)"
 
 

@@ -117,6 +117,10 @@ class Refs:
     def __contains__(self, ref: object) -> bool:
         return ref in self.ids
 
+    def knows(self, ref: str, field: str) -> bool:
+        """True if this is the ref of an entity; `field` is the name of the one that refers to it, without `_id`."""
+        return ref in self
+
     def of(self, type: str, id: object) -> str | None:
         """Ref of an entity by type and id; None for an unknown one and for a type without a usable character."""
         return self._refs.get((_prefix(type), _lookup_key(str(id))))
@@ -199,8 +203,13 @@ def _is_uuid(id: str) -> bool:
     return len(id) >= UUID_DIGITS and UUID_PATTERN.fullmatch(id) is not None
 
 
-NO_REFS = Refs()
-"""Empty mapping."""
+class RefsByForm(Refs):
+    """Refs by their form alone, where no registry is at hand: `recipe_5` in `recipe_id` or `base_recipe_id`."""
+
+    def knows(self, ref: str, field: str) -> bool:
+        """True if this has the form of a ref to what the field names."""
+        prefix, _, number = ref.removeprefix("gen_").rpartition("_")
+        return number.isdecimal() and bool(prefix) and f"_{field}".endswith(f"_{prefix}")
 
 
 def mask_data(data: object, refs: Refs, type: str = "") -> object:
@@ -259,7 +268,9 @@ def _row_ref(id: object, refs: Refs, type: str) -> str | None:
 def _mask_field(name: str, value: object, refs: Refs, ancestors: Ancestors) -> object:
     """One field; an id of another entity becomes its ref."""
     if name.endswith("_id") and isinstance(value, str | int) and not isinstance(value, bool):
-        return refs.of(name[:-3], value) or (value if value in refs else ID_PLACEHOLDER)
+        return refs.of(name[:-3], value) or (
+            value if isinstance(value, str) and refs.knows(value, name[:-3]) else ID_PLACEHOLDER
+        )
     if name.endswith("_ids") and isinstance(value, list | tuple):
         return (
             ELLIPSIS

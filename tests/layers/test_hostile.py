@@ -13,6 +13,7 @@ from context_compiler.layers import (
     EntitySnapshot,
     Layers,
     SessionIdRegistry,
+    build_act_context,
     curate,
     format_conversation_for_prompt,
     format_entity_context,
@@ -115,6 +116,28 @@ def test_what_refers_to_another_entity_names_its_ref() -> None:
         "pan_id": "[id]",
         "recipe_ids": ["recipe_1", "[id]"],
     }
+
+
+def test_a_reference_to_another_entity_is_shown_as_its_ref() -> None:
+    known = SessionIdRegistry()
+    known.set_turn(1)
+    known.register_read("recipes", 7, "Soup")
+    content = {"recipe_id": 7, "recipe_ids": [7, 9], "base_id": "recipe_1", "base_recipe_id": "recipe_1", "pan_id": 3}
+    known.register_read("steps", 8, "Boil", data=content)
+    state: dict[str, Any] = {"id_registry": known, "current_turn": 1}
+    shown = layer_texts("act", state)["entity"]
+    assert '"recipe_id": "recipe_1", "recipe_ids": ["recipe_1", "[id]"]' in shown
+    assert '"base_id": "recipe_1", "base_recipe_id": "recipe_1", "pan_id": "[id]"' in shown
+    by_value = format_entity_context(build_act_context(state)["entity"], "full")
+    assert '"recipe_id": "recipe_1", "recipe_ids": ["recipe_1", "[id]"]' in by_value
+    assert '"base_recipe_id": "recipe_1", "pan_id": "[id]"' in by_value
+
+
+@pytest.mark.parametrize("id", ["recipe_x", "recipes_", "cus_7", "pan_recipe_7", 7, "7", UUID])
+def test_only_what_has_the_form_of_a_ref_is_shown_of_content_made_by_hand(id: object) -> None:
+    entity = {"ref": "step_1", "type": "steps", "label": "Boil"}
+    given = EntityContext.model_validate({"active": [entity], "data": {"step_1": {"recipe_id": id}}})
+    assert '{"recipe_id": "[id]"}' in format_entity_context(given, "full")
 
 
 def test_a_known_id_in_a_message_becomes_its_ref() -> None:
