@@ -45,7 +45,7 @@ from context_compiler.middleware.recall_tools import Recall
 from context_compiler.recall.index import indexed
 from context_compiler.recall.passages import Passage
 from context_compiler.record.costs import compile_cost, request_cost
-from context_compiler.record.store import Store
+from context_compiler.record.store import Store, Tenants, open_store
 from context_compiler.tokens.prices import Budget, Money, price_of
 
 LONG = 2_000
@@ -176,6 +176,16 @@ class _PendingReply:
         )
 
 
+def _store_of(store: str | Path | Store | None, owner: str | None) -> Store:
+    """The store at a place, of an owner."""
+    opened = open_store(store)
+    if owner is None:
+        return opened
+    if not isinstance(opened, Tenants):
+        raise SettingsError(f"owner={owner!r}: {opened!r} has no owners")
+    return opened.scoped(owner)
+
+
 class ChatSession:
     """A conversation with any agent, of any length, that continues after a restart.
 
@@ -186,8 +196,9 @@ class ChatSession:
         template: Template of the views. May be changed between two turns.
         model: Model that writes the summaries; None is the agent's own model, "none" asks no model.
         folder: Folder of the transcript; None is `AssistantMD/Chat_Sessions/` of the vault, else `Chat_Sessions/` of
-            `system`.
+            `system`, with `-` and the owner after it where there is one.
         store: Where the record is kept: a path or a `Store`; None is in memory.
+        owner: Owner of the conversation; None is the owner of the store.
         vault: Folder whose templates come first.
         system: Folder whose templates come second.
         budget: Input tokens of one request in Endless mode, a share of the model's window, or `Money`.
@@ -212,6 +223,7 @@ class ChatSession:
         model: Model | str | None = None,
         folder: str | Path | None = None,
         store: str | Path | Store | None = "system/context.db",
+        owner: str | None = None,
         vault: str | Path | None = None,
         system: str | Path | None = "system",
         budget: Budget | None = None,
@@ -230,8 +242,8 @@ class ChatSession:
         self.vault_name = "" if vault is None else Path(vault).resolve().name
         self.storage = SessionStorage(
             session,
-            folder=Path(folder) if folder is not None else transcript_folder(vault, system),
-            store=store,
+            folder=Path(folder) if folder is not None else transcript_folder(vault, system, owner),
+            store=_store_of(store, owner),
             private=folder is None and vault is None,
             vault_name=self.vault_name,
             notice=self._notice,

@@ -253,11 +253,10 @@ class Transcript:
             os.close(file)
 
 
-def transcript_folder(vault: str | Path | None, system: str | Path | None) -> Path:
-    """The default folder of transcripts."""
-    if vault is not None:
-        return Path(vault, "AssistantMD", "Chat_Sessions")
-    return Path(system or ".", "Chat_Sessions")
+def transcript_folder(vault: str | Path | None, system: str | Path | None, owner: str | None = None) -> Path:
+    """The default folder of transcripts; each owner has one."""
+    name = f"Chat_Sessions-{safe_id(owner)}" if owner else "Chat_Sessions"
+    return Path(system or ".", name) if vault is None else Path(vault, "AssistantMD", name)
 
 
 def safe_id(session: str) -> str:

@@ -7,17 +7,22 @@ import re
 import sys
 from contextlib import aclosing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from context_compiler.chat.transcript import transcript_folder
 from context_compiler.cli.options import (
     DB,
+    SYSTEM,
     Address,
     Db,
     Json,
     Owner,
     Place,
+    System,
+    Vault,
     Yes,
     confirm,
     example,
@@ -25,7 +30,7 @@ from context_compiler.cli.options import (
     open_record,
     parse_place,
 )
-from context_compiler.cli.screen import Screen, print_error, print_result, progress_bar, step
+from context_compiler.cli.screen import Screen, print_error, print_note, print_result, progress_bar, step
 from context_compiler.cli.text import json_text, one_line, plural, suggestions
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.record.copying import CopyResult, copy_record
@@ -118,9 +123,14 @@ def delete(
     owner: Annotated[str, typer.Option("--owner", help="Owner of whom everything is deleted.")],
     yes: Yes = False,
     db: Db = DB,
+    vault: Vault = None,
+    system: System = SYSTEM,
     json: Json = False,
 ) -> None:
-    """Delete everything of an owner: conversations, compiles, layers and memory. Nothing of it is left in the file."""
+    """Delete everything of an owner: conversations, compiles, layers and memory. Nothing of it is left in the file.
+
+    Transcripts of the owner's chats stay, and their folder is printed.
+    """
     found = asyncio.run(_load_owners(db))
     info = next((one for one in found if one.owner == owner), None)
     if info is None:
@@ -132,8 +142,13 @@ def delete(
         print_error("nothing was deleted")
         raise typer.Exit(1)
     removed = asyncio.run(_erase(db, owner))
-    facts = {"db": str(db), "owner": owner, "sessions": info.sessions, "removed": removed}
+    places = (None, db.parent if isinstance(db, Path) else system), (None, system), (vault, system)
+    folders = {transcript_folder(*place, owner) for place in places}
+    left = sorted(str(folder) for folder in folders if folder.is_dir())
+    facts = {"db": str(db), "owner": owner, "sessions": info.sessions, "removed": removed, "transcripts": left}
     print_result(facts, f"{db}: {what} of owner {one_line(owner, 60)} deleted", json=json)
+    for folder in left:
+        print_note(f"{folder}: the transcripts of this owner's chats remain; delete them too, or they are loaded again")
 
 
 async def _load_owners(db: Place) -> list[OwnerInfo]:

@@ -143,7 +143,7 @@ def delete(
     session = infos[0].session_id
     removed = asyncio.run(_delete(db, infos[0].owner, session))
     done = f"{db}: session {session} deleted, {plural(removed, 'request')} removed"
-    left = [str(path) for path in _find_transcripts(session, db, vault, system)]
+    left = [str(path) for path in _find_transcripts(session, infos[0].owner, db, vault, system)]
     print_result({"db": str(db), "session": session, "removed": removed, "transcripts": left}, done, json=json)
     for path in left:
         print_note(f"{path}: the transcript of this chat remains; delete it too, or the next chat loads it again")
@@ -263,14 +263,14 @@ def _print_outcome(result: CompileResult, *, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _find_transcripts(session: str, db: Place, vault: Path | None, system: Path) -> list[Path]:
+def _find_transcripts(session: str, owner: str, db: Place, vault: Path | None, system: Path) -> list[Path]:
     """Transcripts of a session, in the folders where a chat may have written them."""
     if not session.strip():
         return []
     folders = (
-        transcript_folder(None, db.parent if isinstance(db, Path) else system),
-        transcript_folder(None, system),
-        transcript_folder(vault, system),
+        transcript_folder(None, db.parent if isinstance(db, Path) else system, owner),
+        transcript_folder(None, system, owner),
+        transcript_folder(vault, system, owner),
     )
     found = (Transcript(folder, session).path for folder in folders)
     return list({path.resolve(): path for path in found if path.is_file()}.values())

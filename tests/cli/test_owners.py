@@ -70,7 +70,7 @@ def test_deleting_an_owner_leaves_no_byte_of_them(shared: Command, tmp_path: Pat
     assert asked.code == 1 and "2 sessions with 2 requests of owner 'ann'" in asked.err
     assert shared("delete", "--owner", "an", "--yes").code == 2
     said = shared("delete", "--owner", "ann", "--yes", "--json")
-    assert said.json == {"db": "system/context.db", "owner": "ann", "sessions": 2, "removed": 2}
+    assert said.json == {"db": "system/context.db", "owner": "ann", "sessions": 2, "removed": 2, "transcripts": []}
     left = b"".join(file.read_bytes() for file in (tmp_path / "system").iterdir())
     assert b"of ann" not in left and b"anns" not in left and b"of bob" in left
     assert shared("verify").code == 0
@@ -86,3 +86,30 @@ def test_what_is_imported_and_compiled_belongs_to_the_owner(shared: Command) -> 
 def test_an_owner_on_a_record_without_owners_is_told_what_deletes(cc: Command) -> None:
     cc("import", DEMO)
     assert "`sessions delete` removes a conversation" in one_line(cc("delete", "--owner", "ann", "--yes"))
+
+
+def test_owners_chat_in_sessions_of_the_same_name(shared: Command, tmp_path: Path) -> None:
+    """Neither is told of the other: not by the model's history, not by the transcript, not by recall."""
+
+    def talk(owner: str, *lines: str) -> str:
+        said = shared("chat", "--model", "scripted", "--owner", owner, input="".join(f"{line}\n" for line in lines))
+        assert said.code == 0, said.err
+        return said.out
+
+    talk("cat", "My cat is called Mia.")
+    found = talk("../dan", "My dog is called Rex.", "/recall Mia", "/stats")
+    assert "Mia." not in found and "turns          1" in found
+    assert "turns          2" in talk("cat", "And my dog is not Rex.", "/stats")
+    for owner, mine, other in (("cat", "Mia", "called Rex"), ("../dan", "called Rex", "Mia")):
+        written = shared("export", "--owner", owner).out
+        assert mine in written and other not in written
+    folders = {path.parent.name for path in tmp_path.rglob("*.md") if "ContextTemplates" not in str(path)}
+    assert len(folders) == 2 and "Chat_Sessions-cat" in folders and all(name.isprintable() for name in folders)
+    assert {path.parent for path in (tmp_path / "system").glob("Chat_Sessions*/*.md")} == {
+        tmp_path / "system" / name for name in folders
+    }
+    deleted = shared("sessions", "delete", "main", "--owner", "cat", "--yes", "--json").json
+    assert deleted["transcripts"] == ["system/Chat_Sessions-cat/main.md"]
+    assert shared("delete", "--owner", "../dan", "--yes", "--json").json["transcripts"] == [
+        f"system/{name}" for name in folders - {"Chat_Sessions-cat"}
+    ]

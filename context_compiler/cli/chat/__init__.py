@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from context_compiler.cli.chat.prompt import Interrupted, Keyboard, Leave
-from context_compiler.cli.options import DB, SYSTEM, Db, System, Vault, example, group, parse_budget
+from context_compiler.cli.options import DB, SYSTEM, AsOwner, Db, System, Vault, example, group, parse_budget
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import one_line
 
@@ -77,6 +77,7 @@ def chat(
     vault: Vault = None,
     system: System = SYSTEM,
     db: Db = DB,
+    owner: AsOwner = None,
     json: Annotated[bool, typer.Option("--json", help="Print each answer as a JSON object on one line.")] = False,
 ) -> None:
     """Chat with a model. The conversation is stored as markdown and on the record; the same --session continues it."""
@@ -89,6 +90,7 @@ def chat(
         "endless": endless,
         "template": template,
         "store": db,
+        "owner": owner,
         "budget": None if budget is None else parse_budget(budget),
         "every_turn": every_turn,
         "background": background,
