@@ -206,7 +206,8 @@ def list_identifiers(selection: Selection, shown: Sequence[str], room: int) -> s
         if missed > TRIES or left < 4:
             break
         cost, key, line = min(
-            (_added(home, lines, labels, written, selection.counter) for home in one.homes), key=lambda found: found[0]
+            (_added(home, lines, labels, written, selection.counter) for home in dict.fromkeys(one.homes)),
+            key=lambda found: found[0],
         )
         if cost > left:
             missed += 1
