@@ -45,13 +45,8 @@ class MissingIdentifier:
     fields: set[str] = field(default_factory=set[str])
 
 
-def missing_identifiers(selection: Selection, shown: Sequence[str]) -> list[MissingIdentifier]:
-    """Identifiers that neither the kept messages nor `shown` hold, those used in calls first.
-
-    Args:
-        selection: What stays and what is out.
-        shown: What stands beside the messages: note and quotes.
-    """
+def missing_identifiers(selection: Selection) -> list[MissingIdentifier]:
+    """Identifiers that the kept messages do not hold, those used in calls first."""
     whole = {index for index, shape in enumerate(selection.draft.shapes) if shape == WHOLE}
     found: dict[str, MissingIdentifier] = {}
     beside: Counter[tuple[int, int]] = Counter()
@@ -67,7 +62,7 @@ def missing_identifiers(selection: Selection, shown: Sequence[str]) -> list[Miss
         beside[mention.position, mention.part] += 1
         _note(found.setdefault(text, MissingIdentifier(homes=[mention, mention, mention])), mention)
     rates = {name: (len(values & called) + 0.5) / (len(values) + 2) for name, values in fields.items() if name}
-    holds = TextSet(*_kept_texts(selection), *shown).holds
+    holds = TextSet(*_kept_texts(selection)).holds
     length = max(1, len(selection.history))
 
     def rank(need: MissingIdentifier) -> tuple[bool, float]:
@@ -165,15 +160,16 @@ def identifiers_and_quotes(
         lost: A model has written a summary, and what it lost is listed.
     """
     most = int(selection.limits.room * SHARE) if lost or uses_tools(selection.history) else 0
+    missing = missing_identifiers(selection) if most >= SMALLEST else []
     own = min(most, room if lost else room // PART)
     quotes = quoting(room - own)
-    listed = list_identifiers(selection, (*shown, quotes), own)
+    listed = list_identifiers(selection, missing, (*shown, quotes), own)
     used = selection.counter.text(listed) + 2 if listed else 0
     if own - used > SMALLEST:
         quotes = quoting(room - used)
     rest = min(most, room - selection.counter.text(quotes) - 2)
     if rest - used > SPARE:
-        listed = list_identifiers(selection, (*shown, quotes), rest)
+        listed = list_identifiers(selection, missing, (*shown, quotes), rest)
     return "\n\n".join(block for block in (listed, quotes) if block)
 
 
@@ -186,23 +182,26 @@ class _Line:
     text: str = ""
 
 
-def list_identifiers(selection: Selection, shown: Sequence[str], room: int) -> str:
-    """Identifiers of what is left out that neither the messages kept nor `shown` hold, at most `room` tokens.
+def list_identifiers(
+    selection: Selection, missing: Iterable[MissingIdentifier], shown: Sequence[str], room: int
+) -> str:
+    """Missing identifiers that `shown` does not hold either, at most `room` tokens.
 
     Args:
         selection: What stays and what is out.
+        missing: What the messages kept do not hold.
         shown: What stands beside the messages: note and quotes.
         room: The most tokens that it may cost.
     """
     if room < SMALLEST:
         return ""
-    candidates = missing_identifiers(selection, shown)
+    holds = TextSet(*shown).holds
     lines: dict[Key, _Line] = {}
     labels: set[str] = set()
     left = room - 2
     written = _Writer(selection, NEAR if room < SHORT else FAR)
     missed = 0
-    for one in candidates:
+    for one in (one for one in missing if not holds(one.homes[0].specific)):
         if missed > TRIES or left < 4:
             break
         cost, key, line = min(
