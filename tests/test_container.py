@@ -8,9 +8,11 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 from context_compiler.cli.root import app
 from context_compiler.settings import KEYS, variable
 from tests.support.pages import ROOT
+from tests.support.postgres import PATIENCE_S, Cluster
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSED = {
@@ -118,3 +121,48 @@ def test_a_server_is_healthy_while_it_answers(healthcheck: Any, tmp_path: Path) 
             assert healthcheck.is_healthy(words), "it answers with 401, because it was given no token"
         finally:
             process.kill()
+
+
+def test_the_services_of_the_postgres_file_work_together(tmp_path: Path, postgres: Cluster, healthcheck: Any) -> None:
+    """The commands of the file as processes, in the environment that it gives them, on an empty database."""
+    services, name = COMPOSED["compose.postgres.yaml"]["services"], f"composed_{uuid4().hex}"
+    postgres.run(f"CREATE DATABASE {name} TEMPLATE template0")
+    place = postgres.url(name, port=postgres.port)
+    given = services["worker"]["environment"]
+    environment = {key: value.replace("postgresql://context@database/context", place) for key, value in given.items()}
+    environment = {**os.environ, **environment, "PGPASSWORD": "any", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    program = [sys.executable, "-m", "context_compiler"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    inspector = [port if word == "8000" else word for word in services["inspector"]["command"]]
+    workers = [services["worker"]["command"]] * services["worker"]["deploy"]["replicas"]
+
+    def run(*command: str) -> str:
+        words = [*program, "pipeline", *command]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def has_ended() -> bool:
+        return all("success" in run("status", f"run-{number}") for number in range(2))
+
+    graph = "digraph g { start [shape=Mdiamond]; a; done [shape=Msquare]; start -> a -> done }"
+    (tmp_path / "ship.dot").write_text(graph)
+    running = [
+        subprocess.Popen([*program, *words], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+        for words in (*workers, inspector)
+    ]
+    try:
+        for number in range(2):
+            run("submit", "ship.dot", "--simulate", "--id", f"run-{number}")
+        end = time.monotonic() + PATIENCE_S
+        while not (has_ended() and healthcheck.is_healthy(inspector)):
+            assert time.monotonic() < end
+            time.sleep(0.5)
+    finally:
+        for process in running:
+            process.terminate()
+        codes = [process.wait(PATIENCE_S) for process in running]
+        postgres.run(f"DROP DATABASE {name} WITH (FORCE)")
+    assert codes[: len(workers)] == [0] * len(workers)
