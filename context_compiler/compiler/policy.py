@@ -172,7 +172,12 @@ THRESHOLDS = {
         (1_500, (0.4, 0.2, 0.0)),
         (0, (0.3, 0.15, 0.0)),
     ),
-    True: ((40_000, (0.4, 0.2, 0.0)), (2_000, (0.5, 0.25, 0.0)), (0, (1.0, 0.5, 0.0))),
+    True: (
+        (40_000, (0.4, 0.2, 0.0)),
+        (24_000, (0.43, 0.21, 0.0)),
+        (2_000, (0.5, 0.25, 0.0)),
+        (0, (1.0, 0.5, 0.0)),
+    ),
 }
 """For chats and for tool work, from the largest room down: high, low, and what note and quotes may take, as shares of
 the room. Chosen by what views held and cost of conversations and tool sessions that were lived turn by turn."""
