@@ -23,7 +23,10 @@ CREATE FUNCTION {schema}.save_request(
     new_cycles JSON,
     new_toolset JSON,
     new_view JSON
-) RETURNS BIGINT LANGUAGE plpgsql AS $$
+) RETURNS BIGINT LANGUAGE plpgsql
+SET plan_cache_mode = 'force_generic_plan'  -- every statement finds its rows by their keys, however many there are
+SET enable_seqscan = 'off'
+AS $$
 DECLARE
     the_session {schema}.sessions := json_populate_record(NULL::{schema}.sessions, a_session);
     the_view {schema}.views := json_populate_record(NULL::{schema}.views, new_view);
