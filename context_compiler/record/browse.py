@@ -510,6 +510,8 @@ class UnderWay:
     session_id: str
     model: str
     started_at: datetime
+    until: datetime
+    """The end of its time limit."""
 
 
 def compiles_under_way(db: Database, session: int | None = None) -> list[UnderWay]:
@@ -518,14 +520,22 @@ def compiles_under_way(db: Database, session: int | None = None) -> list[UnderWa
     The row of a compile is its outcome. A call without one is over when its time limit has passed.
     """
     found = db.execute(
-        "SELECT u.session, s.session_id, u.model, u.started_at FROM under_way u JOIN sessions s ON s.id = u.session"
+        "SELECT u.session, s.session_id, u.model, u.started_at, u.expires_at"
+        " FROM under_way u JOIN sessions s ON s.id = u.session"
         f" WHERE u.expires_at > ?1 AND (?2 IS NULL OR u.session = ?2) AND {OWNED.format(3)} AND NOT EXISTS"
         " (SELECT 1 FROM context_summaries c WHERE c.session = u.session AND c.created_at >= u.started_at)"
         " ORDER BY u.started_at DESC",
         (rows.stamp(datetime.now(UTC)), session, db.owner),
     )
     return [
-        UnderWay(session=row[0], session_id=row[1], model=row[2], started_at=rows.parse_stamp(row[3])) for row in found
+        UnderWay(
+            session=row[0],
+            session_id=row[1],
+            model=row[2],
+            started_at=rows.parse_stamp(row[3]),
+            until=rows.parse_stamp(row[4]),
+        )
+        for row in found
     ]
 
 

@@ -53,3 +53,17 @@ def test_sessions_are_found_by_what_was_said(client: TestClient) -> None:
     assert [one["session_id"] for one in client.get(f"/api/sessions?text={FACT}").json()["sessions"]] == ["long"]
     assert client.get("/api/sessions?text=hello script").json()["pages"]["total"] == 3
     assert client.get("/api/sessions?text=secret words").json()["pages"]["total"] == 0
+
+
+def test_what_the_instructions_say_is_in_the_request(client: TestClient) -> None:
+    found = fate(client, "answer briefly")
+    assert found["mentioned"] == 0 and found["had"] == found["requests"]
+    assert [one["forms"] for one in found["stretches"]] == [["beside"]]  # pyright: ignore
+
+
+def test_what_a_summary_covers_may_be_told_in_it(client: TestClient) -> None:
+    found = fate(client, "Answer 3: the build")
+    gone = found["stretches"][-1]  # pyright: ignore
+    assert gone["forms"] == [] and gone["known"] and gone["told"]
+    page = client.get(f"/sessions/{number_of(client, 'long')}/fact", params={"q": "Answer 3: the build"}).text
+    assert "perhaps in the summary" in page

@@ -18,9 +18,13 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelRequest, SystemPromptPart
 from pydantic_ai.models.function import AgentInfo
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
 from context_compiler import ContextCompiler
 from context_compiler.cli.options import open_record, recorded_messages
+from context_compiler.cli.root import app
+from context_compiler.compiler.origins import align, gaps
+from context_compiler.messages.history import load_messages
 from context_compiler.template import Template
 from context_compiler.web.app import create_app
 from tests.support.agents import Notes, Step, Talker
@@ -255,3 +259,59 @@ def test_what_is_said_of_each_message_is_what_was_sent(name: str, tmp_path: Path
     with TestClient(create_app(recorded.db, system=None), base_url="http://127.0.0.1") as client:
         seen = check(client, recorded)
     assert FORMS.get(name, set()) <= seen.keys(), seen
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """The record that the demo leaves."""
+    db = tmp_path_factory.mktemp("demo") / "context.db"
+    made = CliRunner().invoke(app, ["demo", "--db", str(db)])
+    assert made.exit_code == 0, made.output
+
+    async def load() -> list[str]:
+        async with open_record(db) as store:
+            found = sorted(await store.views(None, limit=None), key=lambda one: one.id or 0)
+            views = [load_messages(await recorded_messages(store, one, raw=False)) for one in found]
+        return [spoken("\n".join(texts_of_all(view))) for view in views]
+
+    return Recorded(db=db, sent=asyncio.run(load()))
+
+
+def test_the_demo_holds_the_rule_that_its_last_prompt_asks_for_and_says_so(demo: Recorded) -> None:
+    with TestClient(create_app(demo.db, system=None), base_url="http://127.0.0.1") as client:
+        seen = check(client, demo)
+        assert {"verbatim", "partial", "identifier", "absent", "echo quoted", "echo outline"} <= seen.keys()
+        for number, sent in enumerate(demo.sent, 1):
+            assert "my explicit yes" in sent
+            first = client.get(f"/api/requests/{number}/why").json()["messages"][0]
+            assert first["verdict"] == "partial"
+            words = {
+                form: words for form, words in ((echo["form"], " ".join(echo["words"])) for echo in first["echoes"])
+            }
+            assert "my explicit yes" in words.get("quoted", "") + words.get("instruction", "")
+            assert "production data is read-only" in words["carried"].casefold()
+            page = client.get(f"/requests/{number}/why").text
+            assert "never deploy anything without my explicit yes</mark>" in page
+
+
+def test_a_terminal_says_of_each_message_what_the_pages_say(demo: Recorded) -> None:
+    def why(*given: object) -> str:
+        made = CliRunner().invoke(app, ["views", "why", *map(str, given), "--db", str(demo.db)], env={"COLUMNS": "240"})
+        assert made.exit_code == 0, made.output
+        return made.output
+
+    with TestClient(create_app(demo.db, system=None), base_url="http://127.0.0.1") as client:
+        found = client.get("/api/requests/1/why?page=1").json()["messages"]
+    told = json.loads(why(1, "--json"))["messages"]
+    for one, other in zip(found, told, strict=False):
+        assert (one["verdict"], one["echoes"]) == (other["verdict"], other["echoes"])
+    shown = why(1, "my explicit yes")
+    assert "the words are in it: quoted" in shown and "words of it: quoted (message 1)" in " ".join(shown.split())
+
+
+def test_equal_messages_are_told_apart_by_their_place() -> None:
+    """A view keeps the end of a history, and puts first what is carried for the host."""
+    assert align(["yes", "d"], ["yes", "a", "b", "yes", "d"]) == [3, 4]
+    assert align(["rule", "a", "d"], ["a", "b", "rule", "d"]) == [2, 0, 3]
+    assert align(["x", "a"], ["a", "b"]) == [None, 0]
+    assert gaps([2, None, 0, None, 3], 4) == {1: range(0, 0), 3: range(1, 3)}
