@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -181,27 +181,29 @@ def echoes(request: Sayings, reading: Reading, own: tuple[str, int] | None = Non
         reading: The message.
         own: Form and position in the view of what is left of it.
     """
-    said: defaultdict[tuple[str, int | None], dict[str, None]] = defaultdict(dict)
+    said: defaultdict[tuple[str, int | None], dict[str, bool]] = defaultdict(dict)
 
     def found(number: int, words: str, named: bool) -> None:
         form, sent = request.pieces[number]
         form = QUOTED if form == IDENTIFIER and not named and len(words.split()) >= SENTENCE else form
         form = own[0] if own is not None and form == VERBATIM and sent == own[1] else form
-        said[form, sent][words] = None
+        said[form, sent][words] = named
 
     for item in reading.items:
         if item.mark is None:
             _compare(request, item, found)
     order = tuple(FORMS)
     places = sorted(said, key=lambda place: (order.index(place[0]), -1 if place[1] is None else place[1]))
-    return tuple(Echo(form=form, sent=sent, words=_apart(said[form, sent], form)) for form, sent in places)
+    return tuple(Echo(form=form, sent=sent, words=_apart(said[form, sent])) for form, sent in places)
 
 
-def _apart(words: Iterable[str], form: str) -> tuple[str, ...]:
-    """The words without those that longer ones hold; of identifiers, without those that hold shorter ones."""
+def _apart(words: Mapping[str, bool]) -> tuple[str, ...]:
+    """The words without those that longer ones hold, and without those around identifiers that are named."""
+    names = [one for one, named in words.items() if named]
+    alone = [one for one, named in words.items() if named or not any(name in one for name in names)]
     kept: list[str] = []
-    for one in sorted(dict.fromkeys(words), key=len, reverse=form != IDENTIFIER)[:MOST]:
-        if not any(other in one if form == IDENTIFIER else one in other for other in kept):
+    for one in sorted(alone, key=len, reverse=True)[:MOST]:
+        if not any(one in other for other in kept):
             kept.append(one)
     return tuple(kept)
 

@@ -22,6 +22,7 @@ from context_compiler.compiler.trace import session_of
 from context_compiler.errors import SettingsError
 from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import load_messages, reader_of
+from context_compiler.messages.items import Kind
 from context_compiler.messages.printable import safe
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.manual import CompileResult
@@ -189,7 +190,7 @@ def _prompts(messages: list[Any], pins: tuple[Pin, ...]) -> list[PromptRow]:
     found: list[PromptRow] = []
     for at, reading in enumerate(history.readings):
         if reading.asks:
-            text = " ".join(item.text for item in reading.items if item.mark is None)
+            text = " ".join(item.text for item in reading.items if item.mark is None and item.kind is not Kind.SYSTEM)
             found.append(
                 PromptRow(
                     turn=len(found) + 1,

@@ -280,6 +280,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 def test_the_demo_holds_the_rule_that_its_last_prompt_asks_for_and_says_so(demo: Recorded) -> None:
     with TestClient(create_app(demo.db, system=None), base_url="http://127.0.0.1") as client:
         seen = check(client, demo)
+        (asked, *_) = client.get("/api/sessions/1/steering").json()["prompts"]
+        assert asked["text"].startswith("Morning. I'm Ines"), "a prompt begins with what the user said"
         assert {"verbatim", "partial", "identifier", "absent", "echo quoted", "echo outline"} <= seen.keys()
         for number, sent in enumerate(demo.sent, 1):
             assert "my explicit yes" in sent
