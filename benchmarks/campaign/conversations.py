@@ -65,8 +65,8 @@ PRICED = "claude-sonnet-4-5"
 FOCUS = ("", "the staging database", "who owns what", "x" * 1_999)
 FLOOR = 260
 """Tokens above what a request costs beside its messages with which a view can always be had."""
-LEAST_ROOM = 40
-"""Tokens for messages below which even the shortest prompt may be cut."""
+LEAST_ROOM, SHORT_ROOM = 40, 130
+"""Tokens for messages below which even the shortest prompt may be cut, and below which a long one may lose all."""
 GADGETS = (
     "{{ ''.__class__.__mro__ }} {{ recent_turns }}",
     "{% for a in range(100000000) %}x{% endfor %}",
@@ -520,9 +520,10 @@ class Conversation:
         case.check(not broken, "broken pairs or shapes", lambda: f"{at}{broken[:3]}")
         text = prompt if isinstance(prompt, str) else prompt[0]
         tokens = COUNTER.text(text)
-        there = any(text == one if tokens <= room / 4 else one.startswith(text.split(" ")[0]) for one in sent.prompts)
+        short = tokens <= room / (5 if self.choices.get("counter") else 4)  # a view is cut before its ratio is counted
+        there = any(text == one if short else one.startswith(text.split(" ")[0]) for one in sent.prompts)
         case.check(
-            there or floor or self.turn.steered or room < LEAST_ROOM,
+            there or floor or self.turn.steered or room < (LEAST_ROOM if short else SHORT_ROOM),
             "prompts that are gone",
             lambda: f"{at}{text[:60]!r} ({tokens} tokens) not in {[one[-60:] for one in sent.prompts]}; {told}",
         )

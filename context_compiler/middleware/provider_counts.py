@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,8 +38,23 @@ FRAMING = 1_000
 NEAR = 0.9
 """Share of the budget from which on a measured ratio is not relied on."""
 
-TRIES = 3
+TRIES = 4
 """Times that a request is cut back because of the provider's count; the last leaves the least that can be sent."""
+
+SPREAD, MARGIN = 0.1, 0.98
+"""Share by which two counts have to differ to tell what a provider adds, and of what they leave that is made use of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A request as it was counted."""
+
+    exact: int
+    """Our count."""
+    tokens: int
+    """The provider's."""
+    raw: bool = False
+    """It was raw history."""
 
 
 class ProviderCounts:
@@ -54,8 +69,8 @@ class ProviderCounts:
         self._begun: set[str] = set()
         """Families of which a request was counted."""
 
-    async def calibrate(self, run: Run, request: Request, host: Host) -> int | None:
-        """Learn the ratio of a family that is not known yet; the count of this request if it fits as it is."""
+    async def calibrate(self, run: Run, request: Request, host: Host) -> Count | None:
+        """Learn the ratio of a family that is not known yet; the count that it was learnt from."""
         if self._settled(run, request):
             return None
         self._begun.add(request.family)
@@ -63,10 +78,11 @@ class ProviderCounts:
         counted = await self._count(request, host, found.view.messages) if found is not None else None
         if found is None or counted is None or not found.cost:
             return None
-        self._measure(run, request, found.cost, counted)
+        count = Count(found.cost, counted, found.view.status == "raw")
+        self._measure(run, request, count)
         if counted > self._budget(run, request):
-            self._hold(run, request, found.cost, counted, 0)
-        return counted if found.view.status == "raw" else None
+            self._hold(run, request, count, None, 0)
+        return count
 
     def _settled(self, run: Run, request: Request) -> bool:
         """True if no count is needed to know what to do with this request.
@@ -82,7 +98,7 @@ class ProviderCounts:
         fits = raw is not None and _at_most(request.fixed + raw.tokens) <= self._budget(run, request)
         return fits or run.cycle is not None
 
-    async def verify(self, run: Run, request: Request, host: Host, result: Result, raw: int | None) -> Result:
+    async def verify(self, run: Run, request: Request, host: Host, result: Result, before: Count | None) -> Result:
         """The result with the provider's count of it, if it might not fit; cut back until that is within the budget.
 
         Args:
@@ -90,17 +106,16 @@ class ProviderCounts:
             request: The request.
             host: Sends it.
             result: Answers it.
-            raw: The count of the raw request, where there is one.
+            before: The count that the ratio was learnt from, if it was for this request.
         """
-        counted = raw if result.view.status == "raw" else None
+        counted = before.tokens if before is not None and before.raw and result.view.status == "raw" else None
         for tries in range(TRIES + 1):
             if counted is None and (tries or self._doubtful(run, request, result)):
                 counted = await self._count(request, host, result.view.messages)
             if counted is None or not result.cost:
                 break
-            self._measure(run, request, result.cost, counted)
-            if tries:
-                run.ratios.hold(request.family, counted / result.cost)
+            count = Count(result.cost, counted)
+            self._measure(run, request, count)
             budget, least = self._budget(run, request), result.view.status == "floor_over_budget"
             ratio = counted / result.cost
             result = replace(result, ratio=ratio, limit=int(budget / max(1.0, ratio)))
@@ -108,12 +123,12 @@ class ProviderCounts:
                 return replace(result, view=replace(result.view, status="compiled")) if least else result
             if least or tries == TRIES:
                 break
-            self._hold(run, request, result.cost, counted, tries)
+            self._hold(run, request, count, before, tries)
             smaller = partial(advance_again, self._state, run, request, result=result)
             again = (await try_await(self._work(run, request, host, smaller))).value
             if again is None:
                 break
-            result, counted = again, None
+            result, counted, before = again, None, count
         return result
 
     def _doubtful(self, run: Run, request: Request, result: Result) -> bool:
@@ -131,24 +146,30 @@ class ProviderCounts:
         """Tokens that a request may have by the count of its provider."""
         return self._arguments.whole_budget(**request.terms)[0] * run.tight
 
-    def _measure(self, run: Run, request: Request, exact: int, counted: int) -> None:
+    def _measure(self, run: Run, request: Request, count: Count) -> None:
         """Learn from a count; a lower ratio than was taken for granted holds for the run, however short the request.
 
         What a provider adds to a request only makes that ratio higher than the one of a longer request.
         """
         for ratios in (run.ratios, self._ratios):
-            ratios.measure(request.family, exact=exact, counted=counted)
-        run.ratios.hold(request.family, min(run.ratios.of(request.family), counted / exact))
+            ratios.measure(request.family, exact=count.exact, counted=count.tokens)
+        run.ratios.hold(request.family, min(run.ratios.of(request.family), count.tokens / count.exact))
 
-    def _hold(self, run: Run, request: Request, exact: int, counted: int, tries: int) -> None:
+    def _hold(self, run: Run, request: Request, count: Count, before: Count | None, tries: int) -> None:
         """Have the run go on by a ratio at which a request that is over its budget has to be smaller.
 
-        A provider counts more for each token of ours, or adds something to every request: where the first was taken for
-        granted and did not do, the second is, and then nothing but the least is left.
+        A provider counts more for each token of ours, and adds something to every request. One count cannot tell
+        these apart, and is taken for the first; two counts of different size can.
         """
         budget = self._budget(run, request)
-        most = (exact * budget / counted, exact - (counted - budget), 1.0)[tries]
-        run.ratios.hold(request.family, budget / max(1.0, most))
+        exact = count.exact * budget / count.tokens
+        if before is not None and before.exact - count.exact > SPREAD * count.exact:
+            low, high = PLAUSIBLE
+            each = min(max((before.tokens - count.tokens) / (before.exact - count.exact), low), high)
+            exact = min(exact, MARGIN * (count.exact - (count.tokens - budget) / each))
+        elif tries:
+            exact = count.exact - 2.0**tries * (count.tokens - budget)
+        run.ratios.hold(request.family, budget / max(1.0, exact if tries + 1 < TRIES else 1.0))
 
     async def _count(self, request: Request, host: Host, messages: list[ModelMessage]) -> int | None:
         breaker = self._breakers.setdefault(request.model, Breaker(limit=1, pause=PAUSE_S, longest=3_600))
