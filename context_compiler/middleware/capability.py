@@ -7,10 +7,10 @@ the run goes on: with the last good view, with raw history, or with the least th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from opentelemetry.trace import get_current_span
@@ -45,8 +45,11 @@ from context_compiler.middleware.request import (
 )
 from context_compiler.middleware.state import Run
 from context_compiler.paths import warn_of_namesake
+from context_compiler.record.background import hears_threads
 from context_compiler.record.values import Record
 from context_compiler.resilience import attempt
+
+T = TypeVar("T")
 
 COMPACTED = "gen_ai.conversation.compacted"
 """Attribute of the semantic conventions for a request whose conversation was compacted."""
@@ -318,18 +321,18 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             finally:
                 if self._recording is not None:
                     await asyncio.wait({self._recording})
-            await beside(lambda _: self._ware.finished(self._run, ctx, result.all_messages()))
+            await _run_work(lambda _: self._ware.finished(self._run, ctx, result.all_messages()))
             return result
         finally:
             self._ware.runs -= 1
-            await beside(lambda _: self._ware.rest())
+            await _run_work(lambda _: self._ware.rest())
 
     async def _view(self, ctx: RunContext[Any], given: ModelRequestContext) -> ModelRequestContext:
         self._request = None
         if not given.messages or not isinstance(given.messages[-1], ModelRequest):
             return given  # a suspended response goes on: the provider has its context already
         host = _RunHost(self, ctx, given)
-        await beside(lambda _: self._ware.load_counter())
+        await _run_work(lambda _: self._ware.load_counter())
         seen = attempt(lambda: host_request(ctx, given, self._ware.state.counter))
         if seen.value is None:
             await self._ware.report(seen.error or RuntimeError("the request could not be read"))
@@ -339,12 +342,12 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         if self._only_records:
             request = replace(request, messages=list(given.messages))  # the host adds the answer to its own list
             before = self._recording
-            keep = beside(lambda _: self._ware.keep_raw(self._run, request, after=before), host)
+            keep = _run_work(lambda _: self._ware.keep_raw(self._run, request, after=before), host)
             self._recording = asyncio.create_task(keep)
             return given
         self._request, self._host = request, host
         with ctx.tracer.start_as_current_span("context_compiler.view") as span:
-            view = await beside(lambda there: self._ware.view(self._run, request, there), host)
+            view = await _run_work(lambda there: self._ware.view(self._run, request, there), host)
             span.set_attributes(_figures(view))
         if self.dry_run:
             return given
@@ -450,6 +453,13 @@ class _RunHost(Host):
         merged = _merged(countable(model, self.framing(messages), parameters))
         usage = await model.count_tokens(merged, given.model_settings, parameters)
         return usage.input_tokens
+
+
+async def _run_work(work: Callable[[Any], Coroutine[Any, Any, T]], host: Host | None = None) -> T:
+    """Run a coroutine where it may wait for threads and files: here, unless this is the loop of a workflow."""
+    if hears_threads(asyncio.get_running_loop()):
+        return await work(host)
+    return await beside(work, host)
 
 
 def _note_compacted() -> None:

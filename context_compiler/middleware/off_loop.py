@@ -15,7 +15,6 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.middleware.request import Host
-from context_compiler.record.background import hears_threads
 
 T = TypeVar("T")
 
@@ -54,14 +53,12 @@ async def off_loop(work: Callable[[Host], Coroutine[Any, Any, T]], host: Host) -
 
 
 async def beside(work: Callable[[Any], Coroutine[Any, Any, T]], host: Host | None = None) -> T:
-    """Run a coroutine where it may wait for threads and files: here, unless this is the loop of a workflow.
+    """Run a coroutine where it may wait for threads and files, for the loop of a workflow.
 
-    The loop of a workflow on Temporal hears nothing of other threads, and its thread may open no file. There the work
+    The loop of a workflow on Temporal hears nothing of other threads, and its thread may open no file. So the work
     is done in another thread, and the workflow stands still until that ends or wants something of the host, so that
     a replay comes to the same places in the same order.
     """
-    if hears_threads(asyncio.get_running_loop()):
-        return await work(host)
     turns = SimpleQueue[Coroutine[Any, Any, None] | None]()
     tasks: list[asyncio.Task[T]] = []
 
