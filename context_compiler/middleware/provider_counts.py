@@ -41,8 +41,8 @@ NEAR = 0.9
 TRIES = 4
 """Times that a request is cut back because of the provider's count; the last leaves the least that can be sent."""
 
-SPREAD, MARGIN = 0.1, 0.98
-"""Share by which two counts have to differ to tell what a provider adds, and of what they leave that is made use of."""
+SPREAD, MARGIN = 10, 1.05
+"""Tokens by which two counts have to differ to tell what a provider adds, and factor of what they say is too much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +163,10 @@ class ProviderCounts:
         """
         budget = self._budget(run, request)
         exact = count.exact * budget / count.tokens
-        if before is not None and before.exact - count.exact > SPREAD * count.exact:
+        if before is not None and before.exact - count.exact >= SPREAD:
             low, high = PLAUSIBLE
             each = min(max((before.tokens - count.tokens) / (before.exact - count.exact), low), high)
-            exact = min(exact, MARGIN * (count.exact - (count.tokens - budget) / each))
+            exact = min(exact, count.exact - MARGIN * (count.tokens - budget) / each - 1)
         elif tries:
             exact = count.exact - 2.0**tries * (count.tokens - budget)
         run.ratios.hold(request.family, budget / max(1.0, exact if tries + 1 < TRIES else 1.0))

@@ -150,6 +150,20 @@ async def test_no_request_is_over_its_budget_as_the_provider_counts_it_however_s
     assert "Question 11" in str(server.requests[-1]["messages"])
 
 
+async def test_what_a_provider_adds_to_a_request_is_told_from_what_its_tokens_take() -> None:
+    """Taken for tokens, what is added would leave next to nothing of a small room."""
+    question = f"Question: {prose(5, 20)}"
+    given: dict[str, Any] = {"count": lambda text: int(2.5 * OURS.text(text)) + 300}  # pyright: ignore
+    with AnthropicServer("done", **given) as server:
+        await Seen(server, "claude-sonnet-4-6", counter=None).agent.run(question)
+        budget = server.prompt_tokens[0] + 250
+    with AnthropicServer([[("look", {"path": "a" * 40})], "done"], **given) as server:
+        seen = Seen(server, "claude-sonnet-4-6", budget=budget, trigger=1.0)
+        await seen.agent.run(question, message_history=long_history(4))
+    assert max(server.prompt_tokens) <= budget and not seen.errors
+    assert all(question in str(view.messages) for view in seen.views) and len(seen.views) == 2
+
+
 async def test_the_least_is_no_floor_where_the_provider_counts_it_within_the_budget() -> None:
     with AnthropicServer("done", count=lambda text: OURS.text(text) // 4) as server:
         seen = Seen(server, "claude-sonnet-4-6", budget=130)
