@@ -10,7 +10,7 @@ from shlex import quote
 from context_compiler.cli.options import Place, find_session, find_view, list_command, open_record, recorded_messages
 from context_compiler.cli.screen import Column, Screen
 from context_compiler.cli.show import excerpt, read_history
-from context_compiler.cli.text import number, one_line, plural
+from context_compiler.cli.text import first_word, number, one_line, plural
 from context_compiler.compiler.facts import FactPage, FactSearch, Stretch
 from context_compiler.compiler.origins import Fate
 from context_compiler.compiler.trace import Echo, Tracer, fate_of, request_of, verdict_of
@@ -160,7 +160,9 @@ def print_why(screen: Screen, why: Why) -> None:
     """Print the fate of messages in one request."""
     record = why.record
     screen.line((f"view {record.id}", "bold"), f" of session {record.session_id}, turn {record.turn_index + 1}")
-    if why.forms is not None:
+    if first_word(record.status) == "dry_run":
+        screen.line("a dry run: the model was sent everything; this is about the view that would have been sent")
+    elif why.forms is not None:
         screen.line(f"the words are in it: {_names(why.forms)}" if why.forms else "the words are not in it")
     screen.line()
     rows = [

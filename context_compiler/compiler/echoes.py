@@ -66,6 +66,8 @@ _ESCAPE = re.compile(r"\\[nrt]")
 _LABEL = re.compile(r"\A(?:(?:\[[^\]\n]{1,200}\] )+(?:> )?|(?:- )?turn \d{1,9}: )")
 _TOLD_WORDS = re.compile(r" \([^()\n]*\)\Z")
 """Words that tell a phase from the others, behind its line."""
+_FIELD = re.compile(r"(?<=[(\s])\w{1,40}=")
+"""The name of an argument in a line that quotes a call."""
 _MEANT = frozenset({Sort.NAME, Sort.RULE})
 """Sorts of specifics that many messages have in common."""
 
@@ -128,7 +130,8 @@ def sayings(texts: Iterable[tuple[str, int | None, str]]) -> Sayings:
         if form in QUOTING or form == IDENTIFIER:
             _add_lines(text, form, number, lines, short, exchanges)
         if form == IDENTIFIER:
-            listed += [(one, number) for one in specifics(text, False) if _identifies(one)]
+            named = (one for shown in (text, _FIELD.sub(" ", text)) for one in specifics(shown, False))
+            listed += [(one, number) for one in {one.text: one for one in named}.values() if _identifies(one)]
     return Sayings(
         pieces=tuple(pieces),
         starts=tuple(starts),

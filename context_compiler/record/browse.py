@@ -318,8 +318,12 @@ class RequestTips(NamedTuple):
 
 
 def request_tips(db: Database, session: int) -> list[RequestTips]:
-    """All requests of a session, oldest first."""
-    found = db.execute("SELECT id, turn_index, raw_tip, view_tip FROM views WHERE session = ? ORDER BY id", (session,))
+    """All requests of a session as they were sent, oldest first: in a dry run that is the raw history."""
+    found = db.execute(
+        "SELECT id, turn_index, raw_tip, CASE WHEN substr(status, 1, 7) = 'dry_run' THEN raw_tip ELSE view_tip END"
+        " FROM views WHERE session = ? ORDER BY id",
+        (session,),
+    )
     return [RequestTips(*row) for row in found]
 
 

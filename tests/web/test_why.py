@@ -311,6 +311,23 @@ def test_a_terminal_says_of_each_message_what_the_pages_say(demo: Recorded) -> N
     assert "the words are in it: quoted" in shown and "words of it: quoted (message 1)" in " ".join(shown.split())
 
 
+async def test_in_a_dry_run_everything_was_sent_whatever_the_view_left_out(tmp_path: Path) -> None:
+    db, draw = tmp_path / "context.db", Random(1)
+    compiler = ContextCompiler(store=db, system=None, model="none", budget=600, dry_run=True)
+    history: list[ModelMessage] = []
+    for number in range(8):
+        prompt = "The release code is ORCHID-7731." if not number else sentence(draw) * 6
+        agent = Agent(Talker().model, capabilities=[compiler])
+        history = (await agent.run(prompt, message_history=history, conversation_id="dry")).all_messages()
+    with TestClient(create_app(db, system=None), base_url="http://127.0.0.1") as client:
+        (stretch,) = client.get("/api/sessions/1/fact", params={"q": "ORCHID-7731"}).json()["stretches"]
+        assert (stretch["first"], stretch["last"]) == (1, 8) and stretch["forms"] == ["verbatim"]
+        assert client.get("/api/requests/8/why").json()["messages"][0]["verdict"] != "verbatim"
+        assert "the model was sent the whole raw history" in client.get("/requests/8/why").text
+    made = await asyncio.to_thread(CliRunner().invoke, app, ["views", "why", "8", "ORCHID-7731", "--db", str(db)])
+    assert "the model was sent everything" in made.output and "not in it" not in made.output
+
+
 def test_equal_messages_are_told_apart_by_their_place() -> None:
     """A view keeps the end of a history, and puts first what is carried for the host."""
     assert align(["yes", "d"], ["yes", "a", "b", "yes", "d"]) == [3, 4]
