@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,8 +33,20 @@ from tests.support.line import Line
 from tests.support.postgres import Cluster
 
 FLOOR = "floor of a commit"
+SAFE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on", "autovacuum": "on"}
 TURNS = 5
 """Requests of each session of a process."""
+
+
+@contextmanager
+def own_cluster() -> Generator[str]:
+    """The address of a new cluster that loses nothing, which is removed afterwards."""
+    cluster = Cluster(None, None, **SAFE)
+    cluster.start()
+    try:
+        yield cluster.url()
+    finally:
+        cluster.remove()
 
 
 async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[dict[str, list[float]], float, int]:
@@ -167,7 +180,7 @@ def main() -> None:
     if given.write:
         asyncio.run(write(given.write, given.process, given.sessions))
         return
-    cluster = Cluster(fsync="on", synchronous_commit="on", full_page_writes="on", autovacuum="on")
+    cluster = Cluster(None, None, **SAFE)
     cluster.start()
     try:
         if given.cut:

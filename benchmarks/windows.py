@@ -1,10 +1,11 @@
 """Time of windows of a long conversation in the host's store, and of recall across many conversations of one owner.
 
-    python -m benchmarks.windows [--messages 20000] [--conversations 300]
+    python -m benchmarks.windows [--messages 20000] [--conversations 300] [--postgres]
 
-Every conversation is saved by `RecordConversationStore` in a new file. A window is its last eight messages, loaded
-again and again; a turn is saved after one. Then questions are asked in a conversation of its own, each about a number
-that was said in one of the others: the first ones read and index what there is, the later ones only look.
+Every conversation is saved by `RecordConversationStore` in a new file, or in a new PostgreSQL cluster. A window is
+its last eight messages, loaded again and again; a turn is saved after one. Then questions are asked in a conversation
+of its own, each about a number that was said in one of the others: the first ones read and index what there is, the
+later ones only look.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from pydantic_ai.conversation import Conversation
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 
+from benchmarks.postgres import own_cluster
 from context_compiler import RecordConversationStore
 from context_compiler.middleware.others import other_mentions
 
@@ -55,7 +57,7 @@ def line(what: str, times: list[float]) -> str:
     return f"{what:<52} median {statistics.median(times):8.2f} ms   slowest tenth from {slow:8.2f} ms"
 
 
-async def measure(messages: int, conversations: int, path: Path) -> None:
+async def measure(messages: int, conversations: int, path: Path | str) -> None:
     """Print the table."""
     store = RecordConversationStore(path)
     await store.save(Conversation(conversation_id="long", messages=talk(0, messages)))
@@ -90,7 +92,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--conversations", type=int, default=300)
+    parser.add_argument("--postgres", action="store_true")
     given = parser.parse_args()
+    if given.postgres:
+        with own_cluster() as place:
+            asyncio.run(measure(given.messages, given.conversations, place))
+        return
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(measure(given.messages, given.conversations, Path(folder) / "context.db"))
 

@@ -3,9 +3,10 @@
     python -m benchmarks.workers throughput PLACE [--runs 1000] [--workers 4] [--concurrency 8]
     python -m benchmarks.workers kills PLACE [--runs 20] [--kills 100] [--workers 4] [--seed 1]
 
-PLACE is a `.db` file or the address of a PostgreSQL database, without runs in it. A stage waits for 250 ms, as for a
-model that is very quick; the ideal is what the waiting alone would take. `kills` ends workers by SIGKILL in the middle
-of runs, over and over, and compares how every run ended with one that nobody disturbed. Each prints one JSON line.
+PLACE is a `.db` file or the address of a PostgreSQL database, without runs in it, or `postgres`: a new cluster. A
+stage waits for 250 ms, as for a model that is very quick; the ideal is what the waiting alone would take. `kills`
+ends workers by SIGKILL in the middle of runs, over and over, and compares how every run ended with one that nobody
+disturbed. Each prints one JSON line.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import resource
 import signal
 import time
 from collections.abc import Coroutine
+from contextlib import nullcontext
 from typing import Any
 
+from benchmarks.postgres import own_cluster
 from context_compiler import pipeline
 from context_compiler.pipeline import (
     Event,
@@ -218,10 +221,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    if given.what == "throughput":
-        done = throughput(given.place, given.runs or 1_000, given.workers, given.concurrency)
-    else:
-        done = kills(given.place, given.runs or 20, given.kills, given.workers, given.seed)
+    with own_cluster() if given.place == "postgres" else nullcontext(given.place) as place:
+        if given.what == "throughput":
+            done = throughput(place, given.runs or 1_000, given.workers, given.concurrency)
+        else:
+            done = kills(place, given.runs or 20, given.kills, given.workers, given.seed)
     print(json.dumps(done))
     raise SystemExit(0 if done["ok"] else 1)
 
