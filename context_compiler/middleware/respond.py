@@ -28,7 +28,7 @@ from context_compiler.compiler.recall_block import (
     smaller,
     wanted,
 )
-from context_compiler.compiler.steering import Steering
+from context_compiler.compiler.steering import WAITS, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
 from context_compiler.compiler.view import (
     LEFT_OUT,
@@ -166,9 +166,13 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
 
 
 def _with_pins(cycle: Cycle, context: RequestContext) -> Cycle:
-    """The cycle with every message in place that was pinned after it was left out, which moves the prefix once."""
-    kept = dict(cycle.kept)
-    for index in context.pinned(context.limits(cycle).room):
+    """The cycle with every message in place that was pinned after it was left out, which moves the prefix once.
+
+    One for which there was no room waits for the next turn, or each request of this one would be cut back anew.
+    """
+    kept, why = dict(cycle.kept), cycle.why if cycle.turn == context.turn else ()
+    waiting = {index for start, stop, reason in why if reason == WAITS for index in range(start, stop)}
+    for index in context.pinned(context.limits(cycle).room) - waiting:
         shape = kept.get(index)
         if index < cycle.decided and (shape is None or shape.bare or shape.skeleton or shape.limit):
             kept[index] = context.base.get(index, WHOLE)

@@ -292,6 +292,19 @@ async def test_a_pin_stays_where_a_request_has_less_room_and_says_so_where_it_ca
         assert ("pinned, over budget" in [drop.reason for drop in small.views[-1].drops]) is not stays
 
 
+async def test_a_pin_for_which_a_turn_has_no_room_waits_for_the_next_turn() -> None:
+    talk = Talk(budget=2_000, model="none")
+    await talk.say("Keep these rules. " + prose(70, 250), *prompts(9))
+    await talk.ours.pin("talk", "turn 1")
+    talk.views.clear()
+    talk._left = 2  # tool calls before its answer
+    long = await talk.agent.run(f"Now {prose(9, 1_000)}", message_history=talk.messages, conversation_id="talk")
+    assert [view.status for view in talk.views] == ["compiled", "cycle", "cycle"]
+    assert all("pinned, over budget" in [drop.reason for drop in view.drops] for view in talk.views)
+    talk.messages = long.all_messages()
+    assert prose(70, 250) in await talk.say("And now?")
+
+
 async def test_between_a_pinned_answer_and_a_later_one_a_line_says_that_something_is_left_out() -> None:
     talk = Talk(budget=2_000, model="none")
     await talk.say(*prompts(8))
