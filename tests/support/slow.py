@@ -19,13 +19,13 @@ from pathlib import Path
 
 import pytest
 
-LIMIT = 0.05
+LIMIT = 0.04
 """Seconds of CPU time for set-up, call and tear-down of one case."""
 
 TOTAL = 0.4
 """Seconds of CPU time for all cases of a function."""
 
-ASLEEP = 1.0
+ASLEEP = 0.5
 """Seconds in which a case neither works nor waits for a processor."""
 
 TOP = 60
