@@ -28,7 +28,7 @@ PANELS = {"chats": ("locomo", "beam-100k"), "tool sessions": ("tau", "pi")}
 def table(results: Iterable[Result]) -> str:
     """What is held and what a request costs at each setting, in one column a set."""
     known = _known(results)
-    there = [column for column in COLUMNS if Cell(NAME, "ours-live", *column) in known]
+    there = [column for column in COLUMNS if any(Cell(NAME, name, *column) in known for name in SETTINGS)]
     rows: list[Sequence[str]] = []
     for name, (setting, recall) in SETTINGS.items():
         found = [known.get(Cell(NAME, name, *column)) for column in there]

@@ -102,10 +102,12 @@ def filled(text: str, tables: Mapping[str, str], *, keep: bool = False) -> str:
         if name not in tables:
             return found[0]
         new = tables[name]
-        if name in ADDED:
-            new = _with_kept_rows(new, old)
-        elif keep:
+        if keep and new.startswith("|"):
             new = _merged(new, old)
+        elif keep:
+            new = "\n".join(dict.fromkeys([*old.splitlines(), *new.splitlines()])) if name in ADDED else old
+        elif name in ADDED:
+            new = _with_kept_rows(new, old)
         return f"<!-- table: {name} -->\n{new}\n<!-- end -->"
 
     return PLACE.sub(table, text)
@@ -127,13 +129,12 @@ def _with_kept_rows(new: str, old: str) -> str:
 
 
 def _merged(new: str, old: str) -> str:
-    """A table with the rows and cells of an older one that are not measured again; no table is left as it was."""
-    if not new.startswith("|"):
-        return old
+    """A table with the rows and cells of an older one that are not measured again; new rows come behind ours."""
     (columns, rows), (known, kept) = _cells(new), _cells(old)
     if not set(columns) <= set(known):
         return new
-    names = [*rows, *(name for name in kept if name not in rows)]
+    place = max((at for at, name in enumerate(kept, 1) if name.startswith("**")), default=len(kept))
+    names = [*kept][:place] + [name for name in rows if name not in kept] + [*kept][place:]
     lines = [markdown(known, [[_newest(name, column, rows, kept) for column in known] for name in names])]
     reasons = [line for text in (new, old) for line in text.splitlines() if line.startswith("– ")]
     return "\n\n".join([*lines, *dict.fromkeys(reasons)])

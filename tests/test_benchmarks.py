@@ -396,10 +396,10 @@ def test_a_page_gets_its_tables_and_keeps_the_rest() -> None:
 
 def test_a_page_keeps_rows_and_cells_that_are_not_measured_again_if_it_is_told_to() -> None:
     text = "<!-- table: one -->\n{}\n<!-- end -->\n"
-    old = text.format("|  | 1 | 2 |\n|---|---|---|\n| a | 10 | 20 |\n| b | 30 | – |\n\n– b: why.")
-    new = "|  | 2 |\n|---|---|\n| c | 6 |\n| a | 5 |"
+    old = text.format("|  | 1 | 2 |\n|---|---|---|\n| **a** | 10 | 20 |\n| b | 30 | – |\n\n– b: why.")
+    new = "|  | 2 |\n|---|---|\n| **c** | 6 |\n| **a** | 5 |"
     made = page.filled(old, {"one": new}, keep=True)
-    rows = "| c | – | 6 |\n| a | 10 | 5 |\n| b | 30 | – |"
+    rows = "| **a** | 10 | 5 |\n| **c** | – | 6 |\n| b | 30 | – |"
     assert made == text.format(f"|  | 1 | 2 |\n|---|---|---|\n{rows}\n\n– b: why.")
     assert page.filled(old, {"one": new}) == text.format(new)
     other = "|  | 3 |\n|---|---|\n| a | 5 |"
