@@ -65,8 +65,9 @@ PRICED = "claude-sonnet-4-5"
 FOCUS = ("", "the staging database", "who owns what", "x" * 1_999)
 FLOOR = 260
 """Tokens above what a request costs beside its messages with which a view can always be had."""
-LEAST_ROOM, SHORT_ROOM = 40, 130
-"""Tokens for messages below which even the shortest prompt may be cut, and below which a long one may lose all."""
+LEAST_ROOM, PART_ROOM, LONG_ROOM = 40, 40, 130
+"""Tokens for messages below which even the shortest prompt may be cut, more for each part of the last message, and
+tokens below which a long one may lose all its words."""
 GADGETS = (
     "{{ ''.__class__.__mro__ }} {{ recent_turns }}",
     "{% for a in range(100000000) %}x{% endfor %}",
@@ -523,7 +524,7 @@ class Conversation:
         short = tokens <= room / (5 if self.choices.get("counter") else 4)  # a view is cut before its ratio is counted
         there = any(text == one if short else one.startswith(text.split(" ")[0]) for one in sent.prompts)
         case.check(
-            there or floor or self.turn.steered or room < (LEAST_ROOM if short else SHORT_ROOM),
+            there or floor or self.turn.steered or room < (LEAST_ROOM + PART_ROOM * open_parts if short else LONG_ROOM),
             "prompts that are gone",
             lambda: f"{at}{text[:60]!r} ({tokens} tokens) not in {[one[-60:] for one in sent.prompts]}; {told}",
         )
