@@ -7,7 +7,8 @@ the run goes on: with the last good view, with raw history, or with the least th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from typing import Any, Self, TypeVar, cast
@@ -50,6 +51,11 @@ from context_compiler.record.values import Record
 from context_compiler.resilience import attempt
 
 T = TypeVar("T")
+
+_COMPILING: dict[str, ContextCompiler] = {}
+"""The first compiler of each run in progress, by the id of the run."""
+TWO_COMPILERS = "this agent has two ContextCompilers: {}; give it one, and a run that needs another one its own"
+"""Message about an agent; the end says what happens."""
 
 COMPACTED = "gen_ai.conversation.compacted"
 """Attribute of the semantic conventions for a request whose conversation was compacted."""
@@ -299,6 +305,12 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             return f"Nothing was compiled: it cannot be done in this run. {GO_ON}"
         return await compile_context(self._ware.state, mine._run, mine._request, mine._host, focus, self._ware.report)
 
+    @classmethod
+    def combine(cls, capabilities: Sequence[AbstractCapability[Any]]) -> AbstractCapability[Any]:
+        """Keep the last of several compilers that an agent was given, and warn of it."""
+        warnings.warn(TWO_COMPILERS.format("the last one is used, and the others do nothing"), stacklevel=2)
+        return capabilities[-1]
+
     def get_ordering(self) -> CapabilityOrdering | None:
         """Innermost: nobody edits a view after it was counted and recorded."""
         return CapabilityOrdering(position="innermost")
@@ -315,6 +327,10 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Callable[[], Awaitable[Any]]) -> Any:
         """Keep the last answer too, and let go of the store when the last run ends, however it ends."""
         self._ware.runs += 1
+        compiles = bool(ctx.run_id) and not self._only_records
+        if compiles and _COMPILING.setdefault(str(ctx.run_id), self) is not self:
+            both = SettingsError(TWO_COMPILERS.format("the second compiles what the first sends"))
+            await _run_work(lambda _: self._ware.report_once(both))
         try:
             try:
                 result = await handler()
@@ -325,6 +341,8 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             return result
         finally:
             self._ware.runs -= 1
+            if compiles and _COMPILING.get(str(ctx.run_id)) is self:
+                del _COMPILING[str(ctx.run_id)]
             await _run_work(lambda _: self._ware.rest())
 
     async def _view(self, ctx: RunContext[Any], given: ModelRequestContext) -> ModelRequestContext:

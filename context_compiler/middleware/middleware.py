@@ -93,6 +93,8 @@ class Middleware:
             self._counts = ProviderCounts(arguments, self.state, self._ratios, self.report, self._off_loop)
         self._profiles: Memo[tuple[str | None, str], Profile] = Memo(PROFILES)
         self._ready = False
+        self._reported: set[str] = set()
+        """Messages of errors that are reported once."""
         self._unpriced: set[str] = set()
         """Models without a price that a budget in money was reported for."""
         self._short = False
@@ -464,6 +466,12 @@ class Middleware:
         if _measured():
             count_error(error)
         await self._tell(self.arguments.on_error, error)
+
+    async def report_once(self, error: Exception) -> None:
+        """Say what is wrong with an agent, and not with one of its runs: once for each message."""
+        if str(error) not in self._reported:
+            self._reported.add(str(error))
+            await self.report(error)
 
     async def _tell(self, callback: Callable[[Any], Any] | None, what: Any) -> None:
         if callback is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -27,6 +28,9 @@ from context_compiler.middleware.overflow import RetryModelRequest
 from tests.middleware.asking import BUDGET, LOOK, look
 from tests.support.agents import WAYS, Notes, Talker, compiler, ran, run, unstamped
 from tests.support.histories import assistant, long_history
+
+COMBINES = hasattr(AbstractCapability, "combine")
+"""True if the host asks what becomes of two capabilities with one id."""
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -123,13 +127,35 @@ async def test_a_dry_run_records_what_would_be_sent_and_sends_raw() -> None:
     assert ours.last_view is not None and ours.last_view.tokens < BUDGET and notes.asked == 1
 
 
-async def test_two_compilers_on_one_agent_are_one() -> None:
-    talker = Talker([LOOK, "done"])
-    agent = Agent(talker.model, tools=[look], capabilities=[compiler(budget=BUDGET), compiler(Notes(), budget=BUDGET)])
-    done = await run(agent, "and now?", message_history=long_history(8))
+async def test_two_compilers_on_one_agent_are_one_which_is_said() -> None:
+    talker, first, last = Talker([LOOK, "done"]), compiler(budget=BUDGET), compiler(Notes(), budget=BUDGET)
+    with pytest.warns(UserWarning, match="two ContextCompilers") if COMBINES else nullcontext():
+        agent = Agent(talker.model, tools=[look], capabilities=[first, last])
+        done = await run(agent, "and now?", message_history=long_history(8))
     assert done.output == "done"
     said = [part for message in talker.last.messages for part in message.parts if "(compiled)" in str(part)]
     assert len(said) == 1
+    assert first.last_view is None and last.last_view is not None
+
+
+async def test_two_compilers_with_names_of_their_own_are_reported_once() -> None:
+    talker, errors = Talker(["done", "sure"]), list[Exception]()
+    both = [compiler(Notes(), budget=BUDGET, on_error=errors.append, id=id) for id in ("one", "two")]
+    agent = Agent(talker.model, capabilities=both)
+    for prompt in ("and now?", "and then?"):
+        await run(agent, prompt, message_history=long_history(8))
+    assert [str(error).partition(":")[0] for error in errors] == ["this agent has two ContextCompilers"]
+
+
+async def test_an_agent_within_a_tool_may_have_a_compiler_of_its_own() -> None:
+    errors = list[Exception]()
+    inner = Agent(Talker("inner").model, capabilities=[compiler(Notes(), on_error=errors.append)])
+
+    async def look() -> str:
+        return (await inner.run("look")).output
+
+    agent = Agent(Talker([LOOK, "done"]).model, tools=[look], capabilities=[compiler(Notes(), on_error=errors.append)])
+    assert (await run(agent, "and now?")).output == "done" and errors == []
 
 
 async def test_an_edit_by_another_capability_is_seen_and_kept() -> None:
