@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic_ai import Agent, RunContext, capture_run_messages
+from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.messages import (
     AgentStreamEvent,
     ModelMessage,
@@ -38,6 +39,7 @@ from context_compiler.compiler.steering import Pin
 from context_compiler.compiler.view import View
 from context_compiler.errors import SettingsError, StoreError
 from context_compiler.messages.failures import ReflectionPolicy
+from context_compiler.messages.fences import one_line
 from context_compiler.messages.history import History
 from context_compiler.middleware.capability import ContextCompiler
 from context_compiler.middleware.manual import CompileResult
@@ -234,6 +236,9 @@ class ChatSession:
         notice: Notice | None = None,
         clock: Clock = now,
     ) -> None:
+        if not isinstance(agent, AbstractAgent):  # pyright: ignore[reportUnnecessaryIsInstance] # whatever the caller has
+            given = one_line(repr(agent), 60)
+            raise SettingsError(f"ChatSession({given}): give the Agent first, and then the name of the session")
         self.agent, self.session = agent, session
         self.endless, self.template = endless, template
         self.last: Reply | None = None

@@ -42,7 +42,7 @@ from context_compiler.compiler.metrics import Sent, broken_pairs, figures
 from context_compiler.compiler.policy import DEFAULT_BUDGET
 from context_compiler.compiler.references import ReferenceRecall
 from context_compiler.compiler.view import View
-from context_compiler.errors import TranscriptError
+from context_compiler.errors import SettingsError, TranscriptError
 from context_compiler.messages.history import History, Reader
 from context_compiler.messages.importers import Transcript
 from context_compiler.middleware.capability import ContextCompiler
@@ -134,6 +134,8 @@ def bench(
     """
     if plot is not None:
         libraries()
+    if price is not None and price_of(price) is None:
+        raise SettingsError(f"--price {price!r}: no price of such a model is known; give one such as openai:gpt-5")
     found = select_conversation(read_conversations(transcript, format_), select, file=transcript)
     print_notes(found)
     points = request_points(found.messages)

@@ -51,6 +51,13 @@ def parse_age(text: str) -> float:
     return float(found[1]) * DAYS[found[2]]
 
 
+REMEDY = (
+    "All else is as it was written. Restore a backup; or save what can be read with `context-compiler export`, and"
+    " delete the sessions concerned with `context-compiler sessions delete`, or go on in a new file."
+)
+"""Advice on a record with defects."""
+
+
 @app.command(epilog=example("verify --db system/context.db"))
 def verify(db: Db = DB, json: Json = False) -> None:
     """Verify that the record is as it was written; exit code 1 if it is not."""
@@ -66,6 +73,7 @@ def verify(db: Db = DB, json: Json = False) -> None:
         screen.line(f"{db}: ", (plural(len(defects), "defect"), "bold red"))
         for defect in defects:
             screen.line(f"  {defect}")
+        screen.line((REMEDY, "dim"))
     for note in () if json else notes:
         screen.line(f"  {note}")
     if defects:

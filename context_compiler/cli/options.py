@@ -21,7 +21,7 @@ from context_compiler.fidelity import Fidelity
 from context_compiler.paths import is_address, place_name
 from context_compiler.record.store import DEFAULT_PATH, SQLiteStore, SQLStore, open_place
 from context_compiler.record.values import Record, SessionInfo
-from context_compiler.settings import Amount, Count, check_amount, parse_count
+from context_compiler.settings import Amount, Config, Count, check_amount, parse_count, variable
 from context_compiler.tokens.prices import Budget, Money
 
 if TYPE_CHECKING:
@@ -234,6 +234,31 @@ def check_run_name(text: str | None) -> str | None:
     return text
 
 
+class Given(str):
+    """The value of an option, with the place that it comes from."""
+
+    origin: str
+    """The option, or a variable, or a file and its key."""
+
+
+def with_origin(context: typer.Context, option: typer.CallbackParam, text: str | None) -> str | None:
+    """Callback of options whose value may come from the configuration file."""
+    if text is None:
+        return text
+    given, key = Given(text), option.name
+    source: Any = context.get_parameter_source(key)
+    given.origin = max(option.opts, key=len)
+    if getattr(source, "name", "") == "ENVIRONMENT":
+        from_file = key in (context.find_root().obj or ())
+        given.origin = f"{Config.load().path}: {key} =" if from_file else f"{variable(key)} ="
+    return given
+
+
+def origin(text: str, option: str) -> str:
+    """Place that a value comes from; the option, if nothing else is known."""
+    return text.origin if isinstance(text, Given) else option
+
+
 def parse_amount(text: str) -> Amount:
     """Parse a budget: whole tokens such as 4000, or a share such as 0.5."""
     number = text.strip().lower()
@@ -244,12 +269,18 @@ def parse_amount(text: str) -> Amount:
     try:
         return check_amount(value, name="--budget") or 1
     except SettingsError:
-        raise SettingsError(f"--budget {text!r}: give whole tokens such as 4000, or a share such as 0.5") from None
+        said = f"{origin(text, '--budget')} {str(text)!r}"
+        raise SettingsError(f"{said}: give whole tokens such as 4000, or a share such as 0.5") from None
 
 
 def parse_budget(text: str) -> Budget:
     """Parse a budget: tokens, a share, or money such as $0.02."""
-    return Money.parse(text, name="--budget") if text.strip().startswith("$") else parse_amount(text)
+    if not text.strip().startswith("$"):
+        return parse_amount(text)
+    try:
+        return Money.parse(text, name="--budget")
+    except SettingsError:
+        raise SettingsError(f"{origin(text, '--budget')} {str(text)!r}: give money such as $0.02") from None
 
 
 def parse_turns(text: str | None) -> Count | None:
@@ -296,6 +327,7 @@ BudgetText = Annotated[
         "--budget",
         "-b",
         envvar="CONTEXT_COMPILER_BUDGET",
+        callback=with_origin,
         help="Tokens such as 4000, or a share of 32,000 such as 0.5.",
     ),
 ]

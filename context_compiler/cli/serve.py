@@ -13,7 +13,19 @@ from typing import Annotated, Any
 import typer
 
 from context_compiler.cli.chat import MODEL as CHAT_MODEL
-from context_compiler.cli.options import DB, SYSTEM, Db, Json, Owner, System, Vault, example, group, parse_budget
+from context_compiler.cli.options import (
+    DB,
+    SYSTEM,
+    Db,
+    Json,
+    Owner,
+    System,
+    Vault,
+    example,
+    group,
+    parse_budget,
+    with_origin,
+)
 from context_compiler.cli.runs import RUNS, Runs
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import json_text
@@ -51,6 +63,7 @@ def serve(
             "--budget",
             "-b",
             envvar="CONTEXT_COMPILER_BUDGET",
+            callback=with_origin,
             help="Tokens per request of an Endless chat, a share of its window, or '$0.02'.",
         ),
     ] = None,

@@ -94,9 +94,7 @@ class Middleware:
         self._profiles: Memo[tuple[str | None, str], Profile] = Memo(PROFILES)
         self._ready = False
         self._reported: set[str] = set()
-        """Messages of errors that are reported once."""
-        self._unpriced: set[str] = set()
-        """Models without a price that a budget in money was reported for."""
+        """Errors that are reported once, by message, and models without a price, which were reported."""
         self._short = False
         """A warning has said that fewer turns are kept than the caller wants."""
 
@@ -177,17 +175,13 @@ class Middleware:
 
     async def _report_unpriced(self, request: Request) -> None:
         """Report once a model that a budget in money is of no use with."""
-        if request.model in self._unpriced:
+        if request.model in self._reported:
             return
-        self._unpriced.add(request.model)
+        self._reported.add(request.model)
         budget, _ = self.arguments.whole_budget(**request.terms)
         remedy = "give a budget in tokens, or Money(…, fallback=…)"
-        await self.report(
-            SettingsError(
-                f"budget={self.arguments.budget!r}: no price is known for {safe_line(request.model)}, so it is"
-                f" {budget:,} tokens; {remedy}"
-            )
-        )
+        unknown = f"budget={self.arguments.budget!r}: no price is known for {safe_line(request.model)}"
+        await self.report(SettingsError(f"{unknown}, so it is {budget:,} tokens; {remedy}"))
 
     async def _join(self, run: Run, request: Request) -> Request:
         """The request with what the record holds before it, where an application gives a window of a conversation.

@@ -31,6 +31,12 @@ async def test_an_answer_comes_in_pieces_and_is_kept_whole(room: Room) -> None:
     assert "**User:**\n\nCount.\n\n**Assistant:**\n\none two three \n\n" in room.transcript()
 
 
+@pytest.mark.parametrize("given", ["name", None, Agent])
+def test_what_is_no_agent_is_refused_at_once(given: object) -> None:
+    with pytest.raises(SettingsError, match="give the Agent first, and then the name of the session"):
+        ChatSession(given, store=None)  # pyright: ignore[reportArgumentType] # wrong on purpose
+
+
 async def test_in_the_normal_mode_a_model_is_sent_the_history_as_it_is(room: Room) -> None:
     model = Model()
     chat = room.chat(model, template="no_such_template")

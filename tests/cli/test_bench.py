@@ -34,6 +34,12 @@ def test_every_request_of_the_transcript_is_sent_three_ways(cc: Command, talk: P
     assert rows["context-compiler"]["compiles"] > 0
 
 
+def test_a_model_without_a_known_price_is_refused(cc: Command, talk: Path) -> None:
+    said = cc("bench", talk, "--price", "nobody")
+    assert said.code == 2 and "--price 'nobody': no price of such a model is known" in one_line(said)
+    assert cc("bench", talk, "--price", "openai:gpt-5", "--json").json["priced_as"] == "openai:gpt-5"
+
+
 def test_a_transcript_that_fits_costs_what_it_costs(cc: Command, talk: Path) -> None:
     rows = cc("bench", talk, "--budget", 1_000_000, "--json").json["ways"]
     assert [row["cost"] for row in rows] == [1, 1, 1]

@@ -25,6 +25,16 @@ def test_a_command_takes_what_the_file_says_unless_it_is_given(cc: Command) -> N
     assert cc("compile", DEMO, "--json").json["budget"] == 2000, "nothing of the file stays in the process"
 
 
+@pytest.mark.parametrize("budget", ["much", "$much"])
+def test_a_wrong_budget_is_reported_where_it_was_given(cc: Command, budget: str) -> None:
+    CONFIG.write_text(f"budget = '{budget}'\n")
+    said = cc("compile", DEMO)
+    assert said.code == 2 and f"context_compiler.toml: budget = '{budget}'" in one_line(said), said
+    assert "--budget" not in one_line(said)
+    assert f"CONTEXT_COMPILER_BUDGET = '{budget}'" in one_line(cc("compile", DEMO, CONTEXT_COMPILER_BUDGET=budget))
+    assert f"--budget '{budget}'" in one_line(cc("compile", DEMO, "--budget", budget))
+
+
 def test_every_origin_is_named(cc: Command) -> None:
     CONFIG.write_text('budget = 900\ntemplate = "extractive"\nevery_turn = true\n')
     found = origins(cc, CONTEXT_COMPILER_TIMEOUT="5", CONTEXT_COMPILER_TEMPLATE="chat_compiler")

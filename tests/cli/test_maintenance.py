@@ -30,7 +30,9 @@ def test_a_changed_record_is_found_out(recorded: Command, tmp_path: Path) -> Non
     damage(tmp_path / "system" / "context.db", "UPDATE views SET tokens_sent = 1 WHERE rowid = 2")
     said = recorded("verify")
     assert said.code == 1
-    assert said.out == "system/context.db: 1 defect\n  views 2: changed since it was written\n"
+    assert said.out.startswith("system/context.db: 1 defect\n  views 2: changed since it was written\n")
+    advice = " ".join(said.out.splitlines()[2:])
+    assert "Restore a backup" in advice and "`context-compiler sessions delete`" in advice
     assert recorded("verify", "--json").json["defects"] == ["views 2: changed since it was written"]
 
 

@@ -13,7 +13,18 @@ from typing import Annotated, Any
 import typer
 
 from context_compiler.cli.chat.prompt import Interrupted, Keyboard, Leave
-from context_compiler.cli.options import DB, SYSTEM, AsOwner, Db, System, Vault, example, group, parse_budget
+from context_compiler.cli.options import (
+    DB,
+    SYSTEM,
+    AsOwner,
+    Db,
+    System,
+    Vault,
+    example,
+    group,
+    parse_budget,
+    with_origin,
+)
 from context_compiler.cli.screen import Screen
 from context_compiler.cli.text import one_line
 
@@ -44,6 +55,7 @@ def chat(
             "--budget",
             "-b",
             envvar="CONTEXT_COMPILER_BUDGET",
+            callback=with_origin,
             help="Tokens per request in Endless mode, a share of the window, or '$0.02'.",
         ),
     ] = None,
