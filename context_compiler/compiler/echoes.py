@@ -31,7 +31,7 @@ from context_compiler.messages.display import (
 )
 from context_compiler.messages.fences import one_line, visible
 from context_compiler.messages.history import Reading
-from context_compiler.messages.items import Item, Kind
+from context_compiler.messages.items import Item, Kind, parse_arguments, plain_text
 from context_compiler.messages.tool_lines import call_line, outcome_line
 
 SENTENCE, RUN = 4, 8
@@ -311,8 +311,12 @@ def _compare_exchanges(request: Sayings, item: Item, found: Report) -> None:
 
 
 def own_text(item: Item) -> str:
-    """Text of a part as it is compared, the name of its tool first."""
-    return _plain(f"{item.tool} {readable_text(item)}" if item.tool else item.text)
+    """Text of a part as it is compared, the name of its tool first; each value of a call begins a line."""
+    given = parse_arguments(item.text) if item.kind is Kind.CALL else None
+    if given is None:
+        return _plain(f"{item.tool}\n{readable_text(item)}" if item.tool else item.text)
+    values = (f"{name}:\n{value if isinstance(value, str) else plain_text(value)}" for name, value in given.items())
+    return _plain("\n".join([item.tool or "", *values]))
 
 
 def _plain(text: str) -> str:

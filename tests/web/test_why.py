@@ -74,7 +74,8 @@ class Drawn:
         first = messages[-1].parts[-1].part_kind == "user-prompt"
         if self.tools and info.function_tools and self.draw.random() < (0.7 if first else 0.3):
             path = f"/srv/{self.draw.choice(WORDS)}/{self.draw.choice(WORDS)}.py"
-            return [("read_file", {"path": path, "about": sentence(self.draw)})]
+            about = sentence(self.draw) if self.draw.random() < 0.5 else f"{self.draw.choice(WORDS)} on {path} now"
+            return [("read_file", {"path": path, "about": about})]
         return " ".join(sentence(self.draw) for _ in range(self.draw.randint(1, 5)))
 
     def read_file(self, path: str, about: str) -> str | dict[str, Any]:
