@@ -33,6 +33,13 @@ class Memo(Generic[K, V]):
             self._kept.move_to_end(key)
             return found[0]
 
+    def take(self, key: K) -> V | None:
+        """Remove and return the value under a key; None if there is none."""
+        with self._lock:
+            value, weight = self._kept.pop(key, (None, 0))
+            self._held -= weight
+            return value
+
     def discard(self, unwanted: Callable[[V], bool]) -> None:
         """Remove the values that are unwanted."""
         with self._lock:

@@ -39,3 +39,12 @@ def test_the_room_holds_whatever_comes(given: list[tuple[str, str]]) -> None:
         memo.keep(key, value)
         assert memo.get(key) == value, "what was kept last is there"
         assert sum(len(memo.get(one) or "") for one in "abcd") <= 8
+
+
+def test_a_value_that_is_taken_leaves_its_room() -> None:
+    memo: Memo[str, str] = Memo(4, len)
+    memo.keep("a", "123")
+    assert memo.take("a") == "123" and memo.take("a") is None
+    memo.keep("b", "1234")
+    memo.keep("c", "")
+    assert (memo.get("b"), memo.get("c")) == ("1234", "")

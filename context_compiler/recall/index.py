@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import log1p
 
+from context_compiler.cache import Memo
 from context_compiler.messages.history import History, Reading, day_of
 from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.messages.items import Item, Kind
@@ -51,8 +52,8 @@ _CALLED = re.compile(
 """Forms of address in which people use a name."""
 
 
-KEPT = 4
-"""Indexes kept in memory to be extended."""
+ROOM = 4_000_000
+"""Terms of the indexes kept in memory to be extended, about 50 MB; of the four used last, whatever their size."""
 
 
 class Index:
@@ -192,16 +193,14 @@ def _scanned(item: Item, answer: str) -> Sequence[str]:
     return (item.tool or "", text) if item.kind is Kind.CALL and not answer else (text,)
 
 
-_kept: OrderedDict[str, Index] = OrderedDict()
+_kept = Memo[str, Index](ROOM, weigh=lambda index: min(len(index) + sum(index.totals), ROOM // 4))
+"""By the history that was read last."""
 
 
 def indexed(history: History) -> Index:
     """The index of a history: that of the longest beginning of it seen lately, continued, else a new one."""
-    known = next((name for name in reversed(history.ids) if name in _kept), "")
-    index = _kept.pop(known, None) or Index()
+    index = next((one for name in reversed(history.ids) if (one := _kept.take(name)) is not None), None) or Index()
     index.extend(history)
     if index.tip is not None:
-        _kept[index.tip] = index
-        if len(_kept) > KEPT:
-            _kept.popitem(last=False)
+        _kept.keep(index.tip, index)
     return index

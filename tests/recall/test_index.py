@@ -98,6 +98,13 @@ def test_a_history_that_goes_on_continues_its_index_and_a_fork_gets_its_own() ->
     assert forked is not first and contents(forked) == contents(Index.of(read(*begin, user("four figs"))))
 
 
+def test_many_conversations_that_take_turns_continue_their_indexes() -> None:
+    talks = [[user(f"Talk {number} is about topic{number}."), assistant("Good.")] for number in range(50)]
+    first = [indexed(read(*talk)) for talk in talks]
+    again = [indexed(read(*talk, user("And then?"))) for talk in talks]
+    assert [one is other for one, other in zip(first, again, strict=True)] == [True] * 50
+
+
 def test_another_history_is_refused() -> None:
     index = Index.of(read(user("one"), assistant("two")))
     with pytest.raises(ValueError, match="begins otherwise"):
