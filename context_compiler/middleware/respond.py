@@ -363,14 +363,13 @@ async def sample(compiler: CompilerState, run: Run, request: Request, host: Host
 async def advance_again(compiler: CompilerState, run: Run, request: Request, host: Host, *, result: Result) -> Result:
     """A view in place of `result`, which turned out to be over the budget, by the ratio that is known now.
 
-    The summary of a new cycle stays, because a model is asked once a user turn.
+    A summary stays, because a model is asked once a user turn, and none is asked here: its failure would be in the way.
 
     Raises:
         ContextCompilerError: the template or anything else failed.
     """
     context = read_request(compiler, run, request, host)
-    if result.view.status not in GROWN:
-        run.ask(context.turn)
+    run.ask(context.turn)
     again = await _new_cycle(context, result.cycle, host)
     return replace(again, row=result.row or again.row, fault=result.fault or again.fault)
 

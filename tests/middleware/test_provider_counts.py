@@ -150,6 +150,18 @@ async def test_no_request_is_over_its_budget_as_the_provider_counts_it_however_s
     assert "Question 11" in str(server.requests[-1]["messages"])
 
 
+async def test_a_view_that_has_grown_over_the_budget_is_cut_back_whether_or_not_a_model_answers() -> None:
+    rate = 1.1
+    with AnthropicServer("done", count=lambda text: int(rate * OURS.text(text))) as server:
+        seen = Seen(
+            server, "claude-sonnet-4-6", budget=8_000, trigger=1.0, recall=0, model=Notes(ValueError("bug")).model
+        )
+        history = (await seen.agent.run("and now?", message_history=long_history(9))).all_messages()
+        rate = 1.6
+        await seen.agent.run(prose(1, 500), message_history=history)
+    assert max(server.prompt_tokens) <= 8_000 and not seen.errors
+
+
 async def test_what_a_provider_adds_to_a_request_is_told_from_what_its_tokens_take() -> None:
     """Taken for tokens, what is added would leave next to nothing of a small room."""
     question = f"Question: {prose(5, 20)}"
