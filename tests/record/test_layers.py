@@ -164,7 +164,7 @@ async def test_a_file_from_before_gets_the_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_database_from_before_gets_the_table_of_pages(record_url: str) -> None:
+async def test_a_database_from_before_gets_the_table_of_pages(postgres_url: str) -> None:
     pool = pytest.importorskip("context_compiler.record.pool", exc_type=ImportError)
     tables = pytest.importorskip("context_compiler.record.postgres_tables", exc_type=ImportError)
     steps = tables.RECORD.migrations
@@ -173,10 +173,10 @@ async def test_a_database_from_before_gets_the_table_of_pages(record_url: str) -
     async def missing(connection: Any) -> bool:
         return await connection.fetchval("SELECT to_regclass('context_compiler.layer_pages') IS NULL")
 
-    database = pool.Postgres(record_url, patience_s=300)
+    database = pool.Postgres(postgres_url, patience_s=300)
     assert await database.run(missing, needs=before)
     await database.close()
-    store = open_place(record_url)
+    store = open_place(postgres_url)
     await store.save_layers("s", "", "one", after=0)
     assert await store.layer_pages("s") == LayerPages(state="one", version=1, pages={})
     await save(store, *PAGES, after=1)
