@@ -132,8 +132,8 @@ class ProviderCounts:
         return result
 
     def _doubtful(self, run: Run, request: Request, result: Result) -> bool:
-        """True if a request might not fit as its provider counts it: what was just cut is always looked at."""
-        if result.view.status not in GROWN:
+        """True if a request might not fit as its provider counts it: what was just cut or refused is always counted."""
+        if result.view.status not in GROWN or run.refused:
             return True
         ratio = max(result.ratio, run.ratios.of(request.family))
         most = result.cost * ratio / NEAR if self._measured(run, request) else _at_most(result.cost)
