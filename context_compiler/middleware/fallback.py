@@ -17,7 +17,7 @@ from context_compiler.compiler.recall_block import Block, Blocks, holding, promp
 from context_compiler.compiler.view import View, by_reason, token_breakdown
 from context_compiler.messages.history import History
 from context_compiler.middleware.request import Host, Request
-from context_compiler.middleware.respond import advance_request, assemble_view, started
+from context_compiler.middleware.respond import advance_request, assemble_view, rendered_cost, started
 from context_compiler.middleware.state import EMPTY, CompilerState, RequestContext, Result, Run, read_request
 from context_compiler.record.values import Drop
 from context_compiler.resilience import attempt, floor, try_await
@@ -87,7 +87,9 @@ async def _last(read: Read) -> Result | None:
 
 async def _raw(read: Read) -> Result | None:
     context = read()
-    return replace(assemble_view(context, None, "fallback"), next_cycle=context.run.cycle)
+    result = assemble_view(context, None, "fallback")
+    cost = max(result.cost, rendered_cost(context, result.view.messages))
+    return replace(result, cost=cost, next_cycle=context.run.cycle)
 
 
 async def _view_without_model(read: Read) -> Result | None:

@@ -197,7 +197,7 @@ def _raw(context: RequestContext, whole: bool = False) -> Result | None:
     result = assemble_view(context, None, "raw")
     if tokens * FRAMED < limits.budget:
         return result
-    result = replace(result, cost=max(result.cost, _cost(context, result.view.messages)))
+    result = replace(result, cost=max(result.cost, rendered_cost(context, result.view.messages)))
     return result if result.cost <= limits.budget else None
 
 
@@ -483,7 +483,7 @@ def assemble_view(
         cycle=cycle,
         next_cycle=cycle,
         turn=context.turn,
-        cost=request.overhead + sent.tokens if untouched else _cost(context, messages),
+        cost=request.overhead + sent.tokens if untouched else rendered_cost(context, messages),
         limit=limits.budget,
         ratio=limits.ratio,
         row=done.row if done else None,
@@ -557,7 +557,7 @@ def _unled(messages: list[ModelMessage]) -> bool:
     return False
 
 
-def _cost(context: RequestContext, messages: list[ModelMessage]) -> int:
+def rendered_cost(context: RequestContext, messages: list[ModelMessage]) -> int:
     """Exact tokens of a request as the host renders it."""
     framed = context.host.framing(messages) if context.host is not None else messages
     one = context.reader.one
