@@ -54,6 +54,10 @@ class IdentityFacts:
     outcomes: Mapping[int, str]
     rendering: str
     """Hash of the texts of its dynamic parts; empty if it has none."""
+    answers: str
+    """The `identity` of its tool results alone; empty unless more follows them."""
+    rest: str
+    """The `identity` of what follows them; empty unless it follows some."""
 
     @property
     def exact(self) -> str:
@@ -64,13 +68,23 @@ class IdentityFacts:
 def identity_facts(body: bytes) -> IdentityFacts:
     """The facts that name a message, of its JSON."""
     data = json.loads(body)
-    parts = data.get("parts", [])
+    parts = cast("list[object]", data.get("parts", []))
+    kinds = [cast(dict[str, object], part).get("part_kind") if isinstance(part, dict) else None for part in parts]
+    count = leading_answers(kinds)
+    split = 0 < count < len(parts)
     return IdentityFacts(
         identity=_identity(data),
         instructions=data.get("instructions"),
         outcomes=outcomes(parts),
         rendering=_rendering(parts),
+        answers=_identity({"kind": data.get("kind"), "parts": parts[:count]}) if split else "",
+        rest=_identity({"kind": data.get("kind"), "parts": parts[count:]}) if split else "",
     )
+
+
+def leading_answers(kinds: Sequence[object]) -> int:
+    """How many parts of these kinds answer calls before the first that does not."""
+    return next((at for at, kind in enumerate(kinds) if kind not in ANSWERS), len(kinds))
 
 
 def _rendering(parts: Sequence[object]) -> str:
@@ -119,6 +133,9 @@ def _without_stamps(part: object) -> object:
             kept.pop("tool_call_id", None)
     return kept
 
+
+ANSWERS = ("tool-return", "retry-prompt")
+"""Kinds of part with which the host answers a call."""
 
 STAMPS = frozenset({"timestamp", "metadata", "outcome", "retry"})
 """Fields of a part that are no content: times, counts, and a host's rewriting of old retry prompts."""

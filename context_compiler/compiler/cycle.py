@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from context_compiler.ids import leading_answers
 from context_compiler.messages.history import History
 from context_compiler.messages.shapes import WHOLE, Shape
 from context_compiler.messages.turns import Pairing
@@ -152,11 +153,45 @@ def positions(given: Iterable[Span]) -> set[int]:
     return {index for start, stop in given for index in range(start, stop)}
 
 
+def begins(history: History, decided: int, tip: str) -> bool:
+    """True if the first `decided` messages of a history are those that `tip` names."""
+    if not 0 < decided <= len(history):
+        return False
+    return tip in (history.ids[decided - 1], history.id_of_answers(decided - 1))
+
+
 def fitting(cycle: Cycle | None, history: History, config: str) -> Cycle | None:
     """A cycle, if it was made for a prefix of this history and for this way of writing views."""
-    if cycle is None or cycle.config != config or not 0 < cycle.decided <= len(history):
+    if cycle is None or cycle.config != config or not begins(history, cycle.decided, cycle.tip):
         return None
-    return cycle if history.ids[cycle.decided - 1] == cycle.tip else None
+    return cycle if history.ids[cycle.decided - 1] == cycle.tip else _joined(cycle, history)
+
+
+def tips(history: History, last: int | None = None) -> list[str]:
+    """The tips of all cycles that may fit a history, or one that ends in its last messages; the longest cycle last."""
+    start = 0 if last is None else max(0, len(history) - last)
+    earlier = ((history.id_of_answers(index), history.ids[index]) for index in range(start, len(history)))
+    return [name for names in earlier for name in names if name]
+
+
+def _joined(cycle: Cycle, history: History) -> Cycle:
+    """The cycle where the host has put the prompt after its last message, which was sent whole, into that message."""
+    at = cycle.decided - 1
+    message, reading, kept = history.messages[at], history.readings[at], dict(cycle.kept)
+    answers = range(leading_answers([part.part_kind for part in message.parts]))
+    shape = kept.get(at)
+    if shape is None:
+        kept[at] = Shape(skip=frozenset(answers))
+    elif shape.bare:
+        kept[at] = Shape(skip=frozenset(part for part in answers if not reading.items[part].stays))
+    elif shape.limit is not None:
+        kept[at] = replace(shape, prompt=reading.tokens)
+    return replace(
+        cycle,
+        tip=history.ids[at],
+        kept=tuple(sorted(kept.items(), key=lambda one: one[0])),
+        covered=spans(sorted(positions(cycle.covered) - {at})),
+    )
 
 
 def mended(cycle: Cycle, pairing: Pairing, base: Mapping[int, Shape]) -> Cycle:

@@ -190,16 +190,24 @@ class Steps:
 
 
 def _same(one: Cycle, other: Cycle) -> bool:
-    """True if two cycles send the same: an adopted one has another configuration, ratio and row."""
-    return (one.tip, one.note, one.quotes) == (other.tip, other.note, other.quotes)
+    """True if two cycles send the same.
+
+    One that was adopted has another configuration, ratio and row, and one whose last message was joined with the prompt
+    after it has another tip.
+    """
+    return (one.decided, one.note, one.quotes) == (other.decided, other.note, other.quotes)
 
 
 def position_of(pin: Pin, history: History) -> int | None:
-    """The place of a pinned message: by its chain id, else the newest message that says the same."""
+    """The place of a pinned message: by its chain id, else the newest message that says the same.
+
+    A prompt may have become one message with the tool results before it, see `History.id_of_answers`.
+    """
     if pin.tip in history.ids:
         return history.ids.index(pin.tip)
-    names = (index for index in range(len(history) - 1, -1, -1) if history.readings[index].name == pin.name)
-    return next(names, None)
+    readings = history.readings
+    places = (at for at in reversed(range(len(readings))) if pin.name in (readings[at].name, readings[at].rest_name))
+    return next(places, None)
 
 
 def unit(position: int, outline: Outline) -> frozenset[int]:

@@ -52,6 +52,10 @@ class Reading:
     """Its `exact_identity`, with instructions and outcomes."""
     rendering: str
     """Hash of the texts of its dynamic parts; empty if it has none."""
+    answers_name: str
+    """The `identity` of its tool results alone; empty unless more follows them."""
+    rest_name: str
+    """The `identity` of what follows them."""
     request: bool
     prompts: bool
     """It holds a user prompt that this package did not write."""
@@ -91,6 +95,15 @@ class History:
     def tip(self) -> str | None:
         """The name of the whole history; None when it is empty."""
         return self.ids[-1] if self.ids else None
+
+    def id_of_answers(self, index: int) -> str | None:
+        """The chain id of message `index` as it was while its tool results stood alone; None if nothing follows them.
+
+        The host puts a request and the next one into one when a stored history is given back, so that results at the
+        end of a run and the prompt of the next are one message from the run after that on.
+        """
+        name = self.readings[index].answers_name
+        return chain_id(self.ids[index - 1] if index else None, name) if name else None
 
     @property
     def chain(self) -> ExactChain:
@@ -275,6 +288,8 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
         name=facts.identity,
         exact=facts.exact,
         rendering=facts.rendering,
+        answers_name=facts.answers,
+        rest_name=facts.rest,
         request=request,
         prompts=request and any(item.kind is Kind.USER and item.mark is None for item in items),
         calls=tuple(str(item.call_id) for item in functions if item.kind is Kind.CALL),

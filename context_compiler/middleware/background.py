@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from context_compiler.compiler.advance import Advance, advance, decided_by, failed_row, select
-from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.cycle import Cycle, fitting
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, reason_for_no_model, summary_request
 from context_compiler.errors import CompileError
 from context_compiler.middleware.request import Host, response_of
@@ -78,7 +78,8 @@ async def finish(
     begun = one.context
     fixed = begun.request.fixed
     done = await advance(begun, one.limits, where=one.where, ask=answer, previous=one.previous, overhead=fixed)
-    return replace(done, row=done.row and _noted(one, done.row)), None, None
+    cycle = fitting(done.cycle, context.history, context.policy.config) or done.cycle
+    return replace(done, cycle=cycle, row=done.row and _noted(one, done.row)), None, None
 
 
 async def discard(context: RequestContext, host: Host) -> tuple[Compile | None, CompileError | None]:

@@ -14,7 +14,7 @@ from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.advance import Advance, Where
-from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.cycle import Cycle, begins
 from context_compiler.compiler.plan import Plan
 from context_compiler.compiler.policy import Limits
 from context_compiler.compiler.recall_block import Blocks
@@ -424,9 +424,7 @@ class PendingCompile:
 
     def fits(self, history: History, config: str) -> bool:
         """True if what is compiled is a prefix of this history, and written in this way."""
-        if self.context.policy.config != config or not 0 < self.decided <= len(history):
-            return False
-        return history.ids[self.decided - 1] == self.tip
+        return self.context.policy.config == config and begins(history, self.decided, self.tip)
 
     def cancel(self) -> asyncio.Task[SummaryResponse]:
         """Cancel the call, from whichever thread; the task may still be ending."""

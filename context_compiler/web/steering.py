@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from context_compiler.compiler.steering import Pin
+from context_compiler.compiler.steering import Pin, position_of
 from context_compiler.compiler.trace import session_of
 from context_compiler.errors import SettingsError
 from context_compiler.messages.fences import one_line
@@ -186,7 +186,7 @@ async def load_steering(
 
 def _prompts(messages: list[Any], pins: tuple[Pin, ...]) -> list[PromptRow]:
     history = reader_of(as_counter(None)).read(messages)
-    tips = {pin.tip for pin in pins}
+    pinned = {position_of(pin, history) for pin in pins}
     found: list[PromptRow] = []
     for at, reading in enumerate(history.readings):
         if reading.asks:
@@ -197,7 +197,7 @@ def _prompts(messages: list[Any], pins: tuple[Pin, ...]) -> list[PromptRow]:
                     message=at,
                     text=one_line(safe(text), EXCERPT),
                     tokens=reading.tokens,
-                    pinned=history.ids[at] in tips,
+                    pinned=at in pinned,
                 )
             )
     return found

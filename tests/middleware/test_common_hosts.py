@@ -45,10 +45,10 @@ class Told(BaseModel):
 class Life:
     """A conversation of many turns in which a fact is told early and asked for at the end."""
 
-    def __init__(self, **wanted: Any) -> None:
+    def __init__(self, budget: int = BUDGET, **wanted: Any) -> None:
         self.notes, self.talker, self.seen = Notes("All went on as planned."), Talker("answer " * 60), 0
         self.views: list[View] = []
-        self.ours: ContextCompiler = compiler(self.notes, budget=BUDGET, on_view=self.views.append, **wanted)
+        self.ours: ContextCompiler = compiler(self.notes, budget=budget, on_view=self.views.append, **wanted)
         self.agent: Agent[Any, Any] = Agent(self.talker.model, capabilities=[self.ours])
         self.history: list[ModelMessage] = []
 
@@ -214,11 +214,26 @@ async def test_histories_that_a_front_end_rebuilds_keep_their_cycle(plain: Life)
 
 
 async def test_structured_answers_are_no_tool_work(plain: Life) -> None:
-    life = Life()
-    life.talker = Talker(lambda messages, info: [("final_result", {"text": "answer " * 60})])
-    life.agent = Agent(life.talker.model, capabilities=[life.ours], output_type=Told)
+    life = typed()
     await life.live(whole)
     life.assert_few_compiles(plain)
+
+
+@pytest.mark.parametrize("wanted", [{}, {"background": True}])
+async def test_structured_answers_keep_their_cycle_where_all_turns_before_are_left_out(wanted: dict[str, Any]) -> None:
+    plain, life = Life(2_400, **wanted), typed(2_400, **wanted)
+    for number in range(20):
+        for one in (plain, life):
+            await one.turn(matter(number), whole)
+    life.assert_few_compiles(plain)
+
+
+def typed(*given: Any, **wanted: Any) -> Life:
+    """A conversation whose answers are objects."""
+    life = Life(*given, **wanted)
+    life.talker = Talker(lambda messages, info: [("final_result", {"text": "answer " * 60})])
+    life.agent = Agent(life.talker.model, capabilities=[life.ours], output_type=Told)
+    return life
 
 
 async def test_a_picture_alone_asks_nothing_and_costs_no_run() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
@@ -45,6 +46,10 @@ class Talk(Chat):
         record = self.views[-1].record
         assert record is not None
         return record.session_id
+
+
+class Told(BaseModel):
+    text: str
 
 
 def prompts(count: int, start: int = 0) -> list[str]:
@@ -331,6 +336,22 @@ async def test_a_pin_during_a_compile_is_no_obstacle_and_an_undo_is(tmp_path: Pa
     assert done.done is (meanwhile == "pin") and ("meanwhile" in done.why) is (meanwhile == "undo")
     text = await talk.say("And now?")
     assert prose(0, 60) in text and ("a garden" in text) is (meanwhile == "pin")
+
+
+async def test_structured_answers_are_steered_like_texts() -> None:
+    talk = Talk()
+    talk.talker = Talker(lambda messages, info: [("final_result", {"text": "answer " * 60})])
+    talk.agent = Agent(talk.talker.model, capabilities=[talk.ours], output_type=Told)
+    await talk.say(*prompts(2))
+    pin = await talk.ours.pin("talk", "Question 1:")
+    await talk.say(*prompts(8, start=2))
+    assert (await talk.ours.compile_now("talk", "the open tickets")).done
+    text = await talk.say("And now?")
+    assert "Question 1:" in text and "Question 2:" not in text and await talk.ours.pins("talk") == (pin,)
+    text = await talk.say("And then?")
+    assert talk.views[-1].status == "cycle" and "Question 1:" in text and "Question 2:" not in text
+    undone = await talk.ours.undo_compile("talk")
+    assert undone.done and undone.before < undone.after and "Question 2:" in await talk.say("And now?")
 
 
 async def test_nothing_but_what_is_pinned_is_unpinned() -> None:
