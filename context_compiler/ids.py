@@ -83,7 +83,7 @@ def identity_facts(body: bytes) -> IdentityFacts:
 
 
 def leading_answers(kinds: Sequence[object]) -> int:
-    """How many parts of these kinds answer calls before the first that does not."""
+    """Number of parts of these kinds, from the first on, that answer calls."""
     return next((at for at, kind in enumerate(kinds) if kind not in ANSWERS), len(kinds))
 
 

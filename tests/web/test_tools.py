@@ -86,7 +86,7 @@ def test_a_message_has_an_address_with_its_json(client: TestClient) -> None:
 
 def test_messages_are_steered_where_they_are_shown(client: TestClient) -> None:
     session, number = number_of(client, "long"), requests_of(client, "long")[-1]["id"]
-    request, why = client.get(f"/requests/{number}").text, client.get(f"/requests/{number}/why?only=absent").text
+    request, why = client.get(f"/requests/{number}").text, client.get(f"/requests/{number}/why").text
     for page in (request, why):
         assert f'data-steer="/api/sessions/{session}"' in page and 'data-pin="m' in page and 'data-from="m' in page
     first = why.partition('data-pin="m')[2].partition('"')[0]
