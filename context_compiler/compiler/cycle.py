@@ -167,13 +167,6 @@ def fitting(cycle: Cycle | None, history: History, config: str) -> Cycle | None:
     return cycle if history.ids[cycle.decided - 1] == cycle.tip else _joined(cycle, history)
 
 
-def tips(history: History, last: int | None = None) -> list[str]:
-    """The tips of all cycles that may fit a history, or one that ends in its last messages; the longest cycle last."""
-    start = 0 if last is None else max(0, len(history) - last)
-    earlier = ((history.id_of_answers(index), history.ids[index]) for index in range(start, len(history)))
-    return [name for names in earlier for name in names if name]
-
-
 def _joined(cycle: Cycle, history: History) -> Cycle:
     """The cycle where the host has put the prompt after its last message, which was sent whole, into that message."""
     at = cycle.decided - 1

@@ -105,6 +105,12 @@ class History:
         name = self.readings[index].answers_name
         return chain_id(self.ids[index - 1] if index else None, name) if name else None
 
+    def tips(self, last: int | None = None) -> list[str]:
+        """Chain ids of the histories that this one continues, itself last; of those that end in its last messages."""
+        start = 0 if last is None else max(0, len(self) - last)
+        names = ((self.id_of_answers(index), self.ids[index]) for index in range(start, len(self)))
+        return [name for pair in names for name in pair if name]
+
     @property
     def chain(self) -> ExactChain:
         """The history as it is recorded."""

@@ -19,7 +19,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, UserPromptPart
 from pydantic_ai.models import Model
 
 from context_compiler.compiler.advance import Advance, advance, failed_row
-from context_compiler.compiler.cycle import Cycle, fitting, mended, tips
+from context_compiler.compiler.cycle import Cycle, fitting, mended
 from context_compiler.compiler.steering import PINS, Order, Pin, Steps, position_of, steering_of, unit
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse, latest_input, model_alias
 from context_compiler.compiler.view import summary_of
@@ -543,7 +543,7 @@ class Manual:
             replace(request, messages=[*messages, prompt], run_id=None),
             _Unsent(_refuse),
         )
-        steps = Steps.of(actions, await self._archive.cycles(session), tips(context.history))
+        steps = Steps.of(actions, await self._archive.cycles(session), context.history.tips())
         number = actions[-1].number if actions else 0
         return _Session(context=context, number=number, steps=steps, writer=writer, note=note)
 

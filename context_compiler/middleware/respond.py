@@ -11,7 +11,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 
 from context_compiler.compiler.advance import Advance, Ask, advance, failed_row
 from context_compiler.compiler.cut_order import PROMPT_CUT, TRUNCATED
-from context_compiler.compiler.cycle import RAW, Cycle, fitting, mended, tips
+from context_compiler.compiler.cycle import RAW, Cycle, fitting, mended
 from context_compiler.compiler.plan import Selection
 from context_compiler.compiler.recall_block import (
     FILL,
@@ -145,7 +145,7 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
     if not run.begun:
         run.begin()
         context.compiler.former.keep(config, context.policy.former)
-        start = await host.begin(tips(history, JOURNALLED), config)
+        start = await host.begin(history.tips(JOURNALLED), config)
         if start.get("steering"):
             run.steer(Steering.from_data(start["steering"]))
             config = run.config
