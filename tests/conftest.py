@@ -44,6 +44,12 @@ settings.register_profile("thorough", max_examples=1_000, deadline=None, suppres
 settings.load_profile("quick")  # `pytest --hypothesis-profile=thorough` for the other
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Where pytest-xdist is, give each worker a half in order, from which the other takes when it is done."""
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist = "worksteal"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what was measured to be slow."""
     slow = slow_names()
