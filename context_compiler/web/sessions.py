@@ -88,11 +88,13 @@ class ManagerPage:
 
 
 async def load_layers(inspector: Inspector, number: int) -> LayersPage:
-    """The layers of a session as all four kinds of node see them."""
+    """The layers of a session as all four kinds of node see them; a node's conversation has those of its session."""
     info = await inspector.read(partial(session_of, number=number))
     store = inspector.store.scoped(info.owner)
-    found = await store.layers(info.session_id, info.vault_name)
-    state = cast("Mapping[str, Any]", await Layers(store, vault_name=info.vault_name).state(info.session_id))
+    vaults = dict.fromkeys((info.vault_name, ""))
+    stored_in = [name for name in vaults if await store.layers(info.session_id, name) is not None]
+    vault_name = stored_in[0] if stored_in else info.vault_name
+    state = cast("Mapping[str, Any]", await Layers(store, vault_name=vault_name).state(info.session_id))
     counter = as_counter(None)
     nodes: list[NodeRow] = []
     for role in NEEDS:
@@ -100,7 +102,7 @@ async def load_layers(inspector: Inspector, number: int) -> LayersPage:
         prompt = layer_prompt(role, state, "…", template=node_template(role, inspector.template_library))
         sections = [LayerSection(name=name, tokens=counter.text(text), text=text) for name, text in texts.items()]
         nodes.append(NodeRow(role=role, tokens=counter.text(prompt), sections=tuple(sections), prompt=prompt))
-    return LayersPage(session=info, stored=found is not None, nodes=tuple(nodes))
+    return LayersPage(session=info, stored=bool(stored_in), nodes=tuple(nodes))
 
 
 async def load_manager(inspector: Inspector, number: int) -> ManagerPage:

@@ -11,6 +11,7 @@ from pydantic_ai import Agent
 from starlette.testclient import TestClient
 
 from context_compiler import ContextCompiler, ContextManager, SQLiteStore
+from context_compiler.layers import Layers
 from context_compiler.manager import SQLiteMemory
 from context_compiler.record.browse import UnderWay
 from context_compiler.record.values import Entry, now
@@ -64,6 +65,24 @@ def test_a_session_without_layers_or_manager_says_so(client: TestClient) -> None
     assert "is not managed" in client.get(f"/sessions/{number}/manager").text
     roles = [one["role"] for one in client.get(f"/api/sessions/{number}/layers").json()["nodes"]]
     assert roles == ["understand", "think", "act", "reply"]
+
+
+async def test_the_conversation_of_a_node_shows_the_layers_of_its_session(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "context.db")
+    layers = Layers(store)
+    node: Agent[None, str] = Agent(
+        Talker().model, capabilities=[ContextCompiler(budget=4_000, layers=layers, role="think", store=store)]
+    )
+    async with layers.turn("dinner", "Find chicken recipes") as turn:
+        turn.registry.register_read("recipes", 17, "Lemon Herb Chicken")
+        await node.run("Plan.", conversation_id="dinner")
+    await store.close()
+    client = TestClient(create_app(tmp_path / "context.db", system=None), base_url="http://127.0.0.1")
+    rows = client.get("/api/sessions").json()["sessions"]
+    assert sorted(row["vault_name"] for row in rows) == ["", "think"]
+    for row in rows:
+        page = client.get(f"/sessions/{row['id']}/layers").text
+        assert "Lemon Herb Chicken" in page and "No layers are stored" not in page
 
 
 async def test_a_managed_session_shows_its_quality_and_checkpoints(tmp_path: Path) -> None:
