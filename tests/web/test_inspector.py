@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
+from collections import Counter, deque
+from html import unescape
 from importlib.resources import files
 from pathlib import Path
 
@@ -170,3 +173,21 @@ def test_a_message_that_is_quoted_is_not_called_absent(client: TestClient) -> No
     assert "Not as a message, but words of it are in this request" in shown and f">{run}</mark>" in shown
     others = client.get(f"/api/requests/{asked}/why", params={"only": "verbatim"}).json()["messages"]
     assert others and not any(one["echoes"] for one in others)
+
+
+def test_every_page_that_a_page_links_to_is_there(client: TestClient) -> None:
+    waiting, seen, often = deque(["/sessions", "/templates", "/pipelines"]), set[str](), Counter[str]()
+    while waiting:
+        address = waiting.popleft()
+        kind = re.sub(r"\d+", "0", address.partition("?")[0])
+        if address in seen or often[kind] == 3:
+            continue
+        seen.add(address)
+        often[kind] += 1
+        answer = client.get(address)
+        assert answer.status_code == 200, address
+        if "html" in answer.headers["content-type"]:
+            waiting.extend(map(unescape, re.findall(r'<a [^>]*href="(/(?!static|chat)[^"#]+)', answer.text)))
+    parts = ("", "/diff", "/export", "/replay", "/why")
+    assert often.keys() >= {f"/requests/0{part}" for part in parts}
+    assert often.keys() >= {f"/sessions/0{part}" for part in ("", "/fact", "/layers", "/manager", "/steering")}
