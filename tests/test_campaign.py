@@ -30,6 +30,10 @@ def test_a_short_campaign_finds_nothing() -> None:
     assert {line.partition(":")[0] for line in lines[2:-1]} == set(PARTS)
 
 
+def test_a_pinned_result_leaves_a_small_room_with_its_call() -> None:
+    assert run_case(PARTS["counts"].run, "counts", 2026, 243, 5 / 60).faults == []
+
+
 @pytest.mark.parametrize(
     ("history", "why"),
     [

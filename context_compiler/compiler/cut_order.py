@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from context_compiler.compiler.plan import Draft
 from context_compiler.compiler.policy import LARGE, PROMPT, Limits
-from context_compiler.compiler.steering import WAITS
+from context_compiler.compiler.steering import WAITS, unit
 from context_compiler.messages.history import History
 from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import Shape, largest, price
@@ -127,11 +127,11 @@ def drop_summary(draft: Draft) -> Iterator[None]:
 
 
 def release_pins(draft: Draft) -> Iterator[None]:
-    """Pinned messages of earlier turns go, oldest first, where the budget is too small for them."""
+    """Pinned messages of earlier turns go, oldest first, never half an exchange, where the budget is too small."""
     pins, draft.pins = sorted(draft.pins), frozenset()
     for index in pins:
         if index < draft.outline.active.start:
-            draft.out([index], WAITS)
+            draft.out(sorted(unit(index, draft.outline)), WAITS)
             yield
 
 
