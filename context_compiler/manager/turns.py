@@ -38,7 +38,7 @@ from context_compiler.template import Template
 SUMMARY_SHARE = 4
 """A summary gets at most 1/4 of `max_tokens`."""
 UPDATE_SHARE = 10
-"""A summary is updated once there is 1/10 of `max_tokens` to add, and not at every turn."""
+"""A summary is written or updated once there is 1/10 of `max_tokens` to add: less saves nothing."""
 OLD_SUMMARIES = 32
 """Memories searched beyond those returned, because a memory of your own may return old summaries."""
 HEALTH = HealthScorer()
@@ -274,7 +274,7 @@ class TurnProcessor:
         if not self.config.auto_summarize or self.held < self.config.summarization_threshold:
             return False
         older = self.session.verbatim[: -self.config.recent_turns_to_keep]
-        if self.session.summarizations and sum(turn.tokens for turn in older) < self.config.max_tokens // UPDATE_SHARE:
+        if sum(turn.tokens for turn in older) < self.config.max_tokens // UPDATE_SHARE:
             return False
         done = await self.reporter.attempt("summary", self.summarize(), trouble)
         return done is not None and done.turns_summarized > 0

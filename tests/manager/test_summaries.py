@@ -111,6 +111,16 @@ async def test_a_summary_is_not_made_at_every_turn() -> None:
     assert 1 < scribe.asked < 8
 
 
+async def test_no_model_is_asked_about_turns_that_are_shorter_than_a_summary() -> None:
+    scribe = Scribe("They spoke of the candles on the shelf.")
+    manager = managed(scribe, recent_turns_to_keep=1, max_tokens=600)
+    await manager.process_turn("Hello there")
+    result = await manager.process_turn("why " * 550)
+    assert result.token_count > manager.config.summarization_threshold
+    assert not result.trouble and not scribe.asked
+    assert (await manager.process_turn("And now?")).summarization_triggered and scribe.asked == 1
+
+
 async def test_nothing_is_summed_up_by_itself_where_that_is_switched_off() -> None:
     scribe = Scribe()
     manager = managed(scribe, max_tokens=100, auto_summarize=False)
