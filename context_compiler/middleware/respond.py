@@ -166,15 +166,14 @@ async def _current_cycle(context: RequestContext, host: Host) -> tuple[RequestCo
 
 
 def _with_pins(cycle: Cycle, context: RequestContext) -> Cycle:
-    """The cycle with every message in place that was pinned after it was left out, which moves the prefix once.
+    """The cycle with every message whole that was pinned after it was left out or cut, which moves the prefix once.
 
     One for which there was no room waits for the next turn, or each request of this one would be cut back anew.
     """
     kept, why = dict(cycle.kept), cycle.why if cycle.turn == context.turn else ()
     waiting = {index for start, stop, reason in why if reason == WAITS for index in range(start, stop)}
     for index in context.pinned(context.limits(cycle).room) - waiting:
-        shape = kept.get(index)
-        if index < cycle.decided and (shape is None or shape.bare or shape.skeleton or shape.limit):
+        if index < cycle.decided:
             kept[index] = context.base.get(index, WHOLE)
     return (
         replace(cycle, kept=tuple(sorted(kept.items(), key=lambda one: one[0]))) if kept != dict(cycle.kept) else cycle

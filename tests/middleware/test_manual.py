@@ -338,6 +338,33 @@ async def test_a_pin_during_a_compile_is_no_obstacle_and_an_undo_is(tmp_path: Pa
     assert prose(0, 60) in text and ("a garden" in text) is (meanwhile == "pin")
 
 
+async def test_a_prompt_that_the_host_joined_with_a_result_is_pinned_with_the_exchange() -> None:
+    talk = await talked(recent_turns=0)
+    reporter = Agent(Talker(lambda *_: [("final_result", {"text": "done"})]).model, output_type=Told)
+    reports = await reporter.run(
+        "Sum up.", message_history=talk.messages, conversation_id="talk", capabilities=[talk.ours]
+    )
+    talk.messages = reports.all_messages()
+    assert (await talk.ours.compile_now("talk")).turns == 0
+    await talk.say("Keep the staging database.")
+    await talk.ours.pin("talk", "the staging database")
+    text = await talk.say("And now?")
+    assert talk.views[-1].status == "cycle" and not talk.errors
+    assert "Keep the staging database." in text and "Final result processed." in text and prose(0, 60) not in text
+
+
+async def test_a_pinned_exchange_stands_whole_where_exchanges_are_dropped() -> None:
+    talk = Talk(tool_history="drop", model="none")
+    talk._left = 1  # a tool call before its answer
+    talk.messages = (await talk.agent.run("Look it up.", conversation_id="talk")).all_messages()
+    await talk.say(*prompts(8))
+    assert (await talk.ours.compile_now("talk", start="turn 3")).done
+    assert "src/file_1.py" not in await talk.say("And now?")
+    await talk.ours.pin("talk", "m1")
+    assert "src/file_1.py" in await talk.say("And now?")
+    assert talk.views[-1].status == "cycle" and not talk.errors
+
+
 async def test_structured_answers_are_steered_like_texts() -> None:
     talk = Talk()
     talk.talker = Talker(lambda messages, info: [("final_result", {"text": "answer " * 60})])
