@@ -206,14 +206,25 @@ def requests_page(
         return [_request(row) for row in found], total
 
 
-def requests_after(db: Database, session: int | None, after: int, limit: int) -> list[RequestRow]:
-    """Requests beyond a number, of a session or of all, newest first."""
+def request_numbers(db: Database, session: int | None, after: int, limit: int) -> list[int]:
+    """Numbers of the requests beyond one, of a session or of all, the lowest first."""
+    within, given = ("", ()) if session is None else ("v.session = ?4 AND ", (session,))
     found = db.execute(
-        f"{_REQUESTS} WHERE v.id > ?1 AND (?2 IS NULL OR v.session = ?2) AND {OWNED.format(4)}"
-        " ORDER BY v.id DESC LIMIT ?3",
-        (after, session, limit, db.owner),
+        "SELECT v.id FROM views v JOIN sessions s ON s.id = v.session"
+        f" WHERE v.id > ?1 AND {within}{OWNED.format(3)} ORDER BY v.id LIMIT ?2",
+        (after, limit, db.owner, *given),
     )
-    return [_request(row) for row in found]
+    return [row[0] for row in found]
+
+
+def requests_named(db: Database, numbers: Sequence[int]) -> list[RequestRow]:
+    """Requests by their numbers, in the same order."""
+    return [_request(row) for row in _in_order(db, f"{_REQUESTS} WHERE v.id", "", numbers)]
+
+
+def newest_request(db: Database) -> int:
+    """Number of the newest request of all; 0 without any."""
+    return db.execute("SELECT ifnull(max(id), 0) FROM views").fetchone()[0]
 
 
 def find_request(db: Database, number: int) -> tuple[RequestRow, Record] | None:
@@ -541,15 +552,6 @@ def compiles_under_way(db: Database, session: int | None = None) -> list[UnderWa
         )
         for row in found
     ]
-
-
-def change_mark(db: Database) -> tuple[int, int]:
-    """Two numbers, one of which changes with every new request and compile."""
-    row = db.execute(
-        "SELECT (SELECT ifnull(max(id), 0) FROM views), (SELECT ifnull(max(id), 0) FROM context_summaries)"
-    )
-    found = row.fetchone()
-    return found[0], found[1]
 
 
 def _session(row: Any) -> SessionRow:

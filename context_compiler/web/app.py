@@ -251,12 +251,12 @@ def _live(inspector: Inspector) -> Endpoint:
     async def answer(request: Request) -> Response:
         asked = request.query_params.get("session", "")
         session = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 16 else None
-        ending = request.app.state.is_ending
         events = live_events(
             inspector,
             session,
             lambda rows, writing: render("live.html", requests=rows, under_way=writing),
-            is_ending=ending,
+            since=request.headers.get("last-event-id") or request.query_params.get("since", ""),
+            is_ending=request.app.state.is_ending,
         )
         return StreamingResponse(events, media_type="text/event-stream")
 

@@ -54,6 +54,7 @@ from context_compiler.record.database import Database
 from context_compiler.record.store import SQLStore
 from context_compiler.record.values import Compile, Tool
 from context_compiler.template import TemplateLibrary
+from context_compiler.web.live import Shown
 
 PAGE = 50
 """Rows or messages of one page."""
@@ -118,6 +119,8 @@ class SessionPage:
     status: str
     under_way: tuple[UnderWay, ...]
     """A compile that a model is writing now."""
+    mark: str
+    """All requests of the session that there were: `/live?since=` sends those that come after them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,10 +273,16 @@ class Inspector(Tracer):
 
         def query(db: Database) -> SessionPage:
             info = session_of(db, number)
+            before = Shown.now(db, number)
             found, total = browse.requests_page(db, number, limit=PAGE, offset=(page - 1) * PAGE, status=status)
-            pages = Pages(page=page, size=PAGE, total=total)
-            writing = tuple(browse.compiles_under_way(db, number))
-            return SessionPage(session=info, requests=tuple(found), pages=pages, status=status, under_way=writing)
+            return SessionPage(
+                session=info,
+                requests=tuple(found),
+                pages=Pages(page=page, size=PAGE, total=total),
+                status=status,
+                under_way=tuple(browse.compiles_under_way(db, number)),
+                mark=before.plus(one.id for one in found).mark,
+            )
 
         return await self.read(query)
 

@@ -1,9 +1,7 @@
-"""Templates, layers, quality, and requests that appear while somebody looks."""
+"""Templates, layers and quality."""
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,11 +11,7 @@ from starlette.testclient import TestClient
 from context_compiler import ContextCompiler, ContextManager, SQLiteStore
 from context_compiler.layers import Layers
 from context_compiler.manager import SQLiteMemory
-from context_compiler.record.browse import UnderWay
-from context_compiler.record.values import Entry, now
 from context_compiler.web.app import create_app
-from context_compiler.web.data import Inspector
-from context_compiler.web.live import live_events
 from tests.support.agents import Talker
 from tests.web.conftest import FACT, number_of, requests_of
 
@@ -99,58 +93,3 @@ async def test_a_managed_session_shows_its_quality_and_checkpoints(tmp_path: Pat
     assert len(found["scores"]) == 3 and "first <b>" in [one["message"] for one in found["commits"]]
     page = client.get(f"/sessions/{number_of(client, 'managed')}/manager").text
     assert "first &lt;b&gt;" in page and "quality" in page
-
-
-async def test_requests_of_a_running_agent_appear(db: Path) -> None:
-    store = SQLiteStore(db, read_only=True)
-    seen: list[int] = []
-
-    def render(rows: list[object], under_way: list[object] | None) -> str:
-        seen.extend(one.id for one in rows)  # pyright: ignore
-        return "<tr>\n\n<td>new</td></tr>"
-
-    events = live_events(Inspector(store), None, render, pause=0.01)
-    await anext(events)
-    waiting = asyncio.ensure_future(anext(events))
-    writer = SQLiteStore(db)
-    compiler = ContextCompiler(model="none", store=writer, system=None)
-    await Agent(Talker().model, capabilities=[compiler]).run("now", conversation_id="live")
-    assert await waiting == "data: <tr>\ndata: <td>new</td></tr>\n\n"
-    [newest, *_] = await writer.views("live")
-    assert seen == [newest.id]
-    await events.aclose()
-    await writer.close()
-    await store.close()
-
-
-async def test_a_compile_of_another_process_is_shown_until_its_outcome_is_there(client: TestClient, db: Path) -> None:
-    number = number_of(client, "long")
-    assert "is being written" not in client.get(f"/sessions/{number}").text
-    seen: list[list[str] | None] = []
-    writer, reader = SQLiteStore(db), SQLiteStore(db, read_only=True)
-
-    def render(rows: list[object], under_way: list[UnderWay] | None) -> str:
-        seen.append(None if under_way is None else [one.model for one in under_way])
-        return "."
-
-    events = live_events(Inspector(reader), number, render, pause=0.01)
-    assert await writer.announce_compile("long", "", "<b>writer</b>", 60)
-    await anext(events)
-    page = client.get(f"/sessions/{number}").text
-    assert "is being written by <b>&lt;b&gt;writer" in page and "<b>writer</b>" not in page
-    assert client.get(f"/api/sessions/{number}").json()["under_way"][0]["model"] == "<b>writer</b>"
-    (made, *_) = await writer.summaries("long")
-    record = replace((await writer.views("long"))[0], id=None, run_id="later", raw_tip=None, view_tip=None)
-    row = replace(made, created_at=now(), cache_key=None)
-    await writer.save(Entry(record=replace(record, summary_id=None, compile=None), raw=None, view=None, compile=row))
-    await anext(events)
-    assert seen == [["<b>writer</b>"], []]
-    assert "is being written" not in client.get(f"/sessions/{number}").text
-    await events.aclose()
-    await writer.close()
-    await reader.close()
-
-
-def test_live_rows_are_rows_of_the_table(client: TestClient) -> None:
-    page = client.get(f"/sessions/{number_of(client, 'long')}").text
-    assert f'hx-sse:connect="/live?session={number_of(client, "long")}"' in page
