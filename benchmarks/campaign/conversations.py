@@ -96,6 +96,11 @@ class Writer:
     bad: int = 0
 
     @property
+    def failed(self) -> bool:
+        """True if it did not write well; time may be up for one that hangs before it is even entered."""
+        return self.kind == "hangs" or self.bad > 0
+
+    @property
     def model(self) -> FunctionModel:
         """The model."""
         return FunctionModel(self._write, model_name=f"writer-{self.kind}")
@@ -529,7 +534,7 @@ class Conversation:
             lambda: f"{at}{text[:60]!r} ({tokens} tokens) not in {[one[-60:] for one in sent.prompts]}; {told}",
         )
         case.check(view.status != "fallback" or view.error, "fallbacks without a reason", at)
-        known = self.hostile or (self._writer.bad and "CompileError" in (view.error or ""))
+        known = self.hostile or (self._writer.failed and "CompileError" in (view.error or ""))
         case.check(not view.status.startswith("fallback") or known, "unexpected fallbacks", lambda: f"{at}{view.error}")
         case.check(EVALUATED not in str(sent.messages), "templates run on what was said", at)
 
@@ -559,7 +564,7 @@ class Conversation:
     def _check_errors(self) -> None:
         for error in self.turn.errors:
             name = type(error).__name__
-            fine = (name == "CompileError" and self._writer.bad) or name == "BudgetError"
+            fine = (name == "CompileError" and self._writer.failed) or name == "BudgetError"
             fine = fine or (name == "SettingsError" and "no price is known" in str(error))
             fine = fine or (self.hostile and name == "TemplateError")
             self.case.check(
