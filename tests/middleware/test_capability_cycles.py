@@ -149,6 +149,19 @@ async def test_a_prompt_is_whole_in_whatever_room_is_left_beside_instructions_an
     assert all(view.tokens_sent <= fixed + room for view in views)
 
 
+async def test_a_prompt_that_gave_way_to_many_calls_is_whole_again_when_they_are_gone() -> None:
+    prompt, fixed = "Please mend ticket 4711 of Maria, and the queue.", 0
+    for budget in (32_000, 64):
+        steps = [[("look", {"path": path}) for path in "abc"], [("look", {"path": "d"})], "I see."]
+        talker, views = Talker(steps), list[View]()
+        ours = compiler(None, budget=fixed + budget, on_view=views.append)
+        agent = Agent(talker.model, capabilities=[ours], tools=[look], instructions=prose(7, 400))
+        await run(agent, prompt, message_history=long_history(4))
+        fixed = views[0].ledger["tokens"]["instructions and schemas"]
+    assert [prompt in sent.text for sent in talker.sent] == [True, False, True]
+    assert all(view.tokens_sent <= fixed + 64 for view in views)
+
+
 async def test_a_view_is_compiled_once_for_all_steps_of_a_turn() -> None:
     chat = Chat(steps=3)
     await chat.turn(0, long_history(20))
