@@ -18,6 +18,7 @@ from tests.support.anthropic_server import AnthropicServer
 from tests.support.bedrock_server import BedrockServer
 from tests.support.google_server import GoogleServer
 from tests.support.histories import long_history, prose
+from tests.support.loopback import Refusal
 from tests.support.responses_server import ResponsesServer
 
 OURS = TokenCounter()
@@ -174,6 +175,22 @@ async def test_what_a_provider_adds_to_a_request_is_told_from_what_its_tokens_ta
         await seen.agent.run(question, message_history=long_history(4))
     assert max(server.prompt_tokens) <= budget and not seen.errors
     assert all(question in str(view.messages) for view in seen.views) and len(seen.views) == 2
+
+
+async def test_what_follows_a_refusal_is_counted_however_small_it_is_beside_what_the_ratio_was_learnt_from() -> None:
+    steps = iter(range(9))
+
+    def answer(body: Any) -> Any:
+        if not (step := next(steps)):
+            raise Refusal("prompt is too long: 9 tokens > 8 maximum")
+        return [("look", {"path": "a" * step})] if step < 8 else "done"
+
+    with AnthropicServer(answer, count=lambda text: OURS.text(text) + 6_000) as server:
+        seen = Seen(server, "claude-sonnet-4-6", trigger=1.0, budget=20_000)
+        await seen.agent.run("and now?", message_history=long_history(60))
+    refused, *later = server.prompt_tokens
+    assert max(later) <= 0.7 * refused and len(later) == 8 and not seen.errors
+    assert {view.status for view in seen.views} == {"compiled", "cycle"}
 
 
 async def test_the_least_is_no_floor_where_the_provider_counts_it_within_the_budget() -> None:
