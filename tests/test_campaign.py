@@ -14,6 +14,7 @@ from benchmarks.campaign.conversations import converse
 from benchmarks.campaign.runner import PARTS, Report
 from benchmarks.campaign.strict import refusals
 from context_compiler.cli.screen import Screen
+from context_compiler.compiler.plan import Plan
 from tests.support.builders import answer, assistant, call, exchange, user
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +33,14 @@ def test_a_short_campaign_finds_nothing() -> None:
 
 def test_a_pinned_result_leaves_a_small_room_with_its_call() -> None:
     assert run_case(PARTS["counts"].run, "counts", 2026, 243, 5 / 60).faults == []
+
+
+def test_a_pin_is_looked_for_as_the_record_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The application goes on with another branch than the one in which it pinned a message."""
+    assert run_case(PARTS["counts"].run, "counts", 2026, 287, 5 / 60).faults == []
+    monkeypatch.setattr(Plan, "pinned", lambda *_: frozenset[int]())
+    faults = run_case(PARTS["counts"].run, "counts", 2026, 287, 5 / 60).faults
+    assert faults and all("pins that are gone" in fault.text for fault in faults)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from benchmarks.campaign.drawn import EVALUATED, Drawn
 from benchmarks.campaign.strict import (
     COUNTER,
     HALVES,
+    READER,
     Script,
     Sent,
     StrictModel,
@@ -165,7 +166,7 @@ class Conversation:
         self._windowed = set[str | None]()
         self._recorded = set[str]()
         self._steered = self.random.choice((0, 0.15, 0.6))
-        self._pinned: dict[tuple[str, int], list[str]] = {}
+        self._pinned: dict[tuple[str, str], tuple[str, ...]] = {}
         self._tenants = self.drawn.sometimes(0.2)
         self._writer = Writer(self.drawn, self.random.choice(("good", "good", "raises", "empty", "long", "mixed")))
         if self.drawn.sometimes(0.01):
@@ -215,31 +216,30 @@ class Conversation:
             **chosen,
         )
 
-    def _take_pin(self, name: str, place: Any, found: Any) -> None:
-        """Note the words that are pinned, where it is known which message is meant."""
+    async def _take_pin(self, name: str, found: Any) -> None:
+        """Note the words of what was pinned, which is a message of the newest request, not of what is sent next."""
         session = self.session or ""
-        at = 0 if place == "m0" else place
         if name == "unpin":
-            self._pinned = {key: texts for key, texts in self._pinned.items() if key[0] != session or key[1] < 0}
-        if name == "pin":
-            self._pinned.setdefault((session, -1), [])
-        if name == "pin" and isinstance(at, int) and at < len(self.history) and not self.windowed:
-            parts = [part for part in self.history[at].parts if part.part_kind in ("user-prompt", "text")]
-            texts = [part.content for part in parts if isinstance(part.content, str) and part.content.strip()]
-            self._pinned[session, at] = [HALVES.sub("\ufffd", text) for text in texts]
+            self._pinned.pop((session, found.tip), None)
+        if name == "pin" and not self.windowed:
+            kept = await self.ours.transcript(session)
+            tips = READER.read(kept).ids
+            self._pinned[session, found.tip] = _words(kept[tips.index(found.tip)]) if found.tip in tips else ()
 
-    def _check_pins(self, at: str, sent: Sent, view: View, given: Sequence[ModelMessage]) -> None:
-        if self.windowed or view.status not in ("raw", "compiled", "cycle"):
+    async def _check_pins(self, at: str, sent: Sent, view: View) -> None:
+        pinned = {texts for (session, _), texts in self._pinned.items() if session == self.session and texts}
+        record = view.record
+        if self.windowed or view.status not in ("raw", "compiled", "cycle") or not pinned or record is None:
             return
+        raw = load_messages(await self.store.chain(record.raw_tip)) if record.raw_tip else []
         whole = str(plain(sent.messages))
         waiting = {at for drop in view.drops if drop.reason == WAITS for at in positions_of(drop.what)}
-        for (session, index), texts in self._pinned.items():
-            if session != self.session or not 0 <= index < len(given) or index in waiting:
-                continue
-            before = str(plain(given[index : index + 1]))
-            known = [text for text in texts if str([text])[1:-1] in before]
-            gone = [text for text in known if str([text])[1:-1] not in whole]
-            self.case.check(not gone, "pins that are gone", f"{at}m{index}: {gone[:1]}")
+        for texts in pinned:
+            places = {place for place, message in enumerate(raw) if _words(message) == texts}
+            gone = [text for text in texts if str([text])[1:-1] not in whole]
+            self.case.check(
+                not places or places & waiting or not gone, "pins that are gone", f"{at}m{places}: {gone[:1]}"
+            )
 
     def _money(self) -> tuple[str, Any]:
         """A model, and money that is the budget: by its price, or by a fallback."""
@@ -310,7 +310,7 @@ class Conversation:
         self.case.count(f"steps by hand: {name}")
         try:
             found = await steps[name]()
-            self._take_pin(name, place, found)
+            await self._take_pin(name, found)
         except (SettingsError, StoreError) as error:
             unknown = "no request" in str(error) or "nothing of" in str(error).lower()
             self.case.check(
@@ -400,7 +400,7 @@ class Conversation:
         await self._check_requests(strict, prompt)
         for number, (sent, view) in enumerate(zip(strict.sent, self.turn.views, strict=False)):
             at = f"{self.describe()}request {number + 1}, {view.status}: "
-            self._check_pins(at, sent, view, given)
+            await self._check_pins(at, sent, view)
             self.case.check("KESTREL" not in str(sent.messages), "words of another owner that are sent", at)
         if result is not None:
             self._recorded.add(self.session or "")
@@ -589,6 +589,13 @@ class Conversation:
         defects = await self.store.verify()
         self.case.check(not defects, "defects that verify finds", lambda: str(defects[:2]))
         await self.store.close()
+
+
+def _words(message: ModelMessage) -> tuple[str, ...]:
+    """The texts of a user or a model in a message, as they are recorded."""
+    parts = [part for part in message.parts if part.part_kind in ("user-prompt", "text")]
+    texts = (part.content for part in parts if isinstance(part.content, str))
+    return tuple(HALVES.sub("\ufffd", text) for text in texts if text.strip())
 
 
 def _ratio(view: View) -> float:
