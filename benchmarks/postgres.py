@@ -4,7 +4,9 @@
     python -m benchmarks.postgres --cut 30
 
 A cluster of its own, with `fsync` on, is started for it, and removed after it. The floor is one INSERT of as many bytes
-as a request adds, committed by itself, over the same Unix socket. `--cut` is another thing: it cuts the network to the
+as a request adds, committed by itself, over the same Unix socket. Beside it: the rows of a save, in one statement that
+checks nothing, into tables with no index but their keys; a save with a pool of the caller's, which is on the loop of
+the caller; and one with a pool of its own, on the background loop. `--cut` is another thing: it cuts the network to the
 server for that many seconds under load, and says what became of the runs and of the record.
 """
 
@@ -18,21 +20,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import asyncpg
 
 from benchmarks.store import chain, entries, prose, recorded
 from context_compiler.errors import StoreError
+from context_compiler.record.pool import Pool
+from context_compiler.record.postgres import PostgresStore
 from context_compiler.record.store import open_place
 from context_compiler.record.values import Entry
 from tests.support.line import Line
 from tests.support.postgres import Cluster
 
-FLOOR = "floor of a commit"
+FLOOR, BARE, OWN, LENT, FILE = "floor: a commit", "the same rows, bare", "save", "save, a pool lent", "save, file"
 SAFE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on", "autovacuum": "on"}
 TURNS = 5
 """Requests of each session of a process."""
@@ -49,32 +54,119 @@ def own_cluster() -> Generator[str]:
         cluster.remove()
 
 
-async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[dict[str, list[float]], float, int]:
-    """Milliseconds of the saves of a growing session, and of bare commits of as many bytes, one after the other.
+ROWS = """
+WITH texts AS (INSERT INTO bare.contents SELECT * FROM unnest($1::text[], $2::bytea[]) ON CONFLICT DO NOTHING),
+messages AS (INSERT INTO bare.nodes SELECT * FROM unnest($3::text[], $4::text[], $5::text[], $6::bigint[])),
+searched AS (INSERT INTO bare.waiting (node, text) SELECT * FROM unnest($7::text[], $8::text[])),
+conversation AS (UPDATE bare.sessions SET row = $9),
+cycle AS (UPDATE bare.cycles SET row = $10)
+INSERT INTO bare.views (row) VALUES ($11) RETURNING id
+"""
+TABLES = """
+CREATE TABLE least (n BIGSERIAL PRIMARY KEY, body TEXT);
+CREATE SCHEMA bare;
+CREATE TABLE bare.contents (hash TEXT COLLATE "C" PRIMARY KEY, body BYTEA);
+CREATE TABLE bare.nodes (id TEXT COLLATE "C" PRIMARY KEY, parent TEXT, content TEXT, position BIGINT);
+CREATE TABLE bare.waiting (id BIGSERIAL PRIMARY KEY, node TEXT, text TEXT);
+CREATE TABLE bare.sessions (id BIGSERIAL PRIMARY KEY, row TEXT);
+CREATE TABLE bare.cycles (id BIGSERIAL PRIMARY KEY, row TEXT);
+CREATE TABLE bare.views (id BIGSERIAL PRIMARY KEY, row TEXT);
+INSERT INTO bare.sessions (row) VALUES ('');
+INSERT INTO bare.cycles (row) VALUES ('');
+"""
 
-    With them come the milliseconds of processor time that a save in PostgreSQL takes here, and the bytes of one.
+
+class Seen:
+    """A caller's pool that lends a connection without a round trip, and keeps the arguments of the last save."""
+
+    def __init__(self, connections: Sequence[Any]) -> None:
+        self.free, self.written, self.trips = list(connections), tuple[Any, ...](), 0
+
+    @asynccontextmanager
+    async def acquire(self, *, timeout: float | None = None) -> AsyncIterator[Any]:
+        """Lend a connection; a save needs one, and the search index, which is written beside it, another."""
+        connection = self.free.pop()
+        try:
+            yield SeenConnection(self, connection)
+        finally:
+            self.free.append(connection)
+
+    def bare(self) -> list[Any]:
+        """The rows of the last save, for `ROWS`."""
+        hashes, bodies, names, parents, contents, positions, _, nodes, texts = self.written[4:13]
+        session, cycles, view = self.written[13], "".join(self.written[16]), self.written[18]
+        return [hashes, bodies, names, parents, contents, positions, nodes, texts, session, cycles, view]
+
+
+class SeenConnection:
+    """A connection of such a pool."""
+
+    def __init__(self, pool: Seen, connection: Any) -> None:
+        self._pool, self._connection = pool, connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> Any:
+        """Run a query and return its rows."""
+        writes = "save_request($1" in query
+        self._pool.written = args if writes else self._pool.written
+        self._pool.trips += writes or " AS is_known" in query
+        return await self._connection.fetch(query, *args, timeout=timeout)
+
+
+def cpu_of(processes: Sequence[int]) -> float:
+    """Milliseconds of processor time of processes, as Linux counts it."""
+    return sum(int(Path(f"/proc/{one}/schedstat").read_text().split()[0]) for one in processes) / 1_000_000
+
+
+@dataclass
+class Spent:
+    """What the saves of one kind took, in milliseconds: time, processor time here and in the server's process."""
+
+    times: list[float] = field(default_factory=list[float])
+    here: list[float] = field(default_factory=list[float])
+    there: list[float] = field(default_factory=list[float])
+
+
+async def saves(url: str, folder: Path, messages: int, requests: int) -> tuple[dict[str, Spent], float, int]:
+    """What the saves of a growing session take, and bare statements of as many bytes and rows, one after the other.
+
+    With them come the round trips of a save, and the bytes of one.
     """
-    stores = {"save, PostgreSQL": open_place(url), "save, file": open_place(folder / "one.db")}
+    seen = Seen([await asyncpg.connect(url) for _ in range(2)])
+    lent = PostgresStore(cast(Pool, seen)).scoped("lent")
+    stores = {LENT: lent, OWN: open_place(url), FILE: open_place(folder / "one.db")}
     connection = await asyncpg.connect(url)
-    await connection.execute("CREATE TABLE least (n BIGSERIAL PRIMARY KEY, body TEXT)")
-    draw, new, used = random.Random(1), 0, 0.0
-    times = {name: list[float]() for name in (FLOOR, *stores)}
+    await connection.execute(TABLES)
+    servers = {LENT: [one.get_server_pid() for one in seen.free]}
+    servers |= dict.fromkeys((FLOOR, BARE), [connection.get_server_pid()])
+    draw, new = random.Random(1), 0
+    spent = {name: Spent() for name in (FLOOR, LENT, BARE, OWN, FILE)}
     for at, (entry, added) in enumerate(entries(messages, requests, prose(draw), True)):
         body = draw.randbytes(added // 2).hex() if at else ""
-        for name in times:
-            start, before = time.perf_counter(), time.process_time()
+        for name, found in spent.items():
+            server = servers.get(name, ())
+            there = cpu_of(server)
+            start, here = time.perf_counter(), time.process_time()
             if name == FLOOR:
                 await connection.execute("INSERT INTO least (body) VALUES ($1)", body)
+            elif name == BARE:
+                await connection.fetch(ROWS, *seen.bare())
             else:
                 await stores[name].save(entry)
-            times[name].append((time.perf_counter() - start) * 1_000)
-            used += (time.process_time() - before) * 1_000 if at and name == "save, PostgreSQL" else 0
+            found.here.append((time.process_time() - here) * 1_000)
+            found.times.append((time.perf_counter() - start) * 1_000)
+            found.there.append(cpu_of(server) - there)
+        seen.trips *= at > 0
         new += added if at else 0
-    await connection.close()
     for store in stores.values():
         assert await store.verify() == ()
         await store.close()
-    return {name: found[1:] for name, found in times.items()}, used / requests, new // requests
+    for one in (connection, *seen.free):
+        await one.close()
+    measured = {name: Spent(found.times[1:], found.here[1:], found.there[1:]) for name, found in spent.items()}
+    return measured, seen.trips / requests, new // requests
 
 
 def short_sessions(process: int, sessions: int) -> Iterator[Entry]:
@@ -156,12 +248,16 @@ async def cut(cluster: Cluster, seconds: float) -> None:
 
 async def measure(url: str, folder: Path, given: argparse.Namespace) -> None:
     """Print the figures."""
-    found, used, size = await saves(url, folder, given.messages, given.requests)
-    for name, times in found.items():
-        p95 = statistics.quantiles(times, n=20)[18]
-        print(f"{name:20} median {statistics.median(times):6.2f} ms  p95 {p95:6.2f} ms")
-    ratio = statistics.median(found["save, PostgreSQL"]) / statistics.median(found[FLOOR])
-    print(f"PostgreSQL is {ratio:.2f} of its floor; {size:,} bytes and {used:.2f} ms of CPU here a request")
+    spent, trips, size = await saves(url, folder, given.messages, given.requests)
+    floors = {name: statistics.median(spent[name].times) for name in (FLOOR, BARE)}
+    for name, found in spent.items():
+        p95 = statistics.quantiles(found.times, n=20)[18]
+        median, here, there = map(statistics.median, (found.times, found.here, found.there))
+        against = "" if name == FILE else "".join(f"  {median / floor:5.2f}" for floor in floors.values())
+        print(f"{name:20} median {median:6.2f} ms  p95 {p95:6.2f}  cpu {here:5.2f} here {there:5.2f} there{against}")
+    print(
+        f"the last columns are against the floor and the bare rows; {size:,} bytes and {trips:.2f} round trips a save"
+    )
     if given.processes:
         rates = [
             await together(place, given.processes, given.sessions)

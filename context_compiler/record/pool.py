@@ -30,8 +30,8 @@ except ImportError as missing:
 T = TypeVar("T")
 
 SCHEMA = "context_compiler"
-SIZE, PATIENCE_S, CLOSE_S = 8, 5.0, 1.0
-"""Connections of a pool of our own, and seconds to wait for one, for an answer, and for the end of one."""
+SIZE, PATIENCE_S, CLOSE_S, IDLE_S = 8, 5.0, 1.0, 300.0
+"""Connections of a pool of our own, seconds to wait for one, for an answer, and for the end of one, and to keep one."""
 
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError, OverflowError)
 """Errors of a database, from a server that is away to a value that it cannot hold."""
@@ -212,40 +212,70 @@ class Postgres:
         return await wait_out(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop)))
 
 
-class _Unchanged(asyncpg.Connection):
-    """A connection that is given back without a round trip: no work changes its session."""
-
-    def get_reset_query(self) -> str:
-        """No statement."""
-        return ""
-
-
 class _OwnPool:
-    """A pool on the background loop."""
+    """Connections on the background loop.
+
+    One is lent and given back without a round trip or a task, as asyncpg's pool does it: no work changes its session.
+    """
 
     def __init__(self, url: str, size: int, patience_s: float) -> None:
         self._url, self._size, self._patience_s = url, size, patience_s
         self._home: Background | None = None
-        self._opening = asyncio.Lock()
-        self._pool: Any = None
+        self._places = asyncio.Semaphore(size)
+        self._idle: list[tuple[Any, float]] = []
+        """Connections and the times when they were given back, the newest last."""
+        self._resting: asyncio.TimerHandle | None = None
 
     async def lend(self, call: Work[T], home: Background) -> T:
         """Run work on a connection."""
         if self._home is not home:
-            self._home, self._pool, self._opening = home, None, asyncio.Lock()
-        async with self._opening:
-            if self._pool is None:
-                self._pool = await cast(Any, asyncpg).create_pool(
-                    self._url,
-                    min_size=0,
-                    max_size=self._size,
-                    connection_class=_Unchanged,
-                    timeout=self._patience_s,
-                    server_settings={"application_name": "context-compiler", "jit": "off"},
-                )
-                home.open.add(self)
-        async with self._pool.acquire(timeout=self._patience_s) as connection:
-            return await call(connection)
+            self._home, self._places, self._idle, self._resting = home, asyncio.Semaphore(self._size), [], None
+        home.open.add(self)
+        places, idle = self._places, self._idle
+        if places.locked():
+            await asyncio.wait_for(places.acquire(), self._patience_s)
+        else:
+            await places.acquire()
+        try:
+            connection = await self._take(idle)
+            try:
+                return await call(connection)
+            finally:
+                await self._give_back(connection, idle)
+        finally:
+            places.release()
+
+    async def _take(self, idle: list[tuple[Any, float]]) -> Any:
+        while idle:
+            connection, _ = idle.pop()
+            if not connection.is_closed():
+                return connection
+        return await cast(Any, asyncpg).connect(
+            self._url,
+            timeout=self._patience_s,
+            server_settings={"application_name": "context-compiler", "jit": "off"},
+        )
+
+    async def _give_back(self, connection: Any, idle: list[tuple[Any, float]]) -> None:
+        if connection.is_closed():
+            return
+        if connection.is_in_transaction():  # which its work could not end
+            connection.terminate()
+        elif idle is not self._idle:  # the pool was closed meanwhile
+            await _end(connection)
+        else:
+            loop = asyncio.get_running_loop()
+            idle.append((connection, loop.time()))
+            if self._resting is None:
+                self._resting = loop.call_later(IDLE_S, self._rest)
+
+    def _rest(self) -> None:
+        """Close what nobody has used for long."""
+        loop, self._resting = asyncio.get_running_loop(), None
+        while self._idle and self._idle[0][1] <= loop.time() - IDLE_S:
+            self._idle.pop(0)[0].terminate()
+        if self._idle:
+            self._resting = loop.call_at(self._idle[0][1] + IDLE_S, self._rest)
 
     def release(self) -> None:
         """Close after the work in progress, without waiting."""
@@ -259,14 +289,19 @@ class _OwnPool:
         await self.close(home)
 
     async def close(self, home: Background) -> None:
-        """Close every connection; those that do not end in time are cut."""
+        """Close every connection that is idle now, and those that are lent when they come back."""
         home.open.discard(self)
-        pool, self._pool = (self._pool if self._home is home else None), None
-        if pool is not None:
-            try:
-                await asyncio.wait_for(pool.close(), CLOSE_S)
-            except FAILURES:
-                pool.terminate()
+        if self._home is home:
+            idle, self._idle = self._idle, []
+            await asyncio.gather(*(_end(connection) for connection, _ in idle))
+
+
+async def _end(connection: Any) -> None:
+    """Close a connection; one that does not end in time is cut."""
+    try:
+        await connection.close(timeout=CLOSE_S)
+    except FAILURES:
+        connection.terminate()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

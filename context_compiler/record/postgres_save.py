@@ -9,8 +9,6 @@ that is stored already, and a transaction that met another one.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from context_compiler import ids
 from context_compiler.record import queries, rows
 from context_compiler.record.database import Database
-from context_compiler.record.dialect import NUMBERS, escape
+from context_compiler.record.dialect import escape
 from context_compiler.record.pool import CONFLICTS
 from context_compiler.record.queries import NEWEST, Additions, NewMessage, SessionKey
 from context_compiler.record.rows import prefix, stored
@@ -47,10 +45,7 @@ LEFT JOIN {schema}.nodes tip ON tip.id = s.raw_tip
 """
 """All that decides what a request adds, and numbers for rows to which others of the request refer."""
 
-WRITE = (
-    "SELECT {schema}.save_request($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,"
-    " $14::text::json, $15, $16::text::json, $17::text::json, $18::text::json, $19::text::json)"
-)
+WRITE = "SELECT {schema}.save_request(" + ", ".join(f"${at}" for at in range(1, 20)) + ")"
 
 CONVERSATIONS, TOOLS = 1_000, 32
 """Conversations that are remembered, and hashes of requests with tools of each."""
@@ -100,8 +95,7 @@ class _Request:
 
     def __init__(self, db: PostgresDatabase, entry: Entry, key: SessionKey) -> None:
         self.db, self.entry, self.key, self.own = db, entry, key, prefix(key[2])
-        record = rows.complete_record(entry)
-        self.record = replace(record, owner=key[2], compile=record.compile and replace(record.compile, owner=key[2]))
+        self.record = record = rows.complete_record(entry, key[2])
         self.tools = "" if entry.record.request_hash is None else entry.tools or ""
         self.tools_name = self._name(self.tools)
         self.hash = rows.plain(record.request_hash or "")
@@ -163,12 +157,12 @@ class _Request:
             [name for name in texts if name in known.contents],
             escape(self.hash) if self.tools and not new_tools else None,
             *self._columns(added.messages, {name: text for name, text in texts.items() if name not in known.contents}),
-            _row("sessions", place, seal, known.session),
+            _row(place, seal, known.session),
             known.seal,
             compile,
             self._cycle_rows(known),
-            _row("toolsets", tools, rows.digest(tools)) if new_tools else None,
-            _row("views", view, rows.digest(view)),
+            _row(tools, rows.digest(tools)) if new_tools else None,
+            _row(view, rows.digest(view)),
         )
         if number is None:
             return None
@@ -202,17 +196,17 @@ class _Request:
         yield [node for node, _ in texts_of]
         yield [escape(text) for _, text in texts_of]
 
-    def _cycle_rows(self, known: Known) -> str | None:
+    def _cycle_rows(self, known: Known) -> list[str]:
         """The rows of its decisions."""
         found = [(known.session, *place, name) for place, (name, _) in self.states.items()]
-        return f"[{', '.join(_row('cycles', row, rows.digest(row)) for row in found)}]" if found else None
+        return [_row(row, rows.digest(row)) for row in found]
 
     def _compile_row(self, known: Known) -> str | None:
         """The row of a new compile."""
         if self.entry.compile is None or known.summary is None:
             return None
         row = rows.summary_row(self.entry.compile, known.session, self.own)
-        return _row("context_summaries", row, rows.seal(known.summary, row), known.summary)
+        return _row(row, rows.seal(known.summary, row), known.summary)
 
     def _name(self, text: str) -> str:
         """The name under which a text is stored."""
@@ -244,13 +238,12 @@ class _Request:
         return additions
 
 
-def _row(table: str, values: Sequence[rows.Column], seal: str, number: int | None = None) -> str:
-    """A row of a table as JSON whose texts and numbers PostgreSQL can hold."""
-    named = {name: _value(value) for name, value in zip(rows.SEALED[table], values, strict=True)}
-    return json.dumps({NUMBERS.get(table, "id"): number, **named, "seal": seal}, ensure_ascii=False)
-
-
-def _value(value: rows.Column) -> rows.Column:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return escape(value) if isinstance(value, str) else value
+def _row(values: Sequence[rows.Column], seal: str, number: int | None = None) -> str:
+    """A row of a table as PostgreSQL writes it: its number, the columns under its seal, and that."""
+    texts = [
+        '"' + one.replace("\\", "\\\\").replace('"', '""') + '"'
+        if isinstance(one, str)
+        else ("" if one is None else str(one))
+        for one in (number, *values, seal)
+    ]
+    return escape(f"({','.join(texts)})")

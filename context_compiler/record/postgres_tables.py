@@ -240,6 +240,12 @@ RECORD_LAYER_PAGES = (
     )""",
 )
 
+ONLY_WORDS = (
+    "DROP INDEX {schema}.messages_by_word",
+    "CREATE INDEX messages_by_word ON {schema}.messages_fts USING gin (words) WHERE words IS NOT NULL",
+)
+"""Texts that wait for the search index have no entry in it."""
+
 _FIRST = (
     "sessions",
     "context_summaries",
@@ -305,5 +311,6 @@ RECORD = Component(
         ("DROP FUNCTION {schema}.save_request", SAVE),  # which had another form before
         (*WAITING, "DROP FUNCTION {schema}.save_request", SAVE),
         RECORD_LAYER_PAGES,
+        (*ONLY_WORDS, "DROP FUNCTION {schema}.save_request", SAVE),
     ),
 )

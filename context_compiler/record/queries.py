@@ -308,9 +308,7 @@ def save(db: Database, entry: Entry) -> Record:
     with db.transaction():
         session = session_row(db, key, entry.record.created_at)
         _write_messages(db, additions, key, session, entry.raw, entry.view)
-        record = rows.complete_record(entry)
-        made = record.compile and replace(record.compile, owner=key[2])
-        record = replace(record, owner=key[2], compile=made)
+        record = rows.complete_record(entry, key[2])
         known = _find_view(db, record, session)
         if known is None:
             return _insert_view(db, record, session, entry)

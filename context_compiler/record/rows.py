@@ -246,13 +246,15 @@ def reusable_key(compile: Compile) -> str | None:
     return compile.cache_key if compile.status.split(";")[0].strip() == "ok" else None
 
 
-def complete_record(entry: Entry) -> Record:
-    """The record of an entry with the tips of its chains and its compile."""
+def complete_record(entry: Entry, owner: str) -> Record:
+    """The record of an entry with its owner, the tips of its chains, and its compile."""
+    compile = entry.compile or entry.record.compile
     return replace(
         entry.record,
+        owner=owner,
         raw_tip=_tip(entry.record.raw_tip, entry.raw),
         view_tip=_tip(entry.record.view_tip, entry.view),
-        compile=entry.compile or entry.record.compile,
+        compile=compile and replace(compile, owner=owner),
     )
 
 

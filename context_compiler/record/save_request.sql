@@ -1,8 +1,8 @@
--- Everything that a request adds to the record, in one call, which is one transaction; migration 5 of the record.
+-- Everything that a request adds to the record, in one call, which is one transaction; migration 7 of the record.
 -- Returns the number of the request, or NULL if the record is not as the caller takes it to be: nothing has happened then.
 -- Each statement sees what others have committed by then; a row that another transaction wrote meanwhile is a unique
 -- violation, after which the caller begins anew. A row that gets its number here comes with the digest of its values in
--- place of its seal. Contents come as their stored bytes.
+-- place of its seal. Contents come as their stored bytes, rows as the text of their type.
 CREATE FUNCTION {schema}.save_request(
     patience TEXT,         -- lock_timeout, or NULL
     anchors TEXT[],        -- messages that the new ones follow
@@ -17,42 +17,44 @@ CREATE FUNCTION {schema}.save_request(
     new_instructions TEXT[],
     text_nodes TEXT[],     -- of the search index
     text_bodies TEXT[],
-    a_session JSON,
+    a_session TEXT,
     former_seal TEXT,      -- of the session, or NULL if it is new
-    new_summary JSON,
-    new_cycles JSON,
-    new_toolset JSON,
-    new_view JSON
+    new_summary TEXT,
+    new_cycles TEXT[],
+    new_toolset TEXT,
+    new_view TEXT
 ) RETURNS BIGINT LANGUAGE plpgsql
 SET plan_cache_mode = 'force_generic_plan'  -- every statement finds its rows by their keys, however many there are
 SET enable_seqscan = 'off'
 AS $$
 DECLARE
-    the_session {schema}.sessions := json_populate_record(NULL::{schema}.sessions, a_session);
-    the_view {schema}.views := json_populate_record(NULL::{schema}.views, new_view);
+    the_session {schema}.sessions := a_session::{schema}.sessions;
+    the_summary {schema}.context_summaries;
+    the_cycle {schema}.cycles;
     the_tools {schema}.toolsets;
+    the_view {schema}.views := new_view::{schema}.views;
+    a_row TEXT;
+    ignored TEXT;
 BEGIN
     IF patience IS NOT NULL THEN
-        PERFORM set_config('lock_timeout', patience, true);
+        ignored := set_config('lock_timeout', patience, true);
     END IF;
     PERFORM pg_advisory_xact_lock_shared({lock}, 1);
-    IF cardinality(anchors) > (SELECT count(*) FROM {schema}.nodes WHERE id = ANY(anchors))
-        OR cardinality(kept) > (SELECT count(*) FROM {schema}.contents WHERE hash = ANY(kept)) THEN
-        RETURN NULL;
-    END IF;
-    IF kept_tools IS NOT NULL AND NOT EXISTS (
-        SELECT FROM {schema}.toolsets t WHERE t.session = the_session.id AND t.request_hash = kept_tools
-    ) THEN
-        RETURN NULL;
-    END IF;
     IF former_seal IS NULL THEN
-        INSERT INTO {schema}.sessions VALUES (the_session.*);
+        INSERT INTO {schema}.sessions SELECT the_session.*
+        WHERE cardinality(anchors) = (SELECT count(*) FROM {schema}.nodes WHERE id = ANY(anchors))
+            AND cardinality(kept) = (SELECT count(*) FROM {schema}.contents WHERE hash = ANY(kept));
     ELSE
         UPDATE {schema}.sessions s SET raw_tip = the_session.raw_tip, seal = the_session.seal
-        WHERE s.id = the_session.id AND s.seal = former_seal;
-        IF NOT FOUND THEN
-            RETURN NULL;
-        END IF;
+        WHERE s.id = the_session.id AND s.seal = former_seal
+            AND cardinality(anchors) = (SELECT count(*) FROM {schema}.nodes WHERE id = ANY(anchors))
+            AND cardinality(kept) = (SELECT count(*) FROM {schema}.contents WHERE hash = ANY(kept))
+            AND (kept_tools IS NULL OR EXISTS (
+                SELECT FROM {schema}.toolsets t WHERE t.session = s.id AND t.request_hash = kept_tools
+            ));
+    END IF;
+    IF NOT FOUND THEN
+        RETURN NULL;
     END IF;
     IF cardinality(hashes) > 0 THEN
         INSERT INTO {schema}.contents SELECT * FROM unnest(hashes, bodies) ON CONFLICT DO NOTHING;
@@ -65,22 +67,19 @@ BEGIN
         INSERT INTO {schema}.messages_fts (node, text) SELECT * FROM unnest(text_nodes, text_bodies);
     END IF;
     IF new_summary IS NOT NULL THEN
-        INSERT INTO {schema}.context_summaries
-            SELECT * FROM json_populate_record(NULL::{schema}.context_summaries, new_summary);
+        the_summary := new_summary::{schema}.context_summaries;
+        INSERT INTO {schema}.context_summaries VALUES (the_summary.*);
     END IF;
-    IF new_cycles IS NOT NULL THEN
-        INSERT INTO {schema}.cycles (rowid, session, raw_tip, config, state, seal)
-            SELECT n.number, n.session, n.raw_tip, n.config, n.state,
-                left(encode(sha256(convert_to(n.number || ':' || n.seal, 'UTF8')), 'hex'), 16)
-            FROM (
-                SELECT nextval('{schema}.cycles_numbers') AS number, c.*
-                FROM json_populate_recordset(NULL::{schema}.cycles, new_cycles) c
-            ) AS n
+    FOREACH a_row IN ARRAY new_cycles LOOP
+        the_cycle := a_row::{schema}.cycles;
+        the_cycle.rowid := nextval('{schema}.cycles_numbers');
+        the_cycle.seal := left(encode(sha256(convert_to(the_cycle.rowid || ':' || the_cycle.seal, 'UTF8')), 'hex'), 16);
+        INSERT INTO {schema}.cycles VALUES (the_cycle.*)
             ON CONFLICT (raw_tip, config, session)
             DO UPDATE SET rowid = excluded.rowid, state = excluded.state, seal = excluded.seal;
-    END IF;
+    END LOOP;
     IF new_toolset IS NOT NULL THEN
-        the_tools := json_populate_record(NULL::{schema}.toolsets, new_toolset);
+        the_tools := new_toolset::{schema}.toolsets;
         the_tools.id := nextval('{schema}.toolsets_numbers');
         the_tools.seal := left(encode(sha256(convert_to(the_tools.id || ':' || the_tools.seal, 'UTF8')), 'hex'), 16);
         INSERT INTO {schema}.toolsets VALUES (the_tools.*);

@@ -134,6 +134,56 @@ async def test_a_pool_that_is_all_in_use_is_an_error_in_time(postgres_url: str):
     await database.close()
 
 
+async def test_a_pool_that_is_closed_lets_work_end_and_keeps_none_of_its_connections(postgres_url: str):
+    database, begun, loop = pool.Postgres(postgres_url), asyncio.Event(), asyncio.get_running_loop()
+
+    async def work(connection: pool.Connection) -> int:
+        loop.call_soon_threadsafe(begun.set)
+        return await connection.fetchval("SELECT 1 FROM pg_sleep(1.2)", timeout=60)
+
+    task = asyncio.create_task(database.run(work))
+    await begun.wait()
+    await database.close()
+    assert await task == 1
+    assert await others(postgres_url) == 0
+    assert await database.run(one) == 1
+    await database.close()
+
+
+async def test_a_transaction_that_its_work_left_open_is_not_lent_again(postgres_url: str):
+    database = pool.Postgres(postgres_url, size=1)
+
+    async def leave(connection: pool.Connection) -> None:
+        await connection.execute("BEGIN; CREATE TABLE left_open (n BIGINT)")
+
+    async def find(connection: pool.Connection) -> str | None:
+        return await connection.fetchval("SELECT to_regclass('left_open')")
+
+    await database.run(leave)
+    assert await database.run(find) is None
+    await database.close()
+
+
+async def test_a_connection_that_nobody_uses_is_closed(postgres_url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool, "IDLE_S", 0.05)
+    database = pool.Postgres(postgres_url)
+    await asyncio.gather(*(database.run(one) for _ in range(3)))
+    while await others(postgres_url):
+        await asyncio.sleep(0.02)
+    assert await database.run(one) == 1
+    await database.close()
+
+
+async def others(url: str) -> int:
+    """The connections of a database but this one."""
+    connection = await asyncpg.connect(url)
+    try:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        return await connection.fetchval(query)
+    finally:
+        await connection.close()
+
+
 @pytest.mark.parametrize(
     ("url", "why"),
     [

@@ -22,8 +22,10 @@ from tests.record.entries import NOW, TOOLS, Talk, compiled, cycle, request, tal
 from tests.support.postgres import Cluster
 
 asyncpg = pytest.importorskip("asyncpg")
+pool_module = pytest.importorskip("context_compiler.record.pool", exc_type=ImportError)
 postgres_module = pytest.importorskip("context_compiler.record.postgres", exc_type=ImportError)
 PostgresStore = postgres_module.PostgresStore
+RECORD = postgres_module.RECORD
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +106,7 @@ def entries() -> list[Entry]:
         request(Talk(*talk(4).texts, when=NOW.replace(year=2020)), session_id="with other times"),
         request(talk(2).then("another way", "to go on")),
         request(odd, session_id="od\0d"),
+        request(talk(5), session_id='"(a, \\"b")\n', error="", compile=compiled(raw_output='\\ "x", (y)')),
         request(None, session_id="nothing"),
     ]
 
@@ -257,6 +260,16 @@ async def test_a_row_that_the_database_numbered_is_sealed(pool: WatchedPool, rec
     with pytest.raises(StoreError, match="changed since"):
         await copy_record(store, MemoryStore(), lambda table: None)
     assert any(f"{change.split()[0]} " in one and "changed since" in one for one in await store.verify())
+
+
+async def test_a_record_of_the_version_before_is_migrated_and_goes_on(postgres_url: str):
+    connection = await asyncpg.connect(postgres_url)
+    await pool_module.migrate(connection, pool_module.Component(name="record", migrations=RECORD.migrations[:-1]))
+    await connection.close()
+    store = PostgresStore(postgres_url)
+    await store.save(usual(2))
+    assert await store.verify() == ()
+    await store.close()
 
 
 async def test_a_function_that_was_changed_is_found(postgres: Cluster, postgres_url: str):
