@@ -291,7 +291,7 @@ def _reasons(draft: Draft, earlier: Sequence[tuple[int, int, str]]) -> tuple[tup
     why = {index: reason for start, stop, reason in earlier for index in range(start, stop)}
     for drop in draft.drops:
         why.update(dict.fromkeys(positions_of(drop.what), drop.reason))
-    why.update({index: WAITS for index in draft.waiting if draft.here(index) is None})
+    why.update({index: WAITS for index in draft.waiting if draft.shapes[index] != WHOLE})
     found: list[tuple[int, int, str]] = []
     for index in sorted(why):
         if found and found[-1][1:] == (index, why[index]):

@@ -129,9 +129,11 @@ def drop_summary(draft: Draft) -> Iterator[None]:
 def release_pins(draft: Draft) -> Iterator[None]:
     """Pinned messages of earlier turns go, oldest first, never half an exchange, where the budget is too small."""
     pins, draft.pins = sorted(draft.pins), frozenset()
+    draft.waiting = draft.waiting.union(pins)
     for index in pins:
         if index < draft.outline.active.start:
-            draft.out(sorted(unit(index, draft.outline)), WAITS)
+            earlier = unit(index, draft.outline).intersection(draft.before_active())
+            draft.out(sorted(earlier), WAITS)
             yield
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from context_compiler.ids import leading_answers
 from context_compiler.messages.history import History
 from context_compiler.messages.shapes import WHOLE, Shape
-from context_compiler.messages.turns import Pairing
+from context_compiler.messages.turns import Pairing, paired_with
 
 Span = tuple[int, int]
 """Positions `start` to before `stop`."""
@@ -188,7 +188,7 @@ def _joined(cycle: Cycle, history: History) -> Cycle:
 
 
 def mended(cycle: Cycle, pairing: Pairing, base: Mapping[int, Shape]) -> Cycle:
-    """The cycle with every call back in place whose answer arrived after it was left out.
+    """The cycle with every call back in place whose answer arrived after it was left out, and all answers beside it.
 
     A deferred call may be answered turns later; the pair then stands together, which moves the prefix once.
     """
@@ -196,10 +196,10 @@ def mended(cycle: Cycle, pairing: Pairing, base: Mapping[int, Shape]) -> Cycle:
     if not late:
         return cycle
     kept = dict(cycle.kept)
-    for call in late:
-        shape = kept.get(call)
-        if shape is None or shape.bare or shape.skip or shape.tools != "paired":
-            kept[call] = base.get(call, WHOLE)
+    for index in paired_with(late, pairing):
+        shape = kept.get(index)
+        if index < cycle.decided and (shape is None or shape.bare or shape.skip or shape.tools != "paired"):
+            kept[index] = base.get(index, WHOLE)
     return (
         cycle if kept == dict(cycle.kept) else replace(cycle, kept=tuple(sorted(kept.items(), key=lambda one: one[0])))
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from context_compiler.compiler.cycle import Cycle
+from context_compiler.compiler.cycle import Cycle, spans
 from context_compiler.compiler.policy import Limits, Policy
 from context_compiler.compiler.steering import NONE, Order, Steering, pinned
 from context_compiler.messages.history import History, Reader, superseded_parts
@@ -258,12 +258,11 @@ class Draft:
             for index in wanted
             if any(other not in wanted and self.here(other) is not None for other in ties.get(index, ()))
         }
-        gone = sorted(wanted - self._held)
-        before = self.total
-        for index in gone:
-            self.put(index, self._bared(index))
-        if gone:
-            what = f"messages {gone[0]}-{gone[-1]}" if len(gone) > 1 else f"message {gone[0]}"
+        for start, stop in spans(sorted(wanted - self._held)):
+            before = self.total
+            for index in range(start, stop):
+                self.put(index, self._bared(index))
+            what = f"messages {start}-{stop - 1}" if stop - start > 1 else f"message {start}"
             self.drops.append(Drop(what=what, reason=reason, tokens=before - self.total))
 
     def _bared(self, index: int) -> Shape | None:

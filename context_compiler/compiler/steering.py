@@ -201,13 +201,12 @@ def _same(one: Cycle, other: Cycle) -> bool:
 def position_of(pin: Pin, history: History) -> int | None:
     """The place of a pinned message: by its chain id, else the newest message that says the same.
 
-    A prompt may have become one message with the tool results before it, see `History.id_of_answers`.
+    Tool results and the prompt after them may have become one message, see `History.id_of_answers`.
     """
     if pin.tip in history.ids:
         return history.ids.index(pin.tip)
-    readings = history.readings
-    places = (at for at in reversed(range(len(readings))) if pin.name in (readings[at].name, readings[at].rest_name))
-    return next(places, None)
+    names = ((one.name, one.rest_name, one.answers_name) for one in reversed(history.readings))
+    return next((len(history) - back for back, found in enumerate(names, 1) if pin.name in found), None)
 
 
 def unit(position: int, outline: Outline) -> frozenset[int]:

@@ -210,13 +210,19 @@ def cut_points(history: History, pairing: Pairing, starts: list[int]) -> frozens
 def ties(history: History, pairing: Pairing, starts: list[int]) -> dict[int, tuple[int, ...]]:
     """Messages tied together by late answers: their calls, and all other calls and answers of these messages."""
     steps = _steps(history)
-    late = [pair for pair in pairing.pairs if _is_late(*pair, steps, starts)]
-    partners: defaultdict[int, list[int]] = defaultdict(list)
-    for call, answer in pairing.pairs if late else ():
-        partners[call].append(answer)
-        partners[answer].append(call)
+    late = [call for call, answer in pairing.pairs if _is_late(call, answer, steps, starts)]
+    return paired_with(late, pairing)
+
+
+def paired_with(given: Iterable[int], pairing: Pairing) -> dict[int, tuple[int, ...]]:
+    """For each of the messages given, and all that calls and answers connect with it: these messages."""
     found: dict[int, tuple[int, ...]] = {}
-    for start, _ in late:
+    partners: defaultdict[int, list[int]] = defaultdict(list)
+    for start in given:
+        if not partners:
+            for call, answer in pairing.pairs:
+                partners[call].append(answer)
+                partners[answer].append(call)
         if start not in found:
             whole = _reachable(start, partners)
             found.update(dict.fromkeys(whole, whole))

@@ -104,6 +104,12 @@ def test_a_tied_message_waits_for_the_other_and_then_both_go() -> None:
     assert gone(on) == [0, 3]
     on.out(range(4, 6), "old too")
     assert gone(on) == [0, 1, 2, 3, 4, 5]
+    assert [(drop.what, drop.reason) for drop in on.drops] == [
+        ("message 0", "old"),
+        ("message 3", "old"),
+        ("messages 1-2", "old too"),
+        ("messages 4-5", "old too"),
+    ]
     checked(on)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from pydantic_ai import Agent
+from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, DeferredToolResults
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
@@ -17,7 +18,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from context_compiler import ContextCompiler, SQLiteStore, Template, build_compiling_history_processor
 from context_compiler.errors import SettingsError, StoreError, TemplateError
 from context_compiler.middleware.manual import CompileResult
-from tests.middleware.chatting import Chat
+from tests.middleware.chatting import Chat, look
 from tests.support.agents import Notes, Talker
 from tests.support.histories import prose
 
@@ -50,6 +51,11 @@ class Talk(Chat):
 
 class Told(BaseModel):
     text: str
+
+
+def wide() -> str:
+    """Look everywhere."""
+    return prose(5, 1_500)
 
 
 def prompts(count: int, start: int = 0) -> list[str]:
@@ -351,6 +357,64 @@ async def test_a_prompt_that_the_host_joined_with_a_result_is_pinned_with_the_ex
     text = await talk.say("And now?")
     assert talk.views[-1].status == "cycle" and not talk.errors
     assert "Keep the staging database." in text and "Final result processed." in text and prose(0, 60) not in text
+
+
+async def test_a_result_is_pinned_with_its_call_before_the_host_joins_it_with_a_prompt() -> None:
+    talk = Talk(budget=2_000, model="none")
+    talk.talker = Talker(lambda *_: [("final_result", {"text": f"report {len(talk.talker.sent)}"})])
+    talk.agent = Agent(talk.talker.model, capabilities=[talk.ours], output_type=Told)
+    await talk.say(*prompts(3))
+    await talk.ours.pin("talk", len(await talk.ours.transcript("talk")) - 1)
+    await talk.say(*prompts(22, start=3))
+    kept = str(talk.talker.last.messages[1:])
+    assert "report 3'" in kept and "report 4'" not in kept and not talk.errors
+
+
+def order(part: str) -> str:
+    """Have a person order a part."""
+    raise CallDeferred
+
+
+async def ordered(script: list[Any], between: Callable[[], Awaitable[Any]], **given: Any) -> str:
+    """The last request of a run that waits for an order, and then goes on with what is made `between`."""
+    talker = Talker(script)
+    agent = Agent(talker.model, tools=[look, wide, order], output_type=[str, DeferredToolRequests])
+    waits = await agent.run("Order it.", conversation_id="talk", **given)
+    assert isinstance(waits.output, DeferredToolRequests)
+    ours = await between()
+    results = DeferredToolResults(calls={call.tool_call_id: "9" for call in waits.output.calls})
+    given = {**given, "capabilities": [ours], "message_history": waits.all_messages()}
+    await agent.run("And go on.", deferred_tool_results=results, conversation_id="talk", **given)
+    return talker.last.text
+
+
+async def test_a_call_that_is_answered_after_a_compile_by_hand_comes_back_with_the_other_answers() -> None:
+    talk = await talked(recent_turns=0)
+
+    async def compile_now() -> ContextCompiler:
+        assert (await talk.ours.compile_now("talk")).done
+        return talk.ours
+
+    script = [[("look", {"path": "a"}), ("order", {"part": "b"})], "Ordered."]
+    text = await ordered(script, compile_now, message_history=talk.messages, capabilities=[talk.ours])
+    assert look("a") in text and prose(0, 60) not in text
+    assert talk.views[-1].status == "cycle" and not talk.errors
+
+
+@pytest.mark.parametrize("words", [40, 60])
+async def test_a_pinned_call_that_is_answered_beside_a_prompt_gives_way_without_the_prompt(
+    tmp_path: Path, words: int
+) -> None:
+    talk, small = (Talk(budget=budget, store=tmp_path / "r.db", model="none") for budget in (20_000, 380))
+
+    async def pin() -> ContextCompiler:
+        await talk.ours.pin("talk", "m1")
+        return small.ours
+
+    script = [[("order", {"part": prose(3, words)})], [("wide", {})] * 3, "Ordered."]
+    text = await ordered(script, pin, capabilities=[talk.ours])
+    assert "And go on." in text and small.views[-1].status == "compiled" and not small.errors
+    assert ("message 1", "pinned, over budget") in [(drop.what, drop.reason) for drop in small.views[-1].drops]
 
 
 async def test_a_pinned_exchange_stands_whole_where_exchanges_are_dropped() -> None:
