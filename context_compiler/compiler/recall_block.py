@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -31,8 +31,9 @@ from context_compiler.messages.items import MESSAGE_OVERHEAD, Kind
 from context_compiler.messages.shapes import apply_shape
 from context_compiler.messages.turns import Turn
 from context_compiler.recall import Index, Question, Ranking, Relevance, indexed, question_text
-from context_compiler.recall.changes import mark_changes
+from context_compiler.recall.changes import Changes, mark_changes
 from context_compiler.recall.passages import Passage, answer_text, passages, quoted
+from context_compiler.recall.ranking import CLOSE
 from context_compiler.recall.selection import choose, spread
 from context_compiler.settings import Amount
 from context_compiler.tokens import TokenCounter
@@ -88,6 +89,9 @@ with less a block is not worth it."""
 
 TELLING = 0.5
 """Least share that every passage holds where tools said what is asked, as a share of that of the best one."""
+
+STEP = 128
+"""Messages whose passages are looked at together, best first."""
 
 COMPARED = 256
 """Passages that are compared with the question as a whole, the best ones."""
@@ -374,7 +378,9 @@ def recalled(
         found = passages(history, plan.outline, positions, counter, ranking.weight)
         return [one for one in found if _is_new(one.text, words, shown) and (not within or one.text.strip() in within)]
 
-    candidates = quotable(_best(plan, best, WIDE * room))
+    index.changes.extend(history)
+    near = _best(plan, best, WIDE * room)
+    candidates = quotable(near) if question.wide else _nearest(ranking, near, quotable, index.changes, room, fill)
     wide = question.wide and room * len(candidates) >= MENTIONS * sum(one.tokens for one in candidates)
     if wide:
         candidates = quotable(_best(plan, spread(best, int), WIDE * room))
@@ -395,6 +401,36 @@ def recalled(
         index.changes, history, at, plan.outline, answering, lambda at: () if at in whole else quotable([at]), counter
     )
     return _written(answering, room, counter, wide=wide, newer=newer)
+
+
+def _nearest(
+    ranking: Ranking,
+    positions: Sequence[int],
+    quotable: Callable[[Sequence[int]], list[Passage]],
+    changes: Changes,
+    room: int,
+    fill: int,
+) -> list[Passage]:
+    """The passages of these messages, given best first, that may be weighed for a block of `room` tokens.
+
+    A passage scores like its message, the best `CLOSE` of all somewhat more, and pieces of a tool's result less. What
+    changes a passage comes with it, and those that answer nothing only where the others have less than `fill` tokens.
+    """
+    answering = ranking.answering(positions)
+    found: list[Passage] = []
+    stop = tokens = 0
+    while stop < len(answering):
+        start, stop = stop, min(stop + STEP, len(answering))
+        while stop < len(answering) and ranking.score(answering[stop]) == ranking.score(answering[stop - 1]):
+            stop += 1
+        found += quotable(answering[start:stop])
+        sizes = [one.tokens for one in found if not one.tool]
+        tokens = sum(sizes)
+        if len(sizes) >= CLOSE and tokens > max(DEEP * room, fill):
+            later = changes.changing(answering[:stop])
+            found += quotable([at for at in answering[stop:] if at in later])
+            break
+    return sorted(found, key=lambda one: one.position) if tokens >= fill else quotable(positions)
 
 
 def _distinct(ranked: Sequence[tuple[Passage, float]]) -> list[tuple[Passage, float]]:
@@ -445,7 +481,7 @@ def _written(
     left = room - counter.text(fence(TITLE, "x")) - 8 - MESSAGE_OVERHEAD
     while left > 0:
         text = fence(TITLE, quoted(choose(candidates, left, ranks, wide=wide, newer=newer)))
-        over = counter.text(text) + MESSAGE_OVERHEAD - room
+        over = counter.labelled(text) + MESSAGE_OVERHEAD - room
         if over <= 0:
             return text
         left -= over + 8
@@ -491,19 +527,18 @@ def _opening_words(text: str) -> tuple[str, Sequence[str]]:
     return text.strip(), text.split(maxsplit=8)[1:-1]
 
 
-def _best(plan: Plan, ranked: Sequence[int], tokens: int) -> list[int]:
+def _best(plan: Plan, ranked: list[int], tokens: int) -> list[int]:
     """The first of these messages within `tokens`, a call with its answer; a long one counts in part."""
     readings, pairs = plan.history.readings, dict[int, int]()
     for call, answer in plan.pairing.pairs:
         pairs[call] = pairs.get(call, readings[call].tokens) + pairs.get(answer, readings[answer].tokens)
-    found: list[int] = []
     left, most = tokens, tokens // WIDE
-    for at in ranked:
-        left -= min(pairs.get(at, readings[at].tokens), most)
+    for number, at in enumerate(ranked):
+        size = pairs[at] if at in pairs else readings[at].tokens
+        left -= size if size < most else most
         if left < 0:
-            break
-        found.append(at)
-    return found
+            return ranked[:number]
+    return ranked
 
 
 def _visible_positions(cycle: Cycle) -> tuple[set[int], list[int]]:

@@ -35,8 +35,9 @@ def neutralize(text: str) -> str:
     Case, spacing, look-alike letters and signs, and characters that show nothing are seen through. All line
     breaks become `\n`; other control characters but the tab are taken out. Doing it twice changes nothing more.
     """
-    clean = _UNSEEN.sub("", _BREAKS.sub("\n", text))
-    clean = _HALVES.sub("\ufffd", clean)
+    clean = text
+    if _UNCLEAN.search(text):
+        clean = _HALVES.sub("\ufffd", _UNSEEN.sub("", _BREAKS.sub("\n", text)))
     seen = clean if clean.isascii() else _LOOKING.sub(lambda run: run[0].translate(_LOOKS_LIKE), clean)
     edges = [0, *sorted(_forgeries(seen)), len(clean)]
     return "\\".join(clean[start:stop] for start, stop in pairwise(edges))
@@ -45,6 +46,8 @@ def neutralize(text: str) -> str:
 _BREAKS = re.compile("\r\n?|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _UNSEEN = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f]")
 _HALVES = re.compile("[\ud800-\udfff]")
+_UNCLEAN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""All that the three find; most text has none of it."""
 
 
 def _folding_table() -> dict[int, str]:
@@ -156,7 +159,8 @@ def _forgeries(seen: str) -> Iterator[int]:
             signs = 3 if WIDE in run[0] else run[0].count("=")
             if opens or (signs > 2 and _CLOSED.match(seen, named.end())):
                 yield start
-    for marker in _MARKER.finditer(seen):
+    said = "context" in seen.replace(INVISIBLE, "").lower()
+    for marker in _MARKER.finditer(seen) if said else ():
         if not _disarmed(seen, marker.start()):
             yield marker.start()
 

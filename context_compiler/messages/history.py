@@ -25,7 +25,7 @@ from context_compiler.ids import blob_id, chain_id, exact_id, identity_facts, ob
 from context_compiler.messages.items import Item, Kind, read_items, type_label
 from context_compiler.tokens import TokenCounter, as_counter
 
-__all__ = ["History", "Reader", "Reading", "day", "day_of", "load_messages", "message_body", "reader_of", "searchable"]
+__all__ = ["History", "Reader", "Reading", "day", "load_messages", "message_body", "reader_of", "searchable"]
 
 REMEMBERED = 50_000_000
 """Characters of the readings that are remembered by content."""
@@ -67,6 +67,8 @@ class Reading:
     """It calls a tool or answers a call, the provider's own tools included."""
     stays: int
     """Tokens that remain when the message is dropped: foreign system text and host bookkeeping."""
+    day: str
+    """The day it was made, as YYYY-MM-DD; empty where it does not say."""
     run_id: str | None
 
     @property
@@ -302,12 +304,12 @@ def _read_message(message: ModelMessage, body: bytes, counter: TokenCounter) -> 
         answers=tuple(str(item.call_id) for item in functions if item.kind is Kind.RETURN),
         exchanges=any(item.call_id is not None for item in items),
         stays=sum(item.tokens for item in items if item.stays),
+        day=_day_of(message),
         run_id=message.run_id,
     )
 
 
-def day_of(message: ModelMessage) -> str:
-    """The day a message was made, as YYYY-MM-DD; empty where it does not say."""
+def _day_of(message: ModelMessage) -> str:
     for one in (*message.parts, message):
         if found := day(getattr(one, "timestamp", None)):
             return found

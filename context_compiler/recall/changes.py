@@ -294,6 +294,16 @@ class Changes:
                 self._holding[term].append(at)
         self._read = len(history)
 
+    def changing(self, positions: Iterable[int]) -> set[int]:
+        """Positions of the messages that change what is said at these, and of those that change it again."""
+        found = set[int]()
+        waiting = [*positions]
+        while waiting:
+            later = {at for place in waiting for _, at, _ in self.later.get(place, ())}
+            waiting = [*(later - found)]
+            found |= later
+        return found
+
     def _compare(self, history: History, at: int, sentence: str, revision: Revision) -> None:
         sharing = Counter(place for term in sorted(revision.about) for place in self._holding.get(term, ()))
         if revision.new is not None:

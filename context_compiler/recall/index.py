@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import log1p
 
 from context_compiler.cache import Memo
-from context_compiler.messages.history import History, Reading, day_of
+from context_compiler.messages.history import History, Reading
 from context_compiler.messages.instructions import instruction_sentences
 from context_compiler.messages.items import Item, Kind
 from context_compiler.recall.changes import Changes
@@ -116,7 +116,7 @@ class Index:
         if not self.extends_to(history):
             raise ValueError("this history begins otherwise than the one that was indexed")
         for position in range(len(self), len(history)):
-            self._add(position, history.readings[position], day_of(history.messages[position]))
+            self._add(position, history.readings[position])
         self.tip = history.tip
 
     @property
@@ -124,7 +124,8 @@ class Index:
         """Terms of a message that says anything, on average."""
         return sum(self.totals) / self.saying if self.saying else 1.0
 
-    def _add(self, position: int, reading: Reading, day: str) -> None:
+    def _add(self, position: int, reading: Reading) -> None:
+        day = reading.day
         if not self.days or (day and day != self.days[-1]):
             self.days.append(day)
             self.totals.append(0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import log, sqrt
 
 from context_compiler.messages.fences import one_line
-from context_compiler.messages.history import History, day_of
+from context_compiler.messages.history import History
 from context_compiler.messages.items import Kind
 from context_compiler.messages.turns import Outline
 from context_compiler.recall.terms import STOPS, words
@@ -81,7 +81,7 @@ def _turns(history: History, outline: Outline, out: Collection[int]) -> list[_Us
         items = [item for item in history.readings[turn.start].items if item.kind is Kind.USER and item.mark is None]
         text = " ".join(item.text[:SCANNED] for item in items)
         own = Counter(word for word in words(text) if _tells(word))
-        day = day_of(history.messages[turn.start])
+        day = history.readings[turn.start].day
         found.append(_UserTurn(turn=turn.index, day=day, opening=one_line(text, OPENING), words=own))
     return found
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from context_compiler.cache import Memo
 from context_compiler.messages.fences import TERMINAL, one_line
-from context_compiler.messages.history import History, day, day_of
+from context_compiler.messages.history import History, day
 from context_compiler.messages.instructions import sentence_ends
 from context_compiler.messages.items import Item, Kind, parse_arguments, plain_text
 from context_compiler.messages.tool_lines import PARSED, call_line, outcome_line
@@ -115,14 +115,18 @@ def passages(
     wanted = sorted(set(positions))
     starts = [turn.start for turn in outline.turns]
     exchanges = _exchanges(history, set(wanted), results=bears is not None)
-    price = _Price(counter)
+    price, names, readings = _Price(counter), history.ids, history.readings
     found: list[Passage] = []
+    turn, stop, last = 0, 0, len(history)
     for position in wanted:
-        turn = outline.turns[bisect_right(starts, position) - 1].index
-        if history.readings[position].exchanges:
+        if position >= stop:
+            at = bisect_right(starts, position)
+            turn, stop = outline.turns[at - 1].index, starts[at] if at < len(starts) else last
+        reading = readings[position]
+        if reading.exchanges:
             found += _of_message(history, position, turn, exchanges, price, bears)
         else:
-            key = (id(counter), history.ids[position], turn, day_of(history.messages[position]))
+            key = (id(counter), names[position], turn, reading.day)
             kept = _known.get(key)
             if kept is None:
                 kept = counter, _of_message(history, position, turn, exchanges, price)

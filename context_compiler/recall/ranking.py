@@ -15,7 +15,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence, Set
 from heapq import nlargest
-from itertools import accumulate
+from itertools import accumulate, compress
 from math import exp, log1p
 
 from context_compiler.recall.index import ASSISTANT, SPEAKERS, TOOL, USER, Index
@@ -119,10 +119,11 @@ class Ranking:
         """The score of each passage: its message's and its own; 0 or less for what answers nothing."""
         if not any(self._answers):
             return [0.0] * len(candidates)
-        messages = {at: self._message(at) for at in {one.position for one in candidates}}
+        messages = {at: self.score(at) for at in {one.position for one in candidates}}
         found = [messages[one.position] for one in candidates]
         best = nlargest(CLOSE, (at for at, score in enumerate(found) if score > 0), key=lambda at: (found[at], -at))
-        own = [_own(self._wanted, candidates[at].text) for at in best]
+        wanted = sorted(self._wanted.items())
+        own = [_own(wanted, candidates[at].text) for at in best]
         top = max(own, default=0.0) or 1.0
         for at, score in zip(best, own, strict=True):
             found[at] += PASSAGE * score / top
@@ -151,8 +152,12 @@ class Ranking:
         """The idf of the terms of the question that a text may hold."""
         return self._sum(self._held(text))
 
-    def _message(self, at: int) -> float:
-        """Above 0 for what answers."""
+    def answering(self, positions: Sequence[int]) -> list[int]:
+        """Those of these messages that answer anything."""
+        return [*compress(positions, map(self._answers.__getitem__, positions))]
+
+    def score(self, at: int) -> float:
+        """The score of a message, above 0 if it answers."""
         score = log1p(exp(self._scores[at]))
         return score if self._answers[at] else score - BESIDE
 
@@ -230,11 +235,12 @@ def _around(hits: Sequence[float]) -> list[float]:
     return [at + one * (left + right) + two * (far + off) for far, left, at, right, off in rows]
 
 
-def _own(wanted: Mapping[str, float], text: str) -> float:
+def _own(wanted: Sequence[tuple[str, float]], text: str) -> float:
     """The BM25 of a passage."""
     spoken = passage_terms(text)
-    size = sum(spoken.values()) / TYPICAL
-    return sum(wanted[term] * _saturated(spoken[term], size) for term in sorted(wanted.keys() & spoken.keys()))
+    held = [(spoken[term], weight) for term, weight in wanted if term in spoken]
+    size = sum(spoken.values()) / TYPICAL if held else 0.0
+    return sum([weight * _saturated(times, size) for times, weight in held])
 
 
 def named(index: Index, question: Question) -> dict[str, int]:

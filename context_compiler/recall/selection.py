@@ -25,7 +25,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, groupby, pairwise
+from itertools import chain, pairwise
 from math import exp, log
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
@@ -107,7 +107,8 @@ def choose(
     """
     order = sorted(range(len(candidates)), key=lambda at: (candidates[at].position, candidates[at].order))
     quotation = Quotation([candidates[at] for at in order], room)
-    worth, prices = worths(quotation.candidates), _prices(quotation.candidates)
+    parts = parts_of(quotation.candidates)
+    worth, prices = worths(quotation.candidates, parts), _prices(quotation.candidates, parts)
     answers = max(ranks, default=0.0) > 0
     leaning = [LEANING * log(one / max(USUAL, price)) for one, price in zip(worth, prices, strict=True)]
     keys = [-_merit(ranks[index]) - leaning[at] for at, index in enumerate(order)] if answers else []
@@ -163,20 +164,25 @@ def _merit(rank: float) -> float:
     return rank if rank > 0 else rank + BESIDE - LATER
 
 
-def _prices(ordered: Sequence[Passage]) -> list[int]:
-    """Tokens of each passage's whole message; of a tool's result a piece is enough."""
-    found: Counter[Part] = Counter()
-    for passage in ordered:
-        found[_part(passage)] += _price(passage)
-    return [found[_part(passage)] for passage in ordered]
+def _prices(ordered: Sequence[Passage], parts: Sequence[Part]) -> list[int]:
+    """Tokens of each passage's whole message; of a tool's result a piece is enough.
+
+    A passage counts as among others: with its own label at most, without the date.
+    """
+    found: dict[Part, int] = {}
+    for passage, part in zip(ordered, parts, strict=True):
+        price = passage.tokens - (passage.opening + passage.day if passage.first else passage.label)
+        found[part] = found.get(part, 0) + (price if price > 1 else 1)
+    return [*map(found.__getitem__, parts)]
 
 
 Part = tuple[int, int]
 """A message without the results of its tools, as position and -1, or a piece of a result."""
 
 
-def _part(passage: Passage) -> Part:
-    return passage.position, passage.order if passage.tool else -1
+def parts_of(candidates: Sequence[Passage]) -> list[Part]:
+    """The part that each passage is of."""
+    return [(one.position, one.order if one.tool else -1) for one in candidates]
 
 
 def _fill(quotation: Quotation, rates: Sequence[float]) -> None:
@@ -199,11 +205,6 @@ def _fill(quotation: Quotation, rates: Sequence[float]) -> None:
             taken |= pairs[index]
 
 
-def _price(passage: Passage) -> int:
-    """Tokens of a passage among others: with its own label at most, without the date."""
-    return max(1, passage.tokens - (passage.opening + passage.day if passage.first else passage.label))
-
-
 def _pairs(passage: Passage) -> frozenset[tuple[str, str]]:
     texts = words(passage.text)
     return frozenset(pairwise(texts)) or frozenset((word, "") for word in texts)
@@ -216,70 +217,79 @@ def _novelty(pairs: frozenset[tuple[str, str]], taken: set[tuple[str, str]]) -> 
     return min(1.0, (1 - len(pairs & taken) / len(pairs)) / REPEATED)
 
 
-def worths(candidates: Sequence[Passage]) -> list[float]:
+def worths(candidates: Sequence[Passage], parts: Sequence[Part]) -> list[float]:
     """Worth of each passage's message; candidates are in order, and messages complete."""
-    pieces = [_piece(passage.text) for passage in candidates]
-    messages = _messages(candidates, pieces, _idf(pieces))
+    pieces = [_said((passage.text,)) for passage in candidates]
+    messages = _messages(candidates, parts, pieces, _idf(pieces))
     talk = _talk(candidates, messages)
     found: dict[Part, float] = {}
     for part, message in messages.items():
-        sign = BOTH["mass"] * log(1 + message.mass) + BOTH["slight"] * (message.size < SLIGHT)
-        sign += BOTH["times"] * min(2, message.times)
-        if talk < 1:
-            sign += (1 - talk) * _chat_signs(message)
+        said = message.said
+        sign = BOTH["mass"] * log(1 + message.mass) + said.slight
+        sign += said.times
+        if talk < 1 and message.speaker == "user":
+            sign += (1 - talk) * (ASKED["user"] + (ASKED["standing"] if _lays_down(message.texts) else 0))
         if talk > 0:
             sign += talk * _talk_signs(message, messages.get((part[0] - 1, -1)))
         found[part] = exp(sign)
-    return [found[_part(passage)] for passage in candidates]
+    return [*map(found.__getitem__, parts)]
 
 
-class _Piece(NamedTuple):
-    """Word statistics of one passage, whatever stands beside it."""
+class _Said(NamedTuple):
+    """Words and signs of one passage or of a whole message, whatever stands beside it."""
 
     size: int
     """In words."""
     words: Sequence[str]
-    """Each once."""
-    times: frozenset[str]
-    you: int
-    names: int
-    marks: int
-    """Question marks."""
-    stops: int
+    """Those that may say something, each once."""
     asks: bool
     """It ends with a question."""
+    slight: float
+    times: float
+    names: float
+    questions: float
+    you: float
 
 
 @lru_cache(maxsize=4_096)
-def _piece(text: str) -> _Piece:
-    """Read a passage: one is chosen from again and again while a conversation goes on."""
-    spoken = words(text)
-    return _Piece(
-        size=len(spoken),
-        words=tuple(dict.fromkeys(spoken)),
-        times=_TIMES.intersection(spoken),
-        you=sum(map(spoken.count, _YOU)),
-        names=len(_NAME.findall(text)),
-        marks=text.count("?") + text.count("？"),
-        stops=len(_STOPS.findall(text)),
-        asks=text.rstrip().endswith(("?", "？")),
+def _said(texts: Sequence[str]) -> _Said:
+    """Read the passages of a message: they are chosen from again and again while a conversation goes on."""
+    spoken = [word for text in texts for word in words(text)]
+    size, last = len(spoken), texts[-1]
+    marks = sum([text.count("?") + text.count("？") for text in texts])
+    stops = sum([len(_STOPS.findall(text)) for text in texts])
+    return _Said(
+        size=size,
+        words=tuple(dict.fromkeys(word for word in spoken if len(word) <= LONGEST)),
+        asks=last.rstrip().endswith(("?", "？")),
+        slight=BOTH["slight"] * (size < SLIGHT),
+        times=BOTH["times"] * min(2, len(_TIMES.intersection(spoken))),
+        names=TALK["names"] * min(4, len(_NAME.findall(" ".join(texts)))),
+        questions=TALK["asks"] * marks / max(1, stops),
+        you=TALK["you"] * min(1.0, 5 * sum(map(spoken.count, _YOU)) / max(1, size)),
     )
 
 
-def _idf(pieces: Sequence[_Piece]) -> dict[str, float]:
+@lru_cache(maxsize=4_096)
+def _lays_down(texts: Sequence[str]) -> bool:
+    """True if a message gives standing instructions."""
+    return bool(instruction_sentences(" ".join(texts)))
+
+
+def _idf(pieces: Sequence[_Said]) -> dict[str, float]:
+    """The idf of the words that say something."""
     spread = Counter(chain.from_iterable([piece.words for piece in pieces]))
     logs = {times: log(len(pieces) / times) for times in set(spread.values())}
-    return {
-        word: logs[times] if logs[times] >= RARE and len(word) <= LONGEST else 0.0 for word, times in spread.items()
-    }
+    telling = {times: value for times, value in logs.items() if value >= RARE}
+    return {word: telling[times] for word, times in spread.items() if times in telling}
 
 
 class _Message(NamedTuple):
-    """Word statistics of one message."""
+    """Signs of one message among others."""
 
     speaker: str
     texts: Sequence[str]
-    pieces: Sequence[_Piece]
+    said: _Said
     mass: float
     """The idf of its words that say something, each once."""
     telling: int
@@ -287,77 +297,48 @@ class _Message(NamedTuple):
     opens: bool
     """It is the first of its day."""
 
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return " ".join(self.texts)
-
-    @property
-    def size(self) -> int:
-        """In words."""
-        return sum([piece.size for piece in self.pieces])
-
-    @property
-    def times(self) -> int:
-        """Words for times, each once."""
-        return len(frozenset[str]().union(*[piece.times for piece in self.pieces]))
-
-    @property
-    def names(self) -> int:
-        """Words that look like names."""
-        return self.pieces[0].names if len(self.pieces) == 1 else len(_NAME.findall(self.text))
-
 
 def _messages(
-    candidates: Sequence[Passage], pieces: Sequence[_Piece], idf: Mapping[str, float]
+    candidates: Sequence[Passage], parts: Sequence[Part], pieces: Sequence[_Said], idf: Mapping[str, float]
 ) -> dict[Part, _Message]:
     found: dict[Part, _Message] = {}
     day: str | None = None
-    for part, group in groupby(zip(candidates, pieces, strict=True), key=lambda pair: _part(pair[0])):
-        own = [*group]
-        last = own[-1][0]
-        said = [piece for _, piece in own]
-        distinct = said[0].words if len(said) == 1 else dict.fromkeys(chain.from_iterable(one.words for one in said))
-        known = [*filter(None, map(idf.__getitem__, distinct))]
-        found[part] = _Message(
-            speaker="user" if any([passage.speaker == "user" for passage, _ in own]) else last.speaker,
-            texts=[passage.text for passage, _ in own],
-            pieces=said,
-            mass=sum(known),
-            telling=len(known),
-            opens=last.date != day,
-        )
-        day = last.date
+    start, count, value = 0, len(candidates), idf.get
+    while start < count:
+        part, stop = parts[start], start + 1
+        while stop < count and parts[stop] == part:
+            stop += 1
+        own, last = candidates[start:stop], candidates[stop - 1]
+        texts = tuple([one.text for one in own])
+        said = pieces[start] if len(own) == 1 else _said(texts)
+        known = [*filter(None, map(value, said.words))]
+        speaker = "user" if any([one.speaker == "user" for one in own]) else last.speaker
+        found[part] = _Message(speaker, texts, said, sum(known), len(known), last.date != day)
+        day, start = last.date, stop
     return found
 
 
 def _talk(candidates: Sequence[Passage], messages: Mapping[Part, _Message]) -> float:
     """1 for a talk between equals, 0 for a chat with an assistant, by each side's share of the text."""
-    if sum(passage.speaker == "tool" and not passage.tool for passage in candidates) * 20 > len(candidates):
+    if sum([passage.speaker == "tool" and not passage.tool for passage in candidates]) * 20 > len(candidates):
         return 0.0
-    sizes = {
-        speaker: [message.size for message in messages.values() if message.speaker == speaker]
-        for speaker in ("user", "assistant")
-    }
+    sizes: dict[str, list[int]] = {"user": [], "assistant": []}
+    for message in messages.values():
+        if message.speaker in sizes:
+            sizes[message.speaker].append(message.said.size)
     if not all(sizes.values()):
         return 0.0
     user, assistant = (sum(own) / len(own) for own in sizes.values())
     return min(1.0, max(0.0, (3 - assistant / max(user, 1)) / 1.5)) if user <= TURN_OF_TALK else 0.0
 
 
-def _chat_signs(message: _Message) -> float:
-    if message.speaker != "user":
-        return 0.0
-    return ASKED["user"] + (ASKED["standing"] if instruction_sentences(message.text) else 0)
-
-
 def _talk_signs(message: _Message, before: _Message | None) -> float:
-    pieces = message.pieces
+    said = message.said
     return (
         TALK["rare"] * message.mass / max(1, message.telling)
-        + TALK["answers"] * (before is not None and before.pieces[-1].asks)
+        + TALK["answers"] * (before is not None and before.said.asks)
         + TALK["opens"] * message.opens
-        + TALK["names"] * min(4, message.names)
-        + TALK["asks"] * sum([one.marks for one in pieces]) / max(1, sum([one.stops for one in pieces]))
-        + TALK["you"] * min(1.0, 5 * sum([one.you for one in pieces]) / max(1, message.size))
+        + said.names
+        + said.questions
+        + said.you
     )

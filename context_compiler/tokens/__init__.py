@@ -60,12 +60,18 @@ ENTRY = 128
 SHORT = 32
 """Shorter texts are not cached: counting them is as fast."""
 
+LABEL = "\n["
+"""Beginning of a line with a label: no token reaches across its line break, nor from the closing bracket to a space."""
+
 ITEM = "\n- "
 """Beginning of an item of a list: no token reaches across its line break."""
 ITEM_LENGTH = 256
 """Longest item whose tokens are remembered, in characters."""
 FEWEST_ITEMS, KNOWN_ITEMS = 16, 32_768
 """Items from which on a list is counted item by item, and those whose tokens are remembered."""
+
+KNOWN_LABELS, LONGEST_LABEL = 4_096, 128
+"""Labels of lines whose tokens are remembered, and the longest of them, in characters."""
 
 PROBES = 24
 """Most counts in the search for the longest prefix."""
@@ -131,6 +137,22 @@ class TokenCounter:
                 self._known.move_to_end(text)
                 return known
         tokens = self._fresh(text)
+        self._keep(text, tokens)
+        return tokens
+
+    def labelled(self, text: str) -> int:
+        """The same as `text`, for lines that begin with a label in brackets: what follows a label is counted once."""
+        if self._ask is not None or len(text) > PIECE:
+            return self.text(text)
+        *others, last = text.split(LABEL)
+        first, *lines = [*(f"{one}\n" for one in others), last]
+        tokens = self._fresh(first)
+        for line in lines:
+            label, closed, said = line.partition("] ")
+            if closed and len(label) <= LONGEST_LABEL:
+                tokens += _label_tokens(f"[{label}]") + self.text(f" {said}")
+            else:
+                tokens += self._fresh(f"[{line}")
         self._keep(text, tokens)
         return tokens
 
@@ -256,6 +278,11 @@ def _count_exact(text: str) -> int:
 def _item_tokens(item: str) -> int:
     """Tokens of an item of a list; a list of which little changes is counted again and again."""
     return _count_exact(f"- {item}\n")
+
+
+@lru_cache(maxsize=KNOWN_LABELS)
+def _label_tokens(label: str) -> int:
+    return _count_exact(label)
 
 
 def _count_pieces(text: str, encode: Callable[[str], Sequence[int]]) -> int:

@@ -18,7 +18,7 @@ from pydantic_ai.messages import (
 
 from context_compiler.messages.history import Reader
 from context_compiler.messages.turns import outline, pair
-from context_compiler.recall.selection import Quotation, choose, passages, quoted, worths
+from context_compiler.recall.selection import Quotation, choose, parts_of, passages, quoted, worths
 from context_compiler.recall.terms import words
 from context_compiler.tokens import TokenCounter
 from tests.recall.asking import COUNTER, all_of, asked, replied
@@ -152,7 +152,8 @@ def test_a_talk_between_two_people_is_not_only_one_of_them() -> None:
 def test_a_key_or_hash_does_not_count_as_words() -> None:
     hashes = " ".join(f"{number:040x}" for number in range(11))
     fillers: list[ModelMessage] = [asked(f"Filler text number {number} here.") for number in range(20)]
-    first, *others = worths(all_of([asked(hashes), *fillers]))
+    candidates = all_of([asked(hashes), *fillers])
+    first, *others = worths(candidates, parts_of(candidates))
     assert first < min(others)
 
 

@@ -37,6 +37,16 @@ def test_a_list_has_as_many_tokens_as_its_text_also_when_a_few_items_change(seed
         items.pop(dice.randrange(len(items)))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_with_labels_have_as_many_tokens_as_their_text(seed: int) -> None:
+    dice, counter = random.Random(seed), TokenCounter()
+    grains = [*GRAINS, "[", "]", "] ", "\n[", "[14 user] ", "\n[turn 3 · 2024-05-15 · user] "]
+    for _ in range(60):
+        text = "".join(dice.choices(grains, k=dice.choice((0, 1, 6, 20, 400))))
+        assert TokenCounter().labelled(text) == counter.labelled(text) == len(theirs().encode_ordinary(text))
+    assert TokenCounter(len).labelled("[14 user] hello\n[15 user] you") == 29
+
+
 @pytest.mark.parametrize("grains", [GRAINS, [".\n", "/", "a\n"]], ids=["all", "lines"])
 def test_every_place_to_cut_is_safe_wherever_a_piece_ends(grains: list[str]) -> None:
     text = long_text(7, grains)[:PIECE]
