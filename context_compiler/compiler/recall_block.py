@@ -214,12 +214,18 @@ class Blocks:
 
 
 def holding(blocks: Blocks, history: History, config: str) -> Blocks | None:
-    """The blocks, if the prompt of the newest is in this history and views are still written in the same way."""
-    if blocks.config != config or not blocks.own.at < len(history):
+    """The blocks, if the prompt of the newest is in this history and views are still written in the same way.
+
+    The host may have joined that prompt with the tool results before it, see `History.id_of_answers`.
+    """
+    own = blocks.own
+    if blocks.config != config or own.at > len(history):
         return None
-    if history.ids[blocks.own.at] != blocks.own.name:
-        return None
-    return blocks
+    if own.at < len(history) and history.ids[own.at] == own.name:
+        return blocks
+    if own.at and history.id_of_prompt(own.at - 1) == own.name:
+        return replace(blocks, own=replace(own, at=own.at - 1, name=history.ids[own.at - 1]))
+    return None
 
 
 def prompt_at(history: History) -> int | None:

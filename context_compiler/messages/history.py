@@ -25,13 +25,16 @@ from context_compiler.ids import blob_id, chain_id, exact_id, identity_facts, ob
 from context_compiler.messages.items import Item, Kind, read_items, type_label
 from context_compiler.tokens import TokenCounter, as_counter
 
-__all__ = ["History", "Reader", "Reading", "day", "load_messages", "message_body", "reader_of", "searchable"]
+__all__ = ["PROMPT", "History", "Reader", "Reading", "day", "load_messages", "message_body", "reader_of", "searchable"]
 
 REMEMBERED = 50_000_000
 """Characters of the readings that are remembered by content."""
 
 ENTRY = 1_000
 """Overhead of one remembered reading, in characters."""
+
+PROMPT = "prompt "
+"""Mark of the chain id of a prompt that is one message with the tool results before it now."""
 
 RECENT = 8
 """Recently read histories whose ids may be reused by the next."""
@@ -107,11 +110,22 @@ class History:
         name = self.readings[index].answers_name
         return chain_id(self.ids[index - 1] if index else None, name) if name else None
 
+    def id_of_prompt(self, index: int) -> str | None:
+        """The chain id of what follows the tool results in message `index`, as it was then; None if nothing does."""
+        before = self.id_of_answers(index)
+        return chain_id(before, self.readings[index].rest_name) if before else None
+
     def tips(self, last: int | None = None) -> list[str]:
-        """Chain ids of the histories that this one continues, itself last; of those that end in its last messages."""
-        start = 0 if last is None else max(0, len(self) - last)
-        names = ((self.id_of_answers(index), self.ids[index]) for index in range(start, len(self)))
-        return [name for pair in names for name in pair if name]
+        """Chain ids of the histories that this one continues, itself last; of those that end in its last messages.
+
+        Those of prompts that were joined with the results before them are marked: only blocks are kept under them.
+        """
+        start, found = 0 if last is None else max(0, len(self) - last), list[str]()
+        for index in range(start, len(self)):
+            if (results := self.id_of_answers(index)) and (prompt := self.id_of_prompt(index)):
+                found += (results, f"{PROMPT}{prompt}")
+            found.append(self.ids[index])
+        return found
 
     @property
     def chain(self) -> ExactChain:

@@ -21,7 +21,7 @@ from context_compiler.compiler.cycle import Cycle
 from context_compiler.compiler.recall_block import Blocks
 from context_compiler.compiler.summary import SummaryResponse
 from context_compiler.errors import StoreError
-from context_compiler.messages.history import History, Reader, load_messages
+from context_compiler.messages.history import PROMPT, History, Reader, load_messages
 from context_compiler.middleware.arguments import Arguments
 from context_compiler.middleware.others import other_mentions
 from context_compiler.middleware.state import Result
@@ -339,6 +339,7 @@ class Archive:
 
     async def blocks(self, ids: Sequence[str], config: str) -> Blocks | None:
         """Recall blocks of the newest of these prompts that has any."""
+        ids = [name.removeprefix(PROMPT) for name in ids]
         tips = reversed(ids) if self._blocks else ()
         found = next((found for tip in tips if (found := self._blocks.get((tip, config)))), None)
         if found is None and self.whole:

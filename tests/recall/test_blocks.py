@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.messages import (
     ModelMessage,
@@ -25,6 +26,11 @@ from context_compiler.tokens import TokenCounter
 from tests.middleware.chatting import without_blocks
 from tests.support.agents import Notes, Talker, compiler, run, unstamped
 from tests.support.builders import prose, snapshot
+
+
+class Told(BaseModel):
+    text: str
+
 
 BUDGET = 8_000
 SECRET = "The locker at the station in Ghent opens with the code 48151."
@@ -103,6 +109,19 @@ async def test_a_small_block_before_a_long_turn_stays_because_a_cache_would_lose
     ours = compiler(budget=BUDGET, trigger=1.0, recall=300)
     await talked(ours, ["Hello.", ASK, "Thanks.", "Thanks."], talker)
     assert block_of(talker.sent[1].messages, ASK) == block_of(talker.last.messages, ASK) != ""
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_block_before_a_structured_answer_stays_too(kept: bool, tmp_path: Path) -> None:
+    talker = Talker([[("final_result", {"text": text})] for text in ("Fine.", prose(5, 900), "Fine.", "Fine.")])
+    made = [compiler(budget=BUDGET, trigger=1.0, recall=300, store=tmp_path / "record.db") for _ in range(4)]
+    messages = past()
+    for ours, prompt in zip(made if kept else made[:1] * 4, ["Hello.", ASK, "Thanks.", "Thanks."], strict=True):
+        agent = Agent(talker.model, capabilities=[ours], output_type=Told)
+        messages = (await run(agent, prompt, message_history=messages, conversation_id="c")).messages
+    assert block_of(talker.sent[1].messages, ASK) == block_of(talker.last.messages, ASK) != ""
+    first = unstamped(talker.sent[1].messages)
+    assert all(unstamped(sent.messages)[: len(first)] == first for sent in talker.sent[2:])
 
 
 async def test_one_block_a_turn_however_many_requests_it_takes() -> None:
