@@ -53,8 +53,8 @@ MENTIONS = 24
 """Passages that a block for a sequence or for the whole has room for, on average, if it has mentions spread over the
 conversation; where it is for fewer, the best of them hold more."""
 
-SMALL = 0.03
-"""The share of the room for a prompt that asks nothing."""
+SMALL = 0.06
+"""The share of what the dial allows for a prompt that asks nothing."""
 
 DUE = 3
 """Divisor of the room that a prompt which asks should find free."""
@@ -253,6 +253,11 @@ def share_tokens(recall: Amount, limits: Limits) -> int:
     return min(MOST, int(recall * max(limits.room, NARROW))) if isinstance(recall, float) else recall
 
 
+def small_tokens(recall: Amount, limits: Limits) -> int:
+    """The most that the block of a prompt which asks nothing may take."""
+    return int(SMALL * (recall * limits.room if isinstance(recall, float) else recall))
+
+
 def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
     """The most tokens that the block of a prompt may take.
 
@@ -266,7 +271,7 @@ def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
         most = min(most, limits.room // LONG_TURNS, FILL) if cycle.tools and cycle.loops else most
         return most if asks(prompt, plan.counter, strict=True) else 0
     if not asks(prompt, plan.counter):
-        return min(most, int(SMALL * limits.room))
+        return min(most, small_tokens(plan.policy.recall, limits))
     return most if asking_share(prompt) >= MOSTLY else min(most, limits.room // ASIDE)
 
 

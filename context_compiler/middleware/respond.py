@@ -15,7 +15,6 @@ from context_compiler.compiler.cycle import RAW, Cycle, fitting, mended
 from context_compiler.compiler.plan import Selection
 from context_compiler.compiler.recall_block import (
     FILL,
-    SMALL,
     Block,
     Blocks,
     carried_on,
@@ -25,6 +24,7 @@ from context_compiler.compiler.recall_block import (
     holding,
     prompt_at,
     recalled,
+    small_tokens,
     smaller,
     wanted,
 )
@@ -248,7 +248,7 @@ def _with_recall(context: RequestContext, cycle: Cycle, plain: Result, done: Adv
         cost = plain.cost + sum(block.tokens(context.counter) for block in earlier)
         saved = context.request.fixed + history.tokens - cost  # more than that, and the raw history would cost less
         room, shown = min(most, free(context, limits, cost), saved), [block.text for block in earlier]
-        fill = FILL if most > SMALL * limits.room else 0
+        fill = FILL if most > small_tokens(policy.recall, limits) else 0
         outcome = attempt(lambda: recalled(context, cycle, at, room, shown, fill=fill))
         text, fault = outcome.value or "", outcome.error
     own = Block(at, history.ids[at], context.turn, text)

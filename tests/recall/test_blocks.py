@@ -177,6 +177,16 @@ async def test_a_prompt_that_asks_for_nothing_gets_a_small_block_at_most() -> No
     assert max(small) <= BUDGET // 8 < large
 
 
+async def test_the_dial_turns_the_block_of_a_prompt_that_asks_for_nothing_too() -> None:
+    prompts = ["Hello.", f"Go on with {words(20, 12)}."]
+    sizes: dict[float, int] = {}
+    for recall in (0.2, 0.5, 1.0):
+        talker, _ = await talked(compiler(budget=BUDGET, recall=recall), prompts)
+        sizes[recall] = TokenCounter().text(block_of(talker.last.messages, prompts[-1]))
+        assert 0 < sizes[recall] <= 0.06 * recall * BUDGET
+    assert sizes[0.2] < sizes[0.5] < sizes[1.0]
+
+
 async def test_nothing_is_recalled_while_everything_is_sent() -> None:
     talker, _ = await talked(compiler(budget=100_000), ["Hello.", ASK])
     assert TITLE not in talker.last.text and SECRET in talker.last.text
