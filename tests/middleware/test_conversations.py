@@ -294,6 +294,29 @@ async def test_a_fact_of_the_first_turn_is_recalled_through_a_window(tmp_path: P
     await store.close()
 
 
+@pytest.mark.parametrize("place", ["context.db", pytest.param("postgres", marks=pytest.mark.slow)])
+async def test_a_fact_of_the_first_turn_is_recalled_at_the_thirtieth(
+    request: pytest.FixtureRequest, tmp_path: Path, place: str
+) -> None:
+    path = request.getfixturevalue("postgres_url") if place == "postgres" else tmp_path / place
+    store, talker = RecordConversationStore(path), Talker()
+    agent = Agent(talker.model, capabilities=[compiler(store=path, budget=1_000)])
+    window = Conversation(conversation_id="c")
+    for turn in range(1, 31):
+        asked = {1: "My badge has the number ZX-4711.", 30: "What number has my badge?"}.get(turn)
+        asked = asked or f"Tell me about plant {turn}: {'it grows by the water. ' * 40}"
+        await store.save(await agent.run(asked, conversation=window))
+        found = await store.load("c", limit=8)
+        assert found is not None and len(found.messages) == min(8, 2 * turn)
+        window = found
+    assert "ZX-4711" in talker.last.text and talker.last.tokens <= 1_000
+    assert "plant 5:" not in talker.last.text
+    whole = await store.load("c")
+    assert whole is not None and len(whole.messages) == 60
+    assert await store.store.verify() == ()
+    await store.close()
+
+
 async def test_a_fork_has_its_own_past_in_a_window(tmp_path: Path) -> None:
     store = RecordConversationStore(tmp_path / "context.db")
     await begin(store, "the code is RED-1", "ok", *"abcdefgh")
