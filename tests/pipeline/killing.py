@@ -1,8 +1,9 @@
-"""Runs a pipeline in a child that dies at one event, then in one that takes it up; once for every event.
+"""Runs a pipeline in a child that dies at one event, then in one that takes it up; at an event of each kind after each.
 
-    python -m tests.pipeline.killing FOLDER sqlite|folder [STEP]
+    python -m tests.pipeline.killing FOLDER sqlite|folder
 
-Prints how many events there are, and at which of them the end was another one.
+Prints how many events and kills there are, and at which of them the end was another one: what the run returned, what
+is saved, what stages left, or work that was done again although it had been saved.
 """
 
 from __future__ import annotations
@@ -13,11 +14,21 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from context_compiler.pipeline import Event, RunConfig, resume_pipeline, run_pipeline
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+
+from context_compiler.pipeline import Event, Outcome, RunConfig, SQLiteRuns, Stage, resume_pipeline, run_pipeline
+from context_compiler.pipeline.checkpoint import SMALL
+from context_compiler.pipeline.stores.files import in_folder
 from tests.pipeline.resuming import LONG, scripted, told
+
+EPOCH = datetime.fromtimestamp(0, UTC)
+LARGE = "0123456789" * (SMALL // 50)
+"""A fifth of what a folder writes anew at each step; then only changes are appended."""
 
 
 async def no_wait(seconds: float) -> None:
@@ -35,23 +46,71 @@ def files(folder: Path) -> dict[str, Any]:
     return found
 
 
-async def one(where: str, folder: Path, kill_at: int) -> None:
-    left = kill_at
+def exchange(name: str) -> list[ModelMessage]:
+    asked = ModelRequest(parts=[UserPromptPart(f"{name}?", timestamp=EPOCH)])
+    return [asked, ModelResponse(parts=[TextPart(f"{name}.")], timestamp=EPOCH)]
 
-    def listen(event: Event) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
+
+class Witness:
+    """Notes events and work; kills its process at an event."""
+
+    def __init__(self, folder: Path, kill_at: int) -> None:
+        self.events: list[str] = []
+        self.repeated: list[str] = []
+        """Work that was done again although an event had said that it is saved."""
+        self._kill_at, self._notes = kill_at, folder / "notes"
+        self._saved = set(self._notes.read_text().splitlines()) if self._notes.exists() else set[str]()
+        self._last: dict[str | None, str] = {}
+
+    def hear(self, event: Event) -> None:
+        self.events.append(event.kind)
+        node = {"checkpoint_saved": event.node, "parallel_branch_completed": event.branch}.get(event.kind)
+        if node in self._last:
+            with self._notes.open("a") as notes:
+                notes.write(f"{self._last[node]}\n")
+        if len(self.events) == self._kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    async def work(self, stage: Stage) -> Outcome:
+        done = f"{stage.node.name} {stage.visit} {stage.context.get('internal.lineage.attempt')}"
+        self._last[stage.node.name] = done
+        self.repeated += {done} & self._saved
+        if stage.session is not None:
+            stage.keep("heard", len(stage.session.messages))
+            stage.session.add(stage.node.name, exchange(stage.node.name))
+        outcome = await scripted()["codergen"](stage)
+        return replace(outcome, context_updates={**outcome.context_updates, f"large.{stage.node.name}": LARGE})
+
+
+async def one(where: str, folder: Path, kill_at: int) -> None:
+    witness = Witness(folder, kill_at)
     runs = folder / "runs.db" if where == "sqlite" else None
-    config = RunConfig(runs=runs, logs_root=folder / "run", on_event=listen, sleep=no_wait, handlers=scripted())
+    handlers = {"codergen": witness.work}
+    config = RunConfig(
+        runs=runs,
+        logs_root=folder / "run",
+        on_event=witness.hear,
+        sleep=no_wait,
+        handlers=handlers,
+        resume_threads="restore",
+    )
     if kill_at >= 0:
         result = await run_pipeline(LONG, config, run_id="r")
     else:
         result = await resume_pipeline("r" if runs else folder / "run", config)
-    end = [told(result.state), files(folder), -left]
+    store = SQLiteRuns(runs) if runs else in_folder(folder / "run")
+    saved = await store.load("r")
+    await store.close()
+    end = [told(result.state), saved and told(saved), files(folder), witness.repeated, witness.events]
     (folder / "result.json").write_text(json.dumps(end, sort_keys=True))
+
+
+def moments(events: list[str]) -> list[int]:
+    """An event of each kind after each kind, from 1: the middle one, so that much is saved and much is left."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for at in range(len(events)):
+        found.setdefault(tuple(events[max(at - 1, 0) : at + 1]), []).append(at + 1)
+    return sorted(some[len(some) // 2] for some in found.values())
 
 
 def forked(where: str, folder: Path, kill_at: int) -> int:
@@ -64,19 +123,19 @@ def forked(where: str, folder: Path, kill_at: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(base: Path, where: str, step: int = 1) -> None:
+def main(base: Path, where: str) -> None:
     (base / "whole").mkdir()
     asyncio.run(one(where, base / "whole", 0))  # in this process, so that children begin with everything loaded
     gc.freeze()
     *wanted, events = json.loads((base / "whole" / "result.json").read_text())
     wrong: list[Any] = []
-    for kill_at in range(1, events + 1, step):
+    for kill_at in (chosen := moments(events)):
         folder = base / str(kill_at)
         ends = forked(where, folder, kill_at), forked(where, folder, -1)
-        end = json.loads((folder / "result.json").read_text())[:2] if ends == (-9, 0) else None
+        end = json.loads((folder / "result.json").read_text())[:-1] if ends == (-9, 0) else None
         wrong += [] if end == wanted else [(kill_at, ends)]
-    print(json.dumps({"events": events, "wrong": wrong}))
+    print(json.dumps({"events": len(events), "kills": len(chosen), "wrong": wrong}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:4]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -15,8 +15,8 @@ from tests.pipeline.playing import graph
 FAIL = Outcome(status=StageStatus.FAIL, failure_reason="broken")
 
 LONG = graph(
-    "a [max_retries=2]; b [fidelity=full thread_id=t]; c; g [goal_gate=true retry_target=c]; p [shape=component];"
-    "x; y; j [shape=tripleoctagon]; h [shape=hexagon]; z;"
+    "a [max_retries=2]; b [fidelity=full thread_id=t]; c [fidelity=full thread_id=t];"
+    "g [goal_gate=true retry_target=c]; p [shape=component]; x; y; j [shape=tripleoctagon]; h [shape=hexagon]; z;"
     'start->a->b->c->g->p; p->x->j; p->y->j; j->h; h->z [label="[Y] go"]; h->a [label="[N] back"];'
     'z->a [condition="outcome=fail" loop_restart=true]; z->done [condition="outcome!=fail"];'
     'b->b [condition="outcome=retry"]'
