@@ -73,7 +73,7 @@ def resolve_fidelity(edge: object, node: object, pipeline: object) -> Fidelity:
     """Fidelity of a stage: the edge's, else the stage's, else the pipeline's, else `compact`.
 
     Anything with the attributes `fidelity` and, for a pipeline, `default_fidelity` will do; None and blank are
-    nothing said. What is no mode is passed over, with a warning in the log.
+    nothing said. What is not a mode is passed over, with a warning in the log.
     """
     for thing, name in ((edge, "fidelity"), (node, "fidelity"), (pipeline, "default_fidelity")):
         value = _attribute_text(thing, name)

@@ -1,6 +1,6 @@
 """Failing open: whatever goes wrong here, the conversation goes on.
 
-Cancellation is no failure and passes through, and so does the control flow of a durable execution engine,
+Cancellation is not a failure and passes through, and so does the control flow of a durable execution engine,
 which stops and resumes runs by exceptions of its own.
 """
 

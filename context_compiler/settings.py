@@ -188,7 +188,7 @@ class Config:
     """A configuration file; without one, no values.
 
     Raises:
-        SettingsError: a key is unknown, or a value is no text, number or boolean.
+        SettingsError: a key is unknown, or a value is not a string, number or boolean.
     """
 
     path: Path | None = None
@@ -229,7 +229,7 @@ class Config:
         for name in ("tool", TABLE) if path.name == PROJECT else ():
             document = document.get(name) or {}
             if not isinstance(document, dict):  # pyright: ignore[reportUnnecessaryIsInstance] # whatever the file says
-                raise SettingsError(f"{path}: {name} is no table")
+                raise SettingsError(f"{path}: {name} is not a table")
         if path.name == PROJECT and not document:
             return cls(values={})
         return cls(path=path, values={key: _beside(path, key, value) for key, value in document.items()})

@@ -188,6 +188,16 @@ def _store_of(store: str | Path | Store | None, owner: str | None) -> Store:
     return opened.scoped(owner)
 
 
+async def wait_for_end(task: asyncio.Task[Any]) -> None:
+    """Wait for a task; cancellation cancels the task too, and waits for its cleanup."""
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+
+
 class ChatSession:
     """A conversation with any agent, of any length, that continues after a restart.
 
@@ -327,11 +337,7 @@ class ChatSession:
     async def _run_turn(self, text: str, pending: _PendingReply) -> None:
         self._task = task = asyncio.create_task(self._run_agent(text, pending))
         try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait({task})
-            raise
+            await wait_for_end(task)
         finally:
             prompt = ModelRequest(parts=[UserPromptPart(text)])
             await self.storage.save_turn(pending.messages or [*self.messages, prompt], pending.shown)

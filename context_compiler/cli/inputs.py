@@ -70,7 +70,7 @@ EXTRAS = ("anthropic", "google", "openai")
 
 
 def check_model(model: str) -> str:
-    """Check that a model can be used, and return its name; `none` is no model.
+    """Check that a model can be used, and return its name; `none` means no model.
 
     Raises:
         SettingsError: its provider's package or key is missing, or the model is unknown.

@@ -154,7 +154,7 @@ def _first_lines(text: Text, lines: int) -> Text:
 
 @contextmanager
 def progress_bar(what: str, total: int | None = None, *, quiet: bool = False) -> Generator[Progress | None]:
-    """Show a progress bar on standard error; None if that is no terminal.
+    """Show a progress bar on standard error; None if that is not a terminal.
 
     Args:
         what: Description of the work.

@@ -92,11 +92,15 @@ def first_word(status: str) -> str:
     return status.split(";")[0].strip()
 
 
-def suggestions(wrong: str, known: Iterable[str], *, most: int = 3, list_command: str = "") -> str:
+SUGGESTED = 3
+"""Names that an error message suggests."""
+
+
+def suggestions(wrong: str, known: Iterable[str], *, list_command: str = "") -> str:
     """The end of an error message: names that may have been meant, and `list_command`, which lists all."""
     names = list(dict.fromkeys(known))
-    close = get_close_matches(wrong, names, n=most, cutoff=0.5) or [name for name in names if wrong and wrong in name]
-    close = close[:most] or names[:most]
+    close = get_close_matches(wrong, names, n=SUGGESTED, cutoff=0.5)
+    close = (close or [name for name in names if wrong and wrong in name] or names)[:SUGGESTED]
     listed = ", ".join(repr(one_line(name, 60)) for name in close)
     if len(names) > len(close):
         return f"; there are {len(names):,}, such as {listed}" + (

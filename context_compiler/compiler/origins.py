@@ -25,7 +25,7 @@ class Step:
     """A step of the cut order."""
 
     number: int
-    """Place in the order, from 1; 0 for what is no step of it."""
+    """Place in the order, from 1; 0 for what is not a step of it."""
     name: str
     effect: str
     """shortens, drops or neither."""
@@ -53,7 +53,7 @@ _CUTS = (
 )
 
 STEPS = tuple((pattern, Step(number=number, name=name, effect=effect)) for pattern, number, name, effect in _CUTS)
-"""Steps by the reasons that they give; 4 and 8 shrink and drop the summary, which is no message. Large prompts and
+"""Steps by the reasons that they give; 4 and 8 shrink and drop the summary, which is not a message. Large prompts and
 system text are shortened before the first."""
 
 

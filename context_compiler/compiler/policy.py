@@ -214,7 +214,7 @@ class Policy:
     tool_history: str
     inject: str
     model: str
-    """Name of the compiler's model; "none" is no model."""
+    """Name of the compiler's model; "none" means no model."""
     every_turn: bool
     recall: Amount
     """The most that a recall block may take: a share of the room for messages, or tokens; 0 recalls nothing."""

@@ -502,7 +502,7 @@ def _written(
 def _question(history: History, index: Index, at: int, stop: int, counter: TokenCounter) -> Question | None:
     """Question of a prompt; with the exchange before it if none of its terms occur before `stop`.
 
-    None where that has no words either, or the prompt is no text at all.
+    None where that has no words either, or the prompt is not text at all.
     """
     said = [item for item in history.readings[at].items if item.kind is Kind.USER and item.mark is None]
     if all(item.media for item in said):

@@ -54,7 +54,7 @@ def sources(item: Item) -> list[str]:
 
 
 def needed(item: Item) -> set[str]:
-    """Ids and paths in what a call asks for; empty for what is no call."""
+    """Ids and paths in what a call asks for; empty for what is not a call."""
     if item.kind is Kind.CALL:
         asked = item.text.replace("\\n", "\n ").replace("\\t", " ").replace('\\"', '"')
     elif item.kind is Kind.TEXT and (action := _ACTION.search(item.text)):

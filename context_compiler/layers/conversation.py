@@ -228,7 +228,7 @@ def from_json(text: str) -> ConversationContext:
     try:
         found: object = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
-        raise LayersError(f"the stored conversation is no JSON: {error}") from None
+        raise LayersError(f"the stored conversation is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise LayersError(f"the stored conversation is a JSON {type(found).__name__}; it should be an object")
     return conversation_of(cast("dict[str, Any]", found))

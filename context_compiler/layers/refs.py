@@ -37,7 +37,7 @@ def ref_prefix(type: str) -> str:
     """
     prefix = _prefix(type)
     if not prefix:
-        raise LayersError(f"{type!r} is no type of entity; give a word such as recipes")
+        raise LayersError(f"{type!r} is not a type of entity; give a word such as recipes")
     return prefix
 
 
@@ -64,7 +64,7 @@ def id_text(id: object) -> str:
     """
     text = str(id).strip() if isinstance(id, str | int | UUIDType) and not isinstance(id, bool) else ""
     if not text:
-        raise LayersError(f"{id!r} is no id; give what the database knows the entity by")
+        raise LayersError(f"{id!r} is not an id; give what the database knows the entity by")
     return text
 
 
@@ -77,7 +77,7 @@ def encode_json(data: object) -> str:
 
 
 def _as_json(value: object) -> object:
-    """A value unknown to JSON: a mapping that is no dict as a dict, any other as its text."""
+    """A value unknown to JSON: a mapping that is not a dict as a dict, any other as its text."""
     return dict(cast("Mapping[object, object]", value)) if isinstance(value, Mapping) else str(value)
 
 

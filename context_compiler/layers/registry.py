@@ -127,7 +127,7 @@ class SessionIdRegistry:
             LayersError: It is not a number from 0.
         """
         if isinstance(turn, bool) or not isinstance(turn, int) or turn < 0:  # pyright: ignore[reportUnnecessaryIsInstance] # outside data
-            raise LayersError(f"turn {turn!r} is no turn; count them from 1")
+            raise LayersError(f"turn {turn!r} is not a turn; count them from 1")
         self.current_turn = turn
 
     def touch(self, ref: str) -> bool:
@@ -294,7 +294,7 @@ class SessionIdRegistry:
         try:
             found = parse_registry({"version": VERSION, **json.loads(pages[name])})
         except (ValueError, TypeError, RecursionError) as error:
-            raise LayersError(f"id_registry: page {number} of the entities is no JSON object: {error}") from None
+            raise LayersError(f"id_registry: page {number} of the entities is not a JSON object: {error}") from None
         for place, (ref, row) in enumerate(found.entities.items(), start=number * PAGE):
             self._keep[ref] = row
             self.index.add(row, place)
@@ -359,11 +359,11 @@ class SessionIdRegistry:
         }
         self._replace(ref, row)
 
-    def _replace(self, ref: str, row: Row, place: int | None = None) -> None:
+    def _replace(self, ref: str, row: Row) -> None:
         if self._index is not None:
             if ref in self._keep:
                 self._index.remove(self._keep[ref])
-            self._index.add(row, place)
+            self._index.add(row)
         self._keep[ref] = row
 
     def _change(self, ref: str, **facts: object) -> bool:
@@ -387,7 +387,7 @@ class SessionIdRegistry:
 
     def _save(self, ref: str, type: str, id: object) -> None:
         if ref not in self or self._keep[ref]["status"] != "generated":
-            raise LayersError(f"{ref} is no unsaved entity; leave gen_ref out, or give the ref that was generated")
+            raise LayersError(f"{ref} is not an unsaved entity; leave gen_ref out, or give the ref that was generated")
         self.refs.add(type, id_text(id), ref)
 
 

@@ -306,7 +306,7 @@ def check_session_id(session_id: object) -> str:
         LayersError: It is empty or not a text.
     """
     if not isinstance(session_id, str) or not session_id.strip():
-        raise LayersError(f"session {session_id!r} is no name; give a text that is not empty")
+        raise LayersError(f"session {session_id!r} is not a name; give a string that is not empty")
     return session_id
 
 

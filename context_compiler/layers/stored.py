@@ -127,7 +127,7 @@ def parse_pages(given: Mapping[str, Any]) -> dict[int, str]:
     found = {str(number): str(name) for number, name in mapping_field(given, "pages").items()}
     wrong = next((number for number in found if not number.isdecimal()), None)
     if wrong is not None:
-        raise LayersError(f"id_registry: pages.{wrong} is no page; give numbers")
+        raise LayersError(f"id_registry: pages.{wrong} is not a page; give numbers")
     return {int(number): found[number] for number in sorted(found, key=int)}
 
 

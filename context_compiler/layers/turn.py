@@ -132,7 +132,7 @@ def _by_number(state: Mapping[str, Any], key: str) -> dict[int, Any]:
     given = as_mapping(state.get(key), key)
     wrong = next((name for name in given if not str(name).isdecimal()), None)
     if wrong is not None:
-        raise LayersError(f"{key}[{wrong!r}] is no step; give numbers")
+        raise LayersError(f"{key}[{wrong!r}] is not a step; give numbers")
     return {int(name): value for name, value in given.items()}
 
 

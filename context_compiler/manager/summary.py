@@ -223,7 +223,7 @@ class LLM:
 
 
 def ask_function(llm: object, timeout: float) -> AskFunction | None:
-    """Function that asks a caller's LLM; None for `"none"`, which is no model by choice.
+    """Function that asks a caller's LLM; None for `"none"`, which means no model.
 
     Raises:
         SettingsError: It cannot be asked.
@@ -240,7 +240,7 @@ def ask_function(llm: object, timeout: float) -> AskFunction | None:
     if callable(llm):
         return partial(_call_function, llm, timeout)
     raise SettingsError(
-        f'llm={llm!r}: give a model, its name, an agent, or a function from a prompt to a text; "none" is no model'
+        f'llm={llm!r}: give a model, its name, an agent, or a function from a prompt to a text; "none" means no model'
     )
 
 

@@ -108,7 +108,7 @@ OPENINGS = (
 """Cues at the beginning of a sentence."""
 
 ORDERS = (
-    # "don't" and "never" before a verb; what follows here is no verb, or no order
+    # "don't" and "never" before a verb; what follows here is not a verb, or not an order
     r"(?:do not|don't|dont|never),? (?:you |ever,? |under any circumstances,? ){0,2}(?!(?:you|i|we|they|worry|mind"
     r"|hesitate|know|think|have|want|need|like|care|see|understand|recall|remember|believe|get|feel|really|even|seem|expect|bother"
     r"|been|was|had|went|got|did|saw|heard|knew|thought|made|felt|done|gone|seen|a|the|again|once|before|in|on|too|quite"

@@ -121,7 +121,7 @@ class Arguments:
     background: bool = False
     """Compile while the conversation goes on, before the threshold is reached, so that no request waits for it."""
     model: Model | str | None = None
-    """The compiler's model; None is the run's own, "none" is no model."""
+    """The compiler's model; None is the run's own, "none" means no model."""
     compile_spend_limit: Money | str | None = None
     """The most that the compiles of a session may cost; then no model is asked. Requests do not count."""
     store: str | Path | Store | None = "system/context.db"
@@ -315,7 +315,7 @@ class Arguments:
         """The limit of what the compiles of a session may cost.
 
         Raises:
-            SettingsError: It is no money, or money with a fallback.
+            SettingsError: It is not money, or money with a fallback.
         """
         limit = cast(object, self.compile_spend_limit)
         if limit is None:

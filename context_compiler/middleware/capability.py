@@ -83,7 +83,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
             compiled.
         background: Compile while the conversation goes on, before the threshold is reached, so that no request
             waits for it.
-        model: The compiler's model; None is the run's own, "none" is no model.
+        model: The compiler's model; None is the run's own, "none" means no model.
         compile_spend_limit: The most that the compiles of a session may cost; then no model is asked. Requests
             do not count.
         store: Store of the record: a path or a `Store`; None keeps it in memory.
@@ -211,7 +211,7 @@ class ContextCompiler(Arguments, AbstractCapability[Any]):
         At least half of its turns are left out, unless `recent_turns=` says how many stay. Without a `focus` the last
         summary is brought up to date; with one, everything that is left out is summarised anew from the raw history.
         The result tells what it saved, or why nothing was done: a failure, of the model, the template or the record,
-        is no exception. It leaves the conversation as it was, and `on_error` hears of it.
+        raises nothing. It leaves the conversation as it was, and `on_error` hears of it.
 
         Args:
             session: Label of the conversation, as on the record.

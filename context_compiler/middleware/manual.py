@@ -340,7 +340,7 @@ class Manual:
         return result
 
     def _row(self, found: _Session, order: Order, done: Advance) -> Compile | None:
-        """The row of a compile: the prompt at the end of the history is no message of the conversation."""
+        """The row of a compile: the prompt at the end of the history is not a message of the conversation."""
         if done.row is None:
             return None
         tip = found.raw.exact[found.length - 1]

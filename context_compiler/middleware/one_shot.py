@@ -107,7 +107,7 @@ async def compile_view(
     )
     arguments.check()
     if arguments.counter == PROVIDER:
-        raise SettingsError("counter='provider': a view without an agent is no request that a provider could count")
+        raise SettingsError("counter='provider': a provider counts whole requests, which only an agent's run has")
     if (alias := model_alias(model or "none")) and arguments.budget_unpriced(alias, None):
         raise SettingsError(
             f"budget={str(budget)!r}: no price is known for model={alias!r}; give a budget in tokens, or another model"
@@ -136,10 +136,10 @@ async def compile_view(
 
 
 def _check_messages(messages: object) -> None:
-    """Refuse what is no history of the host.
+    """Refuse what is not a history of the host.
 
     Raises:
-        SettingsError: It is no list, or something else than a message is in it.
+        SettingsError: It is not a list, or something else than a message is in it.
     """
     remedy = "give a list of the host's messages, such as result.all_messages()"
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):

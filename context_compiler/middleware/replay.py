@@ -87,7 +87,6 @@ async def replay(
     session: Session,
     reader: Reader,
     *,
-    points: Sequence[int] | None = None,
     seen: Seen | None = None,
 ) -> list[Sent]:
     """Every request of a recorded session as `session` sends it, measured.
@@ -96,13 +95,12 @@ async def replay(
         messages: The whole recording.
         session: A fresh one; it is used up.
         reader: Counts what is sent; shared between replays, it reads every message once.
-        points: Where requests were sent; None finds them.
         seen: Told of every request.
     """
     cache = PromptCache()
     found: list[Sent] = []
     before = tokens = 0
-    for point in request_points(messages) if points is None else points:
+    for point in request_points(messages):
         new = [with_usage(message, tokens) for message in messages[before:point]]
         started = perf_counter()
         view = await session.request(new)

@@ -237,15 +237,6 @@ class CheckpointFolder:
         self._appended += len(line)
 
 
-def write_checkpoint(folder: Path, state: RunState) -> None:
-    """Write one state to a folder.
-
-    Raises:
-        PipelineError: it could not be written.
-    """
-    CheckpointFolder(folder).save(state)
-
-
 def read_checkpoint(folder: Path) -> RunState | None:
     """Read the last state from a folder; None if there is none.
 

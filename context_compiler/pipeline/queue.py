@@ -337,7 +337,7 @@ class RemoteInterviewer(Interviewer):
         """The answer, also one from before this process began; `AnswerValue.TIMEOUT` after the question's time."""
         key = str(question.metadata["key"])
         reply = await self.queue.ask(self.run_id, key, question)
-        if reply is not None:  # a slow look at the store is no wait for a person
+        if reply is not None:  # a slow look at the store is not a wait for a person
             return reply
         self._tell(question, True)
         try:

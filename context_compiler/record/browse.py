@@ -269,7 +269,7 @@ def find_compile(db: Database, number: int) -> tuple[int, Compile] | None:
     with db.snapshot():
         query = f"{SUMMARIES} WHERE c.id = ?1 AND {OWNED.format(2)}"
         row = db.execute(query, (number, db.owner)).fetchone()
-        return None if row is None else (row["session"], compiles_of(db, [row])[number])
+        return None if row is None else (row["session"], compiles_of([row])[number])
 
 
 def carriers(db: Database, compile: int) -> tuple[int | None, int | None, int]:

@@ -105,7 +105,7 @@ class _Markers:
 
 
 MARK, NUL = "\ufdd0", "\0"
-"""A text cannot hold NUL here; it is written as the mark and `0`, and the mark, which is no character, twice."""
+"""A text cannot hold NUL here; it is written as the mark and `0`, and the mark, which is not a character, twice."""
 
 PART, OVERLAP, WORD = 1_000, 16, 200
 """Words in a row of the search index, words that two rows share so that phrases cross them, and letters of a word."""

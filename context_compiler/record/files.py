@@ -44,7 +44,7 @@ REMEDIES = {
     sqlite3.SQLITE_READONLY: "open it without read_only, and check the permissions of the file and its folder",
     sqlite3.SQLITE_PERM: "check the permissions of the file and its folder",
     sqlite3.SQLITE_CANTOPEN: "check that the path is a file in a folder that may be written",
-    sqlite3.SQLITE_NOTADB: "it is no record: move it away, or give another path",
+    sqlite3.SQLITE_NOTADB: "it is not a record: move it away, or give another path",
     sqlite3.SQLITE_CORRUPT: "it is damaged: move it away, and a new one is made; `sqlite3 FILE .recover` may save much",
 }
 

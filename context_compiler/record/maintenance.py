@@ -262,7 +262,7 @@ def check_tips(db: Database) -> Iterator[str]:
             f"SELECT {'id' if table == 'commits' else 'rowid'} AS id, {column} AS tip FROM {table}"
             f" WHERE {column} <> '' AND {column} NOT IN (SELECT id FROM nodes)"
         ):
-            yield f"{table} {row['id']}: {column} {row['tip']} is no known message"
+            yield f"{table} {row['id']}: {column} {row['tip']} is not a known message"
         joined = f"{table} t JOIN sessions s ON s.id = t.{'id' if table == 'sessions' else 'session'}"
         for row in db.execute(
             f"SELECT s.owner, substr(t.{column}, 1, instr(t.{column}, '/')) AS found, min(s.id) AS id FROM {joined}"

@@ -73,10 +73,6 @@ class Connection(Protocol):
         """Run a query and return its rows."""
         ...
 
-    async def fetchrow(self, query: str, *args: Any, timeout: float | None = None) -> Any:
-        """Run a query and return its first row, or None."""
-        ...
-
     async def fetchval(self, query: str, *args: Any, timeout: float | None = None) -> Any:
         """Run a query and return the first value of its first row."""
         ...

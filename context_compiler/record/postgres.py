@@ -348,9 +348,9 @@ class PostgresDatabase:
     def check_search_index(self) -> Iterator[str]:
         """Check each text of the search indexes for its message or memory, and each row for its text."""
         for row in self.execute("SELECT DISTINCT node FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)"):
-            yield f"messages_fts: {row['node']!r} is no known message"
+            yield f"messages_fts: {row['node']!r} is not a known message"
         for row in self.execute("SELECT id FROM memories_fts WHERE id NOT IN (SELECT id FROM live_memories)"):
-            yield f"memories_fts: {row['id']} is no known memory"
+            yield f"memories_fts: {row['id']} is not a known memory"
 
 
 SETTINGS = "SELECT set_config('context_compiler.owner', $1, false), set_config('context_compiler.prefix', $2, false)"

@@ -240,11 +240,11 @@ def record_of(db: Database, row: Any) -> Record:
 def _records(db: Database, found: Sequence[Any]) -> list[Record]:
     numbers = json.dumps(sorted({row["summary"] for row in found if isinstance(row["summary"], int)}))
     made = db.execute(f"{SUMMARIES} WHERE c.id IN (SELECT value FROM json_each(?))", (numbers,))
-    compiles = compiles_of(db, made.fetchall())
+    compiles = compiles_of(made.fetchall())
     return [rows.to_record(rows.mapping(row), compiles.get(row["summary"])) for row in found]
 
 
-def compiles_of(db: Database, found: Iterable[Any]) -> dict[int, Compile]:
+def compiles_of(found: Iterable[Any]) -> dict[int, Compile]:
     """Compiles of rows of `SUMMARIES`, by row number."""
     return {row["id"]: rows.to_compile(rows.mapping(row)) for row in found}
 

@@ -145,7 +145,7 @@ class SQLiteDatabase(sqlite3.Connection):
     def check_search_index(self) -> Iterator[str]:
         """Check the search indexes against their texts, and each text for its message; not on a read-only file."""
         for row in self.execute("SELECT node FROM messages_fts WHERE node NOT IN (SELECT id FROM nodes)"):
-            yield f"messages_fts: {row['node']!r} is no known message"
+            yield f"messages_fts: {row['node']!r} is not a known message"
         try:
             for table in ("messages_fts", "memories_fts"):
                 self.execute(f"INSERT INTO {table} ({table}) VALUES ('integrity-check')")

@@ -485,9 +485,9 @@ class SQLiteStore(SQLStore):
         self, path: str | Path = DEFAULT_PATH, *, read_only: bool = False, busy_timeout_ms: int = 2_000
     ) -> None:
         if str(path) == ":memory:":
-            raise StoreError("':memory:' is no file; use MemoryStore()")
+            raise StoreError("':memory:' is not a file; use MemoryStore()")
         if is_address(str(path)):
-            raise StoreError("an address is no file; use PostgresStore(address), or give it as store=")
+            raise StoreError("an address is not a file; use PostgresStore(address), or give it as store=")
         self.path = Path(os.path.abspath(Path(path).expanduser()))
         self.read_only = read_only
         self.busy_timeout_ms = busy_timeout_ms

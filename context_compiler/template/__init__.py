@@ -411,7 +411,7 @@ class Root:
         """Content of a file in this folder.
 
         Raises:
-            UnusableTemplate: it lies elsewhere, is no plain file, or is far too large.
+            UnusableTemplate: it lies elsewhere, is not a plain file, or is far too large.
             OSError: it cannot be read.
         """
         real = os.path.realpath(file, strict=True)

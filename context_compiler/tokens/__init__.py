@@ -313,7 +313,7 @@ def _try_or_warn(work: Callable[[_Given], _Made], given: _Given, failure: str) -
     """Result of `work(given)`, or None with one warning per kind of `failure`."""
     try:
         return work(given)
-    except BaseException as error:  # tiktoken's panic is no Exception; cancellation and exit are not ours
+    except BaseException as error:  # tiktoken's panic is not an Exception; cancellation and exit are not ours
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if failure not in _reported:
@@ -334,7 +334,7 @@ REACH = 4_096
 """Characters before the end of a piece that are searched for a place to cut."""
 
 MARKS = 32
-"""Most combining marks that a position is moved past; more is no writing."""
+"""Most combining marks that a position is moved past; no script has more."""
 
 _SAFE = re.compile(r"[\s\S]*(?:(?<=\S)(?=[ \t])|(?<=\n)(?=[^\s/])|(?<=[^\W_])(?=[-.,:;()\[\]{}<>=\"。、，；：？！]))")
 
@@ -399,7 +399,7 @@ def unpack_ranks(packed: bytes) -> dict[bytes, int]:
     """Every token of o200k with its rank.
 
     Raises:
-        lzma.LZMAError: `packed` is no xz file, or a damaged one.
+        lzma.LZMAError: `packed` is not an xz file, or is damaged.
         ValueError: it holds something other than the published ranks.
     """
     payload: bytes = importlib.import_module("lzma").decompress(packed)

@@ -41,7 +41,7 @@ class Money:
         """Check the amount.
 
         Raises:
-            SettingsError: It is no number above 0, or the fallback is wrong.
+            SettingsError: It is not a number above 0, or the fallback is wrong.
         """
         given: object = self.usd
         try:

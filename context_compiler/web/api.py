@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -477,11 +477,11 @@ ERROR = {
 }
 
 
-def openapi(resources: Sequence[Resource] = RESOURCES) -> dict[str, Any]:
+def openapi() -> dict[str, Any]:
     """The OpenAPI document of the API."""
     schemas: dict[str, Any] = {"Error": ERROR}
     paths: dict[str, Any] = {}
-    for one in resources:
+    for one in RESOURCES:
         schema = adapter(one.result).json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
         answers: dict[str, Any] = {"200": _answer(one.about, schema)}

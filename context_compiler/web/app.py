@@ -117,7 +117,7 @@ def _hostname(host: str) -> str:
 
 
 def _same_site(headers: Headers, host: str) -> bool:
-    """True for a request of our own pages, or of a program that is no browser."""
+    """True for a request of our own pages, or of a program that is not a browser."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if origin is not None and urlsplit(origin).netloc != host:
         return False

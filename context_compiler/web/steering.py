@@ -243,7 +243,7 @@ async def json_body(request: Request) -> dict[str, Any]:
             raise BadRequest(f"the body: give at most {LONGEST_BODY:,} bytes")
     found: object = attempt(lambda: json.loads(data)).value
     if not isinstance(found, dict):
-        raise BadRequest("the body is no JSON object")
+        raise BadRequest("the body is not a JSON object")
     return cast("dict[str, Any]", found)
 
 

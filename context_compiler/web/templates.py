@@ -48,7 +48,7 @@ class RootRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
-    """A file that is no template."""
+    """A file that is not a template."""
 
     name: str
     path: str

@@ -215,8 +215,8 @@ REGISTRY.register_read("recipes", 1, "Soup")
 @pytest.mark.parametrize(
     ("wrong", "what"),
     [
-        (lambda: REGISTRY.register_read(5, 1, "x"), "5 is no type"),  # pyright: ignore[reportArgumentType]
-        (lambda: REGISTRY.register_read(["a"], 1, "x"), "is no type"),  # pyright: ignore[reportArgumentType]
+        (lambda: REGISTRY.register_read(5, 1, "x"), "5 is not a type"),  # pyright: ignore[reportArgumentType]
+        (lambda: REGISTRY.register_read(["a"], 1, "x"), "is not a type"),  # pyright: ignore[reportArgumentType]
         (lambda: REGISTRY.retain("recipe_1", None), "without a reason"),  # pyright: ignore[reportArgumentType]
         (lambda: get_entity_context(REGISTRY, "3"), "current_turn is '3'"),  # pyright: ignore[reportArgumentType]
         (lambda: get_entity_context(REGISTRY, -1), "current_turn is -1"),
@@ -231,9 +231,9 @@ REGISTRY.register_read("recipes", 1, "Soup")
         (lambda: curate(REGISTRY, retained="recipe_1"), "retained is a str"),
         (lambda: curate(REGISTRY, demoted=5), "demoted is a int"),  # pyright: ignore[reportArgumentType]
         (lambda: SessionIdRegistry.from_dict({"demoted": 5}), "demoted is a int"),
-        (lambda: from_json(None), "is no JSON"),  # pyright: ignore[reportArgumentType]
-        (lambda: Layers(None).turn(" "), "' ' is no name"),
-        (lambda: Layers(None).turn(["s"]), "is no name"),  # pyright: ignore[reportArgumentType]
+        (lambda: from_json(None), "is not JSON"),  # pyright: ignore[reportArgumentType]
+        (lambda: Layers(None).turn(" "), "' ' is not a name"),
+        (lambda: Layers(None).turn(["s"]), "is not a name"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_a_wrong_argument_is_refused_by_what_it_is(wrong: Callable[[], object], what: str) -> None:

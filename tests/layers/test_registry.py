@@ -198,19 +198,19 @@ def test_a_broken_registry_is_refused_with_the_place(given: object, what: str) -
 
 @pytest.mark.parametrize("id", [None, "", "  ", 1.5, True, ["x"]])
 def test_what_is_no_id_is_refused(id: object) -> None:
-    with pytest.raises(LayersError, match="is no id"):
+    with pytest.raises(LayersError, match="is not an id"):
         SessionIdRegistry().register_read("recipes", id, "x")
 
 
 @pytest.mark.parametrize("type", ["", "  ", "###"])
 def test_what_is_no_type_is_refused(type: str) -> None:
-    with pytest.raises(LayersError, match="is no type"):
+    with pytest.raises(LayersError, match="is not a type"):
         SessionIdRegistry().register_read(type, 1, "x")
 
 
 @pytest.mark.parametrize("turn", [-1, True, "3", None, 2.0])
 def test_what_is_no_turn_is_refused(turn: object) -> None:
-    with pytest.raises(LayersError, match="is no turn"):
+    with pytest.raises(LayersError, match="is not a turn"):
         SessionIdRegistry().set_turn(turn)  # pyright: ignore[reportArgumentType] # wrong on purpose
 
 

@@ -274,5 +274,5 @@ def test_another_word_is_refused(given: Any) -> None:
 
 
 async def test_a_view_without_an_agent_has_nobody_to_ask() -> None:
-    with pytest.raises(SettingsError, match="no request that a provider could count"):
+    with pytest.raises(SettingsError, match="which only an agent"):
         await compile_view(long_history(3), counter="provider")  # pyright: ignore[reportArgumentType]

@@ -26,7 +26,7 @@ from context_compiler.pipeline import (
     read_checkpoint,
     run_pipeline,
 )
-from context_compiler.pipeline.checkpoint import checkpoint_document, parse_checkpoint, write_checkpoint
+from context_compiler.pipeline.checkpoint import CheckpointFolder, checkpoint_document, parse_checkpoint
 from context_compiler.pipeline.state import Hashes, Lineage, Thread
 from context_compiler.pipeline.stores import own_run
 from tests.pipeline.conftest import Open
@@ -162,9 +162,9 @@ async def test_nobody_else_may_read_what_is_kept_of_a_run(open_store: Open, tmp_
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, STATE)
+    CheckpointFolder(tmp_path).save(STATE)
     with full_disk(2_000), pytest.raises(PipelineError, match="the checkpoint before it is intact"):
-        write_checkpoint(tmp_path, replace(STATE, context={"big": "x" * 10_000}))
+        CheckpointFolder(tmp_path).save(replace(STATE, context={"big": "x" * 10_000}))
     assert read_checkpoint(tmp_path) == STATE
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.json"]
 

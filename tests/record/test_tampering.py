@@ -90,7 +90,7 @@ async def test_a_tip_that_never_was_is_found_in_both_stores(file: SQLiteStore, g
     for store in (file, MemoryStore()):
         await store.save(request(talk(1), **given))
         (defect,) = await store.verify()
-        assert "c1:x is no known message" in defect
+        assert "c1:x is not a known message" in defect
 
 
 async def test_a_cache_key_on_a_failure_is_found_even_when_it_is_sealed(full: SQLiteStore):

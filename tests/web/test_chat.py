@@ -205,8 +205,8 @@ def client(tmp_path: Path) -> Any:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"[]", "no JSON object"),
-        (b"{", "no JSON object"),
+        (b"[]", "not a JSON object"),
+        (b"{", "not a JSON object"),
         (b'{"text": ""}', "give a prompt"),
         (b'{"text": 5}', "text: give a string"),
         (b'{"text": "x", "endless": "yes"}', "endless: give a boolean"),

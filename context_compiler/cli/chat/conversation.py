@@ -12,7 +12,7 @@ from typing import Any
 from pydantic_ai import Agent
 
 from context_compiler.chat.reconcile import visible_turns
-from context_compiler.chat.session import ChatSession, Reply
+from context_compiler.chat.session import ChatSession, Reply, wait_for_end
 from context_compiler.cli.chat.commands import Commands
 from context_compiler.cli.chat.prompt import Leave
 from context_compiler.cli.chat.stream import MarkdownStream, NullStream, PlainStream
@@ -101,7 +101,7 @@ class Conversation:
     async def _answer(self, text: str) -> None:
         with self._stream() as stream:
             self._answering = task = asyncio.create_task(try_await(self.chat.say(text, on_text=stream.write)))
-            await _wait(task)
+            await wait_for_end(task)
         if task.cancelled():
             print_note("stopped while waiting: nothing was sent")
             return
@@ -172,16 +172,6 @@ class Conversation:
                 f"the last prompt was {one_line(turns[-1].user, EXCERPT)!r}, the answer begins "
                 f"{one_line(turns[-1].assistant or '(no answer)', EXCERPT)!r}"
             )
-
-
-async def _wait(task: asyncio.Task[Any]) -> None:
-    """Wait for a task; cancellation cancels the task too, and waits for its cleanup."""
-    try:
-        await asyncio.wait({task})
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait({task})
-        raise
 
 
 def token_summary(reply: Reply) -> str:

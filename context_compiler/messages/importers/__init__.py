@@ -1,7 +1,7 @@
 """Import transcripts of other tools as Pydantic AI messages: one file in, its conversations out.
 
 The format is detected from the content or given by name. A broken transcript is imported as it is (the view repairs);
-a file that is no transcript is an error that names the file, the message and the remedy.
+a file that is not a transcript is an error that names the file, the message and the remedy.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read_transcripts(path: str | Path, *, format: str | None = None) -> list[Tra
         format: One of `FORMATS`; None reads it off the content.
 
     Raises:
-        TranscriptError: the file cannot be read, or is no transcript.
+        TranscriptError: the file cannot be read, or is not a transcript.
     """
     file = str(path)
     try:

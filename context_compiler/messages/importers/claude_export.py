@@ -25,7 +25,7 @@ def read(draft: Draft, entries: Sequence[object], head: Json) -> None:
     """Read messages, oldest first.
 
     Raises:
-        TranscriptError: a message is no object, or its sender is unknown.
+        TranscriptError: a message is not an object, or its sender is unknown.
     """
     for given in draft.each(entries):
         entry = mapping(given)

@@ -201,7 +201,7 @@ def medium_name(medium: Medium) -> str:
 
 
 def binary(data: object, media_type: object) -> BinaryContent | None:
-    """Base64 text as bytes; None when it is no base64 or its type is no text."""
+    """Base64 text as bytes; None if it is not Base64, or its type is not a string."""
     if not isinstance(data, str) or not isinstance(media_type, str):
         return None
     try:

@@ -99,7 +99,7 @@ def _why(error: Exception, text: str, line: int = 1) -> str:
         return f"is nested too deeply to be read (line {line}); no transcript needs that"
     if isinstance(error, _Unkeepable):
         place = _place(text, _position(text, error.literal), line)
-        return f"is not JSON: {error.literal[:40]} at {place} is no finite number; write null or a string instead"
+        return f"is not JSON: {error.literal[:40]} at {place} is not a finite number; write null or a string instead"
     if isinstance(error, json.JSONDecodeError):
         nul = "; the file holds NUL bytes, is it UTF-16 or binary?" if "\0" in text else ""
         if not nul and line == 1 and text.lstrip()[:1] not in ("{", "["):

@@ -34,7 +34,7 @@ def read_role(draft: Draft, entry: object, roles: dict[str, Callable[[Draft, Jso
     """Read one message by its role.
 
     Raises:
-        TranscriptError: it is no object, or its role is missing or unknown.
+        TranscriptError: it is not an object, or its role is missing or unknown.
     """
     given = mapping(entry)
     if given is None:

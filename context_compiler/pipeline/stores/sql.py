@@ -157,10 +157,7 @@ class SQLRuns(ABC):
         await self.database.transact(
             *self.fence(root),
             *first,
-            Statement(
-                "DELETE FROM cells WHERE run = ? AND section = ? AND name = ?",
-                rows=[(root, *one) for one in gone or ()],
-            ),
+            Statement(_REMOVE, rows=[(root, *one) for one in gone or ()]),
             Statement(_SAVE, rows=[(root, *cell) for cell in cells]),
             Statement("UPDATE runs SET info = ? WHERE run = ?", (info, root)),
         )
