@@ -222,15 +222,15 @@ def _draft(plan: Plan, limits: Limits, previous: Cycle | None, recent: int) -> D
 def _start(plan: Plan, previous: Cycle | None) -> list[Shape | None]:
     """The shapes to start from: those of the cycle before, and what calls of earlier turns become by choice.
 
-    A prompt of the active turn that was cut for calls and results starts whole, because those may be gone by now.
+    Prompts of the active turn start whole, because what one was cut for may be gone by now.
     """
     history, ties = plan.history, plan.outline.ties
     shapes: list[Shape | None] = [plan.base.get(index, WHOLE) for index in range(len(history))]
     if previous is not None:
         shapes[: previous.decided] = [None] * previous.decided
         for index, shape in previous.kept:
-            gave_way = index >= plan.outline.active.start and shape.prompt is not None
-            shapes[index] = plan.base.get(index, WHOLE) if gave_way else shape
+            asked = index >= plan.outline.active.start and history.readings[index].asks and not shape.bare
+            shapes[index] = plan.base.get(index, WHOLE) if asked else shape
     if plan.policy.tool_history != "paired":
         start = plan.outline.active.start
         for index in range(start):

@@ -50,7 +50,7 @@ from context_compiler.middleware.others import quoted_mentions
 from context_compiler.middleware.prompt_cache import LastRequests, mark_move
 from context_compiler.middleware.provider_counts import ProviderCounts
 from context_compiler.middleware.request import JOINED, Host, Request, is_durable, is_long, session_of
-from context_compiler.middleware.respond import respond, unchanged
+from context_compiler.middleware.respond import advance_again, crowded_out, respond, unchanged
 from context_compiler.middleware.single_flight import SESSIONS, Summaries
 from context_compiler.middleware.state import CompilerState, Result, Run
 from context_compiler.recall.question import question_text
@@ -206,7 +206,7 @@ class Middleware:
     async def _result(self, run: Run, request: Request, host: Host) -> tuple[Request, Result]:
         """A view or its fallback, and the request that it answers.
 
-        That goes without layers where they need the room of the least that can be sent.
+        That goes without layers where they need the room of the prompt, or of the least that can be sent.
         """
         counts = self._counts if host.counts else None
         counted = await counts.calibrate(run, request, host) if counts else None
@@ -218,10 +218,11 @@ class Middleware:
             self._settle(run, request, result)
             if result.fault is not None:
                 await self.report(result.fault)
-            if result.view.status == "floor_over_budget" and request.layers.text:
-                run.attach(drop_block(request.layers, "even the least that can be sent needs their room"))
+            if request.layers.text and crowded_out(result):
+                run.attach(drop_block(request.layers, "the prompt, or the least that can be sent, needs their room"))
                 request = replace(request, layers=run.layers or NO_LAYERS)
-                again = (await try_await(self._respond(run, request, host))).value
+                less = partial(advance_again, self.state, run, request, result=result)
+                again = (await try_await(self._off_loop(run, request, host, less))).value
                 if again is not None:
                     result = await counts.verify(run, request, host, again, None) if counts else again
                     self._settle(run, request, result)

@@ -360,7 +360,7 @@ async def sample(compiler: CompilerState, run: Run, request: Request, host: Host
 
 
 async def advance_again(compiler: CompilerState, run: Run, request: Request, host: Host, *, result: Result) -> Result:
-    """A view in place of `result`, which turned out to be over the budget, by the ratio that is known now.
+    """A view in place of `result`, which turned out to be over the budget or too tight, by what is known now.
 
     A summary stays, because a model is asked once a user turn, and none is asked here: its failure would be in the way.
 
@@ -371,6 +371,13 @@ async def advance_again(compiler: CompilerState, run: Run, request: Request, hos
     run.ask(context.turn)
     again = await _new_cycle(context, result.cycle, host)
     return replace(again, row=result.row or again.row, fault=result.fault or again.fault)
+
+
+def crowded_out(result: Result) -> bool:
+    """True if a view is over its budget, or shortens the newest prompt: what stands beside it has to go first."""
+    at, kept = prompt_at(result.raw), result.cycle.kept if result.cycle else ()
+    shortened = any(index == at and shape.limit is not None for index, shape in kept)
+    return shortened or result.view.status == "floor_over_budget"
 
 
 async def advance_request(context: RequestContext, previous: Cycle | None, ask: Ask | None, more: int = 0) -> Advance:

@@ -11,7 +11,7 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage
 
-from context_compiler import ContextCompiler, MemoryStore, Recall, SQLiteStore
+from context_compiler import ContextCompiler, MemoryStore, Recall, SQLiteStore, View
 from context_compiler.errors import SettingsError
 from context_compiler.middleware import others
 from tests.record.entries import Talk, request
@@ -21,6 +21,11 @@ from tests.support.histories import long_history
 TODAY = datetime.now(UTC).date().isoformat()
 FACT = "My badge number is ZX-4711."
 QUESTION = "What was my badge number?"
+
+
+def look(path: str) -> str:
+    """Read a file."""
+    return f"{path}: all is well. " * 30
 
 
 def tenant(ctx: Any) -> str:
@@ -152,6 +157,26 @@ async def test_the_budget_holds_in_a_long_conversation(path: Path) -> None:
     assert 0 < given.last_view.ledger["tokens"]["other conversations"] <= 150
     talker, given = await say(path, QUESTION, "tonight", history=history, budget=1_500, recall_across=100)
     assert given.last_view is not None and given.last_view.ledger["tokens"]["other conversations"] <= 100
+
+
+async def test_passages_of_others_go_before_anything_of_the_prompt(tmp_path: Path) -> None:
+    path, fixed = tmp_path / "context.db", 0
+    about = "the badge number of the harbour gate, the north pier, the red stripe and the lantern"
+    for number in range(6):
+        await say(
+            path, f"In week {number} {about} was ZX-{number}, as Maria found out before the storm.", f"week {number}"
+        )
+    for budget in (8_000, 180):
+        talker, views = Talker([[("look", {"path": path}) for path in "abcd"], "done"]), list[View]()
+        one = compiler(store=path, owner=tenant, budget=fixed + budget, recall_across=400, on_view=views.append)
+        agent = Agent(talker.model, deps_type=str, capabilities=[one], tools=[look])
+        await agent.run(f"What was {about}?", deps="ann", conversation_id=f"today {budget}")
+        fixed = views[0].ledger["tokens"]["instructions and schemas"]
+    for sent in talker.sent:
+        said = [part.content for message in sent.messages for part in message.parts if part.part_kind == "user-prompt"]
+        assert said[-1] == f"What was {about}?" and sent.tokens <= fixed + 180
+    assert ["FROM OTHER" in sent.text for sent in talker.sent] == [True, False]
+    assert "passages of other conversations" in [drop.what for drop in views[-1].drops]
 
 
 async def test_a_hostile_passage_does_not_leave_its_fence(path: Path) -> None:
