@@ -51,6 +51,7 @@ from context_compiler.errors import CompileError, ContextCompilerError
 from context_compiler.fidelity import Fidelity
 from context_compiler.layers.context import insert_block, with_layer_tokens
 from context_compiler.messages.history import History
+from context_compiler.messages.items import Kind
 from context_compiler.messages.shapes import WHOLE
 from context_compiler.messages.turns import pair, turn_index
 from context_compiler.middleware.background import discard, finish, pending, start
@@ -375,9 +376,11 @@ async def advance_again(compiler: CompilerState, run: Run, request: Request, hos
 
 def crowded_out(result: Result) -> bool:
     """True if a view is over its budget, or shortens the newest prompt: what stands beside it has to go first."""
-    at, kept = prompt_at(result.raw), result.cycle.kept if result.cycle else ()
-    shortened = any(index == at and shape.limit is not None for index, shape in kept)
-    return shortened or result.view.status == "floor_over_budget"
+    at, kept = prompt_at(result.raw), dict(result.cycle.kept) if result.cycle else {}
+    shape = kept.get(at) if at is not None else None
+    most = shape and (shape.limit if shape.prompt is None else shape.prompt)
+    words = [item.tokens for item in result.raw.readings[at].items if item.kind is Kind.USER] if at is not None else []
+    return result.view.status == "floor_over_budget" or (most is not None and max(words, default=0) > most)
 
 
 async def advance_request(context: RequestContext, previous: Cycle | None, ask: Ask | None, more: int = 0) -> Advance:
