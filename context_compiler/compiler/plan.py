@@ -20,6 +20,9 @@ from context_compiler.tokens import TokenCounter
 TOOL_WORK = 10
 """Tool work: at least one message in this number calls a tool."""
 
+BRIEF = 2_000
+"""Tokens of room; with less a live view of tool work is a brief one."""
+
 LOOPS = 3
 """Responses to a prompt, on average, where turns are long."""
 
@@ -142,6 +145,11 @@ class Selection:
     def reserve(self) -> int:
         """Exact tokens reserved for summary and quotes together; 0 means neither."""
         return self.draft.summary
+
+    @property
+    def brief(self) -> bool:
+        """True in tool work in a small room: a view lasts for a few requests, which are about what is asked now."""
+        return self.lasting and self.tools and self.limits.room < BRIEF
 
     @property
     def kept(self) -> int:

@@ -176,11 +176,14 @@ THRESHOLDS = {
         (40_000, (0.4, 0.2, 0.0)),
         (24_000, (0.43, 0.21, 0.0)),
         (2_000, (0.5, 0.25, 0.0)),
-        (0, (1.0, 0.5, 0.0)),
+        (0, (1.0, 0.47, 0.0)),
     ),
 }
 """For chats and for tool work, from the largest room down: high, low, and what note and quotes may take, as shares of
 the room. Chosen by what views held and cost of conversations and tool sessions that were lived turn by turn."""
+
+LEAST_HIGH = min(high for kinds in THRESHOLDS.values() for _, (high, _, _) in kinds)
+"""Share of the room up to which no view is cut back, whatever the kind of session."""
 
 
 def _half_way(fixed: int, high: int) -> int:

@@ -188,9 +188,8 @@ SPARE = 4
 LASTING, PART = 1_000, 16
 """Limits of the quotes of a live view, which every request pays for: tokens, and a divisor of the room."""
 
-
-BRIEF = 2_000
-"""Tokens of room; with less a view in tool work lasts for a few requests, which are about what is asked now."""
+BRIEFLY = 4
+"""Divisor of the room that they have at most in a brief view: what a prompt asks for is in its block, which goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,11 +225,11 @@ def written_for(selection: Selection, summary: str, covered: set[int]) -> Writte
         left = min(left, selection.reserve - cost(note, counter))
     if selection.lasting and not selection.limits.notes:
         left = min(left, LASTING + selection.limits.room // PART)
+        left = min(left, selection.limits.room // BRIEFLY) if selection.brief else left
     own_body = policy.template.compiler == "none" and not summary
     said = set[int]() if selection.lasting else covered
     loose = [] if own_body else [index for index in selection.out if index not in said]
-    brief = selection.tools and selection.limits.room < BRIEF
-    recall = bool(selection.focus) or (bool(policy.recall) and (brief or not selection.lasting))
+    recall = bool(selection.focus) or (bool(policy.recall) and (selection.brief or not selection.lasting))
     quotes, quoted = verbatim(selection, loose, left, note=note, lost=bool(summary), recall=recall)
     return Written(note=note, quotes=quotes, channel=policy.inject if summary else "user", own=own_body, quoted=quoted)
 

@@ -269,8 +269,9 @@ def wanted(plan: Plan, limits: Limits, cycle: Cycle, prompt: str) -> int:
     prompt = asking_part(prompt, plan.counter)
     if plan.work:
         most = min(most, limits.room // LONG_TURNS, FILL) if cycle.tools and cycle.loops else most
-        return most if asks(prompt, plan.counter, strict=True) else 0
-    if not asks(prompt, plan.counter):
+        if not asks(prompt, plan.counter, strict=True):
+            return 0
+    elif not asks(prompt, plan.counter):
         return min(most, small_tokens(plan.policy.recall, limits))
     return most if asking_share(prompt) >= MOSTLY else min(most, limits.room // ASIDE)
 

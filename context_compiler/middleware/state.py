@@ -16,7 +16,7 @@ from context_compiler.cache import Memo
 from context_compiler.compiler.advance import Advance, Where
 from context_compiler.compiler.cycle import Cycle, begins
 from context_compiler.compiler.plan import Plan
-from context_compiler.compiler.policy import Limits
+from context_compiler.compiler.policy import LEAST_HIGH, Limits
 from context_compiler.compiler.recall_block import Blocks
 from context_compiler.compiler.steering import NONE, Steering
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
@@ -379,10 +379,9 @@ class RequestContext(Plan):
 
     def _mostly_tools(self) -> bool:
         """True where a session without a cycle is mostly tool work; not looked at while nothing depends on it."""
-        half = self.history.tokens > (self.policy.budget - self.request.fixed) // 2 / self.run.ratios.of(
-            self.request.family
-        )
-        return self.policy.trigger is None and self.host is not None and half and self.tools
+        room = (self.policy.budget - self.request.fixed) / self.run.ratios.of(self.request.family)
+        grown = self.history.tokens > LEAST_HIGH * room
+        return self.policy.trigger is None and self.host is not None and grown and self.tools
 
     def affords(self, wanted: SummaryRequest, host: Host) -> bool:
         """True if the run's usage limits leave room for a compile and the request itself."""

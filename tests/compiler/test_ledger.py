@@ -146,6 +146,56 @@ async def test_its_bytes_stay_until_the_next_advance() -> None:
     assert blocks[0] and blocks[1] and blocks[0][0] == blocks[1][0] and "src/shop/cart.py" in blocks[0][0]
 
 
+def booked(number: int) -> dict[str, str]:
+    """What a tool returns of a booking."""
+    ids = {"booking": f"BK{number}ZQ", "flight": f"FL{number}07", "card": f"card_{number}4421"}
+    return {**ids, "note": words(number, 150)}
+
+
+async def test_in_the_middle_of_a_turn_a_small_live_view_lists_what_its_calls_may_need() -> None:
+    chat = [
+        user(f"{words(1, 60)} please"),
+        assistant(words(2, 60)),
+        user(f"{words(3, 60)} too"),
+        assistant(words(4, 60)),
+    ]
+    calls = [
+        message
+        for number in range(7)
+        for message in (
+            assistant(call("get_booking", f"b{number}", booking=f"BK{number}ZQ")),
+            user(answer(f"b{number}", booked(number))),
+        )
+    ]
+    views: list[View] = []
+    talker = Talker()
+    agent = Agent(talker.model, capabilities=[compiler(budget=1_000, on_view=views.append)])
+    await agent.run(message_history=[*chat, user("change all of them"), *calls])
+    sent = talker.last.text
+    needed = [f"{name}{number}{end}" for number in range(6) for name, end in (("FL", "07"), ("card_", "4421"))]
+    assert views[-1].status == "compiled" and talker.last.tokens <= 1_000
+    assert all(one in sent for one in needed)
+
+
+async def test_quotes_of_a_small_view_in_tool_work_have_a_quarter_of_the_room_at_most() -> None:
+    views: list[View] = []
+    agent = Agent(Talker().model, capabilities=[compiler(budget=1_000, on_view=views.append)])
+    looks = [message for number in range(12) for message in looked(number, f"src/part/file_{number}.py")]
+    await run(agent, "and now?", message_history=[user(words(5, 80)), *looks, assistant("so.")])
+    assert views[-1].status == "compiled"
+    assert 0 < views[-1].ledger["tokens"]["quotes"] <= 250
+
+
+@pytest.mark.parametrize(("budget", "filler"), [(1_000, 60), (1_000, 100)])
+async def test_tool_work_is_known_before_the_first_compile(budget: int, filler: int) -> None:
+    views: list[View] = []
+    agent = Agent(Talker().model, capabilities=[compiler(budget=budget, on_view=views.append)])
+    said = [user(words(1, filler)), assistant(words(2, filler)), user(words(3, filler))]
+    await agent.run(message_history=[*said, *looked(1, "src/a.py")])
+    assert 0.3 * budget < views[-1].tokens < 0.5 * budget
+    assert views[-1].status == "raw"
+
+
 async def test_no_fidelity_no_ledger() -> None:
     view = await compile_view(
         session(*looked(99, "src/shop/cart.py")), "extractive", 1_500, fidelity="truncate", system=None
