@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import socket
@@ -119,6 +120,7 @@ def _run(application: Any, listener: socket.socket) -> None:
     )
     server = uvicorn.Server(config)
     application.state.is_ending = lambda: server.should_exit
+    gc.freeze()  # else each full collection, of which a large page has several, looks at all code that was imported
     server.run(sockets=[listener])
 
 

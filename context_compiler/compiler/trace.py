@@ -137,6 +137,7 @@ class Tracer:
         self._reader: Reader = reader_of(as_counter(None))
         self._uncounted = Reader(as_counter(len))
         self._chains: Memo[tuple[str, int], tuple[Node, ...]] = Memo(CHAINS)
+        self._longest: Memo[int, tuple[Node, ...]] = Memo(CHAINS)
         self._sent: Memo[int, Sent] = Memo(CHAINS)
         self._words: Memo[int, Words] = Memo(CHAINS)
         self._verdicts: Memo[int, tuple[list[str], bool]] = Memo(CHAINS)
@@ -152,9 +153,11 @@ class Tracer:
             return ()
         known = self._chains.get((tip, session))
         if known is None:
-            links = self._links.get(session) or {}
-            known = tuple(_chain_of(links, tip) if tip in links else browse.chain_nodes(db, tip, session))
+            links, longest = self._links.get(session) or {}, self._longest.get(session) or ()
+            known = tuple(_chain_of(links, tip) if tip in links else browse.chain_nodes(db, tip, session, longest))
             self._chains.keep((tip, session), known)
+            if len(known) > len(longest):
+                self._longest.keep(session, known)
         return known
 
     def links(self, db: Database, session: int, tips: Sequence[RequestTips]) -> Mapping[str, browse.Row]:

@@ -122,6 +122,18 @@ _CHAIN = (
 )
 """A chain from its end to its beginning, or only the last messages of it."""
 
+NEAR = 64
+"""Messages of a known chain that are looked for in another, at its end."""
+
+_FROM_KNOWN = (
+    "WITH RECURSIVE up (id, parent, content, instructions, position) AS ("
+    "SELECT id, parent, content, instructions, position FROM nodes WHERE id = ?1"
+    " UNION ALL SELECT n.id, n.parent, n.content, n.instructions, n.position"
+    " FROM up JOIN nodes n ON n.id = up.parent WHERE NOT (up.id IN (SELECT value FROM json_each(?2))))"
+    " SELECT id, content, instructions, position FROM up ORDER BY position DESC"
+)
+"""A chain from its end to the first of some messages, or to its beginning."""
+
 
 def sessions_page(db: Database, wanted: SessionFilter, *, limit: int, offset: int = 0) -> tuple[list[SessionRow], int]:
     """Sessions, most recently used first, and how many there are in all."""
@@ -284,13 +296,21 @@ def newest_raw_tip(db: Database, session: int) -> str | None:
     return None if row is None else row[0]
 
 
-def chain_nodes(db: Database, tip: str | None, session: int) -> list[Node]:
-    """A chain without its bodies, oldest first; empty for None."""
-    if tip is None:
+def chain_nodes(db: Database, tip: str | None, session: int, known: Sequence[Node] = ()) -> list[Node]:
+    """A chain without its bodies, oldest first; empty for None.
+
+    What it has in common with the beginning of a `known` one of its session is mostly not read again.
+    """
+    row = db.execute("SELECT position FROM nodes WHERE id = ?", (tip,)).fetchone()
+    if row is None:
         return []
-    found = db.execute(f"{_CHAIN} SELECT id, content, instructions FROM up ORDER BY depth", (tip, -1)).fetchall()
+    near = known[max(0, row[0] - NEAR) : row[0] + 1] or known[-1:]
+    found = db.execute(_FROM_KNOWN, (tip, json.dumps([node.id for node in near]))).fetchall()
     copies = dict(db.execute("SELECT node, content FROM copies WHERE session = ?", (session,)).fetchall())
-    return [Node(row[0], copies.get(row[0], row[1]), row[2]) for row in reversed(found)]
+    fresh: list[Node] = [Node(row[0], copies.get(row[0], row[1]), row[2]) for row in reversed(found)]
+    begins: int = found[-1]["position"]
+    shared = begins < len(known) and known[begins].id == fresh[0].id
+    return [*known[:begins], *fresh] if shared else fresh
 
 
 def last_nodes(db: Database, tip: str, count: int) -> list[Node]:
@@ -462,18 +482,6 @@ def first_tips(db: Database, after: int = 0) -> list[tuple[int, str]]:
         (after, db.owner),
     )
     return [(row[0], row[1]) for row in found if row[1] is not None]
-
-
-def is_before(db: Database, node: str, tip: str | None) -> bool:
-    """True if a message is in the chain that ends in `tip`."""
-    row = db.execute(
-        "WITH RECURSIVE up (id, parent, position) AS (SELECT id, parent, position FROM nodes WHERE id = ?1"
-        " UNION ALL SELECT n.id, n.parent, n.position FROM up JOIN nodes n ON n.id = up.parent"
-        " WHERE up.position > (SELECT position FROM nodes WHERE id = ?2))"
-        " SELECT 1 FROM up WHERE id = ?2",
-        (tip or "", node),
-    ).fetchone()
-    return row is not None
 
 
 def common_length(db: Database, one: str | None, other: str | None) -> int:

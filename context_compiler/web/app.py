@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
+from threading import Thread
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.applications import Starlette
@@ -19,6 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from context_compiler.compiler.specifics import specifics
 from context_compiler.compiler.trace import NotFound
 from context_compiler.errors import ContextCompilerError, StoreError, TemplateError
 from context_compiler.record.store import open_place
@@ -27,7 +29,7 @@ from context_compiler.web.chat import CHAT_PATHS, Busy, ChatPages, Chats
 from context_compiler.web.data import BadRequest, Inspector
 from context_compiler.web.export import FORMS
 from context_compiler.web.live import live_events
-from context_compiler.web.pages import render, static_files
+from context_compiler.web.pages import load_pages, render, static_files
 from context_compiler.web.pipelines import DRAWING_POLICY, load_drawing
 from context_compiler.web.steering import STEERING_PATHS, SteeringPages
 
@@ -195,7 +197,7 @@ def create_app(
             ContextCompilerError: _explain,
             HTTPException: _explain,
         },
-        lifespan=lambda app: _closing(chats),
+        lifespan=lambda app: _running(chats),
     )
     app.state.inspector = inspector
     app.state.is_ending = lambda: False  # the server says when open streams have to end
@@ -285,13 +287,20 @@ async def _no_chat(request: Request) -> Response:
 
 
 @asynccontextmanager
-async def _closing(chats: Chats | None) -> AsyncGenerator[None]:
-    """Close the chats when the server ends, so that what was shown is kept."""
+async def _running(chats: Chats | None) -> AsyncGenerator[None]:
+    """Prepare the first answers beside the server, and close the chats when it ends, so that what was shown is kept."""
+    Thread(target=_prepare, daemon=True, name="prepare").start()
     try:
         yield
     finally:
         if chats is not None:
             await chats.close()
+
+
+def _prepare() -> None:
+    """Compile what would else be compiled while somebody waits for a page."""
+    load_pages()
+    specifics("Ünïcode too")
 
 
 async def _static(request: Request) -> Response:

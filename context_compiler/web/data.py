@@ -345,11 +345,16 @@ class Inspector(Tracer):
             instructions=instructions,
             instructions_tokens=counter.text(instructions) + MESSAGE_OVERHEAD if instructions else 0,
             tools=self._tools(db, number),
-            steerable=_is_steerable(db, row),
+            steerable=self._is_steerable(db, row),
             pinned=(),
             request_hash=record.request_hash,
             compile=record.compile,
         )
+
+    def _is_steerable(self, db: Database, row: RequestRow) -> bool:
+        """True if the raw history of a request is the beginning of that of its session."""
+        whole = self.chain(db, browse.newest_raw_tip(db, row.session), row.session)
+        return [node.id for node in whole[: row.messages_raw][-1:]] == [row.raw_tip]
 
     def _tools(self, db: Database, number: int) -> tuple[ShownTool, ...] | None:
         found = queries.tools(db, number)
@@ -439,14 +444,9 @@ class Inspector(Tracer):
             messages=tuple(shown),
             pages=pages,
             only=only,
-            steerable=_is_steerable(db, row),
+            steerable=self._is_steerable(db, row),
             pinned=(),
         )
-
-
-def _is_steerable(db: Database, row: RequestRow) -> bool:
-    """True if the raw history of a request is the beginning of that of its session."""
-    return row.raw_tip is not None and browse.is_before(db, row.raw_tip, browse.newest_raw_tip(db, row.session))
 
 
 def arguments(tool: Tool) -> Iterator[Argument]:

@@ -82,6 +82,12 @@ def environment() -> Environment:
     return made
 
 
+def load_pages() -> None:
+    """Compile every template of a page, which takes as long as an answer otherwise does."""
+    for name in ("messages.html", *(file.name for file in (HERE / "pages").iterdir())):
+        environment().get_template(name)
+
+
 def number(value: float) -> str:
     """A number with thousands separators."""
     return f"{value:,.0f}"
