@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import re
+
 import pytest
 from starlette.testclient import TestClient
 
@@ -67,3 +70,18 @@ def test_what_a_summary_covers_may_be_told_in_it(client: TestClient) -> None:
     assert gone["forms"] == [] and gone["known"] and gone["told"]
     page = client.get(f"/sessions/{number_of(client, 'long')}/fact", params={"q": "Answer 3: the build"}).text
     assert "perhaps in the summary" in page
+
+
+def test_a_request_without_a_fact_leads_to_the_message_that_held_it(client: TestClient) -> None:
+    number = number_of(client, "long")
+    fact = next(
+        words
+        for words in ("module 3 says", "Turn 3: read", "Answer 9", "Turn 7: read", "src/module_5.py:9 def")
+        if any(not one["forms"] and one["known"] for one in fate(client, words)["stretches"])  # pyright: ignore
+    )
+    page = client.get(f"/sessions/{number}/fact", params={"q": fact}).text
+    links = re.findall(r'href="(/requests/\d+/why[^"#]*)#(raw\d+)"', html.unescape(page))
+    lost = [one["first"] for one in fate(client, fact)["stretches"] if not one["forms"] and one["known"]]  # pyright: ignore
+    assert {f"/requests/{one}/why" for one in lost} <= {path.partition("?")[0] for path, _ in links}
+    for path, place in links:
+        assert f'id="{place}"' in client.get(path).text
