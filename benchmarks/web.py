@@ -223,9 +223,9 @@ def cpu_ms(process: int) -> float:
 
 
 def settle(process: int) -> None:
-    """Wait until a process does nothing."""
+    """Wait until a process does nothing but wait."""
     before = 0.0
-    while (now := cpu_ms(process)) - before > 1:
+    while (now := cpu_ms(process)) - before > 30:
         before = now
         time.sleep(1)
 

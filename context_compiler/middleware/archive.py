@@ -9,6 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -153,18 +154,25 @@ class Archive:
         gone = with_null_reasons(replace(entry.record, summary_id=None), {"summary_id": "its row is gone"})
         return await self.store.save(replace(entry, record=gone))
 
-    async def announce_compile(self, session_id: str, model: str, seconds: float) -> None:
+    async def announce_compile(self, session_id: str, model: str, seconds: float) -> tuple[int, datetime] | None:
         """Let those who look at the record see that a model writes a summary, for at most that long.
 
         Nobody needs it, so it is not tried after a failure of the store, and a failure of its own does not count.
         """
         shown = self._arguments.record != "off" and (self._arguments.store is not None or self._opened)
         if shown and self.owner is not None and not self._breaker.failures:
-            await try_await(self._announced(session_id, model, seconds))
+            return (await try_await(self._announced(session_id, model, seconds))).value
+        return None
 
-    async def _announced(self, session_id: str, model: str, seconds: float) -> bool:
-        place = self._arguments.place
-        return isinstance(self.store, SQLStore) and await self.store.announce_compile(session_id, place, model, seconds)
+    async def _announced(self, session_id: str, model: str, seconds: float) -> tuple[int, datetime] | None:
+        if not isinstance(self.store, SQLStore):
+            return None
+        return await self.store.announce_compile(session_id, self._arguments.place, model, seconds)
+
+    async def withdraw_compile(self, announced: tuple[int, datetime]) -> None:
+        """Show a call no longer, however it ended."""
+        if isinstance(self.store, SQLStore):
+            await try_await(self.store.withdraw_compile(*announced))
 
     async def last_request(self, session_id: str) -> Record | None:
         """The newest recorded request of a conversation."""

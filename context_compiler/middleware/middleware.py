@@ -86,7 +86,7 @@ class Middleware:
         self.archive = Archive(arguments, self.report)
         """The record of the owner that is known before any run; `scoped` gives those of others."""
         self._last_requests = LastRequests(self.archive, self.state.reader)
-        self._summaries = Summaries(arguments, self.state.counter, self.report)
+        self._summaries = Summaries(arguments, self.state.counter, self.report, self.rest)
         self._ratios = Ratios()
         self._counts: ProviderCounts | None = None
         if arguments.counter == PROVIDER:
@@ -357,6 +357,7 @@ class Middleware:
     async def close(self) -> None:
         """End what is under way in this event loop, and let go of the store if no run is left."""
         await self.state.pending.end()
+        await self._summaries.withdrawn()
         await self._keep_unused()
         await self.rest()
 
@@ -366,12 +367,6 @@ class Middleware:
             row = unused_row(one)
             if row is not None:
                 await self.archive.scoped(one.context.request.owner).keep_unsent(row)
-
-    async def _end_announcements(self) -> None:
-        """Let those who look at the record see that compiles in the background have ended: their task cannot."""
-        for one in self.state.pending.take_ended():
-            request, model = one.context.request, one.context.policy.model
-            await self.archive.scoped(request.owner).announce_compile(request.session_id, model, 0)
 
     async def begin(self, owner: str | None, session: str, ids: list[str], config: str) -> dict[str, Any]:
         """Starting state of a run: the newest cycle of the last of these ids that has one, and the learnt ratios.
@@ -420,7 +415,6 @@ class Middleware:
         long = is_long(messages, run.raw)
         history = (await try_await(asyncio.to_thread(read)) if long else attempt(read)).value
         await self._keep_unused()
-        await self._end_announcements()
         if history is not None and messages:
             archive = self.archive.scoped(await self.owner_of(ctx))
             await archive.raw(session_of(ctx), history)

@@ -9,7 +9,7 @@ import asyncio
 import atexit
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -156,11 +156,17 @@ async def _end(task: asyncio.Task[Any]) -> None:
 class Summaries:
     """The summaries of one compiler."""
 
-    def __init__(self, arguments: Arguments, counter: TokenCounter, report: Report) -> None:
-        """Ask nobody yet; where there is a limit in money, prompts are counted with `counter`."""
+    def __init__(
+        self, arguments: Arguments, counter: TokenCounter, report: Report, rest: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Ask nobody yet; where there is a limit in money, prompts are counted with `counter`.
+
+        `rest` lets go of the store if no run is left.
+        """
         self._arguments, limit = arguments, arguments.spend_limit()
         self._spending = None if limit is None else Spending(limit.amount, counter, report)
-        self._breaker = Breaker()
+        self._breaker, self._rest = Breaker(), rest
+        self._shown: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
 
     async def answer(
         self, key: str, prompts: Sequence[str], model: object, archive: Archive, *, session: str, cap: int
@@ -203,22 +209,47 @@ class Summaries:
                 task.add_done_callback(partial(_settle, self._spending, archive.owner, session, held, writer))
         end_at_exit(task)
         if known is None:
-            await self._announce(archive, session, model)
+            self._show(task, archive, session, model)
         return task
 
     async def _ask_and_announce(
         self, key: str, prompts: Sequence[str], model: object, archive: Archive, session: str
     ) -> SummaryResponse:
         """The answer of a model, which the record shows to be under way; the model does not wait for that."""
-        notice = asyncio.create_task(self._announce(archive, session, model))
+        ended = asyncio.get_running_loop().create_future()
+        shown = self._show(ended, archive, session, model)
         try:
             return await self.ask(key, prompts, cast(Model, model), archive)
         finally:
-            await asyncio.wait({notice})
+            ended.cancel()
+            await asyncio.wait({shown})
 
-    async def _announce(self, archive: Archive, session: str, model: object) -> None:
-        """Let those who look at the record see that a model writes a summary, until its row is there."""
-        await archive.announce_compile(session, model_alias(self._writer(model)), self._arguments.timeout)
+    def _show(self, ended: asyncio.Future[Any], archive: Archive, session: str, model: object) -> asyncio.Task[None]:
+        """Let those who look at the record see that a model writes a summary, until that has ended, however it does."""
+
+        async def show() -> None:
+            alias = model_alias(self._writer(model))
+            announced = await archive.announce_compile(session, alias, self._arguments.timeout)
+            if announced is None:
+                return
+            try:
+                await asyncio.wait({ended})
+            finally:
+                await archive.withdraw_compile(announced)
+                await self._rest()
+
+        shown = asyncio.create_task(show())
+        self._shown[shown] = ended
+        shown.add_done_callback(self._shown.pop)
+        end_at_exit(shown)
+        return shown
+
+    async def withdrawn(self) -> None:
+        """Wait until no compile is shown that has ended in this event loop."""
+        loop = asyncio.get_running_loop()
+        mine = {one for one, ended in self._shown.items() if ended.done() and one.get_loop() is loop}
+        if mine:
+            await asyncio.wait(mine)
 
     def _writer(self, model: object) -> Model | str:
         """The model that writes summaries: the one that was named, else the run's own."""

@@ -249,8 +249,6 @@ class Pending:
         self._all: dict[Conversation, PendingCompile] = {}
         self._begun: set[Conversation] = set()
         self._unused: list[PendingCompile] = []
-        self._waiting: set[Conversation] = set()
-        """Conversations whose compile has ended and waits for a request that needs it."""
 
     def begin(self, conversation: Conversation) -> bool:
         """True for the one who may begin a compile of a conversation, until `begun`."""
@@ -272,7 +270,6 @@ class Pending:
     def add(self, one: PendingCompile) -> None:
         """Keep a compile; the oldest of too many is cancelled."""
         self._all[one.context.conversation] = one
-        self._waiting.discard(one.context.conversation)
         while len(self._all) > PENDING:
             self._leave(self._all.pop(next(iter(self._all)))).cancel()
 
@@ -282,12 +279,6 @@ class Pending:
             return False
         del self._all[one.context.conversation]
         return True
-
-    def take_ended(self) -> list[PendingCompile]:
-        """Compiles that have ended and wait for a request that needs them, each once."""
-        ended = [one for place, one in self._all.items() if one.task.done() and place not in self._waiting]
-        self._waiting.update(one.context.conversation for one in ended)
-        return ended
 
     def _leave(self, one: PendingCompile) -> PendingCompile:
         """Note a compile that is done and that no request will use."""

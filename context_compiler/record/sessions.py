@@ -187,8 +187,13 @@ def save_action(
         return saved
 
 
-def announce_compile(db: Database, session_id: str, vault_name: str, model: str, seconds: float) -> bool:
-    """Show that a model writes a summary, for at most that long; False for a conversation without a record."""
+def announce_compile(
+    db: Database, session_id: str, vault_name: str, model: str, seconds: float
+) -> tuple[int, datetime] | None:
+    """Show that a model writes a summary, for at most that long; what `withdraw_compile` takes.
+
+    None for a conversation without a record.
+    """
     now = datetime.now(UTC)
     given = (rows.plain(model), rows.stamp(now), rows.stamp(now + timedelta(seconds=min(seconds, LONGEST_S))))
     with db.transaction():
@@ -200,7 +205,13 @@ def announce_compile(db: Database, session_id: str, vault_name: str, model: str,
                 " expires_at = excluded.expires_at",
                 (found["id"], *given),
             )
-    return found is not None
+    return None if found is None else (found["id"], now)
+
+
+def withdraw_compile(db: Database, session: int, started_at: datetime) -> None:
+    """Show a call of a model no longer; a later one of the session stays."""
+    with db.transaction():
+        db.execute("DELETE FROM under_way WHERE session = ? AND started_at = ?", (session, rows.stamp(started_at)))
 
 
 def save_compile(db: Database, compile: Compile) -> int:

@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from datetime import datetime
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -425,10 +426,19 @@ class SQLStore(Protocol):
         """The actions on a conversation, oldest first."""
         return await self.perform(partial(sessions.actions, session_id=session_id, vault_name=vault_name))
 
-    async def announce_compile(self, session_id: str, vault_name: str, model: str, seconds: float) -> bool:
-        """Show that a model writes a summary, for at most that long; False for a conversation without a record."""
+    async def announce_compile(
+        self, session_id: str, vault_name: str, model: str, seconds: float
+    ) -> tuple[int, datetime] | None:
+        """Show that a model writes a summary, for at most that long; what `withdraw_compile` takes.
+
+        None for a conversation without a record.
+        """
         given = {"session_id": session_id, "vault_name": vault_name, "model": model, "seconds": seconds}
         return await self.perform(partial(sessions.announce_compile, **given))
+
+    async def withdraw_compile(self, session: int, started_at: datetime) -> None:
+        """Show a call of a model no longer; a later one of the session stays."""
+        await self.perform(partial(sessions.withdraw_compile, session=session, started_at=started_at))
 
     async def save_action(
         self, session_id: str, vault_name: str, action: Action, *, after: int, compile: Compile | None = None

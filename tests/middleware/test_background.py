@@ -315,17 +315,52 @@ async def test_what_no_request_used_is_on_the_record_with_its_cost(tmp_path: Pat
     await store.close()
 
 
-async def test_a_compile_that_waits_for_its_use_is_shown_as_under_way_until_the_next_answer(tmp_path: Path) -> None:
-    gate, file = Gate(), tmp_path / "context.db"
+@pytest.mark.parametrize("end", ["answered", "failed", "closed", "cancelled"])
+async def test_a_compile_is_shown_as_under_way_until_it_ends_however_long_the_chat_is_idle(
+    tmp_path: Path, end: str
+) -> None:
+    gate, file = Gate(RuntimeError("no") if end == "failed" else NOTES), tmp_path / "context.db"
     chat, reader = Chat(gate, store=file), SQLiteStore(file, read_only=True)
+
+    async def shown() -> list[str]:
+        return [one.model for one in await reader.perform(browse.compiles_under_way)]
+
+    before = asyncio.all_tasks()
     await chat.until(lambda: gate.asked, conversation_id="a chat")
     await chat.turn(5, conversation_id="a chat")
-    assert [one.model for one in await reader.perform(browse.compiles_under_way)] == ["gate"]
-    gate.open()
-    await settle()
-    await chat.turn(5, conversation_id="a chat")
-    assert chat.status == "raw" and await reader.perform(browse.compiles_under_way) == []
-    await chat.until(lambda: chat.status == "compiled", conversation_id="a chat")
+    assert await shown() == ["gate"]
+    if end == "closed":
+        await chat.ours.aclose()
+    elif end == "cancelled":
+        for task in asyncio.all_tasks() - before:
+            task.cancel()
+    else:
+        gate.open()
+    async with asyncio.timeout(60):
+        while await shown():
+            await asyncio.sleep(0.01)
+    assert chat.status == "raw"
+    await chat.ours.aclose()
+    await reader.close()
+
+
+async def test_a_compile_that_a_user_stops_is_not_shown_any_more(tmp_path: Path) -> None:
+    gate, file = Gate(), tmp_path / "context.db"
+    chat, reader = Chat(gate, store=file, background=False), SQLiteStore(file, read_only=True)
+
+    async def asked() -> None:
+        while not gate.asked:
+            await chat.turn(conversation_id="a chat")
+
+    turn = asyncio.create_task(asked())
+    async with asyncio.timeout(60):
+        while not (gate.asked and await reader.perform(browse.compiles_under_way)):
+            await asyncio.sleep(0.01)
+    turn.cancel()
+    await asyncio.wait({turn})
+    async with asyncio.timeout(60):
+        while await reader.perform(browse.compiles_under_way):
+            await asyncio.sleep(0.01)
     await chat.ours.aclose()
     await reader.close()
 
