@@ -126,10 +126,10 @@ NEAR = 64
 """Messages of a known chain that are looked for in another, at its end."""
 
 _FROM_KNOWN = (
-    "WITH RECURSIVE up (id, parent, content, instructions, position) AS ("
-    "SELECT id, parent, content, instructions, position FROM nodes WHERE id = ?1"
-    " UNION ALL SELECT n.id, n.parent, n.content, n.instructions, n.position"
-    " FROM up JOIN nodes n ON n.id = up.parent WHERE NOT (up.id IN (SELECT value FROM json_each(?2))))"
+    "WITH RECURSIVE up (id, parent, content, instructions, position) AS"
+    " (SELECT id, parent, content, instructions, position FROM nodes WHERE id = ?1 UNION ALL"
+    " SELECT n.id, n.parent, n.content, n.instructions, n.position FROM up JOIN nodes n ON n.id = up.parent"
+    " WHERE NOT (up.id IN (SELECT value FROM json_each(?2))))"
     " SELECT id, content, instructions, position FROM up ORDER BY position DESC"
 )
 """A chain from its end to the first of some messages, or to its beginning."""
@@ -221,11 +221,9 @@ def requests_page(
 def request_numbers(db: Database, session: int | None, after: int, limit: int) -> list[int]:
     """Numbers of the requests beyond one, of a session or of all, the lowest first."""
     within, given = ("", ()) if session is None else ("v.session = ?4 AND ", (session,))
-    found = db.execute(
-        "SELECT v.id FROM views v JOIN sessions s ON s.id = v.session"
-        f" WHERE v.id > ?1 AND {within}{OWNED.format(3)} ORDER BY v.id LIMIT ?2",
-        (after, limit, db.owner, *given),
-    )
+    query = "SELECT v.id FROM views v JOIN sessions s ON s.id = v.session"
+    where = f"{within}v.id > ?1 AND {OWNED.format(3)}"
+    found = db.execute(f"{query} WHERE {where} ORDER BY v.id LIMIT ?2", (after, limit, db.owner, *given))
     return [row[0] for row in found]
 
 
@@ -297,10 +295,7 @@ def newest_raw_tip(db: Database, session: int) -> str | None:
 
 
 def chain_nodes(db: Database, tip: str | None, session: int, known: Sequence[Node] = ()) -> list[Node]:
-    """A chain without its bodies, oldest first; empty for None.
-
-    What it has in common with the beginning of a `known` one of its session is mostly not read again.
-    """
+    """A chain without its bodies, oldest first; what it shares with a `known` one of its session is not read again."""
     row = db.execute("SELECT position FROM nodes WHERE id = ?", (tip,)).fetchone()
     if row is None:
         return []
@@ -309,8 +304,7 @@ def chain_nodes(db: Database, tip: str | None, session: int, known: Sequence[Nod
     copies = dict(db.execute("SELECT node, content FROM copies WHERE session = ?", (session,)).fetchall())
     fresh: list[Node] = [Node(row[0], copies.get(row[0], row[1]), row[2]) for row in reversed(found)]
     begins: int = found[-1]["position"]
-    shared = begins < len(known) and known[begins].id == fresh[0].id
-    return [*known[:begins], *fresh] if shared else fresh
+    return [*known[:begins], *fresh] if fresh[0].id in {one.id for one in known[begins : begins + 1]} else fresh
 
 
 def last_nodes(db: Database, tip: str, count: int) -> list[Node]:
