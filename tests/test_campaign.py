@@ -38,7 +38,11 @@ def test_a_pinned_result_leaves_a_small_room_with_its_call() -> None:
 def test_a_pin_is_looked_for_as_the_record_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The application goes on with another branch than the one in which it pinned a message."""
     assert run_case(PARTS["counts"].run, "counts", 2026, 287, 5 / 60).faults == []
-    monkeypatch.setattr(Plan, "pinned", lambda *_: frozenset[int]())
+
+    def nothing(*_: object) -> frozenset[int]:
+        return frozenset()
+
+    monkeypatch.setattr(Plan, "pinned", nothing)
     faults = run_case(PARTS["counts"].run, "counts", 2026, 287, 5 / 60).faults
     assert faults and all("pins that are gone" in fault.text for fault in faults)
 
