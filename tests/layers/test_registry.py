@@ -56,7 +56,7 @@ def test_a_named_generated_entity_can_be_saved_under_another_label() -> None:
     known = SessionIdRegistry()
     ref = known.register_generated("recipes", "Rice", {})
     assert known.register_created("recipes", 5, "Golden Rice", gen_ref=ref) == ref
-    with pytest.raises(LayersError, match="no unsaved entity"):
+    with pytest.raises(LayersError, match="not an unsaved entity"):
         known.register_created("recipes", 6, "Other", gen_ref=ref)
 
 
