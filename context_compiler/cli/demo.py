@@ -13,7 +13,7 @@ import typer
 from pydantic_ai.messages import ModelMessage
 
 from context_compiler.cli.compile import ViewRequest, compile_messages, view_document
-from context_compiler.cli.options import DB, Db, Json, Place, example, group, open_record
+from context_compiler.cli.options import DB, Db, Json, Place, example, group, list_command, open_record
 from context_compiler.cli.screen import Column, Piece, Screen
 from context_compiler.cli.serve import missing_for_serve
 from context_compiler.cli.show import DROP_COLUMNS, dropped_rows, print_messages, read_history
@@ -105,6 +105,7 @@ def demo(
     screen.line(
         ("No model was asked. ", "dim"), ("context-compiler demo --full", "bold cyan"), (" shows a view and why", "dim")
     )
+    screen.line(("On the record: ", "dim"), (list_command("serve", db), "bold cyan"), (" shows it in a browser", "dim"))
 
 
 async def _views(found: Transcript, db: Place) -> tuple[list[View], Sequence[ModelMessage]]:

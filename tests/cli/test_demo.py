@@ -62,6 +62,7 @@ def test_one_screen_makes_the_point(tmp_path: Path) -> None:
     assert len(lines) <= 23 and all(len(line.rstrip()) <= 80 for line in lines), "the shell's prompt needs the last"
     assert said.index("what must he never do") < said.index("have no answer") < said.index("never deploy anything")
     assert "what must he never do" in said and "Left out of it" not in said
+    assert "context-compiler serve shows it in a browser" in said
     assert "answered 4 of 6 6 of 6 6 of 6 6 of 6" in [" ".join(line.split()) for line in lines]
 
 
