@@ -105,9 +105,9 @@ SHARE = 0.15
 """Of the room for messages: what the ledger may have where tools are used."""
 
 PART = 3
-"""Divisor of the room for identifiers and quotes that applies without a model: the ledger has a third, because what
-answers the question comes first. In tool work of a live agent it has the rest: a prompt has a block of its own, and
-most requests are answered with another call."""
+"""Divisor of the room for identifiers and quotes that applies without a model and in a live chat: the ledger has a
+third, because what answers the question comes first. In tool work of a live agent it has the rest: a prompt has a block
+of its own, and most requests are answered with another call."""
 
 SMALLEST = 24
 """With less room, in tokens, there is no ledger."""
@@ -163,7 +163,8 @@ def identifiers_and_quotes(
     most = int(selection.limits.room * SHARE) if lost or uses_tools(selection.history) else 0
     missing = missing_identifiers(selection) if most >= SMALLEST else []
     part = room // PART
-    own = min(most, room if lost else room - part if selection.lasting and selection.tools else part)
+    without = room - part if selection.lasting and selection.tools else part
+    own = min(most, room if lost and not selection.chat else without)
     quotes = quoting(room - own)
     listed = list_identifiers(selection, missing, (*shown, quotes), own)
     used = selection.counter.text(listed) + 2 if listed else 0

@@ -137,6 +137,11 @@ class Selection:
     """The compile that a user asks for; None for one that the thresholds ask for."""
 
     @property
+    def chat(self) -> bool:
+        """A live view of a session that is no tool work."""
+        return self.lasting and not self.tools
+
+    @property
     def focus(self) -> str:
         """Subject that a user wants kept; empty for none."""
         return self.order.focus if self.order is not None else ""

@@ -228,6 +228,27 @@ async def test_what_is_quoted_for_good_does_not_depend_on_the_prompt_that_happen
     assert len(quotes[0]) > 20 and set(quotes[0][:-2]) <= set(quotes[1])
 
 
+def told(turns: int = 200) -> list[ModelMessage]:
+    """Turns of a chat that are alike, each with an id of its own."""
+    messages: list[ModelMessage] = []
+    for turn in range(turns):
+        said = f"My parcel {words(turn, 8)} has the number ZQ-{48_000 + turn}."
+        messages.append(ModelRequest(parts=[UserPromptPart(content=said)]))
+        messages.append(ModelResponse(parts=[TextPart(content=f"Noted: {words(turn + 900, 30)}.")]))
+    return messages
+
+
+async def test_ids_that_a_summary_lost_leave_most_of_the_room_to_quotes_in_a_chat() -> None:
+    views: list[View] = []
+    ours = compiler(Notes("The conversation went on."), budget=BUDGET, on_view=views.append)
+    await talked(ours, ["Hello."], history=told())
+    sizes = {
+        why: sum(TokenCounter().text(quote.text) for quote in views[-1].quoted if quote.why.startswith(why))
+        for why in ("ledger", "worth")
+    }
+    assert 0 < 1.5 * sizes["ledger"] < sizes["worth"]
+
+
 async def test_quotes_of_a_small_view_in_tool_work_are_about_what_is_to_be_done() -> None:
     messages: list[ModelMessage] = []
     for turn, (prompt, answer) in enumerate(zip(past(60)[::2], past(60)[1::2], strict=True)):
