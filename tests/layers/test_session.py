@@ -131,7 +131,7 @@ async def test_a_turn_that_cannot_begin_lets_the_next_try(store: Store) -> None:
     await store.save_layers("s", "", "{broken", after=0)
     layers = Layers(store)
     for _ in range(2):
-        with pytest.raises(LayersError, match="no JSON"):
+        with pytest.raises(LayersError, match="not (a )?JSON"):
             async with asyncio.timeout(300):
                 await one_turn(layers, "s", "a")
 
