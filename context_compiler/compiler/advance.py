@@ -230,7 +230,7 @@ def _start(plan: Plan, previous: Cycle | None) -> list[Shape | None]:
         shapes[: previous.decided] = [None] * previous.decided
         for index, shape in previous.kept:
             asked = index >= plan.outline.active.start and history.readings[index].asks and not shape.bare
-            shapes[index] = plan.base.get(index, WHOLE) if asked else shape
+            shapes[index] = replace(shape, limit=None, prompt=None, ref="") if asked else shape
     if plan.policy.tool_history != "paired":
         start = plan.outline.active.start
         for index in range(start):
