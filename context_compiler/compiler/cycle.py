@@ -162,28 +162,62 @@ def begins(history: History, decided: int, tip: str) -> bool:
 
 def fitting(cycle: Cycle | None, history: History, config: str) -> Cycle | None:
     """A cycle, if it was made for a prefix of this history and for this way of writing views."""
-    if cycle is None or cycle.config != config or not begins(history, cycle.decided, cycle.tip):
+    if cycle is None or cycle.config != config:
         return None
-    return cycle if history.ids[cycle.decided - 1] == cycle.tip else _joined(cycle, history)
+    if begins(history, cycle.decided, cycle.tip):
+        last = cycle.decided - 1
+        return cycle if history.ids[last] == cycle.tip else _joined(cycle, history, last)
+    last = cycle.decided - 2
+    apart = history.before_join(last) if 0 <= last < len(history) else None
+    return _joined(cycle, history, apart[0]) if apart is not None and apart[1] == cycle.tip else None
 
 
-def _joined(cycle: Cycle, history: History) -> Cycle:
-    """The cycle where the host has put the prompt after its last message, which was sent whole, into that message."""
-    at = cycle.decided - 1
-    message, reading, kept = history.messages[at], history.readings[at], dict(cycle.kept)
-    answers = range(leading_answers([part.part_kind for part in message.parts]))
-    shape = kept.get(at)
-    if shape is None:
-        kept[at] = Shape(skip=frozenset(answers))
-    elif shape.bare:
-        kept[at] = Shape(skip=frozenset(part for part in answers if not reading.items[part].stays))
-    elif shape.limit is not None:
-        kept[at] = replace(shape, prompt=reading.tokens)
+def _joined(cycle: Cycle, history: History, at: int) -> Cycle:
+    """The cycle where the host has put message `at` and the prompt after it into one; all later ones have moved up.
+
+    A prompt on which the cycle does not decide was sent whole.
+    """
+    kept, covered = dict(cycle.kept), positions(cycle.covered)
+    decided = max(at + 1, cycle.decided - 1)
+    both = (kept.pop(at, None), kept.pop(at + 1, None) if cycle.decided > at + 1 else WHOLE)
+    moved = {index - (index > at): shape for index, shape in kept.items()}
+    shape = _joined_shape(*both, history, at)
+    if shape is not None:
+        moved[at] = shape
+    told = covered & {at, at + 1}
     return replace(
         cycle,
-        tip=history.ids[at],
-        kept=tuple(sorted(kept.items(), key=lambda one: one[0])),
-        covered=spans(sorted(positions(cycle.covered) - {at})),
+        decided=decided,
+        tip=history.ids[decided - 1],
+        kept=tuple(sorted(moved.items(), key=lambda one: one[0])),
+        covered=spans(sorted({index - (index > at) for index in covered - told} | ({at} if len(told) > 1 else set()))),
+        why=tuple((start - (start > at), stop - (stop - 1 > at), reason) for start, stop, reason in cycle.why),
+        lead=cycle.lead - (cycle.lead > at + 1),
+    )
+
+
+def _joined_shape(answers: Shape | None, prompt: Shape | None, history: History, at: int) -> Shape | None:
+    """The shape of a message that was two: results of calls, and the prompt after them."""
+    reading = history.readings[at]
+    count = leading_answers([part.part_kind for part in history.messages[at].parts])
+    first, rest = answers or Shape(bare=True), prompt or Shape(bare=True)
+    skip = first.skip | {part + count for part in rest.skip}
+    for half, parts in ((first, range(count)), (rest, range(count, len(reading.items)))):
+        if half.bare:
+            skip |= {part for part in parts if not reading.items[part].stays}
+    if len(skip) == len(reading.items):
+        return None
+    cut = first.limit is not None or rest.limit is not None
+    return Shape(
+        skip=frozenset(skip),
+        without=first.without | rest.without,
+        limit=first.limit if first.limit is not None or not cut else reading.tokens,
+        prompt=(rest.limit if rest.prompt is None else rest.prompt) or (reading.tokens if cut else None),
+        system=rest.system,
+        skeleton=first.skeleton,
+        bare=first.bare and rest.bare,
+        ref=first.ref or rest.ref,
+        tools=first.tools,
     )
 
 

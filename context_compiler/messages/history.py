@@ -115,16 +115,29 @@ class History:
         before = self.id_of_answers(index)
         return chain_id(before, self.readings[index].rest_name) if before else None
 
+    def before_join(self, index: int) -> tuple[int, str] | None:
+        """The newest message up to `index` that may be two in one, and the chain id of `index` while they were two."""
+        at = next((at for at in range(index, -1, -1) if self.readings[at].answers_name), None)
+        tip = self.id_of_prompt(at) if at is not None else None
+        if at is None or tip is None:
+            return None
+        for reading in self.readings[at + 1 : index + 1]:
+            tip = chain_id(tip, reading.name)
+        return at, tip
+
     def tips(self, last: int | None = None) -> list[str]:
         """Chain ids of the histories that this one continues, itself last; of those that end in its last messages.
 
-        Those of prompts that were joined with the results before them are marked: only blocks are kept under them.
+        Those of prompts that were joined with the results before them are there with a mark too, for their blocks.
         """
-        start, found = 0 if last is None else max(0, len(self) - last), list[str]()
+        start, found, apart = 0 if last is None else max(0, len(self) - last), list[str](), ""
         for index in range(start, len(self)):
             if (results := self.id_of_answers(index)) and (prompt := self.id_of_prompt(index)):
                 found += (results, f"{PROMPT}{prompt}")
-            found.append(self.ids[index])
+                apart = prompt
+            elif apart:
+                apart = chain_id(apart, self.readings[index].name)
+            found += (apart, self.ids[index]) if apart else (self.ids[index],)
         return found
 
     @property

@@ -429,6 +429,36 @@ async def test_a_pinned_exchange_stands_whole_where_exchanges_are_dropped() -> N
     assert talk.views[-1].status == "cycle" and not talk.errors
 
 
+async def test_a_cycle_of_a_long_run_holds_when_the_host_joins_the_result_before_its_prompt() -> None:
+    talk, steps = Talk(budget=1_500, model="none"), iter([1] * 13 + [0] * 3)
+    talk.talker = Talker(lambda *_: [("look", {"path": "a"})] if next(steps) else [("final_result", {"text": "done"})])
+    talk.agent = Agent(talk.talker.model, tools=[look], capabilities=[talk.ours], output_type=Told)
+    first = await talk.agent.run(
+        "Begin.", conversation_id="talk", model=Talker([[("final_result", {"text": "ok"})]]).model
+    )
+    talk.messages = first.all_messages()
+    await talk.say("Look.")
+    assert "compiled" in [view.status for view in talk.views]
+    await talk.say("And now?", "And then?")
+    assert [view.status for view in talk.views[-2:]] == ["cycle", "cycle"] and not talk.errors
+
+
+@pytest.mark.parametrize("start", [None, "turn 3", "turn 6"])
+async def test_a_compile_by_hand_of_the_last_structured_answer_holds_when_the_host_joins_it(start: str | None) -> None:
+    talk = Talk(recent_turns=0, model="none")
+    talk.talker = Talker(lambda *_: [("final_result", {"text": f"report {len(talk.talker.sent)}"})])
+    talk.agent = Agent(talk.talker.model, capabilities=[talk.ours], output_type=Told)
+    await talk.say(*prompts(7))
+    done = await talk.ours.compile_now("talk", start=start)
+    assert done.done
+    kept = range(int(start[-1]) - 1 if start else 0)
+    for prompt in ("And now?", "And then?"):
+        await talk.say(prompt)
+        view = str(talk.views[-1].messages)
+        assert talk.views[-1].status == "cycle" and not talk.errors
+        assert [f"report {at + 1}'" in view for at in range(7)] == [at in kept for at in range(7)]
+
+
 async def test_structured_answers_are_steered_like_texts() -> None:
     talk = Talk()
     talk.talker = Talker(lambda messages, info: [("final_result", {"text": "answer " * 60})])
