@@ -246,11 +246,14 @@ class _OwnPool:
             connection, _ = idle.pop()
             if not connection.is_closed():
                 return connection
-        return await cast(Any, asyncpg).connect(
-            self._url,
-            timeout=self._patience_s,
-            server_settings={"application_name": "context-compiler", "jit": "off"},
-        )
+        connect = partial(cast(Any, asyncpg).connect, self._url, timeout=self._patience_s)
+        named = {"application_name": "context-compiler"}
+        try:
+            return await connect(server_settings={**named, "jit": "off"})
+        except asyncpg.ProtocolViolationError:  # poolers such as PgBouncer take few settings at the start
+            connection = await connect(server_settings=named)
+            await connection.execute("SET jit = off")
+            return connection
 
     async def _give_back(self, connection: Any, idle: list[tuple[Any, float]]) -> None:
         if connection.is_closed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -11,12 +12,16 @@ from context_compiler.errors import StoreError
 from context_compiler.record import rows
 from context_compiler.record.schema import migrate
 
+log = logging.getLogger("context_compiler.store")
+
 
 class SQLiteDatabase(sqlite3.Connection):
     """A connection that works for one owner at a time."""
 
     owner: str | None = ""
     damage: tuple[type[Exception], ...] = (sqlite3.DatabaseError,)
+    _is_log_full: bool = False
+    """Removed rows are still in the log, and in pages that it will overwrite, because others were reading."""
 
     def scan(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Any]:
         """Rows of a query of any size."""
@@ -27,6 +32,11 @@ class SQLiteDatabase(sqlite3.Connection):
         """A write transaction, rolled back on an error."""
         with rows.transaction(self):
             yield
+        if self._is_log_full:
+            patience: int = self.execute("PRAGMA busy_timeout").fetchone()[0]
+            self.execute("PRAGMA busy_timeout = 0")
+            self._empty_log()
+            self.execute(f"PRAGMA busy_timeout = {patience:d}")
 
     @contextmanager
     def snapshot(self) -> Generator[None]:
@@ -37,6 +47,9 @@ class SQLiteDatabase(sqlite3.Connection):
     @contextmanager
     def sweep(self) -> Generator[None]:
         """A transaction in which rows are removed; what it frees is overwritten.
+
+        Where others read for longer than the busy timeout, it is overwritten after a later transaction, or when the
+        last of them closes the file.
 
         Foreign keys are checked once at the end; row by row, each check would scan whole tables.
         """
@@ -53,9 +66,16 @@ class SQLiteDatabase(sqlite3.Connection):
         finally:
             self.execute("PRAGMA foreign_keys = ON")
             self.execute("PRAGMA secure_delete = OFF")
-        with suppress(sqlite3.OperationalError):  # another writer is active: the space is freed by a later sweep
+        self._empty_log()
+        if self._is_log_full:
+            log.warning("what was removed is overwritten once no other process reads this record, or writes to it")
+
+    def _empty_log(self) -> None:
+        """Give freed pages back and overwrite what was removed, unless others read or write meanwhile."""
+        self._is_log_full = True
+        with suppress(sqlite3.OperationalError):  # another writer is active
             self.executescript("PRAGMA incremental_vacuum")  # `execute` would stop after the first page
-            self.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchall()
+            self._is_log_full = bool(self.execute("PRAGMA wal_checkpoint (TRUNCATE)").fetchone()[0])
 
     def hold(self, name: str) -> None:
         """Do nothing: no two transactions write at once."""

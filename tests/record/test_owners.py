@@ -196,6 +196,22 @@ async def test_an_erased_owner_leaves_nothing_behind(tmp_path: Path):
         assert found not in left
 
 
+async def test_what_others_read_while_it_is_erased_is_overwritten_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    store = SQLiteStore(tmp_path / "context.db", busy_timeout_ms=10)
+    await store.save(request(Talk(SECRET), session_id="Ann's"))
+    reader = sqlite3.connect(store.path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM views").fetchone()
+    assert await store.erase() == 1
+    assert "what was removed is overwritten once no other process reads this record" in caplog.text
+    reader.close()
+    await store.save(request(talk(1), session_id="another"))
+    assert not any(SECRET.encode() in file.read_bytes() for file in tmp_path.iterdir())
+    await store.close()
+
+
 @pytest.mark.slow
 async def test_an_erased_owner_leaves_nothing_in_a_database_that_was_vacuumed(postgres: Cluster, postgres_url: str):
     """Neither plain nor compressed, neither in tables and indexes nor in what the planner has sampled of them."""

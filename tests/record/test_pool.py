@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from context_compiler.errors import StoreError
+from tests.support.line import Line
+from tests.support.postgres import Cluster
 
 pool = pytest.importorskip("context_compiler.record.pool", exc_type=ImportError)
 asyncpg = pytest.importorskip("asyncpg")
@@ -29,10 +31,22 @@ async def one(connection: pool.Connection) -> int:
     return await connection.fetchval("SELECT 1")
 
 
+async def jit(connection: pool.Connection) -> str:
+    return await connection.fetchval("SHOW jit")
+
+
 async def test_tables_are_made_once_by_many_at_once(postgres_url: str):
     several = [pool.Postgres(postgres_url, size=1) for _ in range(6)]
     assert await asyncio.gather(*(each.run(count, needs=NAMED) for each in several)) == [1] * 6
     await asyncio.gather(*(each.close() for each in several))
+
+
+async def test_a_pooler_may_refuse_settings_at_the_start_of_a_connection(postgres: Cluster, postgres_url: str):
+    name = postgres_url.partition("?")[0].rpartition("/")[2]
+    async with Line(refused="jit").to(postgres.port) as port:
+        database = pool.Postgres(postgres.url(name, port=port))
+        assert await database.run(jit) == "off"
+        await database.close()
 
 
 async def test_older_tables_are_migrated_and_newer_ones_refused(postgres_url: str):

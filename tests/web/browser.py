@@ -27,7 +27,7 @@ ARGUMENTS = (
     "--disable-component-update --disable-sync"
 ).split()
 
-PATIENCE = 60_000
+PATIENCE = 240_000
 """Milliseconds that a page may take on a busy machine before a test gives up."""
 
 
