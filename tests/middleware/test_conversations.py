@@ -270,7 +270,7 @@ async def test_another_process_goes_on(tmp_path: Path) -> None:
 async def test_a_fact_of_the_first_turn_is_recalled_through_a_window(tmp_path: Path, name: str | None) -> None:
     path = tmp_path / "context.db"
     conversation = Conversation(conversation_id=name) if name else Conversation()
-    conversation.messages += [*said("My badge has the number ZX-4711.", "Noted."), *long_history(28)]
+    conversation.messages += [*said("My badge has the number ZX-47110815.", "Noted."), *long_history(28)]
     while not isinstance(conversation.messages[-1], ModelResponse):
         conversation.messages.pop()
     store = RecordConversationStore(path)
@@ -283,13 +283,13 @@ async def test_a_fact_of_the_first_turn_is_recalled_through_a_window(tmp_path: P
         result = await Agent(talker.model, capabilities=[capability]).run(
             "What number has my badge?", conversation=window
         )
-        assert "ZX-4711" in talker.last.text and talker.last.tokens <= 2_000
+        assert "ZX-47110815" in talker.last.text and talker.last.tokens <= 2_000
         assert len(result.all_messages()) <= 10  # the host drops a result whose call is outside of the window
         await store.save(result)
         whole = await capability.transcript(conversation.conversation_id)
         assert len(whole) == len(conversation.messages) + 2 * (process + 1)
     bodies = [row["body"] async for row in store.store.scoped("").export() if row["table"] == "contents"]
-    assert sum('"content":"My badge has the number ZX-4711."' in str(body) for body in bodies) == 1
+    assert sum('"content":"My badge has the number ZX-47110815."' in str(body) for body in bodies) == 1
     assert await store.store.verify() == ()
     await store.close()
 
@@ -303,13 +303,13 @@ async def test_a_fact_of_the_first_turn_is_recalled_at_the_thirtieth(
     agent = Agent(talker.model, capabilities=[compiler(store=path, budget=1_000)])
     window = Conversation(conversation_id="c")
     for turn in range(1, 31):
-        asked = {1: "My badge has the number ZX-4711.", 30: "What number has my badge?"}.get(turn)
+        asked = {1: "My badge has the number ZX-47110815.", 30: "What number has my badge?"}.get(turn)
         asked = asked or f"Tell me about plant {turn}: {'it grows by the water. ' * 40}"
         await store.save(await agent.run(asked, conversation=window))
         found = await store.load("c", limit=8)
         assert found is not None and len(found.messages) == min(8, 2 * turn)
         window = found
-    assert "ZX-4711" in talker.last.text and talker.last.tokens <= 1_000
+    assert "ZX-47110815" in talker.last.text and talker.last.tokens <= 1_000
     assert "plant 5:" not in talker.last.text
     whole = await store.load("c")
     assert whole is not None and len(whole.messages) == 60
@@ -344,22 +344,22 @@ async def test_a_repeated_window_is_the_end_of_the_conversation(tmp_path: Path) 
 async def test_scopes_are_owners(tmp_path: Path) -> None:
     path = tmp_path / "context.db"
     store = RecordConversationStore(path)
-    await begin(store, "a secret of Ann: 4711", "ok", *"abcdef", id="a", scope="ann")
+    await begin(store, "a secret of Ann: 47110815", "ok", *"abcdef", id="a", scope="ann")
     await store.fork("a", scope="bob", new_conversation_id="f")
     talker = Talker()
     given = compiler(store=path, owner=lambda ctx: ctx.deps, budget=8_000)
     agent = Agent(talker.model, deps_type=str, capabilities=[given])
     await agent.run("now?", deps="ann", conversation=await store.load("a", limit=2, scope="ann"))
-    assert "4711" in talker.last.text
+    assert "47110815" in talker.last.text
     await agent.run("now?", deps="bob", conversation=await store.load("a", limit=2, scope="ann"))
-    assert "4711" not in talker.last.text  # this conversation is not his
+    assert "47110815" not in talker.last.text  # this conversation is not his
     await store.store.scoped("ann").erase()
     assert await store.load("a") is None
     kept = await store.load("f", scope="bob")
     assert kept is not None and len(kept.messages) == 8
     await store.store.scoped("bob").erase()
     await store.close()
-    assert b"4711" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert b"47110815" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
 
 
 async def test_two_owners_use_one_id(tmp_path: Path) -> None:
@@ -383,12 +383,12 @@ async def test_two_owners_use_one_id(tmp_path: Path) -> None:
 async def test_deleting_removes_the_requests_too(tmp_path: Path) -> None:
     path = tmp_path / "context.db"
     store = RecordConversationStore(path)
-    agent = Agent(Talker("An answer about 4711.").model, capabilities=[compiler(store=path)])
-    result = await agent.run("My secret is 4711.", conversation=Conversation(conversation_id="c"))
+    agent = Agent(Talker("An answer about 47110815.").model, capabilities=[compiler(store=path)])
+    result = await agent.run("My secret is 47110815.", conversation=Conversation(conversation_id="c"))
     await store.save(result)
     await store.delete("c")
     await store.close()
-    assert b"4711" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert b"47110815" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
 
 
 async def test_pruning_spares_conversations(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.middleware.chatting import Chat, look
 from tests.support.agents import Notes, Talker
 from tests.support.histories import prose
 
-GOOD = "- **Goal**: the tickets 4711 and 4712 stay open until Maria agrees."
+GOOD = "- **Goal**: the tickets 47110815 and 4712 stay open until Maria agrees."
 BAD = "- **Goal**: bake a cake."
 
 
@@ -81,7 +81,7 @@ async def test_the_next_request_has_what_was_compiled_now() -> None:
     assert done.turns == 3 and done.kept > 0 and done.left_out and done.model == "notes" and done.usage
     assert "kept word for word" in str(done)
     text = await talk.say("And now?")
-    assert "4711" in text and not whole(text, 0) and whole(text, 7)
+    assert "47110815" in text and not whole(text, 0) and whole(text, 7)
     assert talk.views[-1].status == "cycle" and talk.notes.asked == 1
     record = talk.views[-1].record
     assert record is not None and record.summary_id is not None
@@ -96,7 +96,7 @@ async def test_a_compile_survives_a_restart_and_is_made_by_another_process(tmp_p
     assert done.done
     second = Talk(store=tmp_path / "r.db")
     second.messages = first.messages
-    assert "4711" in await second.say("And now?") and second.notes.asked == 0
+    assert "47110815" in await second.say("And now?") and second.notes.asked == 0
     made = (await second.ours.views("talk"))[0].compile
     assert made is not None and made.raw_output == GOOD and made.input_payload is not None
     assert await SQLiteStore(tmp_path / "r.db").chain(str(made.input_payload["raw_tip"]))
@@ -495,7 +495,7 @@ async def test_from_a_message_on_everything_is_summarised_and_what_is_before_sta
     done = await talk.ours.compile_now("talk", start="turn 4")
     assert done.done and done.turns == 3
     text = await talk.say("And now?")
-    places = [text.index(mark) for mark in ("Question 0", "Question 2", "4711", "And now?")]
+    places = [text.index(mark) for mark in ("Question 0", "Question 2", "47110815", "And now?")]
     assert places == sorted(places) and "Question 5" not in text and "Question 8" not in text
 
 
@@ -526,10 +526,10 @@ async def test_a_run_makes_no_compile_beside_one_by_hand() -> None:
 async def test_a_record_without_content_is_steered_in_memory(wanted: dict[str, Any]) -> None:
     talk = await talked(**wanted)
     assert (await talk.ours.compile_now("talk")).done
-    assert "4711" in await talk.say("And now?")
+    assert "47110815" in await talk.say("And now?")
     await talk.ours.pin("talk", "m0")
     assert (await talk.ours.undo_compile("talk")).done
-    assert "4711" not in await talk.say("And now?") and len(await talk.ours.pins("talk")) == 1
+    assert "47110815" not in await talk.say("And now?") and len(await talk.ours.pins("talk")) == 1
 
 
 async def test_each_owner_steers_a_conversation_of_their_own() -> None:
@@ -539,7 +539,7 @@ async def test_each_owner_steers_a_conversation_of_their_own() -> None:
         await talk.ours.compile_now("talk", owner="bob")
     with pytest.raises(SettingsError, match="name the owner"):
         await talk.ours.undo_compile("talk")
-    assert "4711" in await talk.say("And now?")
+    assert "47110815" in await talk.say("And now?")
 
 
 async def test_a_history_processor_follows_what_was_done_by_hand(tmp_path: Path) -> None:

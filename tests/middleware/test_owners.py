@@ -55,7 +55,7 @@ async def test_owners_of_one_process_share_neither_cycles_nor_compiles_in_memory
 
 async def test_a_window_is_joined_with_the_messages_of_its_own_owner_only(tmp_path: Path) -> None:
     given = compiler(owner=tenant, store=tmp_path / "context.db", budget=30_000)
-    await ask(given, "ann", "My badge has the number 4711.", message_history=LONG)
+    await ask(given, "ann", "My badge has the number 47110815.", message_history=LONG)
     window = LONG[-8:]
     for owner, joined in (("bob", False), ("ann", True)):
         for one in (given, compiler(owner=tenant, store=tmp_path / "context.db", budget=30_000)):
@@ -80,10 +80,10 @@ async def test_a_run_without_an_owner_goes_on_and_leaves_nothing(tmp_path: Path,
     path, errors = tmp_path / "context.db", list[Exception]()
     await ask(compiler(store=path), "", message_history=LONG)
     given = compiler(owner=owner, store=path, on_error=errors.append)
-    talker, result = await ask(given, "ann", "A secret: 4711.", message_history=LONG)
+    talker, result = await ask(given, "ann", "A secret: 47110815.", message_history=LONG)
     assert result.output == "ok." and talker.last.tokens <= 1_500 and errors
     store = SQLiteStore(path).scoped(None)
-    assert len(await store.views()) == 1 and "4711" not in str([row async for row in store.export()])
+    assert len(await store.views()) == 1 and "47110815" not in str([row async for row in store.export()])
     await store.close()
 
 
