@@ -10,10 +10,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import signature
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, cast
 
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.settings import ModelSettings
 
 from context_compiler.cache import Memo
 from context_compiler.compiler.summary import SummaryRequest, SummaryResponse
@@ -55,6 +57,14 @@ class _ProcessorHost(Host):
 
     def affords(self, given: int, answered: int) -> bool:
         return within_limits(self._ctx, given, answered)
+
+    def framing(self, messages: list[ModelMessage]) -> list[ModelMessage]:
+        model, tools = self._ctx.model, getattr(getattr(self._ctx, "tool_manager", None), "tool_defs", None)
+        if not isinstance(model, Model):
+            return messages
+        given = ModelRequestParameters(function_tools=list(tools or ()))
+        _, parameters = model.prepare_request(cast("ModelSettings | None", self._ctx.model_settings), given)
+        return model.prepare_messages(messages, parameters)
 
 
 class CompilingHistoryProcessor:
